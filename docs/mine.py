@@ -26,14 +26,22 @@ class Halfway(FedAvg):
         return end, {"own": end}
 
     def personal(self, server, client):
-        return {name: (1 - self.share) * server[name] + self.share * client["own"][name] for name in server}
+        return {
+            name: (1 - self.share) * server[name] + self.share * client["own"][name]
+            for name in server
+        }
 
 
 class Wide(nn.Sequential):
     """One hidden layer."""
 
     def __init__(self, shape: tuple, classes: int, width: int = 64):
-        super().__init__(nn.Flatten(), nn.Linear(int(np.prod(shape)), width), nn.ReLU(), nn.Linear(width, classes))
+        super().__init__(
+            nn.Flatten(),
+            nn.Linear(int(np.prod(shape)), width),
+            nn.ReLU(),
+            nn.Linear(width, classes),
+        )
 
 
 def stripes(source, count: int = 600) -> Raw:

@@ -1,4 +1,6 @@
-"""fedpfl: an experiment runner for personalized federated learning; docs/library.md shows it from Python."""
+"""fedpfl: an experiment runner for personalized federated learning; docs/library.md shows it from
+Python.
+"""
 
 import sys
 from importlib.util import find_spec
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run", "sweep"]
 __version__ = "0.1.0"
 
-if find_spec("hydra") is None:  # the first command in a clone, given to another Python than its environment's
+if (
+    find_spec("hydra") is None
+):  # the first command in a clone, given to another Python than its environment's
     raise ModuleNotFoundError(
         f"{sys.executable} lacks packages that fedpfl needs; in a clone give `make setup`, then use .venv/bin/python",
         name=__name__,  # by which `python -m` makes one line of it

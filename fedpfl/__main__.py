@@ -27,7 +27,9 @@ Each has its own --help. Tab completion: eval "$(fedpfl -sc install=bash)", or z
 
 
 def main() -> None:
-    """Run the command that the first word names, as `python -m` would; the exit status is the command's."""
+    """Run the command that the first word names, as `python -m` would; the exit status is the
+    command's.
+    """
     outlive_readers()
     name, *rest = sys.argv[1:] or ["--help"]
     if rest and name in ("-h", "--help", "--version"):
@@ -40,7 +42,9 @@ def main() -> None:
         sys.argv[1:] = rest
         runpy.run_module(f"fedpfl.{name}", run_name="__main__", alter_sys=True)
     else:
-        _refuse(f"{name or 'an empty word'} is no command; there are {', '.join(COMMANDS)}{near(name, COMMANDS)}")
+        _refuse(
+            f"{name or 'an empty word'} is no command; there are {', '.join(COMMANDS)}{near(name, COMMANDS)}"
+        )
 
 
 def _complete(words: list[str]) -> None:

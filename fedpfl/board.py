@@ -4,9 +4,10 @@
     python -m fedpfl.board suite=small method=fedavg,fedper,local_only trials=4 seeds=2
     python -m fedpfl.board verify 3d2c suite=small           # the row whose configuration begins so: equal or not?
 
-Each method is tuned as `python -m fedpfl.tune` does: as many trials for all, chosen by held-out samples, then fresh
-seeds. Other words are those of fedpfl.train, for all runs alike, launchers among them. The same command goes on where
-it was stopped. `verify` ends with status 0 where the row is equal, 1 where it is not.
+Each method is tuned as `python -m fedpfl.tune` does: as many trials for all, chosen by held-out
+samples, then fresh seeds. Other words are those of fedpfl.train, for all runs alike, launchers
+among them. The same command goes on where it was stopped. `verify` ends with status 0 where the row
+is equal, 1 where it is not.
 """
 
 from __future__ import annotations
@@ -61,23 +62,46 @@ from fedpfl.tune import order, play
 LISTED = "python -m fedpfl.board --help tells what it takes"
 SUITES = Path(overrides.CONF) / "board"
 MEASURED = (
-    *("accuracy", "accuracy_worst10", "ft_accuracy", "unseen_accuracy", "unseen_ft_accuracy", "gap"),
+    *(
+        "accuracy",
+        "accuracy_worst10",
+        "ft_accuracy",
+        "unseen_accuracy",
+        "unseen_ft_accuracy",
+        "gap",
+    ),
     *("values_down", "values_up", "bits_down", "bits_up"),
 )
 SIMULATED = "sim_seconds"
 """The one column that is a mean over rounds."""
 SHOWN = {
-    **{"setting": Column("setting"), "rank": Column("rank", "decimal", spare=1), "method": ROW["method"]},
-    **{key: COLUMNS[key] for key in ("accuracy", "accuracy_worst10", "ft_accuracy", "unseen_accuracy")},
+    **{
+        "setting": Column("setting"),
+        "rank": Column("rank", "decimal", spare=1),
+        "method": ROW["method"],
+    },
+    **{
+        key: COLUMNS[key]
+        for key in ("accuracy", "accuracy_worst10", "ft_accuracy", "unseen_accuracy")
+    },
     **{key: COLUMNS[key] for key in ("unseen_ft_accuracy", "gap")},
-    **{f"harmed_{name}": Column("harmed %", "percent", f"vs {told}") for name, told in BASELINES.items()},
+    **{
+        f"harmed_{name}": Column("harmed %", "percent", f"vs {told}")
+        for name, told in BASELINES.items()
+    },
     **{key: COLUMNS[key] for key in ("bits_down", "bits_up")},
     **{SIMULATED: Column("sim s/round", "number"), "seeds": Column("seeds", "whole")},
     **{"chosen": Column("chosen"), "identity": Column("row")},
 }
-TRACED = {"data": Column("data"), "versions": Column("versions"), "command": Column("command", "long")}
+TRACED = {
+    "data": Column("data"),
+    "versions": Column("versions"),
+    "command": Column("command", "long"),
+}
 _NUMBER = r"\d+(\.\d+)+\S*"
-VERSIONS = re.compile(rf"fedpfl {_NUMBER}, torch {_NUMBER}, python {_NUMBER}, commit (None|[0-9a-f]+)( [0-9a-f]+)*")
+VERSIONS = re.compile(
+    rf"fedpfl {_NUMBER}, torch {_NUMBER}, python {_NUMBER}, commit (None|[0-9a-f]+)( [0-9a-f]+)*"
+)
 """What `traced` writes of versions."""
 CAPTION = (
     "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's round of the best "
@@ -88,7 +112,9 @@ CAPTION = (
 
 
 class Asked(NamedTuple):
-    """What a command line asks for: the suite's name and content, its folder, and the words for all its runs."""
+    """What a command line asks for: the suite's name and content, its folder, and the words for all
+    its runs.
+    """
 
     suite: Mapping[str, Any]
     folder: Path
@@ -110,20 +136,32 @@ def read(words: Sequence[str]) -> Asked:
     suite |= {key: given.pop(key) for key in ("trials", "seeds", "method") if key in given}
     kept = [word for word in suite["words"] if word.partition("=")[0] not in given]
     own = ("suite", "hydra.sweep.dir", "trials", "seeds", "method")
-    return Asked(suite, folder, [*kept, *(word for word in words if word.partition("=")[0] not in own)])
+    return Asked(
+        suite, folder, [*kept, *(word for word in words if word.partition("=")[0] not in own)]
+    )
 
 
 def tuned(asked: Asked) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
-    """Tune every method in every setting; return what was found by the final runs' directories, and what failed."""
+    """Tune every method in every setting; return what was found by the final runs' directories, and
+    what failed.
+    """
     suite, found, failed = asked.suite, dict[Path, Mapping[str, Any]](), list[str]()
-    every = [name for name in sorted(METHODS) if not METHODS[name].pairs]  # those are for networks with low-rank pairs
+    every = [
+        name for name in sorted(METHODS) if not METHODS[name].pairs
+    ]  # those are for networks with low-rank pairs
     methods = every if suite["method"] == "all" else suite["method"].split(",")
-    if unknown := [method for method in methods if method not in METHODS]:  # told hours before its turn
+    if unknown := [
+        method for method in methods if method not in METHODS
+    ]:  # told hours before its turn
         raise FedpflError(f"method: {one_of(sorted(METHODS), unknown[0])}")
     numbers = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
     order([f"method={methods[0]}", *numbers])
-    common = [word for word in asked.words if not (word.startswith("method.") or overrides.sweeps(word))]
-    composed = {setting: overrides.composed([*own, *common]) for setting, own in suite["settings"].items()}
+    common = [
+        word for word in asked.words if not (word.startswith("method.") or overrides.sweeps(word))
+    ]
+    composed = {
+        setting: overrides.composed([*own, *common]) for setting, own in suite["settings"].items()
+    }
     for setting, own in suite["settings"].items():
         try:
             load_data([composed[setting]])
@@ -150,7 +188,9 @@ def tuned(asked: Asked) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
     return found, failed
 
 
-def board(found: Mapping[Path, Mapping[str, Any]], failed: Sequence[str], title: str) -> tuple[Table, list[Run]]:
+def board(
+    found: Mapping[Path, Mapping[str, Any]], failed: Sequence[str], title: str
+) -> tuple[Table, list[Run]]:
     """Make the table of the final runs. found: what `tuned` returns. Returns also the runs."""
     members = [run for run in runs(*found) if run.status == "finished"]
     gathered, told = groups(members), accuracy_table(members, "validation", chosen=MEASURED)
@@ -159,15 +199,27 @@ def board(found: Mapping[Path, Mapping[str, Any]], failed: Sequence[str], title:
     harms = dict(zip(judged, as_table(fair, ()).frame.to_dict("records"), strict=True))
     try:
         tables, ranked = rank_tables(members, select="validation")
-        rank, notes = ranked.places.mean().to_dict(), [note for note in tables[-1].notes if note.startswith("Left out")]
+        rank, notes = (
+            ranked.places.mean().to_dict(),
+            [note for note in tables[-1].notes if note.startswith("Left out")],
+        )
     except FedpflError as error:
         rank, notes = {}, [f"No ranks: {error}."]
     records = []
     for group, row in zip(gathered, told.frame.to_dict("records"), strict=True):
         run, record = group.runs[0], found[group.runs[0].path.resolve()]
         label = BASELINES["fedavg"] if run.method_name == "fedavg" else judged_as(group)[0]
-        harmed = {key: harms.get(group, {}).get(key) for name in BASELINES for key in _both(f"harmed_{name}")}
-        own = {key: value for name in MEASURED for key in _both(name) if (value := row.get(key)) is not None}
+        harmed = {
+            key: harms.get(group, {}).get(key)
+            for name in BASELINES
+            for key in _both(f"harmed_{name}")
+        }
+        own = {
+            key: value
+            for name in MEASURED
+            for key in _both(name)
+            if (value := row.get(key)) is not None
+        }
         records.append(
             {
                 "setting": f"{record['setting']}: {group.setting}",
@@ -185,20 +237,39 @@ def board(found: Mapping[Path, Mapping[str, Any]], failed: Sequence[str], title:
         )
     records.sort(key=lambda one: (one["setting"], -float(np.nan_to_num(one["accuracy"], nan=-1.0))))
     there = {run.path.resolve() for run in members}
-    lost = dict.fromkeys(f"{one['setting']}, {one['method']}" for place, one in found.items() if place not in there)
-    failed = [*failed, *(f"{name}: runs with fresh seeds diverged, and are in no mean." for name in lost)]
+    lost = dict.fromkeys(
+        f"{one['setting']}, {one['method']}" for place, one in found.items() if place not in there
+    )
+    failed = [
+        *failed,
+        *(f"{name}: runs with fresh seeds diverged, and are in no mean." for name in lost),
+    ]
     frame = pd.DataFrame(records)
     notes = [*notes, *failed, *strange, *(note for note in told.notes if note.startswith("Empty"))]
-    table = Table.of(records, {**SHOWN, **TRACED}, title=title, frame=frame, caption=CAPTION, notes=tuple(notes), by=1)
+    table = Table.of(
+        records,
+        {**SHOWN, **TRACED},
+        title=title,
+        frame=frame,
+        caption=CAPTION,
+        notes=tuple(notes),
+        by=1,
+    )
     return table, members
 
 
 def traced(members: Sequence[Run]) -> dict[str, str]:
-    """Return what the runs were made from: data fingerprints, versions, and a digest of all numbers but times."""
+    """Return what the runs were made from: data fingerprints, versions, and a digest of all numbers
+    but times.
+    """
     ordered, digest = sorted(members, key=lambda run: run.seed), hashlib.blake2b(digest_size=8)
     for run in ordered:
         digest.update(run.digits.to_csv(index=False).encode())
-    versions = [f"{key} {run.environment.get(key)}" for run in ordered[:1] for key in ("fedpfl", "torch", "python")]
+    versions = [
+        f"{key} {run.environment.get(key)}"
+        for run in ordered[:1]
+        for key in ("fedpfl", "torch", "python")
+    ]
     commits = dict.fromkeys(str(run.environment.get("commit"))[:10] for run in ordered)
     return {
         "data": " ".join(str(run.summary.get("data")) for run in ordered),
@@ -208,9 +279,13 @@ def traced(members: Sequence[Run]) -> dict[str, str]:
 
 
 def write(asked: Asked, table: Table, members: Sequence[Run]) -> None:
-    """Write the board as CSV, Markdown and a page, with figures and a page of each setting beside it."""
+    """Write the board as CSV, Markdown and a page, with figures and a page of each setting beside
+    it.
+    """
     folder = asked.folder
-    shown = Table.of(table.frame.to_dict("records"), SHOWN, caption=table.caption, notes=table.notes, by=1)
+    shown = Table.of(
+        table.frame.to_dict("records"), SHOWN, caption=table.caption, notes=table.notes, by=1
+    )
     (folder / "board.csv").write_text(render(table, "csv"))
     (folder / "board.md").write_text(render(shown, "markdown") + "\n")
     with output(folder / "board.html") as file:
@@ -227,17 +302,21 @@ def write(asked: Asked, table: Table, members: Sequence[Run]) -> None:
 
 
 def verify(row: str, asked: Asked) -> int:
-    """Run a row of the board again, in a folder of its own, and say whether all that it shows is equal; 1 if not.
+    """Run a row of the board again, in a folder of its own, and say whether all that it shows is
+    equal; 1 if not.
 
-    The row is data of a stranger's: of its command nothing is run but known keys with plain values. What it shows
-    beside FedAvg and Local-Only needs the runs of their rows, too. Raises FedpflError where there is no such row.
+    The row is data of a stranger's: of its command nothing is run but known keys with plain values.
+    What it shows beside FedAvg and Local-Only needs the runs of their rows, too. Raises FedpflError
+    where there is no such row.
     """
     path = asked.folder / "board.csv"
     listed = read_rows(path)
     chosen = listed[listed["identity"].str.startswith(row)]
     if len(chosen) != 1:
         rows = few((listed if chosen.empty else chosen)["identity"])
-        raise FedpflError(f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {rows}")
+        raise FedpflError(
+            f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {rows}"
+        )
     (shown,) = chosen.to_dict("records")
 
     # ---- the runs of the row, and of those that it is measured beside
@@ -254,12 +333,17 @@ def verify(row: str, asked: Asked) -> int:
     (here,) = [record for record in again if record["identity"] == shown["identity"]] or [{}]
     if not here:
         made = few(record["identity"] for record in again) or "no finished run"
-        tell(f"{shown['method']}, {shown['setting']}: not equal: its command makes {made}, no {shown['identity']}")
+        tell(
+            f"{shown['method']}, {shown['setting']}: not equal: its command makes {made}, no {shown['identity']}"
+        )
         return 1
     here |= {"rank": _rank(listed, shown), "chosen": _chosen(shown, asked)}
-    # Versions follow from no run made here: those of another machine are told, not held against the row.
+    # Versions follow from no run made here: those of another machine are told, not held against the
+    # row.
     form = "versions" not in shown or VERSIONS.fullmatch(shown["versions"])
-    different = [key for key in shown if shown[key] != here.get(key, "") and (key != "versions" or not form)]
+    different = [
+        key for key in shown if shown[key] != here.get(key, "") and (key != "versions" or not form)
+    ]
     name = f"{shown['method']}, {shown['setting']}"
     if different:
         what = "; ".join(f"{key} {shown[key]} there, {here.get(key, '')} here" for key in different)
@@ -275,11 +359,13 @@ def read_rows(path: Path) -> pd.DataFrame:
     """Return the rows of a board's CSV as texts, which may be anybody's.
 
     Raises:
-        FedpflError: for what no board writes: cells that a spreadsheet would take for a formula or a terminal obey,
-            rows of another length, a column twice.
+        FedpflError: for what no board writes: cells that a spreadsheet would take for a formula or
+            a terminal obey, rows of another length, a column twice.
     """
     if not path.is_file():
-        raise FedpflError(f"{path} is absent; make it with python -m fedpfl.board, or give its folder")
+        raise FedpflError(
+            f"{path} is absent; make it with python -m fedpfl.board, or give its folder"
+        )
     try:
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file, strict=True)
@@ -289,10 +375,14 @@ def read_rows(path: Path) -> pd.DataFrame:
         raise FedpflError(f"{path} is no board: it has no column {min(lacking)}")
     for number, line in enumerate([header, *lines], start=1):
         if len(line) != len(header) or len({*header}) < len(header):
-            raise FedpflError(f"{path}: line {number} has not one cell for each of {len(header)} different columns")
+            raise FedpflError(
+                f"{path}: line {number} has not one cell for each of {len(header)} different columns"
+            )
         cells = [re.sub(r"\s", " ", cell) for cell in line]
         if strange := [cell for cell in cells if csv_cell(cell) != cell]:
-            raise FedpflError(f"{path}: line {number} has a cell that is no plain text: {clip(strange[0])!r}")
+            raise FedpflError(
+                f"{path}: line {number} has a cell that is no plain text: {clip(strange[0])!r}"
+            )
     return pd.DataFrame(lines, columns=header, dtype=str)
 
 
@@ -305,19 +395,29 @@ def _with_known_data(foreign: ForeignRuns, asked: Asked) -> ForeignRuns:
 
 
 def _setting_of(record: Mapping[str, str], foreign: ForeignRuns, asked: Asked) -> str:
-    """Return the setting of the suite whose words a row has: the one that it names, where several fit."""
+    """Return the setting of the suite whose words a row has: the one that it names, where several
+    fit.
+    """
     name, settings = record["setting"].partition(": ")[0], asked.suite["settings"]
     fitting = [setting for setting in settings if {*settings[setting]} <= {*foreign.words}]
     return name if name in fitting else (*fitting, "none of the suite")[0]
 
 
 def _baseline_rows(listed: pd.DataFrame, shown: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of the same setting that `harmed` is told by. Raises FedpflError where there are two of one."""
-    names = [name for name in BASELINES if f"harmed_{name}" in shown]  # an emptied cell is an altered one
-    here = listed[(listed["setting"] == shown["setting"]) & (listed["identity"] != shown["identity"])]
+    """Return the rows of the same setting that `harmed` is told by. Raises FedpflError where there
+    are two of one.
+    """
+    names = [
+        name for name in BASELINES if f"harmed_{name}" in shown
+    ]  # an emptied cell is an altered one
+    here = listed[
+        (listed["setting"] == shown["setting"]) & (listed["identity"] != shown["identity"])
+    ]
     methods = here["command"].str.extract(r" method=(\w+) ", expand=False)
     if twice := [name for name in names if (methods == name).sum() > 1]:
-        raise FedpflError(f"{shown['setting']} has several rows of method={twice[0]}, which others are measured by")
+        raise FedpflError(
+            f"{shown['setting']} has several rows of method={twice[0]}, which others are measured by"
+        )
     return [record for name in names for record in here[methods == name].to_dict("records")]
 
 
@@ -330,10 +430,16 @@ def _play_again(foreign: ForeignRuns, root: Path) -> list[Path]:
 
 
 def _rank(listed: pd.DataFrame, shown: Mapping[str, str]) -> str:
-    """Return a row's mean rank as the accuracies of all rows make it, "" where nothing can be ranked."""
+    """Return a row's mean rank as the accuracies of all rows make it, "" where nothing can be
+    ranked.
+    """
     accuracies: dict[str, dict[str, float]] = {}
     for record in listed.to_dict("records"):
-        column = "ft_accuracy" if record["method"].startswith("FedAvg") and _is_fedavg(record) else "accuracy"
+        column = (
+            "ft_accuracy"
+            if record["method"].startswith("FedAvg") and _is_fedavg(record)
+            else "accuracy"
+        )
         with contextlib.suppress(ValueError):  # no number: that row is not equal, this one may be
             if value := record.get(column):
                 accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
@@ -390,15 +496,23 @@ def main() -> int:
         register()
         if words[0] == "verify":
             if len(words) < 2:
-                raise FedpflError("verify needs a row: python -m fedpfl.board verify ROW suite=small")
-            if more := [word for word in words[2:] if not word.startswith(("suite=", "hydra.sweep.dir="))]:
-                raise FedpflError(f"{more[0]}: verify runs the words of the row itself; leave it out")
+                raise FedpflError(
+                    "verify needs a row: python -m fedpfl.board verify ROW suite=small"
+                )
+            if more := [
+                word for word in words[2:] if not word.startswith(("suite=", "hydra.sweep.dir="))
+            ]:
+                raise FedpflError(
+                    f"{more[0]}: verify runs the words of the row itself; leave it out"
+                )
             check_words(words[1:2], {}, LISTED)
             return verify(words[1], read(words[2:]))
         asked = read(words)
         found, failed = tuned(asked)
         if not found:
-            raise FedpflError(f"no method came to its end: {failed[0] if failed else 'none was named'}")
+            raise FedpflError(
+                f"no method came to its end: {failed[0] if failed else 'none was named'}"
+            )
         write(asked, *board(found, failed, f"Board {asked.folder.name}"))
         return 1 if failed else 0
     except (FedpflError, *overrides.REFUSED) as error:

@@ -1,4 +1,5 @@
-"""Check what is yours: `fedpfl check mine.py` tries each method, model, data set and partition on its promises.
+"""Check what is yours: `fedpfl check mine.py` tries each method, model, data set and partition on
+its promises.
 
 Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to be mended.
 """
@@ -28,16 +29,16 @@ from fedpfl.config.messages import one_line
 from fedpfl.config.plugins import KINDS
 from fedpfl.config.schema import Start
 from fedpfl.data import datasets, partition
-from fedpfl.data.contract import DATASET_PROMISES, DatasetTrial, describe_reading_error
-from fedpfl.data.partition_contract import PARTITION_PROMISES, PartitionTrial, make_samples
-from fedpfl.engine import contract
-from fedpfl.engine.contract import PROMISES
-from fedpfl.engine.network_contract import NETWORK_PROMISES, NetworkTrial
 from fedpfl.ground.checks import check_keys, options, typed
 from fedpfl.ground.errors import FedpflError, brief, near, printable
-from fedpfl.ground.promises import Promise, Untriable, Verdict, audit
 from fedpfl.ground.terminal import Parser, outlive_readers, tell
 from fedpfl.methods import METHODS
+from fedpfl.testing import method_promises as contract
+from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
+from fedpfl.testing.method_promises import PROMISES
+from fedpfl.testing.network_promises import NETWORK_PROMISES, NetworkTrial
+from fedpfl.testing.partition_promises import PARTITION_PROMISES, PartitionTrial, make_samples
+from fedpfl.testing.promises import Promise, Untriable, Verdict, audit
 
 PROMISES_BY_KIND: dict[str, list[Promise]] = {
     "method": PROMISES,
@@ -51,8 +52,18 @@ BESIDE: dict[str, tuple[Callable[..., Any], ...]] = {"model": (Start,), "dataset
 """What takes options beside the choice itself."""
 TRIED_WITH = {"model": ("shape",), "dataset": ("data_dir",), "partition": ("clients",)}
 """Keys that are no options of the choice, but of the trial."""
-NOT_CHOSEN = {"method": (), "model": (), "dataset": ("name", "data_dir", "options"), "partition": ("seed",)}
-WORDS = {"method": "a method", "model": "a model", "dataset": "a data set", "partition": "a partition"}
+NOT_CHOSEN = {
+    "method": (),
+    "model": (),
+    "dataset": ("name", "data_dir", "options"),
+    "partition": ("seed",),
+}
+WORDS = {
+    "method": "a method",
+    "model": "a model",
+    "dataset": "a data set",
+    "partition": "a partition",
+}
 
 
 class Choice(NamedTuple):
@@ -83,7 +94,8 @@ def main(words: list[str] | None = None) -> int:
         "dataset=npz path=mine.npz",
     )
     parser.add_argument(
-        "what", help="a Python file (docs/extend.md), or a name of fedpfl's own, where need be as dataset=NAME"
+        "what",
+        help="a Python file (docs/extend.md), or a name of fedpfl's own, where need be as dataset=NAME",
     )
     parser.add_argument(
         "values",
@@ -91,7 +103,9 @@ def main(words: list[str] | None = None) -> int:
         metavar="KEY=VALUE",
         help="options in place of the defaults; method=NAME, model=NAME, dataset=NAME or partition=NAME try this alone",
     )
-    parser.add_argument("--quick", action="store_true", help="on one of the backends, and in this process alone")
+    parser.add_argument(
+        "--quick", action="store_true", help="on one of the backends, and in this process alone"
+    )
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     chosen, threads = parser.parse_intermixed_args(words), torch.get_num_threads()
     try:
@@ -100,7 +114,9 @@ def main(words: list[str] | None = None) -> int:
         if chosen.digests:
             print(json.dumps({str(choice): _digest(trial) for choice, trial in trials.items()}))
             return 0
-        return max([_print_verdicts(choice, trial, chosen.quick) for choice, trial in trials.items()])
+        return max(
+            [_print_verdicts(choice, trial, chosen.quick) for choice, trial in trials.items()]
+        )
     except FedpflError as error:
         tell(error)
         return 2
@@ -144,7 +160,9 @@ def _load_plugin(file: str) -> list[Choice]:
     added = [choice for choice in added if choice.name not in before[choice.kind]]
     if not added:
         needed = ", ".join(KINDS)
-        raise FedpflError(f"{file} has nothing to try; it needs a dictionary {needed} of names and values")
+        raise FedpflError(
+            f"{file} has nothing to try; it needs a dictionary {needed} of names and values"
+        )
     return added
 
 
@@ -163,10 +181,14 @@ def _find_choice(word: str) -> Choice:
     kinds = _kinds_of(word)
     if not kinds:
         every = {name for group in REGISTRIES for name in _names_of(group)}
-        raise FedpflError(f"{word} is no file, and no method, model, data set or partition{near(word, every)}")
+        raise FedpflError(
+            f"{word} is no file, and no method, model, data set or partition{near(word, every)}"
+        )
     if len(kinds) > 1:
         either = " and ".join(WORDS[group] for group in kinds)
-        raise FedpflError(f"{word} is {either}; write {' or '.join(f'{group}={word}' for group in kinds)}")
+        raise FedpflError(
+            f"{word} is {either}; write {' or '.join(f'{group}={word}' for group in kinds)}"
+        )
     return Choice(kinds[0], word)
 
 
@@ -183,18 +205,29 @@ def _names_of(group: str) -> set[str]:
 
 
 def make_trials(command: Command, elsewhere: OtherProcess) -> dict[Choice, Any]:
-    """Return what tries each choice, by the options among the command's settings. Raises FedpflError."""
+    """Return what tries each choice, by the options among the command's settings. Raises
+    FedpflError.
+    """
     values = _share_settings(command)
     trials: dict[Choice, Any] = {}
-    for choice in sorted(command.choices, key=lambda one: one.kind == "partition"):  # which deal a data set before
-        named = [trial for trial in trials.values() if isinstance(trial, DatasetTrial) and command.by_name]
+    for choice in sorted(
+        command.choices, key=lambda one: one.kind == "partition"
+    ):  # which deal a data set before
+        named = [
+            trial
+            for trial in trials.values()
+            if isinstance(trial, DatasetTrial) and command.by_name
+        ]
         with _about(choice):
             trials[choice] = _make_trial(choice, values[choice], elsewhere, named)
     return {choice: trials[choice] for choice in command.choices}
 
 
 def _make_trial(
-    choice: Choice, values: dict[str, str], elsewhere: OtherProcess, data_sets: Sequence[DatasetTrial]
+    choice: Choice,
+    values: dict[str, str],
+    elsewhere: OtherProcess,
+    data_sets: Sequence[DatasetTrial],
 ) -> Any:
     """Return what is tried. Raises FedpflError."""
     clients, data_dir, shape = (values.pop(key, None) for key in ("clients", "data_dir", "shape"))
@@ -204,14 +237,18 @@ def _make_trial(
         return typed(METHODS[group["name"]], options(group), "")
     chosen = {**plan.chosen_options(config, choice.kind)}
     if choice.kind == "model":
-        options_of_network = {key: value for key, value in chosen.items() if key not in ("name", "overlap")}
+        options_of_network = {
+            key: value for key, value in chosen.items() if key not in ("name", "overlap")
+        }
         build = partial(models.build, group["name"], **options_of_network)
         return NetworkTrial(build, METHODS["fedavg"](), _read_shape(shape))
     if choice.kind == "dataset":
         return DatasetTrial(chosen.pop("name"), Path(data_dir or config["data_dir"]), chosen, read)
     chosen.pop("seed", None)
     samples = partial(getattr, data_sets[0], "samples") if data_sets else make_samples
-    return PartitionTrial(partition.SCHEMES[group["name"]], chosen, _read_clients(clients), samples, read)
+    return PartitionTrial(
+        partition.SCHEMES[group["name"]], chosen, _read_clients(clients), samples, read
+    )
 
 
 @contextlib.contextmanager
@@ -224,7 +261,9 @@ def _about(choice: Choice) -> Iterator[None]:
 
 
 def _share_settings(command: Command) -> dict[Choice, dict[str, str]]:
-    """Return each choice's own settings; one without its kind is for all that take it. Raises FedpflError."""
+    """Return each choice's own settings; one without its kind is for all that take it. Raises
+    FedpflError.
+    """
     values: dict[Choice, dict[str, str]] = {choice: {} for choice in command.choices}
     keys = {choice: _keys_of(choice) for choice in command.choices}
     for word in command.settings:
@@ -267,14 +306,20 @@ def _keys_of(choice: Choice) -> list[str]:
 
 
 def _compose(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration in which `train` would have the choice and these values. Raises FedpflError."""
+    """Return the configuration in which `train` would have the choice and these values. Raises
+    FedpflError.
+    """
     for key, text in values.items():
         try:
             parsed = OverridesParser.create().parse_override(f"{key}={text}")
         except HydraException:
-            raise FedpflError(f"{key}={text} cannot be read; quote what is no number or word") from None
+            raise FedpflError(
+                f"{key}={text} cannot be read; quote what is no number or word"
+            ) from None
         if parsed.is_sweep_override():
-            raise FedpflError(f"{key}={text} is several values; give it one, or a list as {key}=[a,b]")
+            raise FedpflError(
+                f"{key}={text} is several values; give it one, or a list as {key}=[a,b]"
+            )
     words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
     try:
         return plan.resolve(overrides.composed([str(choice), *words]))
@@ -314,9 +359,14 @@ class OtherProcess:
     @cached_property
     def _digests(self) -> dict[str, str]:
         seed = os.environ.get("PYTHONHASHSEED", "")
-        environment = {**os.environ, "PYTHONHASHSEED": str(1 + int(seed) % 1000 if seed.isdecimal() else 1)}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(1 + int(seed) % 1000 if seed.isdecimal() else 1),
+        }
         command = [sys.executable, "-m", "fedpfl.check", "--digests", "--", *self._words]
-        printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout.splitlines()
+        printed = subprocess.run(
+            command, env=environment, capture_output=True, text=True
+        ).stdout.splitlines()
         with contextlib.suppress(ValueError):
             return json.loads(printed[-1]) if printed else {}
         return {}
@@ -345,7 +395,9 @@ def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
     """Print what is kept and what not; return the exit status."""
     print(choice)
     wrong = 0
-    promises = [promise for promise in PROMISES_BY_KIND[choice.kind] if not (quick and promise.slow)]
+    promises = [
+        promise for promise in PROMISES_BY_KIND[choice.kind] if not (quick and promise.slow)
+    ]
     try:
         for promise, faults, mend in _find_verdicts(choice, trial, quick):
             word = "ok" if not faults else "WRONG" if promise.binding else "note"

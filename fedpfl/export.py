@@ -1,4 +1,5 @@
-"""Export a run: its personal models as files, a `state_dict` for each client, or its record to loggers.
+"""Export a run: its personal models as files, a `state_dict` for each client, or its record to
+loggers.
 
 Or a configuration as a Flower app, for `flwr run` (docs/federation.md).
 """
@@ -33,12 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="OUT: a new folder (client0.pt, client1.pt, ...); plugins, logger: as in training",
     )
     parser.add_argument(
-        "--data-dir", metavar="DIR", default="", help="where the data are, if not where the run had them"
+        "--data-dir",
+        metavar="DIR",
+        default="",
+        help="where the data are, if not where the run had them",
     )
-    parser.add_argument("--flower", metavar="DIR", type=Path, help="a new folder, for a Flower app of the words")
+    parser.add_argument(
+        "--flower", metavar="DIR", type=Path, help="a new folder, for a Flower app of the words"
+    )
     options = parser.parse_intermixed_args(argv)
     if options.flower and options.data_dir:
-        parser.error("--data-dir is for a run's models; write data_dir=... among the words of --flower")
+        parser.error(
+            "--data-dir is for a run's models; write data_dir=... among the words of --flower"
+        )
     if options.flower:
         return _app(options.flower, options.words)
     words = [word for word in options.words if word.startswith(("logger=", "logger."))]
@@ -48,15 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
     if words and (options.data_dir or named):
         unused = named[0] if named else "--data-dir"
-        parser.error(f"{unused} is for a run's models, and a logger is sent its record; leave it out")
+        parser.error(
+            f"{unused} is for a run's models, and a logger is sent its record; leave it out"
+        )
     try:
         if not words:
-            count = write(load(places[0], "cpu", options.data_dir, chosen(named, "plugins")), places[1])
+            count = write(
+                load(places[0], "cpu", options.data_dir, chosen(named, "plugins")), places[1]
+            )
             print(f"wrote {count} models to {places[1]}")
             return 0
         loggers = logger(words)
         if not mirrors(loggers):
-            raise FedpflError(f"{' '.join(words)} logs nothing beside the run directory; choose others")
+            raise FedpflError(
+                f"{' '.join(words)} logs nothing beside the run directory; choose others"
+            )
     except FedpflError as error:
         tell(error)
         return 2
@@ -78,7 +92,9 @@ def _app(folder: Path, words: Sequence[str]) -> int:
     except FedpflError as error:
         tell(error)
         return 2
-    print(f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your SuperLink")
+    print(
+        f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your SuperLink"
+    )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Federate: `python -m fedpfl.federate method=fedper dataset=digits clients=4` plays a run on Flower, on this machine.
+"""Federate: `python -m fedpfl.federate method=fedper dataset=digits clients=4` plays a run on
+Flower, on this machine.
 
 Words are those of fedpfl.train, and
   federate.nodes=4            processes that hold the clients' data and states
@@ -6,9 +7,9 @@ Words are those of fedpfl.train, and
   federate.minimum=1          answers without which a round is given up
   federate.share_states=true  for methods that need more than what is sent
 
-One SuperLink and the nodes are started on 127.0.0.1 and ended with the run. `<run directory>.nodes` has the nodes'
-states and, in `flower.log`, what Flower says. The same command goes on where it was stopped. `fedpfl export --flower`
-writes the app for a SuperLink of your own.
+One SuperLink and the nodes are started on 127.0.0.1 and ended with the run. `<run directory>.nodes`
+has the nodes' states and, in `flower.log`, what Flower says. The same command goes on where it was
+stopped. `fedpfl export --flower` writes the app for a SuperLink of your own.
 
 Exit status: as of fedpfl.train.
 """
@@ -40,7 +41,9 @@ STATUS = {"finished": 0, "failed": 1, "diverged": 3}
 
 
 def federate(words: Sequence[str]) -> int:
-    """Play a run; return the exit status. Raises FedpflError for what is refused before anything is started."""
+    """Play a run; return the exit status. Raises FedpflError for what is refused before anything is
+    started.
+    """
     words = check_words(words, {}, "python -m fedpfl.federate --help tells what it takes")
     own, cfg = app.composed(words)
     if note := replaced_words(words):
@@ -61,7 +64,9 @@ def federate(words: Sequence[str]) -> int:
 
 
 def ended(path: Path, log: Path) -> int:
-    """Tell how the run in a directory has ended; return the exit status. log: where Flower says more."""
+    """Tell how the run in a directory has ended; return the exit status. log: where Flower says
+    more.
+    """
     file = path / "summary.json"
     summary = json.loads(file.read_text()) if file.is_file() else {}
     status = summary.get("status", "not begun")

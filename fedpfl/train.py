@@ -1,7 +1,9 @@
-"""Train: `python -m fedpfl.train method=fedobp dataset=cifar100`; `-m` sweeps. conf/train.yaml lists every key.
+"""Train: `python -m fedpfl.train method=fedobp dataset=cifar100`; `-m` sweeps. conf/train.yaml
+lists every key.
 
-Exit status: 0 finished (or finished before), 1 a method's own code failed, 2 something in the command, the data or the
-files to mend, 3 diverged, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGUSR2).
+Exit status: 0 finished (or finished before), 1 a method's own code failed, 2 something in the
+command, the data or the files to mend, 3 diverged, 130 interrupted (Ctrl-C), 143 terminated
+(SIGTERM, SIGUSR2).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
 from fedpfl.config.overrides import CONF
 from fedpfl.config.plan import register, require_place
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
 from fedpfl.ground.words import replaced_words
@@ -57,7 +59,9 @@ def job(cfg: DictConfig) -> str | None:
     path, alone = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.RUN
     try:
         if hydra_cfg.job.chdir and ranks.launched():
-            raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
+            raise FedpflError(
+                "hydra.job.chdir must be false under torchrun: one process alone has the run directory"
+            )
         if alone and (dropped := overrides.dropped_sweeps(hydra_cfg)):
             _one_run_of_several(hydra_cfg, dropped)
         more = {} if alone else trials.of_search(hydra_cfg.sweeper, hydra_cfg.job.num)
@@ -84,7 +88,9 @@ def job(cfg: DictConfig) -> str | None:
 
 
 def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
-    """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run is asked for."""
+    """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run
+    is asked for.
+    """
     name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
     source = f"experiment={name}" if name else "the configuration"
     if "hydra.mode=RUN" not in sys.argv:  # Hydra's own record of the command always has it
@@ -93,7 +99,9 @@ def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
             f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
         )
     if ranks.leads():
-        tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
+        tell(
+            f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it"
+        )
 
 
 def _give_up(error: Exception) -> NoReturn:
@@ -158,7 +166,8 @@ def main() -> None:
     except Exception as error:
         if _begun and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
-        # Composing the configuration and making the directory: the command line's faults, which Hydra may not name.
+        # Composing the configuration and making the directory: the command line's faults, which
+        # Hydra may not name.
         tidy.prune()
         if type(error) is ValueError:
             error = ValueError(f"{error}, in the command {' '.join(sys.argv[1:])}")

@@ -2,11 +2,11 @@
 
     python -m fedpfl.tune method=fedobp,fedper dataset=digits trials=20 seeds=5
 
-Every method gets as many trials, of as many rounds, in its own search space (conf/tune/), and is chosen by its accuracy
-on held-out samples (validation=0.1 unless it is set). The values chosen are then run with `seeds` seeds that the search
-has not seen. Other words are those of fedpfl.train, for all methods alike, `method.mu=...` for those that have it;
-`key=choice(...)` and `key=interval(...)` are searched too, and a fixed key is not. The same command goes on where it
-was stopped.
+Every method gets as many trials, of as many rounds, in its own search space (conf/tune/), and is
+chosen by its accuracy on held-out samples (validation=0.1 unless it is set). The values chosen are
+then run with `seeds` seeds that the search has not seen. Other words are those of fedpfl.train, for
+all methods alike, `method.mu=...` for those that have it; `key=choice(...)` and `key=interval(...)`
+are searched too, and a fixed key is not. The same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if __name__ == "__main__":
     terminal.outlive_readers()
     from fedpfl.config import early
 
-    early.refuse(["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))])
+    early.refuse(
+        ["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))]
+    )
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,16 +60,26 @@ def order(words: Sequence[str]) -> Order:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
     plugins.load(overrides.chosen(rest, "plugins"))
     if unknown := [method for method in methods if method not in METHODS]:
-        raise FedpflError(f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}")
-    if own := next((word for word in rest if word.startswith(("hydra/sweeper=", "hydra.mode="))), None):
+        raise FedpflError(
+            f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}"
+        )
+    if own := next(
+        (word for word in rest if word.startswith(("hydra/sweeper=", "hydra.mode="))), None
+    ):
         raise FedpflError(f"{own}: tune sweeps by itself; leave it out")
-    if bad := next((word for word in rest if word.startswith("seed=") and overrides.sweeps(word)), None):
-        raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
+    if bad := next(
+        (word for word in rest if word.startswith("seed=") and overrides.sweeps(word)), None
+    ):
+        raise FedpflError(
+            f"{bad}: tune searches with one seed, and takes the next ones to judge by"
+        )
     return Order(list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest)
 
 
 def play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
-    """Do as fedpfl.train's command line; ends the process where that failed, but with status `bears`."""
+    """Do as fedpfl.train's command line; ends the process where that failed, but with status
+    `bears`.
+    """
     status = train.status([*options, *words])
     if status not in (0, bears):
         sys.exit(status)
@@ -82,7 +94,11 @@ def main() -> None:
     interrupts.answer(interrupts.playing)
     try:
         register()
-        asked = order(check_words(words, overrides.MULTIRUN, "python -m fedpfl.tune --help tells what it takes"))
+        asked = order(
+            check_words(
+                words, overrides.MULTIRUN, "python -m fedpfl.tune --help tells what it takes"
+            )
+        )
         if note := replaced_words(words):
             tell(note)
         table = tune(asked, play)

@@ -1,4 +1,6 @@
-"""The Hydra launcher `lockstep`, where Hydra finds launchers; what it does is fedpfl/engine/lockstep.py's."""
+"""The Hydra launcher `lockstep`, where Hydra finds launchers; what it does is
+fedpfl/engine/backends/lockstep.py's.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ class Options:
     jobs: int = 32
 
 
-ConfigStore.instance().store(group="hydra/launcher", name="lockstep", node=Options, provider="fedpfl")
+ConfigStore.instance().store(
+    group="hydra/launcher", name="lockstep", node=Options, provider="fedpfl"
+)
 
 
 class LockstepLauncher(Launcher):
@@ -29,29 +33,42 @@ class LockstepLauncher(Launcher):
     def __init__(self, jobs: int):
         self._jobs = jobs
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Set up, as Hydra does before `launch`. Raises ValueError for what cannot work."""
         if self._jobs < 1:
             raise ValueError(f"hydra.launcher.jobs must be 1 or more, got {self._jobs}")
         if config.hydra.job.chdir:
-            raise ValueError("hydra.job.chdir must be false with hydra/launcher=lockstep, whose jobs share a process")
+            raise ValueError(
+                "hydra.job.chdir must be false with hydra/launcher=lockstep, whose jobs share a process"
+            )
         self._context, self._task, self._config = hydra_context, task_function, config
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """Run jobs, given the overrides of each."""
-        from fedpfl.engine import lockstep  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.engine import (
+            lockstep,
+        )  # imports torch, which other Hydra programs need not wait for
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         before = HydraConfig.instance().cfg
-        jobs = [self._job(list(overrides), initial_job_idx + i) for i, overrides in enumerate(job_overrides)]
+        jobs = [
+            self._job(list(overrides), initial_job_idx + i)
+            for i, overrides in enumerate(job_overrides)
+        ]
         try:
             returns = lockstep.Stage(self._jobs).play(jobs)
         finally:
             HydraConfig.instance().cfg = before  # the jobs have ended in any order
         for outcome in returns:
-            if isinstance(outcome, BaseException):  # not the job's own failure, which is a JobReturn
+            if isinstance(
+                outcome, BaseException
+            ):  # not the job's own failure, which is a JobReturn
                 raise outcome
         return returns
 

@@ -1,4 +1,6 @@
-"""The Hydra sweeper `optuna`: a search for the best validation accuracy; see fedpfl/runner/trials.py."""
+"""The Hydra sweeper `optuna`: a search for the best validation accuracy; see
+fedpfl/runner/trials.py.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,17 +21,28 @@ from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
 
 PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
 """Keys and groups that say by which samples trials are judged."""
-SAME_ORIGIN = ("method.", "quantile.", "local.", "augment.", "stopping.", "rounds=", "participation=")
-"""How words begin whose values change neither data nor code, so that trials share what these are."""
+SAME_ORIGIN = (
+    "method.",
+    "quantile.",
+    "local.",
+    "augment.",
+    "stopping.",
+    "rounds=",
+    "participation=",
+)
+"""How words begin whose values change neither data nor code, so that trials share what these are.
+"""
 
 
 @dataclass
 class Options(BasicSweeperConf):
     """Keys of hydra.sweeper.
 
-    trials: proposals in all. batch: of them at a time, for launchers that run several. startup: of them at random,
-    before any is given up. prune: whether a trial is given up whose validation accuracy is below the median of those
-    that ended, at the same round. study, folder: of a job, written by the sweeper.
+    trials: proposals in all. batch: of them at a time, for launchers that run several. startup: of
+    them at random,
+    before any is given up. prune: whether a trial is given up whose validation accuracy is below
+    the median of those that ended, at the same round. study, folder: of a job, written by the
+    sweeper.
     """
 
     _target_: str = "hydra_plugins.fedpfl_optuna.OptunaSweeper"
@@ -60,19 +73,29 @@ class OptunaSweeper(Sweeper):
         self._trials, self._batch, self._startup = trials, batch, startup
         for name in ("trials", "batch", "startup"):
             if getattr(self, f"_{name}") < 1:
-                raise ValueError(f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}")
+                raise ValueError(
+                    f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}"
+                )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Search as the command line's overrides say. Raises what the first failed job raised."""
         from fedpfl.ground.errors import FedpflError
-        from fedpfl.runner import trials  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.runner import (
+            trials,
+        )  # imports torch, which other Hydra programs need not wait for
 
         returns: list[JobReturn] = []
 
         def play(jobs: list[tuple[int, list[str]]]) -> list[trials.Ended]:
             batch: list[JobReturn] = []
-            cuts = [0, *(i for i, (a, b) in enumerate(pairwise(jobs), 1) if b[0] != a[0] + 1), len(jobs)]
-            for start, end in pairwise(cuts):  # Hydra numbers the jobs of a call one after the other
+            cuts = [
+                0,
+                *(i for i, (a, b) in enumerate(pairwise(jobs), 1) if b[0] != a[0] + 1),
+                len(jobs),
+            ]
+            for start, end in pairwise(
+                cuts
+            ):  # Hydra numbers the jobs of a call one after the other
                 words = [[*fixed, *proposed] for _, proposed in jobs[start:end]]
                 batch += self.launcher.launch(words, initial_job_idx=jobs[start][0])  # type: ignore[union-attr]
             returns.extend(batch)
@@ -87,7 +110,9 @@ class OptunaSweeper(Sweeper):
             with self._counted.playing(fixed):
                 best = search.run(play, tell)
         except FedpflError as error:
-            if not any(job.status == JobStatus.FAILED and job._return_value is error for job in returns):
+            if not any(
+                job.status == JobStatus.FAILED and job._return_value is error for job in returns
+            ):
                 tell(error)  # else it is among the failures below
             raise
         finally:
@@ -99,7 +124,8 @@ class OptunaSweeper(Sweeper):
         return [returns]
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str], Any]:
-        """Return the search that the overrides ask for, those of them that all its jobs have, and `origin`.
+        """Return the search that the overrides ask for, those of them that all its jobs have, and
+        `origin`.
 
         `origin(words)` is what the run of a trial's words must come from.
         """
@@ -110,21 +136,36 @@ class OptunaSweeper(Sweeper):
         assert self.hydra_context is not None
         assert self.config is not None
         loader = self.hydra_context.config_loader
-        words = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
-        given = {word.get_key_element(): word for word in words}  # what is given again takes the experiment's place
+        words = OverridesParser.create(config_loader=loader).parse_overrides(
+            [*self._parse_config(), *arguments]
+        )
+        given = {
+            word.get_key_element(): word for word in words
+        }  # what is given again takes the experiment's place
         swept = {key: word for key, word in given.items() if word.is_sweep_override()}
         fixed = plain([*given.values()])
         if not swept:
-            raise ValueError("nothing to search for; give keys a choice(...), range(...) or interval(...)")
+            raise ValueError(
+                "nothing to search for; give keys a choice(...), range(...) or interval(...)"
+            )
         groups = {key.lstrip("+").split(".")[0]: key.lstrip("+") for key in swept}
         if "seed" in groups:
-            raise ValueError("seed is no hyperparameter; search with one seed, and judge the values by others")
+            raise ValueError(
+                "seed is no hyperparameter; search with one seed, and judge the values by others"
+            )
         if wrong := [key for group, key in groups.items() if group in PROBLEM]:
-            raise ValueError(f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value")
+            raise ValueError(
+                f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value"
+            )
         space = {key: trials.distribution(word) for key, word in swept.items()}
         common = loader.load_sweep_config(self.config, fixed)
-        first = {key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space}
-        lowest = {key: kind.choices[0] if hasattr(kind, "choices") else kind.low for key, kind in space.items()}
+        first = {
+            key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space
+        }
+        lowest = {
+            key: kind.choices[0] if hasattr(kind, "choices") else kind.low
+            for key, kind in space.items()
+        }
         some = [requote(f"{key}={value}") for key, value in lowest.items()]
         proposed = loader.load_sweep_config(self.config, [*fixed, *some])
         plan = check(proposed)
@@ -137,7 +178,9 @@ class OptunaSweeper(Sweeper):
         origins: dict[tuple[str, ...], Any] = {}
 
         def origin(proposed: list[str]) -> Any:
-            deciding = tuple(word for word in proposed if not word.lstrip("+").startswith(SAME_ORIGIN))
+            deciding = tuple(
+                word for word in proposed if not word.lstrip("+").startswith(SAME_ORIGIN)
+            )
             if deciding not in origins:
                 config = loader.load_sweep_config(self.config, [*fixed, *proposed])
                 origins[deciding] = trials.find_origin(check(config))
@@ -146,11 +189,16 @@ class OptunaSweeper(Sweeper):
         words_of_space = [str(word.input_line) for word in swept.values()]
         name = trials.named(plan.identity, settings.seed, words_of_space, origin(some))
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
-        here = [f"hydra.sweeper.study={name}", *overrides.words("hydra.sweeper.folder", str(folder))]
+        here = [
+            f"hydra.sweeper.study={name}",
+            *overrides.words("hydra.sweeper.folder", str(folder)),
+        ]
         search = trials.Search(folder, name, space, first, *asked)
         if settings.restart:
             search.forget()
-        tell(f"method={plan.config['method']['name']}: {many(self._trials, 'trial')} of {', '.join(space)}")
+        tell(
+            f"method={plan.config['method']['name']}: {many(self._trials, 'trial')} of {', '.join(space)}"
+        )
         return search, [*fixed, *here], origin
 
 
@@ -161,7 +209,9 @@ def _diverged(job: JobReturn) -> bool:
 
 
 def _ended(job: JobReturn) -> Any:
-    """Return what became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
+    """Return what became of a trial. Raises what the job raised, but for divergence, which tells of
+    its values.
+    """
     from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None
@@ -169,4 +219,6 @@ def _ended(job: JobReturn) -> Any:
     if job.status == JobStatus.FAILED and not diverged:
         raise job._return_value
     folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.ended(folder, "diverged" if diverged else "given up" if job.return_value == trials.PRUNED else "")
+    return trials.ended(
+        folder, "diverged" if diverged else "given up" if job.return_value == trials.PRUNED else ""
+    )

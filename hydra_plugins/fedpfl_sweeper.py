@@ -1,4 +1,6 @@
-"""The Hydra sweeper `fedpfl`: Hydra's own, which tells what each job came to, and in the end all results."""
+"""The Hydra sweeper `fedpfl`: Hydra's own, which tells what each job came to, and in the end all
+results.
+"""
 
 import json
 import os
@@ -31,7 +33,9 @@ from fedpfl.ground.errors import FedpflError, printable, reason
 from fedpfl.ground.terminal import tell
 
 PATIENCE = 20.0
-"""Seconds that jobs in processes of their own are given to save their runs, where the sweep ends before them."""
+"""Seconds that jobs in processes of their own are given to save their runs, where the sweep ends
+before them.
+"""
 
 
 @dataclass
@@ -48,27 +52,35 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fedpfl", node=Options,
 class Sweeper(BasicSweeper):
     """Run all combinations of the values swept over.
 
-    Unlike Hydra's own it composes all jobs before the first one runs, goes on after a batch in which one failed, and
-    writes no file.
+    Unlike Hydra's own it composes all jobs before the first one runs, goes on after a batch in
+    which one failed, and writes no file.
     """
 
     def __init__(self, max_batch_size: int | None = None, params: Any = None, table: bool = True):
         super().__init__(max_batch_size, params)
         self._table = table
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Set up, as Hydra does before `sweep`. Raises ValueError for what cannot work."""
-        from fedpfl.engine import ranks  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.engine import (
+            ranks,
+        )  # imports torch, which other Hydra programs need not wait for
 
         if ranks.launched():
-            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
+            raise ValueError(
+                "torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN"
+            )
         self._counted = Counted(task_function)
         super().setup(hydra_context=hydra_context, task_function=self._counted, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the jobs of the command line's overrides. Raises what the first failed job raised."""
         if self.max_batch_size is not None and self.max_batch_size < 1:
-            raise ValueError(f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}")
+            raise ValueError(
+                f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}"
+            )
         assert self.hydra_context is not None
         assert self.launcher is not None
         from fedpfl.config.plan import prepare_sweep  # imports torch, as above
@@ -111,15 +123,19 @@ class Sweeper(BasicSweeper):
         assert self.hydra_context is not None
         job = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
         if (job.hydra.sweeper.params or {}) != self.params:
-            raise HydraException(f"{' '.join(words)}: an experiment with a sweep of its own; run one at a time")
+            raise HydraException(
+                f"{' '.join(words)}: an experiment with a sweep of its own; run one at a time"
+            )
         return job
 
 
 class Counted:
-    """Do the task of a sweep under its label, and say when it ends what it came to and how long the rest may take.
+    """Do the task of a sweep under its label, and say when it ends what it came to and how long the
+    rest may take.
 
-    Jobs may run in several processes of this machine, so they share a folder: there `events` has when they began and
-    ended, and each process with a job a file. On another machine nothing is said, nor where nobody counts jobs before.
+    Jobs may run in several processes of this machine, so they share a folder: there `events` has
+    when they began and ended, and each process with a job a file. On another machine nothing is
+    said, nor where nobody counts jobs before.
     """
 
     def __init__(self, task: TaskFunction):
@@ -134,17 +150,26 @@ class Counted:
 
     @contextmanager
     def playing(self, alike: Collection[str], jobs: int = 0) -> Iterator[None]:
-        """Label jobs by their other words than those `alike`, count them, and have them end with this process."""
+        """Label jobs by their other words than those `alike`, count them, and have them end with
+        this process.
+        """
         told = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         with told as folder, interrupts.first(partial(end_jobs, Path(folder))):
-            self._alike, self._folder, self._jobs, self._here = alike, Path(folder), jobs, os.getpid()
+            self._alike, self._folder, self._jobs, self._here = (
+                alike,
+                Path(folder),
+                jobs,
+                os.getpid(),
+            )
             yield
 
     def __call__(self, cfg: DictConfig) -> Any:
         """Do the task in Hydra's call."""
         from fedpfl.record import console
 
-        own = " ".join(word.lstrip("+") for word in HydraConfig.get().overrides.task if word not in self._alike)
+        own = " ".join(
+            word.lstrip("+") for word in HydraConfig.get().overrides.task if word not in self._alike
+        )
         before = console.label.set(own)
         try:
             if self._folder is None or not self._folder.exists():
@@ -175,22 +200,30 @@ class Counted:
             self._ended(events, hydra.job.num, began, path, f"failed: {reason(error)}", "")
             raise
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        self._ended(events, hydra.job.num, began, path, console.result(summary), ", already finished")
+        self._ended(
+            events, hydra.job.num, began, path, console.result(summary), ", already finished"
+        )
         return result
 
     def _ended(self, events: Path, job: int, began: float, path: Path, how: str, idle: str) -> None:
         """Tell of a job. idle: said instead of its time if it had nothing to do."""
         rows = path / "rounds.csv"
-        played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
+        played = (
+            rows.is_file() and rows.stat().st_mtime >= began
+        )  # else it was finished before, or failed at once
         took = time.time() - began
         from fedpfl.record.console import duration, label, progress
 
         try:
             _add(events, f"{job} {began} {took if played else 0}")
             far = progress(events.read_text(), self._jobs, began + took)
-        except FileNotFoundError:  # who began the sweep has ended, which a cluster's jobs do not mind
+        except (
+            FileNotFoundError
+        ):  # who began the sweep has ended, which a cluster's jobs do not mind
             return
-        told = ": ".join(filter(None, (label.get(), how))) + (f" in {duration(took)}" if played else idle)
+        told = ": ".join(filter(None, (label.get(), how))) + (
+            f" in {duration(took)}" if played else idle
+        )
         _say(far, told)
 
 
@@ -200,7 +233,9 @@ def _say(far: str, told: str) -> None:
 
 
 def _is_finished(path: Path) -> bool:
-    """Tell whether a run directory says that its run has ended well, so that there is nothing to do."""
+    """Tell whether a run directory says that its run has ended well, so that there is nothing to
+    do.
+    """
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -222,7 +257,9 @@ def _at_work(folder: Path) -> Iterator[None]:
 
 
 def end_jobs(folder: Path) -> None:
-    """Have the jobs in other processes of this machine end, and wait until their runs are saved; not for ever."""
+    """Have the jobs in other processes of this machine end, and wait until their runs are saved;
+    not for ever.
+    """
     (folder / "over").touch()
     for place in folder.glob(f"{socket.gethostname()}:*"):
         with suppress(ProcessLookupError):
@@ -244,7 +281,9 @@ def plain(overrides: Sequence[Override]) -> list[str]:
 
 
 def show(returns: Sequence[JobReturn]) -> None:
-    """Print the table of what ran, as `python -m fedpfl.report tables` does; nothing if nothing ran."""
+    """Print the table of what ran, as `python -m fedpfl.report tables` does; nothing if nothing
+    ran.
+    """
     tables = [folder.absolute() / "rounds.csv" for job in returns if (folder := _folder(job))]
     if begun := [str(table.parent) for table in tables if table.is_file() and table.stat().st_size]:
         from fedpfl.report.__main__ import main  # pandas is slow to load
@@ -258,11 +297,17 @@ def tell_failures(returns: Sequence[JobReturn]) -> None:
     failed = [job for job in returns if job.status == JobStatus.FAILED]
     if not failed:
         return
-    tell(f"{len(failed)} of {len(returns)} jobs failed; the same command skips what is finished and tries these again")
+    tell(
+        f"{len(failed)} of {len(returns)} jobs failed; the same command skips what is finished and tries these again"
+    )
     for job in failed:
         why = reason(job._return_value)  # type: ignore[arg-type]
         folder = _folder(job)
-        log = folder / "run.log" if folder and (folder / "run.log").is_file() else "nothing was written"
+        log = (
+            folder / "run.log"
+            if folder and (folder / "run.log").is_file()
+            else "nothing was written"
+        )
         print(printable(f"  {' '.join(job.overrides or ())}: {why} ({log})"), file=sys.stderr)
 
 

@@ -1,10 +1,13 @@
-"""Memory and time of clients that train adapters on one frozen network, beside a copy of the network for each.
+"""Memory and time of clients that train adapters on one frozen network, beside a copy of the
+network for each.
 
-    python scripts/adapters.py [--model vit_small] [--side 224] [--clients 10 100] [--cohort 10] [--batch 4]
+    python scripts/adapters.py [--model vit_small] [--side 224] [--clients 10 100] [--cohort 10]
+    [--batch 4]
 
-Every client keeps a model of its own (Local-Only) and makes `--steps` steps; samples and weights are random. `frozen`:
-the head and low-rank additions are in clients' trees; `copies`: the whole network is, and a mask holds the rest still.
-Each line is a process of its own; peak and states in MiB, less what the process had before the first client.
+Every client keeps a model of its own (Local-Only) and makes `--steps` steps; samples and weights
+are random. `frozen`: the head and low-rank additions are in clients' trees; `copies`: the whole
+network is, and a mask holds the rest still. Each line is a process of its own; peak and states in
+MiB, less what the process had before the first client.
 """
 
 from __future__ import annotations
@@ -44,10 +47,14 @@ class Masked(LocalOnly):
 def federation(clients: int, samples: int, side: int) -> Federation:
     """Random images, so many at each client."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (clients * samples, 3, side, side), dtype=torch.uint8, generator=generator)
+    x = torch.randint(
+        0, 256, (clients * samples, 3, side, side), dtype=torch.uint8, generator=generator
+    )
     y = torch.arange(len(x)) % 10
     train = tuple(torch.arange(len(x)).split(samples))
-    return Federation("random", x, y, 10, (0.5,) * 3, (0.25,) * 3, train, tuple(own[:0] for own in train))
+    return Federation(
+        "random", x, y, 10, (0.5,) * 3, (0.25,) * 3, train, tuple(own[:0] for own in train)
+    )
 
 
 def network(name: str, side: int, copies: bool) -> Net:
@@ -71,7 +78,11 @@ def measure(order: dict[str, int | str]) -> dict[str, float]:
     net = network(str(order["model"]), side, order["way"] == "copies")
     method, local = Masked() if Masked.moving else LocalOnly(), engine.Local(1, batch, 0.01, 0.9)
     own = engine.Engine(str(order["backend"]), precision=str(order["precision"]))  # type: ignore[arg-type]
-    runner, state, before = engine.make(own, net, device), engine.begin(method, net, clients, device), resident()
+    runner, state, before = (
+        engine.make(own, net, device),
+        engine.begin(method, net, clients, device),
+        resident(),
+    )
     cohorts, spent = list(torch.arange(clients).split(int(order["cohort"]))), []
     for cohort in cohorts:
         started = time.perf_counter()
@@ -83,7 +94,9 @@ def measure(order: dict[str, int | str]) -> dict[str, float]:
 
 def main() -> None:
     """Measure each way on each backend; print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="vit_small")
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
@@ -97,15 +110,26 @@ def main() -> None:
         print(json.dumps(measure(json.loads(order))))
         return
     side = given["side"]
-    print(f"{given['model']}, {side}x{side}, {given['precision']}; load before: {os.getloadavg()[0]:.1f}")
-    print("| clients | way | backend | states, MiB | peak, MiB | s a client's step |\n|---|---|---|---|---|---|")
+    print(
+        f"{given['model']}, {side}x{side}, {given['precision']}; load before: {os.getloadavg()[0]:.1f}"
+    )
+    print(
+        "| clients | way | backend | states, MiB | peak, MiB | s a client's step |\n|---|---|---|---|---|---|"
+    )
     for clients in given.pop("clients"):
         for way in ("frozen", "copies"):
             for backend in ("loop", "batched"):
                 order = json.dumps({**given, "clients": clients, "way": way, "backend": backend})
-                done = subprocess.run([sys.executable, __file__, "--measure", order], stdout=subprocess.PIPE, text=True)
+                done = subprocess.run(
+                    [sys.executable, __file__, "--measure", order],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
                 if done.returncode:
-                    print(f"| {clients} | {way} | {backend} | failed ({done.returncode}) | | |", flush=True)
+                    print(
+                        f"| {clients} | {way} | {backend} | failed ({done.returncode}) | | |",
+                        flush=True,
+                    )
                     continue
                 told = json.loads(done.stdout.splitlines()[-1])
                 line = f"{told['states']:,.0f} | {told['peak']:,.0f} | {told['step']:.3f}"

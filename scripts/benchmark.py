@@ -1,13 +1,14 @@
 """Speed and memory of training, beside the plain way and beside the bare kernels, on this machine.
 
-    python scripts/benchmark.py [--model cnn4|resnet18] [--side 28|32] [--data DIR] [--rounds N] [--repeats N]
-    python scripts/benchmark.py --curve width|jobs [--precision fp32|bf16]
+    python scripts/benchmark.py [--model cnn4|resnet18] [--side 28|32] [--data DIR] [--rounds N]
+    [--repeats N] python scripts/benchmark.py --curve width|jobs [--precision fp32|bf16]
 
-Variants (scripts/bench/): the plain way, whose samples are normalised beforehand or (`one by one`) as each is asked
-for, as public simulators do; ours on each backend and precision; `bare`, the kernels alone, which is the floor. All
-train and evaluate the same clients. Samples per second count training samples. Every measurement is a process of its
-own and they take turns, so that load on the machine hits all of them alike; ratios are of medians. Without --data,
-random images do. A curve is over the clients in a cohort, or over the runs of a lockstep sweep.
+Variants (scripts/bench/): the plain way, whose samples are normalised beforehand or (`one by one`)
+as each is asked for, as public simulators do; ours on each backend and precision; `bare`, the
+kernels alone, which is the floor. All train and evaluate the same clients. Samples per second count
+training samples. Every measurement is a process of its own and they take turns, so that load on the
+machine hits all of them alike; ratios are of medians. Without --data, random images do. A curve is
+over the clients in a cohort, or over the runs of a lockstep sweep.
 """
 
 from __future__ import annotations
@@ -27,12 +28,19 @@ import torch
 from bench import bare, ours, plain
 from bench.task import CORES, SHAPES, Task
 from fedpfl.engine import Engine
-from fedpfl.engine.select import device as find_device
+from fedpfl.engine.backends.selection import device as find_device
 from fedpfl.ground.errors import FedpflError
 
 VARIANTS = {
     "cpu": ("plain", "one by one", "loop fp32", "loop bf16", "bare fp32", "bare bf16"),
-    "cuda": ("plain", "loop fp32", "batched fp32", "batched+graphs fp32", "batched+graphs tf32", "batched+graphs bf16"),
+    "cuda": (
+        "plain",
+        "loop fp32",
+        "batched fp32",
+        "batched+graphs fp32",
+        "batched+graphs tf32",
+        "batched+graphs bf16",
+    ),
 }
 CURVES = {"width": (1, 2, 5, 10, 20, 50, 100), "jobs": (1, 2, 4, 8, 16, 32)}
 PARTS = ("train", "evaluate", "hooks", "log")
@@ -49,19 +57,27 @@ def measure(variant: str, task: Task, device: torch.device, jobs: int) -> dict[s
         kind, _, store = kind.partition("@")
         backend, _, graphs = kind.partition("+")
         own = Engine(backend, precision=precision, graphs=bool(graphs))  # type: ignore[arg-type]
-        result = ours.jobs(task, device, own, jobs) if jobs else ours.run(task, device, own, store or "auto")
+        result = (
+            ours.jobs(task, device, own, jobs)
+            if jobs
+            else ours.run(task, device, own, store or "auto")
+        )
     result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if device.type == "cuda":
         result["peak_gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20
     return result
 
 
-def in_turns(points: list[tuple[str, Task, int]], repeats: int, device: str) -> list[list[dict[str, float]]]:
+def in_turns(
+    points: list[tuple[str, Task, int]], repeats: int, device: str
+) -> list[list[dict[str, float]]]:
     """Every point's measurements, each in a process of its own."""
     results: list[list[dict[str, float]]] = [[] for _ in points]
     for _ in range(repeats):
         for own, (variant, task, jobs) in zip(results, points, strict=True):
-            order = json.dumps({"variant": variant, "task": asdict(task), "jobs": jobs, "device": device})
+            order = json.dumps(
+                {"variant": variant, "task": asdict(task), "jobs": jobs, "device": device}
+            )
             command = [sys.executable, __file__, "--measure", order]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             if done.returncode:
@@ -82,24 +98,33 @@ def speed(rows: list[dict[str, float]]) -> float:
 
 
 def table(names: list[str], results: list[list[dict[str, float]]], rounds: int) -> None:
-    """Print one line per variant: speed, ratios to the plain way and to the floor, shares of a round, memory."""
+    """Print one line per variant: speed, ratios to the plain way and to the floor, shares of a
+    round, memory.
+    """
     speeds = dict(zip(names, map(speed, results), strict=True))
     print(f"{'':20}{'samples/s':>10}{'x plain':>9}{'of bare':>9}{'s/round':>9}", end="")
     print("".join(f"{part:>9}" for part in PARTS) + f"{'peak MiB':>10}")
     for name, rows in zip(names, results, strict=True):
-        floor = speeds.get(f"bare {name.partition(' ')[2]}") if not name.startswith("bare") else None
+        floor = (
+            speeds.get(f"bare {name.partition(' ')[2]}") if not name.startswith("bare") else None
+        )
         of_floor = f"{100 * speeds[name] / floor:.0f} %" if floor else "-"
         ratio = f"{speeds[name] / speeds['plain']:.2f}" if "plain" in speeds else "-"
         seconds = statistics.median(row["seconds"] for row in rows) / rounds
         shares = (median(rows, f"share_{part}") for part in PARTS)
         print(f"{name:20}{speeds[name]:>10,.0f}{ratio:>9}{of_floor:>9}{seconds:>9.2f}", end="")
-        print("".join("        -" if share is None else f"{100 * share:>7.1f} %" for share in shares), end="")
+        print(
+            "".join("        -" if share is None else f"{100 * share:>7.1f} %" for share in shares),
+            end="",
+        )
         print(f"{max(row['peak_mib'] for row in rows):>10,.0f}")
 
 
 def collect(files: list[Path]) -> None:
     """Print what was measured as one Markdown table."""
-    print("| network, images | clients | variant | samples/s | x plain | s a round or pass | peak GPU MiB |")
+    print(
+        "| network, images | clients | variant | samples/s | x plain | s a round or pass | peak GPU MiB |"
+    )
     print("|---|---|---|---|---|---|---|")
     for file in files:
         told = json.loads(file.read_text())
@@ -122,9 +147,13 @@ def collect(files: list[Path]) -> None:
 
 def main() -> None:
     """Measure in turns, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="cnn4")
-    parser.add_argument("--side", type=int, choices=(28, 32), default=28, help="1x28x28 or 3x32x32 images")
+    parser.add_argument(
+        "--side", type=int, choices=(28, 32), default=28, help="1x28x28 or 3x32x32 images"
+    )
     parser.add_argument("--data", help="folder with FashionMNIST in torchvision's layout")
     parser.add_argument("--samples", type=int, default=70_000, help="random images without --data")
     parser.add_argument("--rounds", type=int, default=3)
@@ -135,7 +164,9 @@ def main() -> None:
     parser.add_argument("--curve", choices=tuple(CURVES))
     parser.add_argument("--precision", default="fp32", help="of a curve")
     parser.add_argument("--out", default="outputs/bench.json")
-    parser.add_argument("--collect", nargs="+", type=Path, metavar="JSON", help="print earlier results as Markdown")
+    parser.add_argument(
+        "--collect", nargs="+", type=Path, metavar="JSON", help="print earlier results as Markdown"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.collect:
@@ -143,7 +174,16 @@ def main() -> None:
         return
     if given.measure:
         order = json.loads(given.measure)
-        print(json.dumps(measure(order["variant"], Task(**order["task"]), find_device(order["device"]), order["jobs"])))
+        print(
+            json.dumps(
+                measure(
+                    order["variant"],
+                    Task(**order["task"]),
+                    find_device(order["device"]),
+                    order["jobs"],
+                )
+            )
+        )
         return
     device = find_device(given.device)
     task = Task(given.model, given.side, given.rounds, given.width, given.samples, given.data)
@@ -154,7 +194,9 @@ def main() -> None:
         variant, values = f"{backend} {given.precision}", CURVES[given.curve]
         names = [f"{given.curve} {value}" for value in values]
         points = [
-            (variant, Task(**{**asdict(task), "width": value}), 0) if given.curve == "width" else (variant, task, value)
+            (variant, Task(**{**asdict(task), "width": value}), 0)
+            if given.curve == "width"
+            else (variant, task, value)
             for value in values
         ]
     load = os.getloadavg()[0]
@@ -163,7 +205,9 @@ def main() -> None:
     facts = {"task": asdict(task), "load_before": load, "cores": CORES, "torch": torch.__version__}
     out = Path(given.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**facts, "results": dict(zip(names, results, strict=True))}, indent=1))
+    out.write_text(
+        json.dumps({**facts, "results": dict(zip(names, results, strict=True))}, indent=1)
+    )
     print(f"load before: {load:.2f}; written to {out}")
 
 

@@ -1,6 +1,8 @@
-"""The table of docs/board.md from docs/results/board_small.csv: `python scripts/board.py [BOARD.CSV] [--write]`.
+"""The table of docs/board.md from docs/results/board_small.csv: `python scripts/board.py
+[BOARD.CSV] [--write]`.
 
-Prints the table; with --write it keeps the given board's rows and puts the table between its marks in the page.
+Prints the table; with --write it keeps the given board's rows and puts the table between its marks
+in the page.
 """
 
 from __future__ import annotations
@@ -22,18 +24,24 @@ BEGIN, END = "<!-- made by scripts/board.py -->", "<!-- to here -->"
 
 
 def table(frame: pd.DataFrame) -> str:
-    """Return the table in Markdown, with what has no row; nothing is measured where the frame is empty."""
+    """Return the table in Markdown, with what has no row; nothing is measured where the frame is
+    empty.
+    """
     if frame.empty:
         return "Not run yet."
     notes = []
     for setting, rows in frame.groupby("setting"):
         lacking = [
-            name for name in METHODS if not METHODS[name].pairs and NAMES.get(name, name) not in {*rows["method"]}
+            name
+            for name in METHODS
+            if not METHODS[name].pairs and NAMES.get(name, name) not in {*rows["method"]}
         ]
         notes += [f"Without a row in {setting}: {', '.join(lacking)}."] if lacking else []
     made = frame["versions"].unique()
     records = frame.to_dict("records")
-    shown = Table.of(records, SHOWN, caption=f"{CAPTION} Made with {'; '.join(made)}.", notes=tuple(notes), by=1)
+    shown = Table.of(
+        records, SHOWN, caption=f"{CAPTION} Made with {'; '.join(made)}.", notes=tuple(notes), by=1
+    )
     return render(shown, "markdown").strip()
 
 
@@ -46,7 +54,11 @@ def filled(page: str, text: str) -> str:
 def rows(path: Path = ROWS) -> pd.DataFrame:
     """Return a board's rows, none where there is no file."""
     columns = [*SHOWN, *TRACED]
-    return pd.read_csv(path, dtype={"identity": str}) if path.is_file() else pd.DataFrame(columns=columns)
+    return (
+        pd.read_csv(path, dtype={"identity": str})
+        if path.is_file()
+        else pd.DataFrame(columns=columns)
+    )
 
 
 if __name__ == "__main__":

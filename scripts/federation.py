@@ -1,10 +1,11 @@
-"""Federations of processes beside the simulation: whether they are equal, what was counted and what was sent.
+"""Federations of processes beside the simulation: whether they are equal, what was counted and what
+was sent.
 
     python scripts/federation.py outputs/federated outputs [--figure docs/figures/federation.png]
 
-Takes every run of `fedpfl.federate` below the first folder and, at the same place below the second, that of
-`fedpfl.train`. Prints a Markdown table; the figure has accuracy over rounds, and over what a client has been sent and
-has sent.
+Takes every run of `fedpfl.federate` below the first folder and, at the same place below the second,
+that of `fedpfl.train`. Prints a Markdown table; the figure has accuracy over rounds, and over what
+a client has been sent and has sent.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ class Pair:
         """Return the table's row."""
         counted, sent = (self.mebibytes(kind).iloc[-1] for kind in ("counted", "bytes"))
         told = ["equal" if self.equal else "differs", f"{self.accuracy.iloc[-1]:.2f}"]
-        return [self.there.method, *told, f"{counted:.3f}", f"{sent:.3f}", f"{100 * (sent / counted - 1):.2f}"]
+        return [
+            self.there.method,
+            *told,
+            f"{counted:.3f}",
+            f"{sent:.3f}",
+            f"{100 * (sent / counted - 1):.2f}",
+        ]
 
     @property
     def accuracy(self) -> pd.Series:
@@ -80,12 +87,18 @@ def draw(ax: Axes, along: str, pairs: list[Pair]) -> None:
         line = {"color": own["color"], "linestyle": own["linestyle"]}
         ax.plot(over[0], pair.accuracy, label=pair.there.method, **line)
         ax.plot(over[1], federated, "o", color=own["color"], fillstyle="none", markersize=6)
-    ax.set(xlabel="round" if along == "round" else "MiB to and from a client", ylabel="accuracy, %", xlim=(0, None))
+    ax.set(
+        xlabel="round" if along == "round" else "MiB to and from a client",
+        ylabel="accuracy, %",
+        xlim=(0, None),
+    )
 
 
 def main() -> None:
     """Print the table; draw the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("federated", type=Path)
     parser.add_argument("simulated", type=Path)
     parser.add_argument("--figure", type=Path, metavar="FILE.png")
@@ -95,7 +108,12 @@ def main() -> None:
     print(markdown(titles, [pair.row() for pair in pairs]))
     if given.figure:
         shown = {title: along for along, title in OVER.items()}
-        panels(shown, given.figure, lambda ax, along: draw(ax, along, pairs), "rings: processes, lines: simulation")
+        panels(
+            shown,
+            given.figure,
+            lambda ax, along: draw(ax, along, pairs),
+            "rings: processes, lines: simulation",
+        )
 
 
 if __name__ == "__main__":

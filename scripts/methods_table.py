@@ -1,8 +1,10 @@
-"""The table of methods in docs/methods.md, measured where it can be: `python scripts/methods_table.py [--write]`.
+"""The table of methods in docs/methods.md, measured where it can be: `python
+scripts/methods_table.py [--write]`.
 
-What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28] images of 10 classes,
-each method with the values of its configuration file; counts are the second round's mean per client. What no code
-knows, the personal part and the extra local work, is a line in the head of that file.
+What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28]
+images of 10 classes, each method with the values of its configuration file; counts are the second
+round's mean per client. What no code knows, the personal part and the extra local work, is a line
+in the head of that file.
 """
 
 from __future__ import annotations
@@ -35,19 +37,37 @@ def configured(name: str, *overrides: str) -> Method:
 
 
 def counted(name: str) -> tuple[str, ...]:
-    """Values down and up per client in round 2, values that a client keeps, and what the server sees."""
+    """Values down and up per client in round 2, values that a client keeps, and what the server
+    sees.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (96, 1, 28, 28), dtype=torch.uint8, generator=generator)
     split = tuple(torch.arange(96).view(4, 24))
     y = torch.randint(0, 10, (96,), generator=generator)
     federation = Federation(
-        "random", x, y, 10, (0.5,), (0.25,), tuple(own[:20] for own in split), tuple(own[20:] for own in split)
+        "random",
+        x,
+        y,
+        10,
+        (0.5,),
+        (0.25,),
+        tuple(own[:20] for own in split),
+        tuple(own[20:] for own in split),
     )
     method = configured(name, "clients=4")
     adapter = partial(models.ADAPTERS["lora"], layers=("conv", "linear"), pairs=method.pairs)
-    net = models.build("cnn4", federation.shape, 10, 0, adapter=adapter if method.pairs else models.ADAPTERS["none"])
+    net = models.build(
+        "cnn4",
+        federation.shape,
+        10,
+        0,
+        adapter=adapter if method.pairs else models.ADAPTERS["none"],
+    )
     local = engine.Local(epochs=1, batch_size=4, lr=0.01)
-    backend, device = engine.make(engine.Engine("loop"), net, torch.device("cpu")), torch.device("cpu")
+    backend, device = (
+        engine.make(engine.Engine("loop"), net, torch.device("cpu")),
+        torch.device("cpu"),
+    )
     state = engine.begin(method, net, 4, device)
     for cohort in ([0, 1], [0, 1]):
         state, outcome = engine.play(backend, method, federation, state, cohort, local, 0)
@@ -70,7 +90,9 @@ def table(methods: Mapping[str, type[Method]] = METHODS) -> str:
     )
     rows = [titles, tuple("---" for _ in titles)]
     for name, kind in methods.items():
-        cited = re.search(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or ""))
+        cited = re.search(
+            r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or "")
+        )
         head = Path(CONF, "method", f"{name}.yaml").read_text()
         said = re.search(r"^# Personal: (.+)\. Extra work: (.+)\.$", head, re.MULTILINE)
         source = cited.group(1).removesuffix(", Algorithm 1") if cited else ""

@@ -1,6 +1,7 @@
 """Execute a notebook's cells without Jupyter: `python scripts/notebook.py [--write]`.
 
-Prints what each cell of docs/library.ipynb gives, from a scratch folder; `--write` keeps it in the notebook.
+Prints what each cell of docs/library.ipynb gives, from a scratch folder; `--write` keeps it in the
+notebook.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ PATH = Path(__file__).resolve().parents[1] / "docs" / "library.ipynb"
 
 
 def played(path: Path, folder: Path) -> Iterator[str]:
-    """Yield what each code cell prints on stdout, with the value of its last expression, as in a session."""
+    """Yield what each code cell prints on stdout, with the value of its last expression, as in a
+    session.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, cell in enumerate(code(json.loads(path.read_text()))):
         body = ast.parse("".join(cell["source"])).body
@@ -40,10 +43,19 @@ def main() -> None:
     """Run the command."""
     book = json.loads(PATH.read_text())
     with tempfile.TemporaryDirectory() as folder:
-        for number, (cell, text) in enumerate(zip(code(book), played(PATH, Path(folder)), strict=True), 1):
+        for number, (cell, text) in enumerate(
+            zip(code(book), played(PATH, Path(folder)), strict=True), 1
+        ):
             print(f"[{number}] {text}")
-            data = {"data": {"text/plain": text.splitlines(keepends=True)}, "metadata": {}, "execution_count": number}
-            cell |= {"execution_count": number, "outputs": [{"output_type": "execute_result", **data}] if text else []}
+            data = {
+                "data": {"text/plain": text.splitlines(keepends=True)},
+                "metadata": {},
+                "execution_count": number,
+            }
+            cell |= {
+                "execution_count": number,
+                "outputs": [{"output_type": "execute_result", **data}] if text else [],
+            }
     if "--write" in sys.argv[1:]:
         PATH.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,6 +1,7 @@
 """Statistics and a picture (clients x classes) of a partition.
 
-    python scripts/partition.py dataset=fmnist partition.alpha=0.5 clients=50 [picture=outputs/partition.png]
+    python scripts/partition.py dataset=fmnist partition.alpha=0.5 clients=50
+    [picture=outputs/partition.png]
 
 Takes the overrides of `python -m fedpfl.train`; nothing is trained.
 """
@@ -44,7 +45,9 @@ def main(arguments: list[str]) -> None:
         ("classes", classes),
     ):
         middle = float(values.double().median())
-        print(f"{label:17} min {int(values.min()):>6,}  median {middle:>8,.0f}  max {int(values.max()):>6,}")
+        print(
+            f"{label:17} min {int(values.min()):>6,}  median {middle:>8,.0f}  max {int(values.max()):>6,}"
+        )
     picture.parent.mkdir(parents=True, exist_ok=True)
     partition_picture(counts.numpy(), picture, name)
     print(f"picture: {picture}")

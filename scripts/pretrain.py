@@ -1,9 +1,12 @@
-"""Train a network on one data set as a whole, for adapters to start from: a small ViT on half of CIFAR100's classes.
+"""Train a network on one data set as a whole, for adapters to start from: a small ViT on half of
+CIFAR100's classes.
 
-    python scripts/pretrain.py [--epochs 20] [--threads 2] [--out outputs/vit_cifar100_50.safetensors] [data_dir=DIR]
+    python scripts/pretrain.py [--epochs 20] [--threads 2] [--out
+    outputs/vit_cifar100_50.safetensors] [data_dir=DIR]
 
-Takes the overrides of `python -m fedpfl.train`, as `model.layers=4 engine.precision=fp32 seed=1`. The file that it
-writes is for `model.weights`. AdamW, a rate that rises for a tenth of the steps and falls to zero, smoothed labels.
+Takes the overrides of `python -m fedpfl.train`, as `model.layers=4 engine.precision=fp32 seed=1`.
+The file that it writes is for `model.weights`. AdamW, a rate that rises for a tenth of the steps
+and falls to zero, smoothed labels.
 """
 
 from __future__ import annotations
@@ -29,14 +32,22 @@ from fedpfl.train import CONF
 
 SETTINGS = [
     *("dataset=cifar100", f"dataset.only={list(range(50))}", "model=vit", "augment=crop_flip"),
-    *("clients=1", "partition=iid", "partition.test_fraction=0.1", "method=fedavg", "engine.precision=bf16"),
+    *(
+        "clients=1",
+        "partition=iid",
+        "partition.test_fraction=0.1",
+        "method=fedavg",
+        "engine.precision=bf16",
+    ),
 ]
 BATCH, RATE, DECAY, SMOOTHING = 128, 1e-3, 0.05, 0.1
 
 
 def main(arguments: list[str]) -> None:
     """Train, telling the accuracy after each epoch, and write the weights at the end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("outputs/vit_cifar100_50.safetensors"))
@@ -61,7 +72,11 @@ def main(arguments: list[str]) -> None:
 
 def train(run: Run, module: nn.Module, epochs: int) -> None:
     """Change the network's values in place; print a line after each epoch."""
-    federation, generator, begun = run.federation, Generator().manual_seed(run.settings.seed), time.monotonic()
+    federation, generator, begun = (
+        run.federation,
+        Generator().manual_seed(run.settings.seed),
+        time.monotonic(),
+    )
     index = federation.train[0]
     steps = epochs * (len(index) // BATCH)
     optimizer = torch.optim.AdamW(module.parameters(), RATE, weight_decay=DECAY)
@@ -72,14 +87,19 @@ def train(run: Run, module: nn.Module, epochs: int) -> None:
         for part in order[: len(index) // BATCH * BATCH].split(BATCH):
             views = torch.rand(BATCH, max(1, federation.views), generator=generator)
             x = federation.seen(federation.normalize(federation.x[part]), views)
-            loss = F.cross_entropy(logits(run, module, x), federation.y[part], label_smoothing=SMOOTHING)
+            loss = F.cross_entropy(
+                logits(run, module, x), federation.y[part], label_smoothing=SMOOTHING
+            )
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             schedule.step()
         seconds = time.monotonic() - begun
-        print(f"epoch {epoch} of {epochs}: accuracy {accuracy(run, module):.2f} %, {seconds:.0f} s", flush=True)
+        print(
+            f"epoch {epoch} of {epochs}: accuracy {accuracy(run, module):.2f} %, {seconds:.0f} s",
+            flush=True,
+        )
 
 
 @torch.no_grad()
@@ -88,7 +108,12 @@ def accuracy(run: Run, module: nn.Module) -> float:
     federation = run.federation
     module.eval()
     correct = sum(
-        int((logits(run, module, federation.normalize(federation.x[part])).argmax(1) == federation.y[part]).sum())
+        int(
+            (
+                logits(run, module, federation.normalize(federation.x[part])).argmax(1)
+                == federation.y[part]
+            ).sum()
+        )
         for part in federation.test[0].split(1000)
     )
     return 100 * correct / len(federation.test[0])

@@ -1,10 +1,12 @@
-"""One process with a thread per core beside a process per core, and what threads can gain on more cores.
+"""One process with a thread per core beside a process per core, and what threads can gain on more
+cores.
 
     python scripts/processes.py [--rounds N] [--repeats N] [--samples N] [--data DIR]
 
-Rounds of FedOBP, cnn4, fp32, on the loop backend; see bench/task.py. Measurements are processes of their own and take
-turns. Then, with one worker, it is sampled how often the interpreter's lock is held (Python 3.11, a C compiler): two
-threads never hold it at the same time, so `1 / share` threads' work is the most that one process can do.
+Rounds of FedOBP, cnn4, fp32, on the loop backend; see bench/task.py. Measurements are processes of
+their own and take turns. Then, with one worker, it is sampled how often the interpreter's lock is
+held (Python 3.11, a C compiler): two threads never hold it at the same time, so `1 / share`
+threads' work is the most that one process can do.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 
 from bench.task import CORES, LOCAL, Task
 from fedpfl import engine, models
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 from fedpfl.methods import FedOBP
 
 SAMPLER = """
@@ -41,7 +43,9 @@ void sample(atomic_int *on, long *counts) {
 
 
 def measure(task: Task, workers: int, sampled: bool) -> None:
-    """Play rounds in this process, or those that torchrun started; print training samples per second."""
+    """Play rounds in this process, or those that torchrun started; print training samples per
+    second.
+    """
     ranks.join()
     cpu = torch.device("cpu")
     federation = task.federation()
@@ -55,19 +59,26 @@ def measure(task: Task, workers: int, sampled: bool) -> None:
     for cohort in cohorts[: task.rounds]:
         state, _ = engine.play(backend, method, federation, state, cohort, LOCAL, 42)
     seconds = time.perf_counter() - begun
-    samples = sum(int(federation.train_sizes[cohort].sum()) for cohort in cohorts[: task.rounds]) * LOCAL.epochs
+    samples = (
+        sum(int(federation.train_sizes[cohort].sum()) for cohort in cohorts[: task.rounds])
+        * LOCAL.epochs
+    )
     print(held.share() if held else samples / seconds)
     ranks.part()
 
 
 class Held:
-    """Samples, from a thread that needs no lock, how often some thread holds the interpreter's lock."""
+    """Samples, from a thread that needs no lock, how often some thread holds the interpreter's
+    lock.
+    """
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder) / "sampler.c", Path(folder) / "sampler.so"
             source.write_text(SAMPLER)
-            subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+            subprocess.run(
+                ["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True
+            )
             sample = ctypes.CDLL(str(library)).sample  # which lets the lock go while it runs
         self._on, self._counts = ctypes.c_int(1), (ctypes.c_long * 2)()
         self._thread = threading.Thread(target=sample, args=(ctypes.byref(self._on), self._counts))
@@ -81,7 +92,9 @@ class Held:
 
 
 def speeds(share: float, threads: int) -> float:
-    """Return how many times as fast so many threads are than one, by mean-value analysis of one shared resource."""
+    """Return how many times as fast so many threads are than one, by mean-value analysis of one
+    shared resource.
+    """
     waiting = rate = 0.0
     for count in range(1, threads + 1):
         held = share * (1 + waiting)
@@ -92,7 +105,9 @@ def speeds(share: float, threads: int) -> float:
 
 def main() -> None:
     """Measure in turns, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=70_000, help="random images without --data")
@@ -101,7 +116,11 @@ def main() -> None:
     parser.add_argument("--sampled", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure >= 0:
-        measure(Task(rounds=given.rounds, samples=given.samples, data_dir=given.data), given.measure, given.sampled)
+        measure(
+            Task(rounds=given.rounds, samples=given.samples, data_dir=given.data),
+            given.measure,
+            given.sampled,
+        )
         return
     print(f"load before: {os.getloadavg()[0]:.2f}")
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={CORES}"]
@@ -114,15 +133,23 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(given.repeats):
         for name, command in ways.items():
-            done = subprocess.run([sys.executable, *command, *sys.argv[1:]], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, *command, *sys.argv[1:]], capture_output=True, text=True
+            )
             if done.returncode:
                 sys.exit(done.stderr)
             found[name].append(float(done.stdout.splitlines()[-1]))
     share = statistics.median(found.pop("lock"))
     for name, values in found.items():
-        print(f"{name:24}{statistics.median(values):>8,.0f} samples/s   of {', '.join(f'{v:,.0f}' for v in values)}")
-    print(f"lock held for {100 * share:.1f} % of the time with 1 worker: at most {1 / share:.0f} times one thread")
-    print("on paper:", ", ".join(f"{n} threads {speeds(share, n):.1f}" for n in (2, 4, 8, 16, 32, 64)))
+        print(
+            f"{name:24}{statistics.median(values):>8,.0f} samples/s   of {', '.join(f'{v:,.0f}' for v in values)}"
+        )
+    print(
+        f"lock held for {100 * share:.1f} % of the time with 1 worker: at most {1 / share:.0f} times one thread"
+    )
+    print(
+        "on paper:", ", ".join(f"{n} threads {speeds(share, n):.1f}" for n in (2, 4, 8, 16, 32, 64))
+    )
 
 
 if __name__ == "__main__":

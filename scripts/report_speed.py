@@ -2,8 +2,9 @@
 
     python scripts/report_speed.py [--experiment NAME] [--seeds N] [--rounds N] [--broken N]
 
-Writes run directories with random numbers for all runs of an experiment (Table III: 104 per seed, 1,040 by default)
-into a temporary folder, some of them broken, and times the command that `make tables` calls, a process of its own.
+Writes run directories with random numbers for all runs of an experiment (Table III: 104 per seed,
+1,040 by default) into a temporary folder, some of them broken, and times the command that `make
+tables` calls, a process of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +29,37 @@ from fedpfl.config.plan import register
 from fedpfl.train import CONF
 
 COLUMNS = (
-    *("round", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss", "accuracy", "accuracy_pooled"),
-    *("accuracy_std", "accuracy_worst10", "loss", "ft_accuracy", "ft_accuracy_pooled", "values_down", "values_up"),
+    *(
+        "round",
+        "seconds",
+        "eval_seconds",
+        "cohort_before",
+        "cohort_after",
+        "train_loss",
+        "accuracy",
+        "accuracy_pooled",
+    ),
+    *(
+        "accuracy_std",
+        "accuracy_worst10",
+        "loss",
+        "ft_accuracy",
+        "ft_accuracy_pooled",
+        "values_down",
+        "values_up",
+    ),
     *("bits_down", "bits_up"),
 )
-ALWAYS = {"seconds", "cohort_before", "cohort_after", "train_loss", "values_down", "values_up", "bits_down", "bits_up"}
+ALWAYS = {
+    "seconds",
+    "cohort_before",
+    "cohort_after",
+    "train_loss",
+    "values_down",
+    "values_up",
+    "bits_down",
+    "bits_up",
+}
 FILES = ("config.yaml", "rounds.csv", "summary.json")
 COMMAND = (sys.executable, "-m", "fedpfl.report", "tables", "--paper")
 
@@ -42,7 +69,9 @@ def rows(rounds: int, chance: random.Random) -> str:
     lines = [",".join(COLUMNS)]
     for number in range(1, rounds + 1):
         judged = number % 20 == 0 or number == rounds
-        cells = (repr(chance.uniform(10, 90)) if judged or name in ALWAYS else "" for name in COLUMNS[1:])
+        cells = (
+            repr(chance.uniform(10, 90)) if judged or name in ALWAYS else "" for name in COLUMNS[1:]
+        )
         lines.append(",".join((str(number), *cells)))
     return "\n".join(lines) + "\n"
 
@@ -52,18 +81,28 @@ def write(root: Path, experiment: str, seeds: int, rounds: int) -> list[Path]:
     register()
     chance, folders = random.Random(0), []
     with initialize_config_dir(CONF, version_base="1.3"):
-        swept = compose("train", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params
+        swept = compose(
+            "train", [f"experiment={experiment}"], return_hydra_config=True
+        ).hydra.sweeper.params
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides([f"{name}={values}" for name, values in swept.items()])
         for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
             full = compose("train", [f"experiment={experiment}", *overrides, f"rounds={rounds}"])
             for seed in range(seeds):
-                folder = root / "-".join(word.partition("=")[2] for word in overrides) / f"seed{seed}"
+                folder = (
+                    root / "-".join(word.partition("=")[2] for word in overrides) / f"seed{seed}"
+                )
                 folder.mkdir(parents=True)
                 full.seed = seed
                 (folder / "config.yaml").write_text(OmegaConf.to_yaml(full, resolve=True))
                 (folder / "rounds.csv").write_text(rows(rounds, chance))
-                summary = {"status": "finished", "rounds": rounds, "cohort": 10, "parameters": 1000, "seed": seed}
+                summary = {
+                    "status": "finished",
+                    "rounds": rounds,
+                    "cohort": 10,
+                    "parameters": 1000,
+                    "seed": seed,
+                }
                 (folder / "summary.json").write_text(json.dumps(summary))
                 folders.append(folder)
     return folders
@@ -76,7 +115,9 @@ def spoil(folder: Path, name: str) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--experiment", default="fedobp/table3")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=400)
@@ -92,7 +133,9 @@ def main() -> None:
     if done.returncode:
         raise SystemExit(done.stderr)
     skipped = done.stderr.count("skipped ")
-    print(f"{seconds:.1f} s for {len(folders)} directories of {args.rounds} rounds; {skipped} are broken and skipped")
+    print(
+        f"{seconds:.1f} s for {len(folders)} directories of {args.rounds} rounds; {skipped} are broken and skipped"
+    )
     print(f"load before: {load:.2f}")
 
 

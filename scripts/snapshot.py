@@ -1,10 +1,11 @@
-"""Record what every method computes on both backends, or compare with a record: `snapshot.py FILE`, twice.
+"""Record what every method computes on both backends, or compare with a record: `snapshot.py FILE`,
+twice.
 
     python scripts/snapshot.py before.pt     # writes the file
     python scripts/snapshot.py before.pt     # after a change: says what is not bit-equal; exit status 1 if anything is
 
-Per method and contract setting, without and with BatchNorm: two rounds' states and outcomes, and the evaluation of all
-clients after them, plain and fine-tuned. A few minutes on one core.
+Per method and contract setting, without and with BatchNorm: two rounds' states and outcomes, and
+the evaluation of all clients after them, plain and fine-tuned. A few minutes on one core.
 """
 
 import itertools
@@ -45,7 +46,8 @@ def record(name: str, values: dict, norm: bool, backend: str) -> dict[str, Tenso
             for o in outcomes
         ],
         "judged": {
-            k: judge.evaluate(method, FEDERATION, states[-1], EVERYONE, tuning) for k, tuning in tunings.items()
+            k: judge.evaluate(method, FEDERATION, states[-1], EVERYONE, tuning)
+            for k, tuning in tunings.items()
         },
     }
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
@@ -64,18 +66,26 @@ def main(path: Path) -> int:
     before, faults = torch.load(path), []
     for key in sorted(before.keys() | now.keys()):
         a, b = before.get(key, {}), now.get(key, {})
-        faults += [f"{key}{leaf}: only {'before' if leaf in a else 'now'}" for leaf in sorted(a.keys() ^ b.keys())]
+        faults += [
+            f"{key}{leaf}: only {'before' if leaf in a else 'now'}"
+            for leaf in sorted(a.keys() ^ b.keys())
+        ]
         faults += [
             f"{key}{leaf}: differs by at most {_distance(a[leaf], b[leaf])}"
             for leaf in sorted(a.keys() & b.keys())
-            if a[leaf].shape != b[leaf].shape or not torch.equal(a[leaf].nan_to_num(7e7), b[leaf].nan_to_num(7e7))
+            if a[leaf].shape != b[leaf].shape
+            or not torch.equal(a[leaf].nan_to_num(7e7), b[leaf].nan_to_num(7e7))
         ]
     print("\n".join([*faults, f"{len(faults)} differences in {len(now)} records"]))
     return bool(faults)
 
 
 def _distance(a: Tensor, b: Tensor) -> str:
-    return f"{(a.double() - b.double()).abs().max():.1e}" if a.shape == b.shape else f"{a.shape} and {b.shape}"
+    return (
+        f"{(a.double() - b.double()).abs().max():.1e}"
+        if a.shape == b.shape
+        else f"{a.shape} and {b.shape}"
+    )
 
 
 if __name__ == "__main__":

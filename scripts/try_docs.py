@@ -1,10 +1,11 @@
 """Type what the docs show: `python scripts/try_docs.py [--only TEXT] [--jobs N] [--at FOLDER]`.
 
-Runs every command of README.md, docs/*.md and the heads of conf/experiment/, training first, in a scratch folder
-that looks like a fresh checkout. Training gets a few words more, which make it small (`SMALL`), and reads made-up
-samples in each data set's shape; benchmarks and uploads get `BRIEF`. Everything else is run as it stands. What cannot
-be run here is listed with its reason. Prints a line per command; exits with 1 if one of them failed. Logs stay in the
-folder of `--at`, which takes a few gigabytes.
+Runs every command of README.md, docs/*.md and the heads of conf/experiment/, training first, in a
+scratch folder that looks like a fresh checkout. Training gets a few words more, which make it small
+(`SMALL`), and reads made-up samples in each data set's shape; benchmarks and uploads get `BRIEF`.
+Everything else is run as it stands. What cannot be run here is listed with its reason. Prints a
+line per command; exits with 1 if one of them failed. Logs stay in the folder of `--at`, which takes
+a few gigabytes.
 """
 
 from __future__ import annotations
@@ -39,15 +40,44 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
-PARTS = ("conf", "docs", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
+PARTS = (
+    "conf",
+    "docs",
+    "fedpfl",
+    "hydra_plugins",
+    "scripts",
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+)
 PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.", "python scripts/", "make ", "pip ", "wandb ")
 
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
-SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 8, "test_samples": 2, "test_samples_per_client": 10}
+SMALL_PARTITION = {
+    "samples_per_client": 40,
+    "train_samples": 8,
+    "test_samples": 2,
+    "test_samples_per_client": 10,
+}
 BRIEF = {
-    "python -m fedpfl.tune": ("rounds=2", "participation=0.5", "clients=4", "validation=0.2", "trials=2", "seeds=1"),
+    "python -m fedpfl.tune": (
+        "rounds=2",
+        "participation=0.5",
+        "clients=4",
+        "validation=0.2",
+        "trials=2",
+        "seeds=1",
+    ),
     "python -m fedpfl.board suite=small": (
-        *("rounds=2", "participation=0.5", "clients=5", "unseen=0.2", "validation=0.2", "trials=1", "seeds=1"),
+        *(
+            "rounds=2",
+            "participation=0.5",
+            "clients=5",
+            "unseen=0.2",
+            "validation=0.2",
+            "trials=1",
+            "seeds=1",
+        ),
         *("method=fedavg,fedper,local_only", "partition.samples_per_client=40"),
     ),
     "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
@@ -61,17 +91,29 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "pip ": ("changes the environment; make setup does this", ""),
     "make test": ("these are the tests", ""),
     "scripts/try_docs.py": ("this is it", ""),
-    "train experiment=fedselect/ablation": ("one of its data sets is no archive, one needs weights", ""),
+    "train experiment=fedselect/ablation": (
+        "one of its data sets is no archive, one needs weights",
+        "",
+    ),
     "train experiment=fedselect/alpha": ("one of its data sets needs weights", ""),
-    "report paper fedselect/figure3": ("made small, runs are no longer told apart by what it draws over", ""),
+    "report paper fedselect/figure3": (
+        "made small, runs are no longer told apart by what it draws over",
+        "",
+    ),
     "report paper fedobp/public_logs": ("reads rounds 100 to 400 of runs at full length", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),
     "wandb_dashboard.py --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
-    "fedpfl.board verify": ("names a row of a board; tests/commands/test_board.py verifies one", ""),
+    "fedpfl.board verify": (
+        "names a row of a board; tests/commands/test_board.py verifies one",
+        "",
+    ),
     "scripts/board.py outputs": ("reads a board at full length", ""),
-    "scripts/versus.py --data": ("installs every peer; tests/commands/test_versus.py tries its parts", ""),
+    "scripts/versus.py --data": (
+        "installs every peer; tests/commands/test_versus.py tries its parts",
+        "",
+    ),
     "torchrun ": ("needs several GPUs; tests/engine/test_ranks.py does it on a CPU", ""),
     "launcher=submitit_slurm": ("needs Slurm", ""),
     "launcher=submitit_local": ("needs the extra slurm", "hydra_plugins.hydra_submitit_launcher"),
@@ -112,7 +154,9 @@ class Command(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What the shell gets for a command; and where its runs are, as commands of one place may have some in common."""
+    """What the shell gets for a command; and where its runs are, as commands of one place may have
+    some in common.
+    """
 
     text: str
     place: str = ""
@@ -123,13 +167,21 @@ def commands() -> list[Command]:
     found = []
     for page in PAGES:
         text = page.read_text()
-        lines = [line for _, block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+        lines = [
+            line
+            for _, block in BLOCK.findall(text)
+            for line in block.replace("\\\n", " ").splitlines()
+        ]
         lines += re.findall(r"`((?:python|make) [^`]+)`", BLOCK.sub("", text))
-        plain = (re.sub(r"^fedpfl (?=[a-z])", "python -m fedpfl.", line) for line in lines)  # the same command
+        plain = (
+            re.sub(r"^fedpfl (?=[a-z])", "python -m fedpfl.", line) for line in lines
+        )  # the same command
         found += [Command(page.name, " ".join(line.split("  #")[0].split())) for line in plain]
     for path in sorted((ROOT / "conf/experiment").rglob("*.yaml")):
         for line in re.findall(r"^# (?:Run|and): (.+)$", path.read_text(), re.MULTILINE):
-            found += [Command(path.name, part.split("   ")[0].strip()) for part in line.split("   then:")]
+            found += [
+                Command(path.name, part.split("   ")[0].strip()) for part in line.split("   then:")
+            ]
     first: dict[str, Command] = {}
     for command in found:
         if command.text.startswith(PROGRAMS):
@@ -139,7 +191,11 @@ def commands() -> list[Command]:
 
 def words(text: str) -> list[str]:
     """What Hydra gets of a training command, without the switches."""
-    return [word for word in shlex.split(text)[3:] if word not in ("-m", "--multirun", "--cfg", "job", "--help")]
+    return [
+        word
+        for word in shlex.split(text)[3:]
+        if word not in ("-m", "--multirun", "--cfg", "job", "--help")
+    ]
 
 
 def base(text: str) -> tuple[list, DictConfig]:
@@ -162,7 +218,11 @@ def runnable(text: str) -> Line:
     """Filled, and small where the command as it stands takes long."""
     line = filled(text)
     if not line.startswith(TRAIN):
-        return Line(" ".join((line, *(word for name, more in BRIEF.items() if name in line for word in more))))
+        return Line(
+            " ".join(
+                (line, *(word for name, more in BRIEF.items() if name in line for word in more))
+            )
+        )
     if "experiment=demo" in words(line):  # small as it is; the report's commands compare its runs
         return Line(line, "experiment=demo")
     cfg = base(line)[1]
@@ -194,7 +254,9 @@ def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:
         shape, classes, groups = SHAPES[name]
         count = max(least, 10 * classes)
         arrays = {"y": np.arange(count) % classes, "test_from": np.array(count * 4 // 5)}
-        signal = random.normal(size=(classes, *shape))[arrays["y"]] + random.normal(size=(count, *shape))
+        signal = random.normal(size=(classes, *shape))[arrays["y"]] + random.normal(
+            size=(count, *shape)
+        )
         if name == "har":
             arrays["x"] = signal.astype(np.float32)
         elif name == "ag_news":
@@ -233,9 +295,15 @@ def excuse(text: str) -> str:
 
 
 def run(command: Command, line: Line, folder: Path) -> bool:
-    """Run one in the folder, as this line, and print what became of it; its output is in `logs/`. Whether it failed."""
+    """Run one in the folder, as this line, and print what became of it; its output is in `logs/`.
+    Whether it failed.
+    """
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {"PYTHONPATH": str(ROOT), "FEDPFL_DATA": str(folder / "made_up"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "FEDPFL_DATA": str(folder / "made_up"),
+        "OMP_NUM_THREADS": "1",
+    }
     began = time.monotonic()
     done = subprocess.run(
         ["bash", "-c", line.text],
@@ -254,14 +322,21 @@ def run(command: Command, line: Line, folder: Path) -> bool:
     log.parent.mkdir(exist_ok=True)
     log.write_text(f"$ {line.text}\n{done.stdout}")
     last = f"\n{done.stdout.rstrip()[-500:]}" if done.returncode else ""
-    print(f"{'FAILED' if last else 'ok':6} {seconds:5.0f} s  {command.page}: {command.text}{last}", flush=True)
+    print(
+        f"{'FAILED' if last else 'ok':6} {seconds:5.0f} s  {command.page}: {command.text}{last}",
+        flush=True,
+    )
     return done.returncode != 0
 
 
 def main() -> int:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="commands with this text, or of the page of this name")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", help="commands with this text, or of the page of this name"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="training commands at a time")
     parser.add_argument("--at", type=Path, help="a folder that does not exist yet; it stays")
     args = parser.parse_args()
@@ -277,7 +352,9 @@ def main() -> int:
     places: dict[str, list[Line]] = {}
     for line in lines:
         places.setdefault(line.place, []).append(line)
-    rest = sorted(places.pop("", []), key=lambda line: "report clean" in line.text)  # last: it removes
+    rest = sorted(
+        places.pop("", []), key=lambda line: "report clean" in line.text
+    )  # last: it removes
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.at or Path(scratch) / "checkout"
         checkout(folder)

@@ -1,13 +1,15 @@
-"""fedpfl beside its peers: one workload, each peer in an environment of its own, the measured processes taking turns.
+"""fedpfl beside its peers: one workload, each peer in an environment of its own, the measured
+processes taking turns.
 
     python scripts/versus.py --data DIR [--flbench DIR] [--pfllib DIR]     # FashionMNIST in torchvision's layout
     python scripts/versus.py --data DIR --tiny --peers fedpfl pfl          # tries rows in small
     python scripts/versus.py --write                                       # docs/versus.md from docs/results/versus.csv
 
-FashionMNIST split by Dir(0.1) over 100 clients, 10 a round, 5 epochs of SGD in batches of 32, and the network of two
-convolutions that all know, built in each peer's own way. FL-bench and PFLlib are run in copies of the directories that
-you give. A user's programs for the libraries are scripts/peers/with_*.py. A peer that cannot be installed or fails is
-a row that says why. Environments and copies stay in outputs/versus/.
+FashionMNIST split by Dir(0.1) over 100 clients, 10 a round, 5 epochs of SGD in batches of 32, and
+the network of two convolutions that all know, built in each peer's own way. FL-bench and PFLlib are
+run in copies of the directories that you give. A user's programs for the libraries are
+scripts/peers/with_*.py. A peer that cannot be installed or fails is a row that says why.
+Environments and copies stay in outputs/versus/.
 """
 
 from __future__ import annotations
@@ -36,13 +38,33 @@ from fedpfl.config import overrides
 from fedpfl.data import datasets, partition
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import environment
-from peers.measure import Failed, Lines, Program, installed, last, matched, mean, measured, moments, written
+from peers.measure import (
+    Failed,
+    Lines,
+    Program,
+    installed,
+    last,
+    matched,
+    mean,
+    measured,
+    moments,
+    written,
+)
 from reproduction import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS, PEERS = ROOT / "docs" / "versus.md", ROOT / "docs" / "results" / "versus.csv", ROOT / "scripts" / "peers"
+PAGE, RESULTS, PEERS = (
+    ROOT / "docs" / "versus.md",
+    ROOT / "docs" / "results" / "versus.csv",
+    ROOT / "scripts" / "peers",
+)
 WORK = ROOT / "outputs" / "versus"
-SHOWN = {"seconds": 2, "peak_mib": 0, "first": 1, "accuracy": 2}  # columns of the page, digits after the point
+SHOWN = {
+    "seconds": 2,
+    "peak_mib": 0,
+    "first": 1,
+    "accuracy": 2,
+}  # columns of the page, digits after the point
 BEGIN, END = "<!-- made by scripts/versus.py -->", "<!-- to here -->"
 MEAN, STD = 0.286, 0.3205
 COLUMNS = (
@@ -73,13 +95,20 @@ class Task:
         parts = partition.published(images.y.numpy(), self.clients, 42, alpha=0.1)
         cut = slice(self.limit or None)
         pairs = zip(parts.train, parts.test, strict=True)
-        split = [{"train": own[cut].tolist(), "test": tested[cut].tolist()} for own, tested in pairs]
-        shutil.rmtree(self.folder, ignore_errors=True)  # of another workload, which fedpfl would not overwrite
+        split = [
+            {"train": own[cut].tolist(), "test": tested[cut].tolist()} for own, tested in pairs
+        ]
+        shutil.rmtree(
+            self.folder, ignore_errors=True
+        )  # of another workload, which fedpfl would not overwrite
         self.folder.mkdir(parents=True)
         (self.folder / "split.json").write_text(json.dumps(split))
         np.savez(self.folder / "images.npz", x=images.x.numpy(), y=images.y.numpy())
         cohorts = list(engine.cohorts(42, self.clients, self.share, self.rounds))
-        told = {name: getattr(self, name) for name in ("rounds", "epochs", "batch", "lr", "share", "device")}
+        told = {
+            name: getattr(self, name)
+            for name in ("rounds", "epochs", "batch", "lr", "share", "device")
+        }
         (self.folder / "order.json").write_text(json.dumps({**told, "cohorts": cohorts}))
 
     def split(self) -> list[dict[str, list[int]]]:
@@ -103,21 +132,29 @@ class Peer:
 
     @property
     def packages(self) -> str:
-        """Return what its environment has, a pinned package a line; nothing for fedpfl, which has its own."""
+        """Return what its environment has, a pinned package a line; nothing for fedpfl, which has
+        its own.
+        """
         pinned = PEERS / f"{self.name.split()[0]}.txt"
         return pinned.read_text() if pinned.is_file() else ""
 
     @property
     def python(self) -> Path:
         """Return the interpreter of its environment."""
-        return WORK / "envs" / self.name.split()[0] / "bin" / "python" if self.packages else Path(sys.executable)
+        return (
+            WORK / "envs" / self.name.split()[0] / "bin" / "python"
+            if self.packages
+            else Path(sys.executable)
+        )
 
     def version(self, task: Task) -> str:
         """Return what is compared: the pinned version, or a directory's commit or digest."""
         if not self.given:
             return self.packages.split()[0].rpartition("==")[2] if self.packages else __version__
         place = directory(task, self.given)
-        asked = subprocess.run(["git", "-C", place, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        asked = subprocess.run(
+            ["git", "-C", place, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        )
         if asked.returncode == 0 and (place / ".git").exists():
             return f"commit {asked.stdout.strip()}"
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(place.rglob("*.py"))))
@@ -139,10 +176,19 @@ def fedpfl(task: Task, method: str, precision: str = "fp32") -> Program:
     """One command; what it measures stands in its rounds.csv."""
     out = task.folder / f"fedpfl-{method}-{precision}"
     told = [f"method={method.lower()}", "dataset=fmnist", "partition=file"]
-    paths = {"data_dir": task.data, "partition.path": task.folder / "split.json", "hydra.run.dir": out}
+    paths = {
+        "data_dir": task.data,
+        "partition.path": task.folder / "split.json",
+        "hydra.run.dir": out,
+    }
     told += [word for key, path in paths.items() for word in overrides.words(key, str(path))]
     told += [f"rounds={task.rounds}", f"eval.every={task.rounds}"]
-    told += [f"local.epochs={task.epochs}", f"local.lr={task.lr}", f"device={task.device}", "restart=true"]
+    told += [
+        f"local.epochs={task.epochs}",
+        f"local.lr={task.lr}",
+        f"device={task.device}",
+        "restart=true",
+    ]
     told += [f"engine.precision={precision}"]
 
     def read(lines: Lines) -> tuple[float, float, float]:
@@ -155,16 +201,28 @@ def fedpfl(task: Task, method: str, precision: str = "fp32") -> Program:
 
 
 def flbench(task: Task, method: str) -> Program:
-    """Its command on our split; a round ends where the next begins, before the last, after which it judges all."""
+    """Its command on our split; a round ends where the next begins, before the last, after which it
+    judges all.
+    """
     home = copied(task, "flbench")
     data = home / "data" / "fmnist"
-    shutil.copytree(task.data / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw", dirs_exist_ok=True)
+    shutil.copytree(
+        task.data / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw", dirs_exist_ok=True
+    )
     everyone, nobody = list(range(task.clients)), np.array([], dtype=np.int64)
-    own = [{**{name: np.array(rows) for name, rows in one.items()}, "val": nobody} for one in task.split()]
+    own = [
+        {**{name: np.array(rows) for name, rows in one.items()}, "val": nobody}
+        for one in task.split()
+    ]
     parts = {"train": everyone, "val": everyone, "test": everyone, "total": task.clients}
     (data / "partition.pkl").write_bytes(pickle.dumps({"separation": parts, "data_indices": own}))
     (data / "args.json").write_text(json.dumps({"split": "sample"}))
-    told = [f"method={method.lower()}", "dataset.name=fmnist", "model.name=avgcnn", f"optimizer.lr={task.lr}"]
+    told = [
+        f"method={method.lower()}",
+        "dataset.name=fmnist",
+        "model.name=avgcnn",
+        f"optimizer.lr={task.lr}",
+    ]
     told += [f"common.global_epoch={task.rounds}", f"common.local_epoch={task.epochs}"]
     told += [f"common.batch_size={task.batch}", f"common.join_ratio={task.share}"]
     told += [
@@ -191,7 +249,16 @@ def pfllib(task: Task, method: str) -> Program:
         for client, one in enumerate(task.split()):
             np.savez(place / f"{client}.npz", data={"x": x[one[part]], "y": y[one[part]]})  # type: ignore[arg-type]
     told = ["-data", "FashionMNIST", "-m", "CNN", "-algo", method, "-dev", task.device]
-    told += ["-gr", str(task.rounds), "-eg", str(task.rounds), "-nc", str(task.clients), "-jr", str(task.share)]
+    told += [
+        "-gr",
+        str(task.rounds),
+        "-eg",
+        str(task.rounds),
+        "-nc",
+        str(task.clients),
+        "-jr",
+        str(task.share),
+    ]
     told += ["-ls", str(task.epochs), "-lbs", str(task.batch), "-lr", str(task.lr)]
 
     def read(lines: Lines) -> tuple[float, float, float]:
@@ -203,7 +270,9 @@ def pfllib(task: Task, method: str) -> Program:
 
 
 def library(name: str, script: str) -> Callable[[Task, str], Program]:
-    """Return how a user's own program is started, which prints `round SECONDS` and `accuracy PERCENT`."""
+    """Return how a user's own program is started, which prints `round SECONDS` and `accuracy
+    PERCENT`.
+    """
 
     def program(task: Task, method: str) -> Program:
         def read(lines: Lines) -> tuple[float, float, float]:
@@ -258,9 +327,16 @@ def in_turns(task: Task, names: list[str], repeats: int, limit: float, out: Path
         "device": task.device,
     }
     facts |= {"python": here["python"], "torch": here["torch"], "rounds": task.rounds}
-    told = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(PEERS), "WORKLOAD": str(task.folder), "WANDB_MODE": "disabled"}
+    told = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(PEERS),
+        "WORKLOAD": str(task.folder),
+        "WANDB_MODE": "disabled",
+    }
     told |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "HYDRA_FULL_ERROR": "1"}
-    told |= {"CUDA_VISIBLE_DEVICES": ""} if task.device == "cpu" and shutil.which("nvidia-smi") else {}
+    told |= (
+        {"CUDA_VISIBLE_DEVICES": ""} if task.device == "cpu" and shutil.which("nvidia-smi") else {}
+    )
     rows: list[dict[str, Any]] = []
     task.prepare()
     for repeat in range(repeats):
@@ -279,7 +355,10 @@ def in_turns(task: Task, names: list[str], repeats: int, limit: float, out: Path
                         installed(peer.python.parents[1], peer.packages)
                     program = peer.program(task, method)
                     row |= {"lines": program.lines, **measured(program, told, limit)}
-                    print(f"{peer.name}, {method}: {row['seconds']:.2f} s a round, {row['accuracy']:.2f} %", flush=True)
+                    print(
+                        f"{peer.name}, {method}: {row['seconds']:.2f} s a round, {row['accuracy']:.2f} %",
+                        flush=True,
+                    )
                 except Failed as error:
                     row["error"] = str(error)
                     print(f"{peer.name}, {method}: {error}", flush=True)
@@ -308,8 +387,19 @@ def table(results: Path) -> str:
     first, loads = rows[0], sorted(float(row["load"]) for row in rows)
     where = f"{first['cores']} cores, {first['machine']}, {first['device']}, torch {first['torch']}"
     head = f"Measured on {first['date']} ({where}, Python {first['python']}), {first['rounds']} rounds, "
-    head += f"load before a process {loads[0]:.1f} to {loads[-1]:.1f}; medians, least and greatest.\n\n"
-    titles = ("", "version", "method", "s/round", "peak MiB", "first round, s", "accuracy, %", "lines")
+    head += (
+        f"load before a process {loads[0]:.1f} to {loads[-1]:.1f}; medians, least and greatest.\n\n"
+    )
+    titles = (
+        "",
+        "version",
+        "method",
+        "s/round",
+        "peak MiB",
+        "first round, s",
+        "accuracy, %",
+        "lines",
+    )
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault((row["peer"], row["method"]), []).append(row)
@@ -329,7 +419,9 @@ def table(results: Path) -> str:
 def spread(rows: list[dict[str, str]], column: str, digits: int) -> str:
     """Return the median of a column, and the least and the greatest where they differ."""
     values = sorted(float(row[column]) for row in rows)
-    least, median, most = (f"{one:,.{digits}f}" for one in (values[0], statistics.median(values), values[-1]))
+    least, median, most = (
+        f"{one:,.{digits}f}" for one in (values[0], statistics.median(values), values[-1])
+    )
     return median if least == most else f"{median} ({least} to {most})"
 
 
@@ -341,29 +433,54 @@ def filled(page: str, made: str) -> str:
 
 def main() -> None:
     """Measure in turns, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with FashionMNIST in torchvision's layout, the .gz files too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder with FashionMNIST in torchvision's layout, the .gz files too",
+    )
     parser.add_argument("--flbench", type=Path, metavar="DIR", help="a checkout of FL-bench")
     parser.add_argument("--pfllib", type=Path, metavar="DIR", help="a checkout of PFLlib")
     parser.add_argument(
-        "--peers", nargs="+", choices=[peer.name for peer in ROWS], default=[peer.name for peer in ROWS]
+        "--peers",
+        nargs="+",
+        choices=[peer.name for peer in ROWS],
+        default=[peer.name for peer in ROWS],
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit", type=float, default=3600, help="seconds that a process may take")
-    parser.add_argument("--device", default="cuda" if shutil.which("nvidia-smi") else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--tiny", action="store_true", help="three rounds of one epoch on few samples, to try the rows")
-    parser.add_argument("--out", type=Path, help="default: docs/results/versus.csv; --tiny: outputs/versus/tiny.csv")
-    parser.add_argument("--write", action="store_true", help="fill docs/versus.md from what was measured, and end")
+    parser.add_argument(
+        "--device", default="cuda" if shutil.which("nvidia-smi") else "cpu", choices=("cpu", "cuda")
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="three rounds of one epoch on few samples, to try the rows",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="default: docs/results/versus.csv; --tiny: outputs/versus/tiny.csv"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="fill docs/versus.md from what was measured, and end"
+    )
     given = parser.parse_args()
     if given.write:
         PAGE.write_text(filled(PAGE.read_text(), table(given.out or RESULTS)))
         return
     if given.data is None:
         parser.error("--data is needed")
-    short = {"rounds": 3, "epochs": 1, "limit": 40} if given.tiny else {"rounds": given.rounds, "epochs": 5}
+    short = (
+        {"rounds": 3, "epochs": 1, "limit": 40}
+        if given.tiny
+        else {"rounds": given.rounds, "epochs": 5}
+    )
     given_peers = {"flbench": given.flbench, "pfllib": given.pfllib}
-    task = Task(given.data.resolve(), WORK / "task", device=given.device, given=given_peers, **short)
+    task = Task(
+        given.data.resolve(), WORK / "task", device=given.device, given=given_peers, **short
+    )
     out = given.out or (WORK / "tiny.csv" if given.tiny else RESULTS)
     in_turns(task, given.peers, 1 if given.tiny else given.repeats, given.limit, out)
     print(f"written to {out}")

@@ -1,10 +1,12 @@
-"""Save a view of the project's runs in Weights & Biases: accuracy, traffic, sweeps, layers, cost and a runs table.
+"""Save a view of the project's runs in Weights & Biases: accuracy, traffic, sweeps, layers, cost
+and a runs table.
 
     python scripts/wandb_dashboard.py --dry-run                     # print the view; no login, no network
     python scripts/wandb_dashboard.py --dry-run --json              # its specification; needs wandb-workspaces
     python scripts/wandb_dashboard.py --project fedpfl --experiment q_sweep
 
-Every call saves a new view beside the project's others; nothing is read from W&B, and no run is changed.
+Every call saves a new view beside the project's others; nothing is read from W&B, and no run is
+changed.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from fedpfl.record.wandb_logger import Options, logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
-"""How lines and bars are gathered, as W&B calls it: all runs of a method, all seeds of a configuration, or not."""
+"""How lines and bars are gathered, as W&B calls it: all runs of a method, all seeds of a
+configuration, or not.
+"""
 
 
 @dataclass(frozen=True)
 class Panel:
     """One chart.
 
-    kind: lines (y over x by round), layers (every column that matches y), bars (y of each group), scatter and parallel
-    (one mark per run, of its summary), pictures, compare. log: the x-axis is logarithmic.
+    kind: lines (y over x by round), layers (every column that matches y), bars (y of each group),
+    scatter and parallel (one mark per run, of its summary), pictures, compare. log: the x-axis is
+    logarithmic.
     """
 
     kind: str
@@ -71,7 +76,9 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         lines("Bits from the cohort", "bits_up"),
         lines("Accuracy (%) over traffic so far (GB)", "accuracy", x="traffic_gb"),
         scatter("Accuracy (%) over total traffic (GB)", "traffic_gb", "last_accuracy"),
-        scatter("Accuracy (%) over bits up per client and round", "bits_up_per_client", "last_accuracy"),
+        scatter(
+            "Accuracy (%) over bits up per client and round", "bits_up_per_client", "last_accuracy"
+        ),
     ),
     "q sweep": (
         scatter("Accuracy (%) over q", "q", "last_accuracy"),
@@ -82,11 +89,17 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     "alpha sweep": (
         scatter("Accuracy (%) over alpha", "alpha", "last_accuracy", log=True),
         scatter("Worst decile (%) over alpha", "alpha", "last_accuracy_worst10", log=True),
-        Panel("parallel", "alpha", ("alpha", "last_accuracy", "last_accuracy_pooled", "last_accuracy_worst10")),
+        Panel(
+            "parallel",
+            "alpha",
+            ("alpha", "last_accuracy", "last_accuracy_pooled", "last_accuracy_worst10"),
+        ),
     ),
     "Personalised entries": (
         Panel("layers", "Personalised entries per layer", ("^personal/.*",), "round"),
-        scatter("Accuracy (%) over personalised entries", "personal_entries", "last_accuracy", log=True),
+        scatter(
+            "Accuracy (%) over personalised entries", "personal_entries", "last_accuracy", log=True
+        ),
     ),
     "Cost": (
         lines("Seconds per round", "seconds"),
@@ -103,9 +116,18 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
 
 COLUMNS = (
     *("run:state", "run:group", "run:jobType"),
-    *(f"summary:last_{name}" for name in ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy")),
+    *(
+        f"summary:last_{name}"
+        for name in ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy")
+    ),
     *(f"summary:last_{name}" for name in ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy")),
-    *("summary:best_accuracy", "summary:best_round", "summary:q", "summary:alpha", "summary:personal_entries"),
+    *(
+        "summary:best_accuracy",
+        "summary:best_round",
+        "summary:q",
+        "summary:alpha",
+        "summary:personal_entries",
+    ),
     *("summary:bits_down_per_client", "summary:bits_up_per_client", "summary:traffic_gb"),
     *("summary:seconds_per_round", "summary:hours", "summary:status", "summary:commit"),
     *("config:identity.value", "config:seed.value", "tags:__ALL__"),
@@ -131,7 +153,9 @@ def described(name: str, project: str, entity: str | None, experiment: str | Non
 
 
 def workspace(name: str, project: str, entity: str, experiment: str | None, by: str) -> Any:
-    """The view as wandb-workspaces knows it, not yet saved. Raises FedpflError where the package is missing."""
+    """The view as wandb-workspaces knows it, not yet saved. Raises FedpflError where the package is
+    missing.
+    """
     try:
         wr = importlib.import_module("wandb_workspaces.reports.v2")
         ws = importlib.import_module("wandb_workspaces.workspaces")
@@ -139,18 +163,32 @@ def workspace(name: str, project: str, entity: str, experiment: str | None, by: 
         raise FedpflError(MISSING) from None
     own = GROUPINGS[by]
     group = wr.Config(own.removeprefix("config.")) if own and own.startswith("config.") else own
-    gathered = {"groupby": group, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"} if group else {}
+    gathered = (
+        {"groupby": group, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+        if group
+        else {}
+    )
 
     def drawn(panel: Panel) -> Any:
         summary = [wr.SummaryMetric(key) for key in panel.y]
         match panel.kind:
             case "lines":
-                return wr.LinePlot(title=panel.title, x=panel.x, y=list(panel.y), max_runs_to_show=100, **gathered)
+                return wr.LinePlot(
+                    title=panel.title, x=panel.x, y=list(panel.y), max_runs_to_show=100, **gathered
+                )
             case "layers":
                 regex = panel.y[0]
-                return wr.LinePlot(title=panel.title, x=panel.x, metric_regex=regex, max_runs_to_show=100, **gathered)
+                return wr.LinePlot(
+                    title=panel.title,
+                    x=panel.x,
+                    metric_regex=regex,
+                    max_runs_to_show=100,
+                    **gathered,
+                )
             case "bars":
-                return wr.BarPlot(title=panel.title, metrics=list(panel.y), max_runs_to_show=100, **gathered)
+                return wr.BarPlot(
+                    title=panel.title, metrics=list(panel.y), max_runs_to_show=100, **gathered
+                )
             case "scatter":
                 x = wr.SummaryMetric(panel.x)
                 return wr.ScatterPlot(title=panel.title, x=x, y=summary[0], log_x=panel.log or None)
@@ -169,7 +207,9 @@ def workspace(name: str, project: str, entity: str, experiment: str | None, by: 
         name=name,
         sections=[
             ws.Section(
-                name=section, panels=[drawn(panel) for panel in panels], is_open=section in ("Accuracy", "Table")
+                name=section,
+                panels=[drawn(panel) for panel in panels],
+                is_open=section in ("Accuracy", "Table"),
             )
             for section, panels in SECTIONS.items()
         ],
@@ -183,10 +223,16 @@ def workspace(name: str, project: str, entity: str, experiment: str | None, by: 
 
 
 def save(name: str, project: str, entity: str | None, experiment: str | None, by: str) -> str:
-    """Save the view and return its address. Raises FedpflError, in one line, where it cannot be saved."""
-    workspace(name, project, entity or "", experiment, by)  # a missing package is told before a missing login
+    """Save the view and return its address. Raises FedpflError, in one line, where it cannot be
+    saved.
+    """
+    workspace(
+        name, project, entity or "", experiment, by
+    )  # a missing package is told before a missing login
     if not logged_in():
-        raise FedpflError("not logged in to W&B; run `wandb login`, or look at the view with --dry-run")
+        raise FedpflError(
+            "not logged in to W&B; run `wandb login`, or look at the view with --dry-run"
+        )
     import wandb
 
     try:
@@ -197,19 +243,34 @@ def save(name: str, project: str, entity: str | None, experiment: str | None, by
     except FedpflError:
         raise
     except Exception as error:
-        raise FedpflError(f"the view was not saved in project {project}: {reason(error, kind=True)}") from None
+        raise FedpflError(
+            f"the view was not saved in project {project}: {reason(error, kind=True)}"
+        ) from None
 
 
 def main(words: Sequence[str]) -> int:
     """Print the view or save it; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--project", default=Options().project, help="default: %(default)s, as of logger=wandb")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--project", default=Options().project, help="default: %(default)s, as of logger=wandb"
+    )
     parser.add_argument("--entity", help="team or user; default: the account's")
     parser.add_argument("--name", help="of the view; default: fedpfl, or fedpfl EXPERIMENT")
-    parser.add_argument("--experiment", metavar="GROUP", help="only runs of this W&B group; default: all")
-    parser.add_argument("--by", choices=tuple(GROUPINGS), default="method", help="what lines and bars are means over")
+    parser.add_argument(
+        "--experiment", metavar="GROUP", help="only runs of this W&B group; default: all"
+    )
+    parser.add_argument(
+        "--by",
+        choices=tuple(GROUPINGS),
+        default="method",
+        help="what lines and bars are means over",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the view, save nothing")
-    parser.add_argument("--json", action="store_true", help="with --dry-run: print its specification")
+    parser.add_argument(
+        "--json", action="store_true", help="with --dry-run: print its specification"
+    )
     given = parser.parse_args(words)
     if given.json and not given.dry_run:
         parser.error("--json goes with --dry-run")

@@ -1,4 +1,6 @@
-"""The command line, in this process or in one of its own; a tiny federation; what a run leaves behind."""
+"""The command line, in this process or in one of its own; a tiny federation; what a run leaves
+behind.
+"""
 
 import contextlib
 import csv
@@ -29,7 +31,13 @@ from fedpfl.runner import resume, session
 from tests.conftest import ROOT
 
 TINY = (
-    *("rounds=2", "clients=4", "participation=0.5", "partition.samples_per_client=24", "local.epochs=1"),
+    *(
+        "rounds=2",
+        "clients=4",
+        "participation=0.5",
+        "partition.samples_per_client=24",
+        "local.epochs=1",
+    ),
     *("eval.every=1", "checkpoint.seconds=0"),
 )
 FILES = {
@@ -53,7 +61,8 @@ class Result:
 def format_override(key: str, value: Any) -> str:
     """Return `key=value` as the command line reads it.
 
-    A path needs this: where the tree or its temporary files lie, a name may hold what overrides have a meaning for.
+    A path needs this: where the tree or its temporary files lie, a name may hold what overrides
+    have a meaning for.
     """
     (word,) = overrides.words(key, value)
     return word
@@ -114,18 +123,27 @@ def play(folder: Path, *overrides: str) -> str:
     return told.getvalue()
 
 
-def start(*arguments: str, cwd: Path, script: str | None = None, alone: bool = False) -> subprocess.Popen[str]:
-    """The command, or a script that ends in it, as a process of its own. alone: in a process group of its own.
+def start(
+    *arguments: str, cwd: Path, script: str | None = None, alone: bool = False
+) -> subprocess.Popen[str]:
+    """The command, or a script that ends in it, as a process of its own. alone: in a process group
+    of its own.
 
-    Of words such as those of TINY that are given again only the last are, for the command says so otherwise.
+    Of words such as those of TINY that are given again only the last are, for the command says so
+    otherwise.
     """
     if script is None:
-        arguments = tuple({word.partition("=")[0] if "=" in word else word: word for word in arguments}.values())
+        arguments = tuple(
+            {word.partition("=")[0] if "=" in word else word: word for word in arguments}.values()
+        )
     what = ["-c", script] if script else ["-m", "fedpfl.train"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # Whoever started the tests in the background may have them ignore signals, and children inherit that.
+    # Whoever started the tests in the background may have them ignore signals, and children inherit
+    # that.
     about: dict[str, Any] = {"cwd": cwd, "env": _environment(), "preexec_fn": _heed_interrupts}
-    return subprocess.Popen([sys.executable, *what, *arguments], start_new_session=alone, **about, **pipes)
+    return subprocess.Popen(
+        [sys.executable, *what, *arguments], start_new_session=alone, **about, **pipes
+    )
 
 
 def _heed_interrupts() -> None:
@@ -139,15 +157,23 @@ def wait(process: subprocess.Popen[str]) -> Result:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder: the bytes of files, None for folders; not the lock, which says who was last."""
+    """Everything below a folder: the bytes of files, None for folders; not the lock, which says who
+    was last.
+    """
     paths = (path for path in folder.rglob("*") if path.name != "run.lock")
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in paths
+    }
 
 
 def table(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV file without the columns that a clock wrote."""
     with path.open(newline="") as file:
-        return [{key: cell for key, cell in row.items() if key not in CLOCKED} for row in csv.DictReader(file)]
+        return [
+            {key: cell for key, cell in row.items() if key not in CLOCKED}
+            for row in csv.DictReader(file)
+        ]
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -156,7 +182,11 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any) -> None:
     """As a run would have written it: with its digest, where that is not among what is left out."""
-    told = {key: value for key, value in {**summary(folder), **changes}.items() if key not in ("digest", *without)}
+    told = {
+        key: value
+        for key, value in {**summary(folder), **changes}.items()
+        if key not in ("digest", *without)
+    }
     if "digest" not in without:
         told["digest"] = digests.of_summary(told)
     (folder / "summary.json").write_text(json.dumps(told))
@@ -166,10 +196,16 @@ def older(folder: Path) -> None:
     """Make a run directory as versions left it that knew no digests, fingerprints and codes."""
     rewrite_summary(folder, without=("digest", "data", "code", "files"))
     payload = torch.load(folder / "state.pt", weights_only=True)
-    torch.save({key: value for key, value in payload.items() if key not in ("files", "codes")}, folder / "state.pt")
+    torch.save(
+        {key: value for key, value in payload.items() if key not in ("files", "codes")},
+        folder / "state.pt",
+    )
 
 
 def state(folder: Path) -> dict[str, Any]:
     """The trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)
-    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in ("rows", *resume.STATE)}}
+    return {
+        "round": torch.tensor(payload["round"]),
+        **{part: payload[part] for part in ("rows", *resume.STATE)},
+    }

@@ -22,12 +22,17 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Local, Outcome, State, toy
+from fedpfl.engine import Local, Outcome, State
 from fedpfl.engine.backend import EvalCall, met
-from fedpfl.engine.jobs import EvalJob
-from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.store import Rows
-from fedpfl.engine.toy import (  # noqa: F401
+from fedpfl.engine.training.jobs import EvalJob
+from fedpfl.engine.training.participation import One, evaluation
+from fedpfl.ground import tree
+from fedpfl.methods import FACTS, METHODS, STORED, Method
+from fedpfl.methods.shared import neurons
+from fedpfl.models import Net
+from fedpfl.testing import toy
+from fedpfl.testing.toy import (  # noqa: F401
     BACKENDS,
     CLASSES,
     CPU,
@@ -41,17 +46,16 @@ from fedpfl.engine.toy import (  # noqa: F401
     state_trees,
     tiny,
 )
-from fedpfl.ground import tree
-from fedpfl.methods import FACTS, METHODS, STORED, Method
-from fedpfl.methods.shared import neurons
-from fedpfl.models import Net
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ["FEDPFL_TEST_DATA"]) if "FEDPFL_TEST_DATA" in os.environ else None
-"""A folder of public data sets as they are downloaded, for the tests that look at them; None: those are skipped."""
+"""A folder of public data sets as they are downloaded, for the tests that look at them; None: those
+are skipped.
+"""
 
 
-# Ragged on purpose: remainders of one sample (33, 65), clients of one batch, of one sample, without test samples.
+# Ragged on purpose: remainders of one sample (33, 65), clients of one batch, of one sample, without
+# test samples.
 TRAIN = (40, 33, 65, 7, 90, 3, 50, 64, 2, 1)
 TEST = (10, 8, 16, 2, 22, 1, 12, 16, 1, 0)
 COHORTS = [
@@ -61,15 +65,18 @@ COHORTS = [
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
 
-# Whoever clones the project chooses the folder: temporary files lie where a name has a space and a letter that is not
-# ASCII, so that a test which does not quote a path fails here. Each user has a folder, for nobody else can write there.
+# Whoever clones the project chooses the folder: temporary files lie where a name has a space and a
+# letter that is not ASCII, so that a test which does not quote a path fails here. Each user has a
+# folder, for nobody else can write there.
 TEMPORARY = Path(tempfile.gettempdir()) / f"fedpfl Übung {os.getuid()}"
 TEMPORARY.mkdir(mode=0o700, exist_ok=True)
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(TEMPORARY))
 
 torch.set_num_threads(1)  # as the loop backend does; workers of the test run share the cores
 
-settings.register_profile("fedpfl", deadline=None, derandomize=True)  # a shared machine stalls now and then
+settings.register_profile(
+    "fedpfl", deadline=None, derandomize=True
+)  # a shared machine stalls now and then
 settings.load_profile("fedpfl")
 
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
@@ -79,8 +86,15 @@ TAUGHT = {"noise": 4, "hidden": 8, "steps": 2, "batch": 8}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apple": [{}, {"rate": 1.0, "schedule": "cosine", "until": 2.0}],
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
-    "cfl": [{}, {"eps1": 9.0, "eps2": 0.0, "warmup": 0, "linkage": "complete", "statistics": "aggregate"}],
-    "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
+    "cfl": [
+        {},
+        {"eps1": 9.0, "eps2": 0.0, "warmup": 0, "linkage": "complete", "statistics": "aggregate"},
+    ],
+    "ditto": [
+        {},
+        {"lam": 0.3, "personal_epochs": 1},
+        {"personal_epochs": 3, "cold_start": "global"},
+    ],
     "fedobp": [
         {"q": 0.9},
         {"q": 0.5, "norm": "layer"},
@@ -93,11 +107,18 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": (0.5, 0.9, 0.99)},
         {"q": (0.3, 0.8), "score": "gradient", "scope": "tensor", "norm": "layer", "ema": 0.3},
     ],
-    "fedas": [{}, {"first": "init", "align": "means", "judge": "received"}, {"first": "global", "weights": "samples"}],
+    "fedas": [
+        {},
+        {"first": "init", "align": "means", "judge": "received"},
+        {"first": "global", "weights": "samples"},
+    ],
     "fedalt": [{}, {"first": "own"}],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
-    "fedamp": [{"sigma": 0.3}, {"variant": "heurfedamp", "start_from": "cloud", "pool": "last_round"}],
+    "fedamp": [
+        {"sigma": 0.3},
+        {"variant": "heurfedamp", "start_from": "cloud", "pool": "last_round"},
+    ],
     "fedfomo": [{}, {"candidates": 2, "explore": 1.0, "fallback": "keep", "pool": "all"}],
     "fedcp": [{}, {"lam": 0.3, "policy_noise": "off"}],
     "fedgen": [TAUGHT, {**TAUGHT, "teacher": "mean_logits", "labels": "frequency"}],
@@ -105,7 +126,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
     "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
-    "fedproto": [{}, {"weights": "counts", "judge": "nearest_own"}, {"prototypes": "final", "judge": "head"}],
+    "fedproto": [
+        {},
+        {"weights": "counts", "judge": "nearest_own"},
+        {"prototypes": "final", "judge": "head"},
+    ],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
     "feddbe": [{"bias_lr": 0.05}, {"rho": 0.3, "kappa": 5.0, "mean": "data"}],
     "feddyn": [{"alpha": 0.3}],
@@ -121,7 +146,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"personalise": "random", "strict": False},
         {"personalise": "fc"},
     ],
-    "fedpurin": [  # with the gradient too few for a bias under BatchNorm, whose gradient is rounding
+    # With the gradient too few for a bias under BatchNorm, whose gradient is rounding
+    "fedpurin": [
         {"tau": 0.2},
         {"beta": 1, "score": "delta", "hessian": True, "judge": "dense"},
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
@@ -135,7 +161,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
     "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "pfedsd": [{}, {"teacher": "train", "tau": 1.0}],
-    "pfedhn": [{"hidden": 10}, {"variant": "pc", "order": "sequential", "rows": "all", "hidden": 10, "embedding": 3}],
+    "pfedhn": [
+        {"hidden": 10},
+        {"variant": "pc", "order": "sequential", "rows": "all", "hidden": 10, "embedding": 3},
+    ],
     "fedsa_lora": [{}, {"head": "averaged"}],
     "ffa_lora": [{}, {"head": "frozen"}],
     "sdflora": [{}, {"share": 0.5, "merge": "averaged", "head": "averaged"}],
@@ -146,12 +175,17 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "pspfl": [{"q": 0.5}, {"upload": "all"}],
     "heterofl": [{"scaler": True}, {"masked": False, "weighting": "samples", "dynamic": True}],
     "fedrolex": [{"widths": (0.3, 0.6, 1.0)}],
-    "flexfl": [{}, {"levels": (0.4, 1.0), "apoz": (0.3, 0.6), "devices": (1, 1), "assign": "random"}],
+    "flexfl": [
+        {},
+        {"levels": (0.4, 1.0), "apoz": (0.3, 0.6), "devices": (1, 1), "assign": "random"},
+    ],
     "scaffold": [{}, {"server_lr": 0.5}],
     "seqfededt": [{"q": 0.9}, {"score": "importance", "q": 0.5, "classifier_only": True}],
     "subflot": [{}, {"mode": "balanced", "alpha": 0.3, "initial": "prefix", "assign": "blocks"}],
 }
-"""Hyperparameters that the contract suite tries; a method that is not named here is tried with its defaults."""
+"""Hyperparameters that the contract suite tries; a method that is not named here is tried with its
+defaults.
+"""
 
 CASES = [
     pytest.param(name, values, id="-".join([name, *(f"{k}={v}" for k, v in values.items())]))
@@ -163,7 +197,9 @@ _turns: dict[str, count] = defaultdict(count)
 
 
 def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
-    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named (`product`)."""
+    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named
+    (`product`).
+    """
 
     def ask(test: Callable) -> Callable:
         names = ("name", "values", "backend") if engines else ("name", "values")
@@ -175,9 +211,10 @@ def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callabl
 def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -> list[Any]:
     """Parameters for a test of every method, with an engine each if there are any.
 
-    Each method is asked by one of EVERY tests of a file, in one of its settings and on one of the engines, by the next
-    in another or on another: so all are met in a file of enough of them. The rest of the product is marked `full`, and
-    so are the engines in `also`, on which each method runs in its first setting.
+    Each method is asked by one of EVERY tests of a file, in one of its settings and on one of the
+    engines, by the next
+    in another or on another: so all are met in a file of enough of them. The rest of the product is
+    marked `full`, and so are the engines in `also`, on which each method runs in its first setting.
     """
     turn, parameters = next(_turns[module]), []
     for number, name in enumerate(METHODS):
@@ -185,16 +222,22 @@ def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -
         pairs = list(itertools.product(own, engines or (None,)))
         asked = [] if (turn + number) % EVERY else [pairs[(turn // EVERY + number) % len(pairs)]]
         for case, engine in (*pairs, *((own[0], engine) for engine in also)):
-            values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
+            values, suffix = (
+                (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
+            )
             marks = [] if (case, engine) in asked else [pytest.mark.full]
             parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
     return parameters
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Cases for parametrize, of which `make test` tries the first and every so-and-so-many-th: the rest is `full`."""
+    """Cases for parametrize, of which `make test` tries the first and every so-and-so-many-th: the
+    rest is `full`.
+    """
     given = [
-        case if hasattr(case, "marks") else pytest.param(*(case if isinstance(case, tuple) else (case,)))
+        case
+        if hasattr(case, "marks")
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)))
         for case in cases
     ]
     return [
@@ -204,18 +247,35 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
 
 
 LONG = (
-    *("tune", "ranks", "pretend", "package", "readers", "html", "resume", "faults", "library", "docs"),
+    *(
+        "tune",
+        "ranks",
+        "pretend",
+        "package",
+        "readers",
+        "html",
+        "resume",
+        "faults",
+        "library",
+        "docs",
+    ),
     *("contract", "expectations", "reference"),
 )
 """Files that take long: first, so that no core ends up waiting for another."""
 
 
 def take_turns(items: list[pytest.Item]) -> None:
-    """Leave each case of a method's own tests on one of two backends; that these agree is for the contract to say."""
+    """Leave each case of a method's own tests on one of two backends; that these agree is for the
+    contract to say.
+    """
     cases = defaultdict[Any, list[pytest.Item]](list)
     for item in items:
         call = getattr(item, "callspec", None)
-        if call and call.params.get("backend") in BACKENDS and item.path.is_relative_to(ROOT / "tests/methods"):
+        if (
+            call
+            and call.params.get("backend") in BACKENDS
+            and item.path.is_relative_to(ROOT / "tests/methods")
+        ):
             cases[item.function, call.id.replace(call.params["backend"], "")].append(item)
     for turn, pair in enumerate(pair for pair in cases.values() if len(pair) == len(BACKENDS)):
         pair[turn % len(BACKENDS)].add_marker(pytest.mark.full)
@@ -235,7 +295,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 HEAD = ("classifier.weight", "classifier.bias")
 
 
-def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0) -> Federation:
+def federate(
+    train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0
+) -> Federation:
     """Images of five noisy patterns, label-skewed over the clients."""
     return toy.federate(train, test, seed)
 
@@ -249,7 +311,11 @@ def holding(whole: Federation) -> Federation:
 
 
 def rounds(
-    method: Method, net: Net, federation: Federation, cohorts: list[list[int]] = COHORTS, **more: Any
+    method: Method,
+    net: Net,
+    federation: Federation,
+    cohorts: list[list[int]] = COHORTS,
+    **more: Any,
 ) -> tuple[list[State], list[Outcome]]:
     """Copies of the states before round 1 and after every round, and the outcomes."""
     return toy.rounds(method, net, federation, cohorts, **more)
@@ -262,24 +328,39 @@ def trajectory(*args: Any, **kwargs: Any) -> list[State]:
 
 def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> EvalJob:
     """What a client is evaluated by between rounds: its parameters and statistics."""
-    job = next(evaluation(met(EvalCall(method, federation, state, [client])), One(client), net, nullcontext))
+    job = next(
+        evaluation(
+            met(EvalCall(method, federation, state, [client])), One(client), net, nullcontext
+        )
+    )
     assert isinstance(job, EvalJob)
     return job
 
 
 def row(stacked: Any, client: int) -> Any:
     """Return one client's tree."""
-    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
+    return (
+        {k: row(v, client) for k, v in stacked.items()}
+        if isinstance(stacked, dict)
+        else stacked[client]
+    )
 
 
 def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
     """Which entries of parameters and buffers lie between the active neurons of each group."""
-    plan, chosen = neurons.plan(net.params, net.parts), torch.cat([*active.values(), torch.ones(1, dtype=torch.bool)])
+    plan, chosen = (
+        neurons.plan(net.params, net.parts),
+        torch.cat([*active.values(), torch.ones(1, dtype=torch.bool)]),
+    )
     return {**neurons.entries(plan, chosen, net.params), **neurons.statistics(plan, chosen)}
 
 
-def given(state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None) -> State:
-    """The state where all clients hold these entries, facts included, or these statistics, beside what they have."""
+def given(
+    state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None
+) -> State:
+    """The state where all clients hold these entries, facts included, or these statistics, beside
+    what they have.
+    """
     held = {**state.client(range(state.rows.clients)), **(client or {})}
     stacked = {
         "client": tree.without(held, FACTS),
@@ -300,7 +381,9 @@ def assert_close(a: Any, b: Any, atol: float = 1e-6, rtol: float = 1e-5) -> None
     a, b = flatten(a), flatten(b)
     assert a.keys() == b.keys(), set(a) ^ set(b)
     for path in a:
-        torch.testing.assert_close(a[path], b[path], atol=atol, rtol=rtol, msg=lambda m, p=path: f"{p}: {m}")
+        torch.testing.assert_close(
+            a[path], b[path], atol=atol, rtol=rtol, msg=lambda m, p=path: f"{p}: {m}"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -320,7 +403,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
-    """Parse each file once: for every configuration Hydra would parse two dozen anew, a sixth of its tests' time."""
+    """Parse each file once: for every configuration Hydra would parse two dozen anew, a sixth of
+    its tests' time.
+    """
     parse, known = OmegaConf.load, dict[Any, Any]()
 
     def load(file: Any) -> Any:
@@ -337,6 +422,8 @@ def parsed_once() -> Iterator[None]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Thousands of collected tests are garbage at no time: without this each collection would go through them."""
+    """Thousands of collected tests are garbage at no time: without this each collection would go
+    through them.
+    """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,6 @@
-"""Networks as users write them: what each does beside answering is taken over, or refused in one line."""
+"""Networks as users write them: what each does beside answering is taken over, or refused in one
+line.
+"""
 
 import random
 from collections import deque
@@ -37,18 +39,26 @@ class Plain(nn.Module):
 
 def batchnorm_1d(shape, classes):
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, classes)
+        nn.Flatten(),
+        nn.Linear(inputs(shape), WIDTH),
+        nn.BatchNorm1d(WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, classes),
     )
 
 
 def batchnorm_cumulative(shape, classes):
     norm = nn.BatchNorm1d(WIDTH, momentum=None)
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes)
+    )
 
 
 def batchnorm_without_statistics(shape, classes):
     norm = nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False)
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes)
+    )
 
 
 class BatchNormByHand(Plain):
@@ -81,16 +91,22 @@ class SubclassedNorm(nn.BatchNorm1d):
 
 def batchnorm_subclass(shape, classes):
     norm = SubclassedNorm(WIDTH)
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes)
+    )
 
 
 def instance_norm_with_statistics(shape, classes):
     norm = nn.InstanceNorm2d(4, track_running_stats=True)
-    return nn.Sequential(nn.Conv2d(shape[0], 4, 3), norm, nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes))
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3), norm, nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes)
+    )
 
 
 def lazy_batchnorm(shape, classes):
-    return nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes))
+    return nn.Sequential(
+        nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes)
+    )
 
 
 # ---- buffers and other state
@@ -277,12 +293,16 @@ class GeneratorInAttribute(Plain):
 
 
 class HookByClosure(Plain):
-    """Reads features that a hook leaves; the hook means the network it was made in, which copies do not change."""
+    """Reads features that a hook leaves; the hook means the network it was made in, which copies do
+    not change.
+    """
 
     def __init__(self, shape, classes):
         super().__init__(shape, classes)
         self.left = torch.zeros(())
-        self.hidden.register_forward_hook(lambda layer, x, output: setattr(self, "left", output.detach()))
+        self.hidden.register_forward_hook(
+            lambda layer, x, output: setattr(self, "left", output.detach())
+        )
 
     def features(self, x):
         return super().features(x) + self.left.mean()
@@ -352,7 +372,9 @@ class InPlaceActivation(nn.Module):
 
     def __init__(self, shape, classes):
         super().__init__()
-        self.layers = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(inputs(shape), classes))
+        self.layers = nn.Sequential(
+            nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(inputs(shape), classes)
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -375,7 +397,9 @@ class CheckpointedFunction(Plain):
     """Recomputes a function of its weights; no layer is called again."""
 
     def features(self, x):
-        return checkpoint(lambda x: torch.tanh(x.flatten(1) @ self.hidden.weight.t()), x, use_reentrant=False)
+        return checkpoint(
+            lambda x: torch.tanh(x.flatten(1) @ self.hidden.weight.t()), x, use_reentrant=False
+        )
 
 
 class CheckpointedDropout(Plain):
@@ -742,13 +766,22 @@ REFUSED = {
     "counts_in_attribute": (CountsInAttribute, "forward changes calls, which outlives the call"),
     "queue_in_list": (QueueInList, "forward changes memory, which outlives the call"),
     "initialised_by_data": (InitialisedByData, "forward changes scale, which outlives the call"),
-    "growing_buffer": (GrowingBuffer, "buffer seen is float32 [1] before forward and float32 [2] after it"),
+    "growing_buffer": (
+        GrowingBuffer,
+        "buffer seen is float32 [1] before forward and float32 [2] after it",
+    ),
     "late_buffer": (LateBuffer, "buffer mean comes or goes in forward"),
     "hook_by_closure": (HookByClosure, "a copy of it computes something else"),
     "late_parameter": (LateParameter, "parameter scale comes or goes in forward"),
     "clamps_weights": (ClampsWeights, "forward changes hidden.weight, which is trained, by hand"),
-    "generator_in_attribute": (GeneratorInAttribute, "forward changes noise, which outlives the call"),
-    "unseeded_init": (UnseededInit, "scale is another one each time the network is built from one seed"),
+    "generator_in_attribute": (
+        GeneratorInAttribute,
+        "forward changes noise, which outlives the call",
+    ),
+    "unseeded_init": (
+        UnseededInit,
+        "scale is another one each time the network is built from one seed",
+    ),
     "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
     "dict_output": (DictOutput, "answers with a dict; forward must return the logits"),
     "no_gradient": (NoGradient, "its logits have no gradient"),

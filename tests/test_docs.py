@@ -39,10 +39,26 @@ import try_docs
 
 COMMANDS = try_docs.commands()
 TRAIN = [command.text for command in COMMANDS if command.text.startswith(try_docs.TRAIN)]
-TRAIN += [f"python {text[text.index('-m fedpfl') :]}" for _, text in COMMANDS if text.startswith("torchrun")]
-OWN = [text for text in TRAIN if any(not w.startswith(("experiment=", "data_dir=")) for w in try_docs.words(text))]
-FIRST = [command.text for command in COMMANDS if command.page in ("README.md", "data.md") and command.text in TRAIN]
-REPORT = [command.text for command in COMMANDS if command.page.endswith(".md") and "fedpfl.report" in command.text]
+TRAIN += [
+    f"python {text[text.index('-m fedpfl') :]}"
+    for _, text in COMMANDS
+    if text.startswith("torchrun")
+]
+OWN = [
+    text
+    for text in TRAIN
+    if any(not w.startswith(("experiment=", "data_dir=")) for w in try_docs.words(text))
+]
+FIRST = [
+    command.text
+    for command in COMMANDS
+    if command.page in ("README.md", "data.md") and command.text in TRAIN
+]
+REPORT = [
+    command.text
+    for command in COMMANDS
+    if command.page.endswith(".md") and "fedpfl.report" in command.text
+]
 
 
 def test_links_lead_somewhere():
@@ -56,21 +72,41 @@ def test_the_pages_show_commands():
     texts = [command.text for command in COMMANDS]
     assert len(texts) == len(set(texts)) > 150
     for experiment in choices("experiment"):
-        assert experiment == "smoke" or any(f"experiment={experiment} " in f"{text} " for text in texts)
-    assert {"make demo", "make smoke", "make tables", "make bench", "python -m fedpfl.report"} <= set(texts)
+        assert experiment == "smoke" or any(
+            f"experiment={experiment} " in f"{text} " for text in texts
+        )
+    assert {
+        "make demo",
+        "make smoke",
+        "make tables",
+        "make bench",
+        "python -m fedpfl.report",
+    } <= set(texts)
     assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
 
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"])
+@pytest.mark.parametrize(
+    "everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"]
+)
 @pytest.mark.parametrize("command", sampled(OWN, 4))
 def test_commands_compose(command: str, everything: bool):
-    """The first job of each, or so many that each value occurs. Experiments: tests/papers/test_experiments.py."""
+    """The first job of each, or so many that each value occurs. Experiments:
+    tests/papers/test_experiments.py.
+    """
     if "submitit" in command or "launcher=ray" in command:
-        pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
-        pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
+        pytest.importorskip(
+            "hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray"
+        )
+        pytest.importorskip(
+            "hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray"
+        )
     parsed, composed = try_docs.base(try_docs.filled(command))  # so does Hydra, before the jobs
     # What the experiment sweeps over, the command may set.
-    choices = {name: values for name, values in swept(composed).items() if name not in {o.key_or_group for o in parsed}}
+    choices = {
+        name: values
+        for name, values in swept(composed).items()
+        if name not in {o.key_or_group for o in parsed}
+    }
     choices |= {o.key_or_group: proposed(o) for o in parsed if o.is_sweep_override()}
     base = [override.input_line for override in parsed if not override.is_sweep_override()]
     with initialize_config_dir(CONF, version_base="1.3"):
@@ -107,7 +143,11 @@ def checkout(tmp_path_factory):
     ("command", "seeds"),
     [
         *sampled([(command, "seed=1") for command in FIRST], 4),
-        *(pytest.param(command, "seed=1,2,3", marks=pytest.mark.full) for command in FIRST if "seed=1,2,3" in command),
+        *(
+            pytest.param(command, "seed=1,2,3", marks=pytest.mark.full)
+            for command in FIRST
+            if "seed=1,2,3" in command
+        ),
     ],
 )
 def test_commands_run(command: str, seeds: str, checkout):
@@ -116,7 +156,9 @@ def test_commands_run(command: str, seeds: str, checkout):
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set((checkout / "outputs").rglob("summary.json"))
     line = try_docs.runnable(command).text.replace("seed=1,2,3", seeds)
-    result = call(*shlex.split(line)[3:], format_override("data_dir", checkout / "made_up"), cwd=checkout)
+    result = call(
+        *shlex.split(line)[3:], format_override("data_dir", checkout / "made_up"), cwd=checkout
+    )
     assert result.code == 0, result.err
     made = set((checkout / "outputs").rglob("summary.json")) - before
     assert made
@@ -134,7 +176,9 @@ def test_the_table_of_methods_is_up_to_date(every: int):
 
 
 def test_the_measured_tables_are_what_the_files_say(tmp_path):
-    """And a file that changes changes the page; the public files stand beside own runs in the figure too."""
+    """And a file that changes changes the page; the public files stand beside own runs in the
+    figure too.
+    """
     page = reproduction.PAGE.read_text()
     made = {name: table() for name, table in reproduction.TABLES.items()}
     assert reproduction.filled(page, made) == page, "run python scripts/reproduction.py --write"
@@ -144,10 +188,18 @@ def test_the_measured_tables_are_what_the_files_say(tmp_path):
 
 
 def test_the_methods_of_the_benches_are_called_as_is_said():
-    section = (ROOT / "docs" / "methods.md").read_text().split("## Methods of FL-bench and PFLlib")[1]
+    section = (
+        (ROOT / "docs" / "methods.md").read_text().split("## Methods of FL-bench and PFLlib")[1]
+    )
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    same = [re.sub(r"\w+: ", "", there).lower() for there, here in rows if here == "the same in lower case"]
-    named = re.split("[,;] ", ", ".join(same)) + re.findall(r"`(\w+)`", " ".join(here for _, here in rows))
+    same = [
+        re.sub(r"\w+: ", "", there).lower()
+        for there, here in rows
+        if here == "the same in lower case"
+    ]
+    named = re.split("[,;] ", ", ".join(same)) + re.findall(
+        r"`(\w+)`", " ".join(here for _, here in rows)
+    )
     assert len(set(named)) > 35
     assert set(named) <= set(METHODS)
 
@@ -169,11 +221,17 @@ def test_the_tutorials_method_works(net, federation):
     exec(compile(source, "docs/extend.md", "exec"), module.__dict__)
     fedprox = module.FedProx
     assert_same(
-        trajectory(fedprox(mu=0.0), net, federation)[-1].server, trajectory(FedAvg(), net, federation)[-1].server
+        trajectory(fedprox(mu=0.0), net, federation)[-1].server,
+        trajectory(FedAvg(), net, federation)[-1].server,
     )
     loop = trajectory(fedprox(mu=1.0), net, federation, engine="loop")[-1].server
     assert differing(loop, trajectory(FedAvg(), net, federation)[-1].server)
-    assert_close(loop, trajectory(fedprox(mu=1.0), net, federation, engine="batched")[-1].server, atol=2e-6, rtol=1e-4)
+    assert_close(
+        loop,
+        trajectory(fedprox(mu=1.0), net, federation, engine="batched")[-1].server,
+        atol=2e-6,
+        rtol=1e-4,
+    )
     with pytest.raises(ValueError, match="mu must be 0 or more"):
         fedprox(mu=-1.0)
 
@@ -198,9 +256,14 @@ def outputs(tmp_path_factory):
     ):
         told = {"method": {"name": method}, "dataset": {"name": dataset}}
         write_run(root / f"outputs/fedobp/{method}/{dataset}/seed1", {4: 60.0 + place}, **told)
-    for name, method in (("dir01", {"name": "fedavg"}), ("as_published", obp | {"q": 0.99992, "ema": 0.3})):
+    for name, method in (
+        ("dir01", {"name": "fedavg"}),
+        ("as_published", obp | {"q": 0.99992, "ema": 0.3}),
+    ):
         partition = {"name": "published", "alpha": 0.1}
-        write_run(root / f"outputs/fmnist_{name}/method/key/seed1", partition=partition, method=method)
+        write_run(
+            root / f"outputs/fmnist_{name}/method/key/seed1", partition=partition, method=method
+        )
     rows = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
     (root / "published_curves.csv").write_text(rows)
     (root / "docs").symlink_to(ROOT / "docs")
@@ -215,12 +278,20 @@ def test_report_commands_run(command, outputs, monkeypatch, capsys):
 
 def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
     blocks = try_docs.BLOCK.findall((ROOT / "docs" / "extend.md").read_text())
-    source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
-    values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
+    source = next(
+        block for language, block in blocks if language == "python" and "def kmnist" in block
+    )
+    values = next(
+        yaml.safe_load(block)
+        for language, block in blocks
+        if language == "yaml" and "kmnist" in block
+    )
     (tmp_path / "code").mkdir()
     (tmp_path / "code/kmnist.py").write_text(source)
     monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path / "code")])
-    monkeypatch.setattr(datasets, "SETS", datasets.readers())  # which then has it without being told
+    monkeypatch.setattr(
+        datasets, "SETS", datasets.readers()
+    )  # which then has it without being told
     monkeypatch.delitem(sys.modules, "fedpfl.data.datasets.kmnist")
     assert values.pop("title") == "KMNIST"
     with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
@@ -237,7 +308,9 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
 def shown(page: str, mark: str) -> str:
     """The one block of Python on a page that holds `mark`."""
     (block,) = (
-        text for kind, text in try_docs.BLOCK.findall((ROOT / page).read_text()) if kind == "python" and mark in text
+        text
+        for kind, text in try_docs.BLOCK.findall((ROOT / page).read_text())
+        if kind == "python" and mark in text
     )
     return block
 
@@ -248,7 +321,9 @@ def test_the_tutorials_table_figure_and_command_of_the_report_work(outputs, monk
     exec(compile(shown("docs/extend.md", "def _reach"), "docs/extend.md", "exec"), space)
     monkeypatch.setattr(report_main, "COMMANDS", space["COMMANDS"])
     monkeypatch.chdir(outputs)
-    assert report(["reach", "outputs/fedobp", "dataset=svhn", "--out", "made", "--format", "csv"]) == 0
+    assert (
+        report(["reach", "outputs/fedobp", "dataset=svhn", "--out", "made", "--format", "csv"]) == 0
+    )
     table = pd.read_csv(outputs / "made/reach.csv")
     assert list(table.columns) == ["setting", "method", "round"]
     assert table["round"].isna().all()  # none reaches 90 %
@@ -268,7 +343,10 @@ def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(filling, "TABLES", tables)
     frame = filling.fill("doe/table1", groups(runs(outputs / "outputs/demo"))).frame
-    assert frame[["row", "own", "seeds"]].values.tolist() == [["FedAvg", 70.0, "1 2"], ["FedOBP", 70.0, "1 2"]]
+    assert frame[["row", "own", "seeds"]].values.tolist() == [
+        ["FedAvg", 70.0, "1 2"],
+        ["FedOBP", 70.0, "1 2"],
+    ]
 
 
 def test_the_tutorials_command_works(outputs, tmp_path, capsys):
@@ -304,7 +382,15 @@ def test_the_readme_lists_every_choice():
         "experiment",
     ):
         readme = pages.get(group, ROOT / "README.md").read_text()
-        row = next(line for line in readme.splitlines() if line.startswith("|") and f"`{group}`" in line.split("|")[1])
+        row = next(
+            line
+            for line in readme.splitlines()
+            if line.startswith("|") and f"`{group}`" in line.split("|")[1]
+        )
         for option in sorted(Path(CONF, group).glob("*.yaml")):
             if not option.stem.endswith("_as_published") or group == "score":
-                assert f"`{option.stem}`" in readme if group != "experiment" else "conf/experiment" in row, option
+                assert (
+                    f"`{option.stem}`" in readme
+                    if group != "experiment"
+                    else "conf/experiment" in row
+                ), option

@@ -21,6 +21,7 @@ RANK = {
     "system": 1,
     "methods": 2,
     "engine": 3,
+    "testing": 4,
     "record": 4,
     "report": 5,
     "config": 6,
@@ -39,7 +40,9 @@ def part(path: Path) -> str:
 
 
 def imports(path: Path) -> list[tuple[str, str | None]]:
-    """(module, name) of every import anywhere in the file; name is None for `import module`. All are absolute."""
+    """(module, name) of every import anywhere in the file; name is None for `import module`. All
+    are absolute.
+    """
     found: list[tuple[str, str | None]] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -70,7 +73,9 @@ def test_every_room_has_its_place():
 
 
 def test_only_commands_stand_in_the_hallway():
-    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", *COMMANDS} - {"report"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", *COMMANDS} - {
+        "report"
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -84,14 +89,21 @@ def test_imports_point_down(path):
 
 def test_methods_know_no_files_devices_or_configuration():
     forbidden = {"hydra", "omegaconf", "os", "pathlib", "yaml", "numpy", "torchvision", "wandb"}
-    for path in (*files("methods", "models"), PACKAGE / "ground/tree.py", PACKAGE / "ground/traffic.py"):
+    for path in (
+        *files("methods", "models"),
+        PACKAGE / "ground/tree.py",
+        PACKAGE / "ground/traffic.py",
+    ):
         assert not {module.split(".")[0] for module, _ in imports(path)} & forbidden, path
 
 
 def test_only_configuration_and_training_know_hydra():
     for path in FILES:
         if part(path) not in ("config", "runner", "commands"):
-            assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
+            assert not {module.split(".")[0] for module, _ in imports(path)} & {
+                "hydra",
+                "omegaconf",
+            }, path
 
 
 CONTRACT = {
@@ -118,11 +130,17 @@ def test_the_engine_knows_no_methods_name():
             if module.startswith("fedpfl.methods"):
                 assert module == "fedpfl.methods", f"{path} imports {module}"
                 assert name in CONTRACT, f"{path} imports {name}"
-        constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        constants = {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant)
+        }
         assert not constants & REGISTERED, f"{path} names {constants & REGISTERED}"
 
 
-@pytest.mark.parametrize("path", files("methods"), ids=lambda path: str(path.relative_to(PACKAGE / "methods")))
+@pytest.mark.parametrize(
+    "path", files("methods"), ids=lambda path: str(path.relative_to(PACKAGE / "methods"))
+)
 def test_a_method_is_made_of_models_trees_and_what_methods_share(path):
     shared = path.parent.name == "shared"
     for module, name in imports(path):
@@ -145,7 +163,9 @@ def test_tree_operations_are_nobody_elses():
 def loaded_by(names: str) -> list[str]:
     """The modules that are there after `import names` in a process of its own."""
     code = f"import sys, {names}; print([*sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
     assert result.returncode == 0, result.stderr
     return ast.literal_eval(result.stdout)
 

@@ -54,8 +54,12 @@ def test_completion_answers_commands_keys_and_choices(line, some, shell, ask):
 
 def test_completion_offers_every_choice_of_a_group(ask):
     for group in ("method", "dataset", "experiment"):
-        assert set(ask(f"fedpfl train {group}=")) == {f"{group}={choice}" for choice in choices(group)}
-    assert {"experiment=fedobp/table3", "experiment=fedobp/table5"} <= set(ask("fedpfl train experiment=fedobp/t"))
+        assert set(ask(f"fedpfl train {group}=")) == {
+            f"{group}={choice}" for choice in choices(group)
+        }
+    assert {"experiment=fedobp/table3", "experiment=fedobp/table5"} <= set(
+        ask("fedpfl train experiment=fedobp/t")
+    )
     assert {"rounds=", "method=", "local.", "experiment"} <= set(ask("fedpfl train "))
 
 
@@ -79,8 +83,14 @@ def test_completion_in_bash(tmp_path):
         hydra_bash_completion
         echo "${{COMPREPLY[@]}}"
     """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    told = subprocess.run(
+        ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
     rule, answer = told.stdout.splitlines()
     assert rule.endswith("-F hydra_bash_completion fedpfl")
     assert answer == "method=fedobp_adaptive"
@@ -106,7 +116,11 @@ AGAIN = ("fedpfl.train", "fedpfl.check")
         (("-sc", "install=fish"), 0, "complete -c fedpfl "),
         (("report", "ls", "nowhere"), 2, "no such directory: nowhere"),
         (("check", "nowhere.py"), 2, "nowhere.py: No such file or directory"),
-        (("train", "local.lrr=1"), 2, "fedpfl: local.lrr is not a key here; did you mean local.lr?"),
+        (
+            ("train", "local.lrr=1"),
+            2,
+            "fedpfl: local.lrr is not a key here; did you mean local.lr?",
+        ),
         (("train", "--cfg", "job", "method=ditto", "rounds=77"), 0, "rounds: 77"),
     ],
 )
@@ -130,7 +144,9 @@ def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("module", ["fedpfl", "fedpfl.train", "fedpfl.report"])
 def test_a_python_without_the_packages_is_told_in_one_line(module):
-    told = subprocess.run([sys.executable, "-S", "-m", module], cwd=ROOT, capture_output=True, text=True)
+    told = subprocess.run(
+        [sys.executable, "-S", "-m", module], cwd=ROOT, capture_output=True, text=True
+    )
     assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "", 1), told.stderr
     assert "give `make setup`, then use .venv/bin/python" in told.stderr
 
@@ -138,9 +154,13 @@ def test_a_python_without_the_packages_is_told_in_one_line(module):
 def run(*words: object, cwd: Path) -> str:
     """What a program prints that sees neither this tree nor variables that would lead there."""
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDPFL", "VIRTUAL_ENV"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "FEDPFL", "VIRTUAL_ENV"))
     }
-    done = subprocess.run([*map(str, words)], cwd=cwd, env=kept, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*map(str, words)], cwd=cwd, env=kept, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -151,20 +171,29 @@ PACKAGES = [place for place in sys.path if place.endswith("-packages")]
 def clone(folder: Path) -> Path:
     """A copy of what makes the package, as a clone has it."""
     for name in ("conf", "fedpfl", "hydra_plugins"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     return folder
 
 
 def environment(folder: Path, built: Path) -> Path:
-    """The programs of an environment in which what was built is installed, beside the packages that it needs."""
+    """The programs of an environment in which what was built is installed, beside the packages that
+    it needs.
+    """
     programs = folder / "env" / "bin"
     venv.create(programs.parent)
     (wheel,) = built.glob("*.whl")
     pip = (sys.executable, "-m", "pip", "--python", programs / "python")
     run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    own = run(programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    own = run(
+        programs / "python",
+        "-c",
+        "import sysconfig; print(sysconfig.get_path('purelib'))",
+        cwd=folder,
+    ).strip()
     # A folder named in a .pth is looked into; its own .pth files, which lead to this tree, are not.
     Path(own, "others.pth").write_text("".join(f"{place}\n" for place in PACKAGES))
     return programs
@@ -175,7 +204,15 @@ def installed(tmp_path_factory):
     """The programs of an environment that has the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     source = clone(folder / "source")
-    build = ("wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
+    build = (
+        "wheel",
+        source,
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+        folder,
+    )
     run(sys.executable, "-m", "pip", *build, cwd=folder)
     shutil.rmtree(source)
     return environment(folder, folder)
@@ -183,22 +220,40 @@ def installed(tmp_path_factory):
 
 @pytest.mark.full
 def test_the_wheel_works_from_any_folder(installed, tmp_path):
-    where = run(installed / "python", "-c", "import fedpfl, hydra_plugins; print(fedpfl.__file__)", cwd=tmp_path)
+    where = run(
+        installed / "python",
+        "-c",
+        "import fedpfl, hydra_plugins; print(fedpfl.__file__)",
+        cwd=tmp_path,
+    )
     assert str(ROOT) not in where
     assert Path(where).is_relative_to(installed.parent)
     assert Path(where).with_name("py.typed").is_file()
-    seen = run(installed / "python", "-c", "import sys; print(*sys.path, sep='\\n')", cwd=tmp_path).splitlines()
+    seen = run(
+        installed / "python", "-c", "import sys; print(*sys.path, sep='\\n')", cwd=tmp_path
+    ).splitlines()
     assert str(ROOT) not in {*seen} - {*PACKAGES}
 
     program = installed / "fedpfl"
     run(program, "train", *TINY, "method=fedobp", cwd=tmp_path)
     (path,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
-    assert {"config.yaml", "rounds.csv", "clients.csv", "state.pt"} <= {file.name for file in path.iterdir()}
+    assert {"config.yaml", "rounds.csv", "clients.csv", "state.pt"} <= {
+        file.name for file in path.iterdir()
+    }
     told = run(installed / "python", "-m", "fedpfl.train", *TINY, "method=fedobp", cwd=tmp_path)
     assert told.startswith("already finished: ")
     sweep = ("-m", "hydra/launcher=lockstep", "method=fedavg,fedper")
     run(program, "train", *TINY, *sweep, cwd=tmp_path)
-    run(program, "train", *TINY, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", cwd=tmp_path)
+    run(
+        program,
+        "train",
+        *TINY,
+        "-m",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "seed=1,2",
+        cwd=tmp_path,
+    )
     assert len([*tmp_path.glob("outputs/digits/*/*/seed*/state.pt")]) == 5
     assert "FedOBP" in run(program, "report", "tables", cwd=tmp_path)
     assert "Dir(0.1)" in run(program, "report", "paper", "fedobp/table3", cwd=tmp_path)
@@ -226,10 +281,26 @@ fedpfl.rum()  # type: ignore[attr-defined]
 def test_beside_a_clone_a_script_finds_the_editable_install_and_its_types(tmp_path):
     """A folder `fedpfl` beside the script would pass for a package without code."""
     source, built = clone(tmp_path / "fedpfl"), tmp_path / "built"
-    run(sys.executable, "-c", f"from setuptools import build_meta as b; b.build_editable({str(built)!r})", cwd=source)
+    run(
+        sys.executable,
+        "-c",
+        f"from setuptools import build_meta as b; b.build_editable({str(built)!r})",
+        cwd=source,
+    )
     python, script = environment(tmp_path, built) / "python", tmp_path / "script.py"
-    script.write_text(f"import fedpfl\nprint(fedpfl.run{(*TINY, 'method=fedavg')}.status, fedpfl.__file__)")
+    script.write_text(
+        f"import fedpfl\nprint(fedpfl.run{(*TINY, 'method=fedavg')}.status, fedpfl.__file__)"
+    )
     told = run(python, script, cwd=tmp_path).split()
     assert told[-2:] == ["finished", str(source / "fedpfl" / "__init__.py")]
     script.write_text(TYPED)  # an ignored line without an error is an error
-    run(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, script, cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        python,
+        script,
+        cwd=tmp_path,
+    )

@@ -17,13 +17,20 @@ Texts = dict[str, tuple[Path, bytes]]
 
 
 def beside(file: Path, text: bytes) -> Texts:
-    """Return the modules in or below a file's folder that it imports, wherever in its text, and these in turn."""
+    """Return the modules in or below a file's folder that it imports, wherever in its text, and
+    these in turn.
+    """
     found: Texts = {}
     waiting = [(text, "")]  # with the package that relative imports start from
     while waiting:
         for name in [part for whole in imports(*waiting.pop()) for part in _path(whole)]:
             place = _place(name)
-            if name in found or not place or not _own(place, file.parent) or (read := text_of(place)) is None:
+            if (
+                name in found
+                or not place
+                or not _own(place, file.parent)
+                or (read := text_of(place)) is None
+            ):
                 continue
             found[name] = place, read
             waiting.append((read, name if place.stem == "__init__" else name.rpartition(".")[0]))
@@ -49,12 +56,16 @@ def _place(name: str) -> Path | None:
         folders = None
         for part in _path(name):
             spec = PathFinder.find_spec(part, folders)
-            place, folders = (spec.origin, spec.submodule_search_locations or []) if spec else (None, [])
+            place, folders = (
+                (spec.origin, spec.submodule_search_locations or []) if spec else (None, [])
+            )
     return Path(place).resolve() if place else None
 
 
 def _own(place: Path, folder: Path) -> bool:
     """Whether a module lies in a plugin's folder and is neither installed there nor fedpfl's."""
     others = [Path(str(package.__file__)).resolve().parent for package in (fedpfl, os)]
-    installed = {"site-packages", "dist-packages"} & {*place.parts} or any(map(place.is_relative_to, others))
+    installed = {"site-packages", "dist-packages"} & {*place.parts} or any(
+        map(place.is_relative_to, others)
+    )
     return place.is_relative_to(folder.resolve()) and not installed

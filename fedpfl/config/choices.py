@@ -10,10 +10,23 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "norm": (),
     "score": (),
 }
-"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
+"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names
+those it has.
+"""
 FIXED = ("local", "eval", "stopping", "checkpoint", "state", "engine", "augment")
 """Groups that hold the same keys whatever is chosen; `schema.py` says what they are for."""
-GROUPS = ("dataset", "partition", "model", "adapter", "method", *OPTIONAL, "privacy", "system", *FIXED, "logger")
+GROUPS = (
+    "dataset",
+    "partition",
+    "model",
+    "adapter",
+    "method",
+    *OPTIONAL,
+    "privacy",
+    "system",
+    *FIXED,
+    "logger",
+)
 NESTED = ("experiment",)
 """Groups whose folders hold choices; those of others hold what comes with a choice."""
 
@@ -35,8 +48,8 @@ def choices(group: str) -> list[str]:
 def moved(group: str, name: str) -> str:
     """Return the words that now choose what `name` chose; empty if nothing did.
 
-    Of experiments, `folder_name` and `name` became `folder/name`; what ended in the name of a debug setting is chosen
-    together with it.
+    Of experiments, `folder_name` and `name` became `folder/name`; what ended in the name of a debug
+    setting is chosen together with it.
     """
     if group not in NESTED:
         return NOW.get((group, name), "")
@@ -45,7 +58,11 @@ def moved(group: str, name: str) -> str:
         base, words = (name.removesuffix(f"_{debug}"), f" debug={debug}") if debug else (name, "")
         if debug and base == name:
             continue
-        now = [choice for choice in known if base in (choice, choice.replace("/", "_"), choice.partition("/")[2])]
+        now = [
+            choice
+            for choice in known
+            if base in (choice, choice.replace("/", "_"), choice.partition("/")[2])
+        ]
         if len(now) == 1:
             return f"{group}={now[0]}{words}"
         if words and (below := [choice for choice in known if choice.startswith(f"{base}/")]):

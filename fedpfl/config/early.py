@@ -1,4 +1,6 @@
-"""Mistakes that the composition tells, told before torch is loaded, which takes longer than all that comes before."""
+"""Mistakes that the composition tells, told before torch is loaded, which takes longer than all
+that comes before.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from fedpfl.ground.terminal import tell
 
 
 def refuse(words: Iterable[str]) -> None:
-    """End the process with status 2 and one line where the command line is refused whatever else is looked at.
+    """End the process with status 2 and one line where the command line is refused whatever else is
+    looked at.
 
-    What plugins add is not known yet, nor is anything said of options that ask for something else than runs.
+    What plugins add is not known yet, nor is anything said of options that ask for something else
+    than runs.
     """
     with contextlib.suppress(ValueError):  # told where all is known
         if "TORCHELASTIC_RUN_ID" not in os.environ and (fault := _fault(list(words))):

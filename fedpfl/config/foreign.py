@@ -1,4 +1,6 @@
-"""Words of a run that somebody else wrote, such as those in a row of a board: data, of which nothing is executed."""
+"""Words of a run that somebody else wrote, such as those in a row of a board: data, of which
+nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SETTINGS = ("rounds", "clients", "participation", "validation", "unseen", "metri
 CHOSEN = ("dataset", "partition", "model", "adapter", "method", "privacy", "system", *OPTIONAL)
 """Groups of which a row may choose what comes along with the package."""
 WITH_KEYS = (*CHOSEN, "local", "eval", "stopping", "augment", "engine", "checkpoint")
-PATHS = re.compile(r"(^|_)(path|file|files|weights|folder|root|dir|directory|download|secret|hooks?|target)($|_)")
+PATHS = re.compile(
+    r"(^|_)(path|file|files|weights|folder|root|dir|directory|download|secret|hooks?|target)($|_)"
+)
 """Keys that name a file of this machine, or code."""
 KEY = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][A-Za-z0-9_]*)*")
 NAMES = ("name", "title", "groups", "table")
@@ -45,8 +49,9 @@ def read_command(command: str) -> ForeignRuns:
     """Return the words and seeds of `python -m fedpfl.train -m KEY=VALUE ... seed=1,2`.
 
     Raises:
-        FedpflError: for anything but known keys and groups with plain values: what Hydra itself or a plugin would
-            execute, files of this machine, sweeps, interpolations, and more than a run of a board can want.
+        FedpflError: for anything but known keys and groups with plain values: what Hydra itself or
+            a plugin would execute, files of this machine, sweeps, interpolations, and more than a
+            run of a board can want.
     """
     try:
         words = shlex.split(command)
@@ -59,7 +64,9 @@ def read_command(command: str) -> ForeignRuns:
 
 
 def check_words(words: Sequence[str]) -> list[str]:
-    """Return words of a run that are nothing but known keys with plain values. Raises FedpflError for others."""
+    """Return words of a run that are nothing but known keys with plain values. Raises FedpflError
+    for others.
+    """
     given: set[str] = set()
     for word in words:
         key = _check_word(word)
@@ -96,7 +103,9 @@ def _check_word(word: str) -> str:
 
 
 def _parse_value(word: str) -> object:
-    """Return the value of a word as Hydra reads it. Raises FedpflError for a sweep and for what is no value."""
+    """Return the value of a word as Hydra reads it. Raises FedpflError for a sweep and for what is
+    no value.
+    """
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException:
@@ -112,14 +121,24 @@ def _is_plain(value: object) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, str):
         return TEXT.fullmatch(value) is not None
-    return value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER)
+    return (
+        value is None
+        or isinstance(value, bool)
+        or (isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER)
+    )
 
 
 def _read_seeds(word: str) -> list[int]:
     key, _, text = word.partition("=")
     seeds = text.split(",")
-    if key != "seed" or not all(re.fullmatch(r"\d{1,9}", seed) for seed in seeds) or len(seeds) > MOST_SEEDS:
-        raise FedpflError(f"the row's command must end in seed=NUMBER,NUMBER,... (at most {MOST_SEEDS}), got {word!r}")
+    if (
+        key != "seed"
+        or not all(re.fullmatch(r"\d{1,9}", seed) for seed in seeds)
+        or len(seeds) > MOST_SEEDS
+    ):
+        raise FedpflError(
+            f"the row's command must end in seed=NUMBER,NUMBER,... (at most {MOST_SEEDS}), got {word!r}"
+        )
     return [int(seed) for seed in seeds]
 
 

@@ -1,4 +1,6 @@
-"""What `python -m fedpfl.train --help` prints: the keys, each with its value, its comment and its choices."""
+"""What `python -m fedpfl.train --help` prints: the keys, each with its value, its comment and its
+choices.
+"""
 
 from __future__ import annotations
 
@@ -42,23 +44,44 @@ With -m, values separated by commas make a sweep. --cfg job prints the YAML, --h
 
 
 def page(words: Sequence[str]) -> str:
-    """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they cannot take."""
+    """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they
+    cannot take.
+    """
     register()
     cfg = overrides.composed([word for word in words if not word.startswith("-")])
-    chosen = {group: str(name) for group, name in cfg.hydra.runtime.choices.items() if not group.startswith("hydra/")}
-    groups = [(group, ", ".join(_names(group))) for group in (*GROUPS, "paper", "experiment") if _names(group)]
-    parts = [HEAD, "Choices: GROUP=NAME\n\n" + "\n".join(_line(group, names) for group, names in groups)]
+    chosen = {
+        group: str(name)
+        for group, name in cfg.hydra.runtime.choices.items()
+        if not group.startswith("hydra/")
+    }
+    groups = [
+        (group, ", ".join(_names(group)))
+        for group in (*GROUPS, "paper", "experiment")
+        if _names(group)
+    ]
+    parts = [
+        HEAD,
+        "Choices: GROUP=NAME\n\n" + "\n".join(_line(group, names) for group, names in groups),
+    ]
     general = _comments(Path(overrides.CONF, "train.yaml"))
     single = [key for key in cfg if key != "hydra" and not isinstance(cfg[key], DictConfig)]
-    parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", general, Settings) for key in single))
-    for group in sorted((str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen):
+    parts.append(
+        "Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", general, Settings) for key in single)
+    )
+    for group in sorted(
+        (str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen
+    ):
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
         said = _below(general, group) | (_comments(file) if file.is_file() else {})
-        title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, said.get(""))))
+        title = ": ".join(
+            filter(None, (f"{group}={chosen[group]}" if group in chosen else group, said.get("")))
+        )
         if group == "method":
             title += _sees(cfg[group])
         keys = [key for key in cfg[group] if key not in UNSEEN]
-        lines = [_key(cfg[group], key, f"{group}.", said, _schema(group, cfg[group])) for key in keys]
+        lines = [
+            _key(cfg[group], key, f"{group}.", said, _schema(group, cfg[group])) for key in keys
+        ]
         parts.append("\n".join([textwrap.fill(title, _width()), "", *lines]).rstrip())
     return "\n\n".join(parts)
 
@@ -84,7 +107,11 @@ def _comments(file: Path) -> dict[str, str]:
 
 def _below(comments: Mapping[str, str], group: str) -> dict[str, str]:
     """Return those of a group's keys, by their names in it, and the group's by the empty one."""
-    return {key[len(group) + 1 :]: text for key, text in comments.items() if f"{key}.".startswith(f"{group}.")}
+    return {
+        key[len(group) + 1 :]: text
+        for key, text in comments.items()
+        if f"{key}.".startswith(f"{group}.")
+    }
 
 
 def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:

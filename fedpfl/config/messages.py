@@ -59,7 +59,11 @@ def one_line(error: Exception) -> str:
             return f"{group} must be {one_of(known, name)}"
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override), text)
-    if swept := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?:\n| requires)", text, re.DOTALL):
+    if swept := re.match(
+        r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?:\n| requires)",
+        text,
+        re.DOTALL,
+    ):
         return needs_multirun(swept[1])
     if unknown := re.search(r"Could not override '(.*?)'", text):
         return _no_key(unknown[1], cause)
@@ -75,7 +79,10 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {text}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
-    return "; ".join(line for line in lines if line and not line.startswith(NOISE)) or type(error).__name__
+    return (
+        "; ".join(line for line in lines if line and not line.startswith(NOISE))
+        or type(error).__name__
+    )
 
 
 def needs_multirun(word: str) -> str:
@@ -83,7 +90,11 @@ def needs_multirun(word: str) -> str:
     key, _, value = word.partition("=")
     if re.search(r"[(\[{'\"]", value):
         return f"{word} is a sweep, which needs -m"
-    number = f", a number as {key}={value.replace(',', '.')}" if re.fullmatch(r"-?\d+,\d+", value) else ""
+    number = (
+        f", a number as {key}={value.replace(',', '.')}"
+        if re.fullmatch(r"-?\d+,\d+", value)
+        else ""
+    )
     return (
         f"{word} is a sweep, which needs -m; if it is one value, write a list as {key}=[{value}], "
         f"a text as {quoted_word(key, value)}{number}"
@@ -102,7 +113,9 @@ def _unreadable(word: str, text: str) -> str:
     if value.startswith("="):
         return f"{said}; write one =, {key}{value}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line]
+    lines = [
+        line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line
+    ]
     reasons = [line for line in lines if not line.startswith(("no viable", "token recognition"))]
     return "; ".join([said, *reasons, f"a text is quoted: {quoted_word(key, value)}"])
 
@@ -115,7 +128,9 @@ def _group_and_choice(missing: str) -> tuple[str, str]:
 
 
 def at_its_source(message: str, cfg: DictConfig) -> str:
-    """Return a message about `method.q` as one about `quantile.q`, where `method.q` takes its value from there."""
+    """Return a message about `method.q` as one about `quantile.q`, where `method.q` takes its value
+    from there.
+    """
     key, space, rest = message.partition(" ")
     value: Any = OmegaConf.to_container(cfg, resolve=False)
     for part in key.split("."):
@@ -126,12 +141,16 @@ def at_its_source(message: str, cfg: DictConfig) -> str:
 
 def described(choice: Mapping[str, Any]) -> str:
     """Return a group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
-    values = ", ".join(f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None)
+    values = ", ".join(
+        f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None
+    )
     return f"{choice['name']} ({values})" if values else str(choice["name"])
 
 
 def _ours(error: Exception) -> str:
-    """Return the message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
+    """Return the message of the FedpflError that a resolver raised, which OmegaConf wraps; empty
+    without one.
+    """
     inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
     while inner and not isinstance(inner, FedpflError):
         inner = inner.__cause__ or inner.__context__
@@ -139,8 +158,14 @@ def _ours(error: Exception) -> str:
 
 
 def _no_key(key: str, cause: BaseException | None) -> str:
-    root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else None
-    known: Any = dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
+    root = (
+        cause.parent_node._get_root()
+        if isinstance(cause, OmegaConfBaseException) and cause.parent_node
+        else None
+    )
+    known: Any = (
+        dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
+    )
     group = key.split(".")[0]
     if group in OPTIONAL and not known.get(group):
         return f"{key} is for a hyperparameter that the method does not have"
@@ -150,7 +175,12 @@ def _no_key(key: str, cause: BaseException | None) -> str:
     meant = _near_key(key, known)
     mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
     values = known.get(group) if "." in key else known
-    if key and group != "hydra" and isinstance(values, Mapping) and (group == "method" or not meant):
+    if (
+        key
+        and group != "hydra"
+        and isinstance(values, Mapping)
+        and (group == "method" or not meant)
+    ):
         listed = ", ".join(own for own in values if own not in (*UNSEEN, "hydra"))
         name = f" of {group}={values['name']}" if values is not known and "name" in values else ""
         mend = f"known keys{name}: {listed}" + (f"; {mend}" if meant else "")
@@ -158,7 +188,9 @@ def _no_key(key: str, cause: BaseException | None) -> str:
 
 
 def _near_key(got: str, config: Any) -> str | None:
-    """Return the key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
+    """Return the key, with dots, that was probably meant: of the same name elsewhere, or with a
+    similar one.
+    """
 
     def keys(values: Any, path: str) -> Iterator[str]:
         for key, value in values.items() if isinstance(values, Mapping) else ():
@@ -174,4 +206,6 @@ def _near_key(got: str, config: Any) -> str | None:
         return f"{place}{dot}{meant}"
     elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
     own = [key.removeprefix("method.") for key in known if key.startswith("method.")]
-    return elsewhere or (near(name, own, "method.{}") if not dot else "" if beside else near(got, known, "{}"))
+    return elsewhere or (
+        near(name, own, "method.{}") if not dot else "" if beside else near(got, known, "{}")
+    )

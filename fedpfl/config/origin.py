@@ -20,7 +20,8 @@ from fedpfl.record import rundir
 class Origin:
     """Say where a run's initial values are from.
 
-    place: a file or a run, "" for none. line: what a user is told of it. caveat: what tables say of it, "" for nothing.
+    place: a file or a run, "" for none. line: what a user is told of it. caveat: what tables say of
+    it, "" for nothing.
     trained: what the run's own models will have been trained on.
     """
 
@@ -46,7 +47,9 @@ def find_weights(folder: Path, given: Path | None) -> Weights | None:
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
-        raise FedpflError(f"model.weights: the method of the run in {place} has no single model at the server")
+        raise FedpflError(
+            f"model.weights: the method of the run in {place} has no single model at the server"
+        )
     return Weights(values, str(place), rundir.read_provenance(place, summary))
 
 
@@ -61,7 +64,8 @@ def trace_origin(
 ) -> Origin:
     """Return where the values are from. hashes: of all samples. overlap: `model.overlap`.
 
-    Raises FedpflError where they were trained on samples that are tested here, or break a promise of privacy.
+    Raises FedpflError where they were trained on samples that are tested here, or break a promise
+    of privacy.
     """
     trained_here = pick_hashes(hashes, federation.train)
     if weights is None:
@@ -75,7 +79,8 @@ def trace_origin(
         everybody = np.concatenate([trained_here, held_out])
         _check_privacy(weights.place, source, everybody, privacy)
 
-    # A sample that a client here trains on as well gives nothing away: some data sets hold samples twice.
+    # A sample that a client here trains on as well gives nothing away: some data sets hold samples
+    # twice.
     leaked = source.are_seen(held_out) & ~np.isin(held_out, trained_here)
     count, total = int(leaked.sum()), len(held_out)
     if count and not overlap:
@@ -91,9 +96,13 @@ def trace_origin(
         told = f"it {caveat.removeprefix(weights.place).strip()}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
         names = _list_names(source.unrecorded)
-        caveat = f"what {names} was trained on is not recorded, perhaps on samples that are tested here"
+        caveat = (
+            f"what {names} was trained on is not recorded, perhaps on samples that are tested here"
+        )
         told = caveat
-    return Origin(weights.place, f"{weights.place}: {told}", caveat, source.joined_with(trained_here))
+    return Origin(
+        weights.place, f"{weights.place}: {told}", caveat, source.joined_with(trained_here)
+    )
 
 
 def _check_privacy(place: str, source: Provenance, everybody: np.ndarray, privacy: Privacy) -> None:

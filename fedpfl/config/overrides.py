@@ -46,7 +46,10 @@ REFUSED = HydraException, OmegaConfBaseException
 @contextlib.contextmanager
 def _hydra() -> Iterator[Hydra]:
     """Yield Hydra with our configuration; one that is in use around this is left as it was."""
-    around = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, VersionBase, JobRuntime)}
+    around = {
+        kind: Singleton._instances.pop(kind, None)
+        for kind in (GlobalHydra, VersionBase, JobRuntime)
+    }
     try:
         with initialize_config_dir(CONF, version_base="1.3"):
             hydra = GlobalHydra.instance().hydra
@@ -72,18 +75,23 @@ def composed_once(words: Sequence[str]) -> DictConfig:
     """
     cfg, more = _with_experiment(words)
     for word in filter(sweeps, (*words, *more)):
-        raise FedpflError(f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time")
+        raise FedpflError(
+            f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time"
+        )
     return composed([*words, *more]) if more else cfg
 
 
 def jobs(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
-    """Return each run of a sweep, as `-m` makes them: its words, and its values of what is swept over, by key.
+    """Return each run of a sweep, as `-m` makes them: its words, and its values of what is swept
+    over, by key.
 
     Raises as `composed`.
     """
     _, more = _with_experiment(words)
     with _hydra() as hydra:
-        parsed = OverridesParser.create(hydra.config_loader).parse_overrides([*more, *words])  # which glob(*) asks
+        parsed = OverridesParser.create(hydra.config_loader).parse_overrides(
+            [*more, *words]
+        )  # which glob(*) asks
         split = [[*map(requote, job)] for job in BasicSweeper.split_arguments(parsed, None)[0]]
     swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
     found = []
@@ -100,10 +108,16 @@ def _plain(override: Override) -> Any:
 
 
 def _with_experiment(words: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Return the configuration without what is swept over, and what the experiment sets for its jobs besides."""
+    """Return the configuration without what is swept over, and what the experiment sets for its
+    jobs besides.
+    """
     given = {override.key_or_group for word in words if (override := _parsed(word))}
     cfg = composed([word for word in words if not sweeps(word)])
-    return cfg, [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
+    return cfg, [
+        f"{key}={value}"
+        for key, value in (cfg.hydra.sweeper.params or {}).items()
+        if key not in given
+    ]
 
 
 def words(key: str, value: Any, choices: bool = False) -> Iterator[str]:
@@ -125,11 +139,17 @@ def _said(value: Any) -> str:
         return f"[{','.join(map(_said, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value) if isinstance(value, Real) else QuotedString(str(value), Quote.single).with_quotes()
+    return (
+        str(value)
+        if isinstance(value, Real)
+        else QuotedString(str(value), Quote.single).with_quotes()
+    )
 
 
 def requote(word: str) -> str:
-    """Return a word of a sweep's job as Hydra reads it, which leaves out the quotes that letters beyond ASCII need."""
+    """Return a word of a sweep's job as Hydra reads it, which leaves out the quotes that letters
+    beyond ASCII need.
+    """
     key, equals, text = word.partition("=")
     if text.isascii() or text[0] in "[{'\"":
         return word
@@ -153,23 +173,33 @@ def quoted_list(key: str, values: Iterable[str]) -> str:
 
 
 def complete(word: str, line: str) -> None:
-    """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may go on with."""
+    """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may
+    go on with.
+    """
     group, equals, begun = line.rpartition(" ")[2].partition("=")
-    if equals and group in NESTED and word.startswith("query="):  # Hydra offers no choices in folders
+    if (
+        equals and group in NESTED and word.startswith("query=")
+    ):  # Hydra offers no choices in folders
         print(*(f"{group}={choice}" for choice in choices(group) if choice.startswith(begun)))
         return
     os.environ["COMP_LINE"] = line
-    hidden = (Exception, SystemExit) if word.startswith("query=") else ()  # nobody can read it while typing
+    hidden = (
+        (Exception, SystemExit) if word.startswith("query=") else ()
+    )  # nobody can read it while typing
     answer = io.StringIO()
     said = contextlib.redirect_stdout(answer), contextlib.redirect_stderr(io.StringIO())
     with said[0], said[1], contextlib.suppress(*hidden), _hydra() as hydra:
         hydra.shell_completion("train", [word])
     # Hydra's script for bash splits the program's path at a space, and then offers nothing.
-    print(answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")'), end="")
+    print(
+        answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")'), end=""
+    )
 
 
 def options_first(words: Sequence[str]) -> list[str]:
-    """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what is no option."""
+    """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what
+    is no option.
+    """
     parser, said = get_args_parser(), io.StringIO()
     words = check_words(words, parser_options(parser), LISTED)
     try:
@@ -181,26 +211,36 @@ def options_first(words: Sequence[str]) -> list[str]:
         reason = said.getvalue().rpartition("error: ")[2].strip()
         raise FedpflError(f"{reason}; {LISTED}") from None
     if options.package is not None and not options.cfg:
-        raise FedpflError(f"--package {options.package} chooses what --cfg prints; add --cfg job, or leave it out")
+        raise FedpflError(
+            f"--package {options.package} chooses what --cfg prints; add --cfg job, or leave it out"
+        )
     keys = options.overrides
     return [*(word for word in words if word not in keys), *keys]
 
 
 def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
-    """Return `method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
+    """Return `method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with
+    `++` before it.
 
-    Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
-    stands there by default lacks it. A job checks its keys when it is built. A key that the experiment sweeps
-    over becomes a sweep over the one value. groups: names of configuration groups.
+    Hydra composes once before the sweep, without what is swept over, and refuses `method.assign`
+    where the method that stands there by default lacks it. A job checks its keys when it is built.
+    A key that the experiment sweeps over becomes a sweep over the one value. groups: names of
+    configuration groups.
     """
     words = list(words)
     given = {place: override for place, word in enumerate(words) if (override := _parsed(word))}
     inside = {
         place: override.key_or_group.split(".")[0]
         for place, override in given.items()
-        if override.type == OverrideType.CHANGE and "." in override.key_or_group and not override.is_sweep_override()
+        if override.type == OverrideType.CHANGE
+        and "." in override.key_or_group
+        and not override.is_sweep_override()
     }
-    chosen = {override.key_or_group: override for override in given.values() if override.key_or_group in groups}
+    chosen = {
+        override.key_or_group: override
+        for override in given.values()
+        if override.key_or_group in groups
+    }
     swept = {name for name, override in chosen.items() if override.is_sweep_override()}
     of_experiment: set[str] = set()
     if set(inside.values()) & set(groups):
@@ -210,13 +250,16 @@ def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
         if inside[place] not in swept & set(groups):
             continue
         key, _, value = words[place].partition("=")
-        # `++` would stand beside what the experiment sweeps over; a sweep over one value takes its place.
+        # `++` would stand beside what the experiment sweeps over; a sweep over one value takes its
+        # place.
         words[place] = f"{key}=choice({value})" if key in of_experiment else f"++{words[place]}"
     return words
 
 
 def unwritten(words: Iterable[str]) -> list[str]:
-    """Return the words for a process that leaves files to another: Hydra then makes no directory and no log."""
+    """Return the words for a process that leaves files to another: Hydra then makes no directory
+    and no log.
+    """
     logs = ("hydra/job_logging", "hydra/hydra_logging", "hydra.job_logging", "hydra.hydra_logging")
     return [
         *(word for word in words if not word.lstrip("+~").startswith(logs)),
@@ -236,7 +279,9 @@ def _parsed(word: str) -> Override | None:
 
 
 def chosen(words: Iterable[str], key: str) -> list[str]:
-    """Return the list of texts that the words set a key to; empty for a sweep, and for what is no such list."""
+    """Return the list of texts that the words set a key to; empty for a sweep, and for what is no
+    such list.
+    """
     value: Any = []
     for override in filter(None, map(_parsed, words)):
         if override.key_or_group == key and not override.is_sweep_override():
@@ -246,7 +291,9 @@ def chosen(words: Iterable[str], key: str) -> list[str]:
 
 def text_of(words: Iterable[str], key: str) -> str:
     """Return the text that the words set a key to, without quotes; "" where they do not."""
-    given = [override for override in filter(None, map(_parsed, words)) if override.key_or_group == key]
+    given = [
+        override for override in filter(None, map(_parsed, words)) if override.key_or_group == key
+    ]
     return str(given[-1].value()) if given else ""
 
 
@@ -257,9 +304,11 @@ def sweeps(word: str) -> bool:
 
 
 def option_as_word(words: Sequence[str]) -> list[str]:
-    """Return words with `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`, which composes alike.
+    """Return words with `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`, which
+    composes alike.
 
-    So it holds wherever a configuration is composed from words. Raises FedpflError where there is no such folder.
+    So it holds wherever a configuration is composed from words. Raises FedpflError where there is
+    no such folder.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
@@ -268,7 +317,9 @@ def option_as_word(words: Sequence[str]) -> list[str]:
         return list(words)
     folder = Path(options.config_dir).expanduser().absolute()
     if not folder.is_dir():
-        raise FedpflError(f"--config-dir {options.config_dir} is no folder; give the one that holds yours")
+        raise FedpflError(
+            f"--config-dir {options.config_dir} is no folder; give the one that holds yours"
+        )
     searched = [place for word in rest for place in chosen([word], SEARCHPATH)]
     rest = [word for word in rest if not word.startswith(f"{SEARCHPATH}=")]
     return [*rest, f"{SEARCHPATH}={_said([*searched, f'{FILE}{folder}'])}"]
@@ -281,7 +332,9 @@ def config_dirs(words: Iterable[str]) -> list[Path]:
 
 
 def is_of_command(word: str) -> bool:
-    """Return whether a word is about how Hydra runs, and not about what a run is or where its files are."""
+    """Return whether a word is about how Hydra runs, and not about what a run is or where its files
+    are.
+    """
     return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
@@ -290,12 +343,20 @@ def values(word: str) -> list[str]:
     override = _parsed(word)
     if override is None or not override.is_sweep_override():
         return [word.partition("=")[2]]
-    return [] if override.is_interval_sweep() else [str(value) for value in override.sweep_string_iterator()]
+    return (
+        []
+        if override.is_interval_sweep()
+        else [str(value) for value in override.sweep_string_iterator()]
+    )
 
 
 def dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
-    """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run do not."""
-    words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)  # as they are, whatever they interpolate
+    """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run
+    do not.
+    """
+    words: Any = OmegaConf.to_container(
+        hydra_cfg.overrides.task
+    )  # as they are, whatever they interpolate
     given = {override.key_or_group for override in filter(None, map(_parsed, words))}
     return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in given]
 
@@ -303,7 +364,9 @@ def dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
     chosen = [
-        str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug", SEARCHPATH)
+        str(override.input_line)
+        for override in given
+        if override.key_or_group in ("experiment", "debug", SEARCHPATH)
     ]
     if not chosen:
         return

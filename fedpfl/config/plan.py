@@ -25,7 +25,7 @@ from fedpfl.config.resolvers import folder
 from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
 from fedpfl.data import Augment, Federation, datasets, partition, provenance
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
-from fedpfl.engine.select import device as find_device
+from fedpfl.engine.backends.selection import device as find_device
 from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
 from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
@@ -40,7 +40,9 @@ from fedpfl.system import SYSTEMS, System, devices, stragglers
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold a checked configuration, before data are read. `config` is resolved, `identity` its hash."""
+    """Hold a checked configuration, before data are read. `config` is resolved, `identity` its
+    hash.
+    """
 
     settings: Settings
     local: Local
@@ -62,10 +64,14 @@ class Plan:
 class Run(Plan):
     """Hold all that a run needs.
 
-    unseen: the clients that never take part, None without any. read: a digest of all that was read from files, the same
-    for all seeds. fingerprint: also of who holds which samples, and of what of the network is frozen. clock: of
-    simulated time, None without it. account: of privacy, None without it. origin: where the network's values are from.
-    secret: of a private run, once it has its directory. notes: lines for the user about how the data were dealt.
+    unseen: the clients that never take part, None without any. read: a digest of all that was read
+    from files, the same
+    for all seeds. fingerprint: also of who holds which samples, and of what of the network is
+    frozen. clock: of
+    simulated time, None without it. account: of privacy, None without it. origin: where the
+    network's values are from.
+    secret: of a private run, once it has its directory. notes: lines for the user about how the
+    data were dealt.
     """
 
     federation: Federation
@@ -95,11 +101,15 @@ class Run(Plan):
     def cohort(self) -> int:
         """Return how many clients a round is meant for."""
         settings = self.settings
-        return len(next(engine.cohorts(settings.seed, self.federation.clients, settings.participation, 1)))
+        return len(
+            next(engine.cohorts(settings.seed, self.federation.clients, settings.participation, 1))
+        )
 
     @property
     def drawn(self) -> float:
-        """Return the share of the clients that is drawn for a round, of whom some may not come through."""
+        """Return the share of the clients that is drawn for a round, of whom some may not come
+        through.
+        """
         return min(1.0, self.settings.participation * (self.system.over if self.system else 1.0))
 
 
@@ -119,17 +129,24 @@ def check(cfg: DictConfig) -> Plan:
 def _plan(config: dict[str, Any]) -> Plan:
     for key in config:
         if key not in (*SETTINGS, *GROUPS):
-            raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
+            raise FedpflError(
+                f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}"
+            )
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load(settings.plugins)
-    config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
+    config |= {
+        "restart": False,
+        "extend": "",
+    }  # for this command, not for whoever repeats the run by its configuration
     _refuse_part_of_epoch(config["local"])
     parts = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
     engine.check(parts["engine"], device)
     mirrors(config["logger"])  # raises for what cannot work
     if (now := present(config["method"])["name"]) != config["method"]["name"]:
-        raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
+        raise FedpflError(
+            f"method={config['method']['name']} with these values is now method={now}"
+        )
     method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
     if method.own_steps and not parts["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))
@@ -138,8 +155,12 @@ def _plan(config: dict[str, Any]) -> Plan:
     parts["system"] = _system(config, parts["local"])
     parts["privacy"] = _privacy(config, settings, method, parts["stopping"])
     if parts["privacy"] and parts["system"]:
-        raise FedpflError("privacy=client keeps no account of clients that drop out or come late; use system=none")
-    return Plan(settings, **parts, device=device, method=method, config=config, identity=identity(config))
+        raise FedpflError(
+            "privacy=client keeps no account of clients that drop out or come late; use system=none"
+        )
+    return Plan(
+        settings, **parts, device=device, method=method, config=config, identity=identity(config)
+    )
 
 
 def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
@@ -152,7 +173,8 @@ def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
 
 
 def load_data(configs: Iterable[DictConfig]) -> None:
-    """Read the data that runs name, each once, so that what is absent is told before any run. Raises FedpflError.
+    """Read the data that runs name, each once, so that what is absent is told before any run.
+    Raises FedpflError.
 
     A configuration that is wrong in itself is left to its run, which says so.
     """
@@ -170,7 +192,9 @@ def load_data(configs: Iterable[DictConfig]) -> None:
 
 
 def prepare_sweep(configs: Sequence[DictConfig]) -> None:
-    """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all of them."""
+    """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all of
+    them.
+    """
     load_data(configs)
     if (fault := _fault(configs[0])) and fault == _fault(configs[-1]):
         raise FedpflError(fault)
@@ -211,7 +235,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     away = data.newcomers(len(split.train), settings.newcomers, seed)
     classes = plan.eval.classes == "own"
     notes = (*split.notes, *_unused_groups(samples, config["partition"]["name"]))
-    whole = data.build(samples, split, settings.validation, seed, plan.augment, away, classes).to(device)
+    whole = data.build(samples, split, settings.validation, seed, plan.augment, away, classes).to(
+        device
+    )
     federation, unseen = whole.apart(away)
     weights = origin.find_weights(Path(settings.data_dir), given.pop("weights", None))
     where = origin.trace_origin(
@@ -224,15 +250,27 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     )
     given["weights"] = weights and weights.values
     given["adapter"] = partial(ADAPTERS[config["adapter"]["name"]], **_adapter(config))
-    net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
+    net = models.build(
+        config["model"]["name"], federation.shape, federation.classes, settings.seed, **given
+    )
     net = net.told(clients=federation.clients, rounds=settings.rounds).to(device)
     if plan.method.pairs and plan.method.pairs != net.parts.pairs:
-        with_mixer = f" adapter.pairs={plan.method.pairs}" if max(plan.method.pairs, net.parts.pairs) > 1 else ""
-        raise FedpflError(f"method={config['method']['name']} is about low-rank pairs; choose adapter=lora{with_mixer}")
-    plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
+        with_mixer = (
+            f" adapter.pairs={plan.method.pairs}"
+            if max(plan.method.pairs, net.parts.pairs) > 1
+            else ""
+        )
+        raise FedpflError(
+            f"method={config['method']['name']} is about low-rank pairs; choose adapter=lora{with_mixer}"
+        )
+    plan.method.init(
+        net.params, net.parts
+    )  # refuses what this network does not have, while nothing is written
     if plan.method.validates and not any(map(len, federation.validation)):
         name = config["method"]["name"]
-        raise FedpflError(f"method={name} chooses by held-out samples, and there are none; set validation=0.1")
+        raise FedpflError(
+            f"method={name} chooses by held-out samples, and there are none; set validation=0.1"
+        )
     account = _account(plan, federation, net)
     splits = (whole.train, whole.test, whole.validation, *([unseen.numbers] if unseen else []))
     fixed = [net.frozen] if net.frozen else []  # which are in no checkpoint, and may be drawn
@@ -253,7 +291,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
 
 
 def _unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
-    """Return a line where the samples' groups, such as writers or sites, are not what clients are made of."""
+    """Return a line where the samples' groups, such as writers or sites, are not what clients are
+    made of.
+    """
     takes_groups = "groups" in inspect.signature(partition.SCHEMES[scheme]).parameters
     if samples.groups is None or takes_groups or scheme == "file":
         return []
@@ -269,35 +309,55 @@ def _clock(plan: Plan, federation: Federation) -> Clock | None:
     if plan.system is None:
         return None
     seed, clients, amount = plan.settings.seed, federation.clients, plan.local.amount
-    own = devices(plan.system, [*map(federation.number, range(clients))], seed, Path(plan.settings.data_dir))
+    own = devices(
+        plan.system, [*map(federation.number, range(clients))], seed, Path(plan.settings.data_dir)
+    )
     return Clock(plan.system, own, stragglers(plan.system, clients, amount, seed))
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the network's options."""
     network = chosen("model", config["model"], MODELS)
-    return arguments((network, Start), options(config["model"]), "model", given=("shape", "classes"))
+    return arguments(
+        (network, Start), options(config["model"]), "model", given=("shape", "classes")
+    )
 
 
 def _adapter(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the adapter's options."""
     adapter = chosen("adapter", config["adapter"], ADAPTERS)
-    return arguments((adapter,), options(config["adapter"]), "adapter", given=("module", "head", "seed"))
+    return arguments(
+        (adapter,), options(config["adapter"]), "adapter", given=("module", "head", "seed")
+    )
 
 
-def _privacy(config: Mapping[str, Any], settings: Settings, method: Method, stopping: Stopping) -> Privacy | None:
-    """Return how clients are protected, if they are. Raises FedpflError for what would give them away all the same."""
-    own: Privacy | None = typed(chosen("privacy", config["privacy"], PRIVACIES), options(config["privacy"]), "privacy")
+def _privacy(
+    config: Mapping[str, Any], settings: Settings, method: Method, stopping: Stopping
+) -> Privacy | None:
+    """Return how clients are protected, if they are. Raises FedpflError for what would give them
+    away all the same.
+    """
+    own: Privacy | None = typed(
+        chosen("privacy", config["privacy"], PRIVACIES), options(config["privacy"]), "privacy"
+    )
     if own is None:
         return None
     name, also = f"privacy=client and method={config['method']['name']}", "privacy=client:"
     if method.server_sees != SEES[0]:
-        sees = {SEES[1]: "each client's upload", SEES[2]: "what clients keep"}.get(method.server_sees, "more")
-        raise FedpflError(f"{name}: its server would see {sees}, not a {SEES[0]} alone, which is all that is protected")
+        sees = {SEES[1]: "each client's upload", SEES[2]: "what clients keep"}.get(
+            method.server_sees, "more"
+        )
+        raise FedpflError(
+            f"{name}: its server would see {sees}, not a {SEES[0]} alone, which is all that is protected"
+        )
     if stopping.early:
-        raise FedpflError(f"{also} stopping.early would tell the server of each client's loss; leave it out")
+        raise FedpflError(
+            f"{also} stopping.early would tell the server of each client's loss; leave it out"
+        )
     if settings.validation:
-        raise FedpflError(f"{also} what is chosen by held-out samples gives them away, unaccounted; use validation=0")
+        raise FedpflError(
+            f"{also} what is chosen by held-out samples gives them away, unaccounted; use validation=0"
+        )
     if own.sampling == "poisson" and type(method).aggregate is not Method.aggregate:
         raise FedpflError(
             f"{name}: its server may go by how many clients take part, which privacy.sampling=poisson hides; use fixed"
@@ -307,7 +367,9 @@ def _privacy(config: Mapping[str, Any], settings: Settings, method: Method, stop
 
 
 def _account(plan: Plan, federation: Federation, net: Net) -> Account | None:
-    """Return what keeps account of privacy, if anything does. Raises FedpflError for what it cannot answer for."""
+    """Return what keeps account of privacy, if anything does. Raises FedpflError for what it cannot
+    answer for.
+    """
     settings, own, method = plan.settings, plan.privacy, plan.method
     if own is None:
         return None
@@ -327,7 +389,9 @@ def _system(config: Mapping[str, Any], local: Local) -> System | None:
     """Return what devices clients have, if any."""
     system = typed(chosen("system", config["system"], SYSTEMS), options(config["system"]), "system")
     if system and system.stragglers and system.least >= local.amount:
-        raise FedpflError(f"system.least must be below what others train, {local.amount}, got {system.least}")
+        raise FedpflError(
+            f"system.least must be below what others train, {local.amount}, got {system.least}"
+        )
     return system
 
 
@@ -341,11 +405,18 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
     reader = chosen("dataset", config["dataset"], datasets.SETS)
-    return arguments((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
+    return arguments(
+        (datasets.load, reader),
+        config["dataset"],
+        "dataset",
+        given=("data_dir", "options", "source"),
+    )
 
 
 def literal(config: Mapping[str, Any]) -> DictConfig:
-    """Return a configuration of these very values: what a file of somebody else's interpolates is text."""
+    """Return a configuration of these very values: what a file of somebody else's interpolates is
+    text.
+    """
 
     def escaped(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -358,9 +429,11 @@ def literal(config: Mapping[str, Any]) -> DictConfig:
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain values, with what its optional groups choose written into the method.
+    """Return the configuration as plain values, with what its optional groups choose written into
+    the method.
 
-    Raises FedpflError for missing values, and for a group that chooses what the method does not have.
+    Raises FedpflError for missing values, and for a group that chooses what the method does not
+    have.
     """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     groups = [group for group in GROUPS if group not in OPTIONAL]
@@ -370,7 +443,8 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         if OmegaConf.is_config(cfg.get("method")):
             cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
         plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
-        # These are in the method by now; what it takes nothing from, as where the user sets method.q, is not looked up.
+        # These are in the method by now; what it takes nothing from, as where the user sets
+        # method.q, is not looked up.
         optional = {group: plain[group] for group in OPTIONAL if plain.get(group) is not None}
         cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL])
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
@@ -388,7 +462,9 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     asked = method.pop("groups", ())
     for group, values in optional.items():
         if group not in asked:
-            raise FedpflError(f"{group} is for a hyperparameter that method={method.get('name')} does not have")
+            raise FedpflError(
+                f"{group} is for a hyperparameter that method={method.get('name')} does not have"
+            )
         check_keys(options(values), OPTIONAL[group], group)
         representable(values, group)
     return config
@@ -403,10 +479,13 @@ INVALID = "no-run-of-these-settings"
 
 
 def require_place(cfg: DictConfig, path: Path) -> None:
-    """Raise FedpflError where a run has no place: it is refused, or a key takes its value from Hydra's own."""
+    """Raise FedpflError where a run has no place: it is refused, or a key takes its value from
+    Hydra's own.
+    """
     if INVALID in path.parts:
         check(cfg)
-        asking = [key for key, value in flat(OmegaConf.to_container(cfg)) if "${hydra:" in str(value)]  # type: ignore[arg-type]
+        values: Any = OmegaConf.to_container(cfg)
+        asking = [key for key, value in flat(values) if "${hydra:" in str(value)]
         raise FedpflError(
             f"{', '.join(asking) or 'where the run belongs'}: where the run belongs follows from its keys, and one of "
             "them asks Hydra (${hydra:...}) for what is not known then; give it a plain value, or set hydra.run.dir"
@@ -416,16 +495,20 @@ def require_place(cfg: DictConfig, path: Path) -> None:
 def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
     """Return where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
 
-    The place is the experiment's folder, an experiment's name that is in none, or else the data set; with `_<debug>`.
-    The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
+    The place is the experiment's folder, an experiment's name that is in none, or else the data
+    set; with `_<debug>`. The method's name is that of the identity, so that runs of earlier
+    versions lie where they are looked for.
     """
-    place = "_".join(filter(None, (folder(experiment) if experiment else config["dataset"]["name"], debug)))
+    place = "_".join(
+        filter(None, (folder(experiment) if experiment else config["dataset"]["name"], debug))
+    )
     return f"{place}/{essence(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
 def register() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
-    # A value that asks where the run belongs is part of what says so. Other threads may ask at the same time.
+    # A value that asks where the run belongs is part of what says so. Other threads may ask at the
+    # same time.
     inside = ContextVar("inside", default=False)
 
     def subdir(*, _root_: DictConfig, _node_: Node) -> str:
@@ -443,7 +526,8 @@ def register() -> None:
         finally:
             inside.reset(token)
         own = run_subdir(config, choices.get("experiment"), choices.get("debug"))
-        # A trial lies apart: no run of the user's is taken for one, and no trial of another search stands in the way.
+        # A trial lies apart: no run of the user's is taken for one, and no trial of another search
+        # stands in the way.
         study = OmegaConf.select(_root_, "hydra.sweeper.study")
         return f"search-{study}/{own}" if study else own
 

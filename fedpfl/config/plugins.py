@@ -29,7 +29,8 @@ from fedpfl.record.callbacks import Callback
 
 
 class Kind(NamedTuple):
-    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it.
+    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not
+    chosen with it.
 
     common: keys that every choice of the group has beside its own.
     """
@@ -53,27 +54,35 @@ warnings.filterwarnings("ignore", r"\s*'.*' is validated against ConfigStore sch
 
 
 class Loaded(NamedTuple):
-    """Hold what a file became, and the texts that made it: its own, then those of modules that it imports."""
+    """Hold what a file became, and the texts that made it: its own, then those of modules that it
+    imports.
+    """
 
     module: ModuleType
     texts: Texts
 
 
 LIMITS = "limits"
-"""The key of a space for what values must be, `above 0, below layers`: others make the method another one."""
+"""The key of a space for what values must be, `above 0, below layers`: others make the method
+another one.
+"""
 SPACES: dict[str, dict[str, Any]] = {}
-"""What `tune` searches of the methods that plugins add: values by key, in the words of Hydra's sweeps."""
+"""What `tune` searches of the methods that plugins add: values by key, in the words of Hydra's
+sweeps.
+"""
 
 _loaded: dict[Path, Loaded] = {}
 _added: list[tuple[Kind, str]] = []
 
 
 def load(files: Iterable[str]) -> list[str]:
-    """Import files and make what they hold choices, and nothing that other files held; return their whole paths.
+    """Import files and make what they hold choices, and nothing that other files held; return their
+    whole paths.
 
-    `group=name` then stands for the values that the class or function has by default, where no YAML file says more.
-    Files that this process knows are imported anew if a text has changed, theirs or that of a module in their folder
-    that they import. Raises FedpflError for one that is absent, fails, or adds nothing or what there is already.
+    `group=name` then stands for the values that the class or function has by default, where no YAML
+    file says more. Files that this process knows are imported anew if a text has changed, theirs or
+    that of a module in their folder that they import. Raises FedpflError for one that is absent,
+    fails, or adds nothing or what there is already.
     """
     paths = [Path(file).expanduser().absolute() for file in files]
     texts = [item for path in paths if path in _loaded for item in _loaded[path].texts.items()]
@@ -87,7 +96,11 @@ def load(files: Iterable[str]) -> list[str]:
         del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
     SPACES.clear()
     for path, module in zip(paths, modules, strict=True):
-        added = {name: value for name in KINDS if isinstance(value := getattr(module, name, None), Mapping)}
+        added = {
+            name: value
+            for name in KINDS
+            if isinstance(value := getattr(module, name, None), Mapping)
+        }
         if not any(added.values()) and not _callbacks(path):
             known = ", ".join(KINDS)
             raise FedpflError(
@@ -101,7 +114,8 @@ def load(files: Iterable[str]) -> list[str]:
 
 
 def code(files: Iterable[str]) -> dict[str, str]:
-    """Return a digest of each file's text as it was loaded, by the file's name; files of one name share an entry.
+    """Return a digest of each file's text as it was loaded, by the file's name; files of one name
+    share an entry.
 
     With the texts of the modules in its folder that it imports.
     """
@@ -110,13 +124,18 @@ def code(files: Iterable[str]) -> dict[str, str]:
         (_, own), *others = _loaded[file].texts.values()
         digest = hashlib.blake2b(own, digest_size=8)
         for place, text in sorted(others):
-            digest.update(f"{place.relative_to(file.parent.resolve()).as_posix()} {len(text)}\n".encode() + text)
+            digest.update(
+                f"{place.relative_to(file.parent.resolve()).as_posix()} {len(text)}\n".encode()
+                + text
+            )
         digests.setdefault(file.name, []).append(digest.hexdigest())
     return {name: " ".join(sorted(own)) for name, own in digests.items()}
 
 
 def callbacks(files: Iterable[str]) -> list[Callback]:
-    """Return one of each callback that loaded files have. Raises FedpflError where one cannot be made."""
+    """Return one of each callback that loaded files have. Raises FedpflError where one cannot be
+    made.
+    """
     return [_made(Path(file), kind) for file in files for kind in _callbacks(Path(file))]
 
 
@@ -125,7 +144,9 @@ def _callbacks(file: Path) -> Sequence[type[Callback]]:
     if not isinstance(kinds, list | tuple) or not all(inspect.isclass(kind) for kind in kinds):
         raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {kinds!r}")
     if wrong := [kind.__name__ for kind in kinds if not issubclass(kind, Callback)]:
-        raise FedpflError(f"plugins: {file}: CALLBACKS: {wrong[0]} must be a subclass of fedpfl.Callback")
+        raise FedpflError(
+            f"plugins: {file}: CALLBACKS: {wrong[0]} must be a subclass of fedpfl.Callback"
+        )
     return kinds
 
 
@@ -142,9 +163,13 @@ def _module(file: Path) -> ModuleType:
         try:
             text = file.read_bytes()
         except OSError as error:
-            raise FedpflError(f"plugins: {file}: {error.strerror}; name a Python file that there is") from None
+            raise FedpflError(
+                f"plugins: {file}: {error.strerror}; name a Python file that there is"
+            ) from None
         name = f"fedpfl_plugin_{file.stem}_{hashlib.blake2b(text, digest_size=8).hexdigest()}"
-        _loaded[file] = Loaded(_imported(file, name, text), {name: (file, text), **beside(file, text)})
+        _loaded[file] = Loaded(
+            _imported(file, name, text), {name: (file, text), **beside(file, text)}
+        )
     return _loaded[file].module
 
 
@@ -173,14 +198,17 @@ def _forget(names: Iterable[str]) -> None:
 def _moved(error: BaseException) -> str:
     """Say where what a file imports from fedpfl stands now, if it has moved."""
     asked = re.match(
-        r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'", str(error)
+        r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'",
+        str(error),
     )
     if not asked or not isinstance(error, ImportError):
         return ""
     name, package = asked[2] or asked[3], Path(fedpfl.__file__).parent
     defines = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
     files = sorted(package.rglob("*.py"))
-    here = [path for path in files if path.stem == name] or [path for path in files if defines.search(path.read_text())]
+    here = [path for path in files if path.stem == name] or [
+        path for path in files if defines.search(path.read_text())
+    ]
     places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in here]
     now = f"it is {' or '.join(places)}" if asked[2] else f"{name} is in {' or '.join(places)}"
     return f"; {now} now" if places else "; it is no more (docs/extend.md)"
@@ -190,18 +218,28 @@ def _line(error: BaseException, file: Path) -> str:
     """Say where in the file it failed, as `:12`."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f":{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(file)
+    ]
     return f":{lines[-1]}" if lines else ""
 
 
 def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
     """Make a class or function a choice. Raises FedpflError."""
     if not isinstance(name, str) or not name.isidentifier():
-        raise FedpflError(f"plugins: {file}: {kind.group} {name!r} must be a name of letters, digits and _")
+        raise FedpflError(
+            f"plugins: {file}: {kind.group} {name!r} must be a name of letters, digits and _"
+        )
     if name in kind.registry:
-        raise FedpflError(f"plugins: {file}: {kind.group}={name} exists already; choose another name")
+        raise FedpflError(
+            f"plugins: {file}: {kind.group}={name} exists already; choose another name"
+        )
     if kind.group == "method" and not (inspect.isclass(value) and issubclass(value, Method)):
-        raise FedpflError(f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method")
+        raise FedpflError(
+            f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method"
+        )
     try:
         inspect.signature(value)
     except (TypeError, ValueError):  # no function, or one that does not tell its arguments
@@ -215,9 +253,13 @@ def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
 
 
 def require_space(space: Any) -> dict[str, Any]:
-    """Return a search space as it is. Raises FedpflError for what is none, in the words of who wrote it."""
+    """Return a search space as it is. Raises FedpflError for what is none, in the words of who
+    wrote it.
+    """
     if not isinstance(space, Mapping):
-        raise FedpflError(f"a search space must be of keys and values such as method.mu: choice(0.1, 1), got {space!r}")
+        raise FedpflError(
+            f"a search space must be of keys and values such as method.mu: choice(0.1, 1), got {space!r}"
+        )
     for key, text in space.items():
         if key == LIMITS:
             _require_limits(text)
@@ -227,27 +269,37 @@ def require_space(space: Any) -> dict[str, Any]:
         try:
             OverridesParser.create().parse_override(f"{key}={text}")
         except HydraException:
-            raise FedpflError(f"{key}: {text!r} is no choice(...), range(...) or interval(...)") from None
+            raise FedpflError(
+                f"{key}: {text!r} is no choice(...), range(...) or interval(...)"
+            ) from None
     return dict(space)
 
 
 def _require_limits(limits: Any) -> None:
     """Raise FedpflError for limits that nobody can read."""
     if not isinstance(limits, Mapping):
-        raise FedpflError(f"{LIMITS}: must be of keys and limits such as 'above 0, below layers', got {limits!r}")
+        raise FedpflError(
+            f"{LIMITS}: must be of keys and limits such as 'above 0, below layers', got {limits!r}"
+        )
     bounds = [part.rpartition(" ") for text in limits.values() for part in str(text).split(", ")]
     for kind, _, bound in bounds:
         if kind not in HOLDS or not (bound in ("layers", "epochs") or bound.isdecimal()):
-            raise FedpflError(f"{LIMITS}: must be such as 'above 0, below layers', got {f'{kind} {bound}'.strip()!r}")
+            raise FedpflError(
+                f"{LIMITS}: must be such as 'above 0, below layers', got {f'{kind} {bound}'.strip()!r}"
+            )
 
 
 def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
     """Let `tune` search the keys that a plugin names of its methods. Raises FedpflError."""
     if not isinstance(spaces, Mapping):
-        raise FedpflError(f"plugins: {file}: SPACES must be a dictionary of methods' names and spaces, got {spaces!r}")
+        raise FedpflError(
+            f"plugins: {file}: SPACES must be a dictionary of methods' names and spaces, got {spaces!r}"
+        )
     for name, space in spaces.items():
         if name not in methods:
-            raise FedpflError(f"plugins: {file}: SPACES: {name!r} is no method of this file's METHODS")
+            raise FedpflError(
+                f"plugins: {file}: SPACES: {name!r} is no method of this file's METHODS"
+            )
         try:
             SPACES[name] = require_space(space)
         except FedpflError as error:
@@ -257,7 +309,11 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
 def _defaults(kind: Kind, value: Any) -> dict[str, Any]:
     """Return what it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
     return {
-        key: "???" if one.default is one.empty else list(one.default) if isinstance(one.default, tuple) else one.default
+        key: "???"
+        if one.default is one.empty
+        else list(one.default)
+        if isinstance(one.default, tuple)
+        else one.default
         for key, one in inspect.signature(value).parameters.items()
         if key not in kind.given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }

@@ -1,4 +1,6 @@
-"""What configuration files may ask OmegaConf for: `${fedpfl.lookup:q}` and `${fedpfl.folder:${experiment}}`."""
+"""What configuration files may ask OmegaConf for: `${fedpfl.lookup:q}` and
+`${fedpfl.folder:${experiment}}`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ def folder(choice: str | None) -> str:
 def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     """Return the value of `key` for the run's data set and Dirichlet alpha.
 
-    It is taken from `table` (data sets to alphas to values) beside the key, or else from `otherwise`; `title` is what
-    errors call the table. Raises FedpflError where neither has a value.
+    It is taken from `table` (data sets to alphas to values) beside the key, or else from
+    `otherwise`; `title` is what errors call the table. Raises FedpflError where neither has a
+    value.
     """
     beside: Any = OmegaConf.to_container(_parent_)
     table, group = beside.get("table"), _parent_._get_full_key(None)
@@ -26,7 +29,9 @@ def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
         raise FedpflError(f"{group}.table must map data sets to alphas to {key}, got {table!r}")
     name, alpha = (OmegaConf.select(_root_, where) for where in ("dataset.name", "partition.alpha"))
     row = table.get(name, {})
-    value = row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
+    value = (
+        row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
+    )
     if value is None:
         known = "; ".join(f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items())
         raise FedpflError(

@@ -43,7 +43,8 @@ class Checkpoint(Checked):
     def due(self, since: float, cost: float) -> bool:
         """Return whether to save, so many seconds after the last time, which took `cost` seconds.
 
-        At most a twentieth of a run's time goes into checkpoints, unless one after every round is asked for.
+        At most a twentieth of a run's time goes into checkpoints, unless one after every round is
+        asked for.
         """
         return since >= max(self.seconds, 20 * cost if self.seconds else 0)
 

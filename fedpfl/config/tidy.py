@@ -1,4 +1,6 @@
-"""Leaves no empty directories behind: Hydra makes a run's directory before anything of the run is checked."""
+"""Leaves no empty directories behind: Hydra makes a run's directory before anything of the run is
+checked.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-_footprints: list[Path] = []  # the directory that Hydra makes, and the deepest one of its path that was there before
+_footprints: list[
+    Path
+] = []  # the directory that Hydra makes, and the deepest one of its path that was there before
 
 
 class Footprints(Callback):
@@ -27,7 +31,8 @@ class Footprints(Callback):
 
 
 def prune(path: Path | None = None, otherwise: Path | None = None) -> None:
-    """Remove `path`, or what Hydra made, and its ancestors as far as they are empty and were not there before.
+    """Remove `path`, or what Hydra made, and its ancestors as far as they are empty and were not
+    there before.
 
     otherwise: where to stop in a worker process of a sweep, which has not seen its beginning.
     """

@@ -35,29 +35,37 @@ class Augment(Checked):
         return bool(self.flip or self.rotate or self.crop)
 
     def __call__(self, x: Tensor, views: Tensor, black: Tensor) -> Tensor:
-        """Normalised images `[..., channels, height, width]` as `views` `[..., NUMBERS]`, uniform in [0, 1), have them.
+        """Normalised images `[..., channels, height, width]` as `views` `[..., NUMBERS]`, uniform
+        in [0, 1), have them.
 
         black: what a black pixel is after normalisation, `[channels, 1, 1]`.
         """
         height, width = x.shape[-2:]
         down, right, angle, mirror = views.reshape(-1, self.NUMBERS, 1, 1).unbind(1)
-        # The place [images, height, width] in the original that each pixel of the result shows, traced backwards.
+        # The place [images, height, width] in the original that each pixel of the result shows,
+        # traced backwards.
         row = torch.arange(height, device=x.device).view(1, -1, 1) + self._shift(down)
         column = torch.arange(width, device=x.device).view(1, 1, -1) + self._shift(right)
         border = _outside(row, height) | _outside(column, width)
         corner = None
         if self.rotate:
-            row, column = _turned(row, column, (2 * angle - 1) * math.radians(self.rotate), height, width)
+            row, column = _turned(
+                row, column, (2 * angle - 1) * math.radians(self.rotate), height, width
+            )
             corner = _outside(row, height) | _outside(column, width)
         if self.flip:
             column = torch.where(mirror < 0.5, width - 1 - column, column)
         place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
         pixels = x.reshape(len(place), -1, height * width)
-        seen = pixels.gather(2, place.flatten(1)[:, None].expand_as(pixels)).view(len(place), -1, height, width)
+        seen = pixels.gather(2, place.flatten(1)[:, None].expand_as(pixels)).view(
+            len(place), -1, height, width
+        )
         if corner is not None:
             seen = torch.where(corner[:, None], black, seen)
         if self.crop:
-            seen = torch.where(border[:, None], black if self.fill == "black" else torch.zeros_like(black), seen)
+            seen = torch.where(
+                border[:, None], black if self.fill == "black" else torch.zeros_like(black), seen
+            )
         return seen.view(x.shape)
 
     def _shift(self, share: Tensor) -> Tensor:
@@ -69,7 +77,9 @@ def _outside(place: Tensor, size: int) -> Tensor:
     return (place < 0) | (place >= size)
 
 
-def _turned(row: Tensor, column: Tensor, angle: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+def _turned(
+    row: Tensor, column: Tensor, angle: Tensor, height: int, width: int
+) -> tuple[Tensor, Tensor]:
     """The nearest pixels to places turned about the middle by `angle` (radians), counter-clockwise."""
     y, x = row - (height - 1) / 2, column - (width - 1) / 2
     cosine, sine = angle.cos(), angle.sin()

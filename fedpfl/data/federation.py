@@ -1,4 +1,6 @@
-"""The federation: one data set in memory, and the indices of each client's training and test samples."""
+"""The federation: one data set in memory, and the indices of each client's training and test
+samples.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from fedpfl.data.datasets.shared.samples import moments
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 
-VALIDATION, UNSEEN = 1, 2  # tell the streams of random numbers for what is held out from the partition's
+VALIDATION, UNSEEN = (
+    1,
+    2,
+)  # tell the streams of random numbers for what is held out from the partition's
 
 
 class Shape(tuple[int, ...]):
-    """The shape of one sample, which knows what it is the shape of: networks differ in what they take."""
+    """The shape of one sample, which knows what it is the shape of: networks differ in what they
+    take.
+    """
 
     kind: str
     """images, signals or token ids"""
@@ -35,10 +42,14 @@ class Shape(tuple[int, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What the engine trains on: all samples once, as they are stored, and the indices of each client's."""
+    """What the engine trains on: all samples once, as they are stored, and the indices of each
+    client's.
+    """
 
     name: str
-    x: Tensor  # uint8 images [samples, channels, height, width], int32 token ids [samples, length] or float32 signals
+    # Uint8 images [samples, channels, height, width], int32 token ids [samples, length] or float32
+    # signals
+    x: Tensor
     y: Tensor  # int64 [samples]
     classes: int
     mean: tuple[float, ...]  # empty: samples are not scaled
@@ -48,8 +59,11 @@ class Federation:
     validation: tuple[Tensor, ...] = ()  # where the run holds training samples out, else empty
     augment: Augment | None = None  # of images in training steps alone
     numbers: tuple[int, ...] = ()  # of the clients in the partition, where these are not all of it
-    barred: Tensor | None = None  # bool [clients, classes]: what no prediction for a client may be; None: it may be any
-    # [channels, 1, ...], made once on the device of x: a copy from the host for each batch would stall a GPU
+    barred: Tensor | None = (
+        None  # bool [clients, classes]: what no prediction for a client may be; None: it may be any
+    )
+    # [channels, 1, ...], made once on the device of x: a copy from the host for each batch would
+    # stall a GPU
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
 
@@ -61,7 +75,9 @@ class Federation:
 
     @property
     def held_out(self) -> tuple[Tensor, ...]:
-        """Return what methods validate on: the validation splits, or the test splits where there are none."""
+        """Return what methods validate on: the validation splits, or the test splits where there
+        are none.
+        """
         return self.validation or self.test
 
     @property
@@ -86,7 +102,8 @@ class Federation:
         return torch.tensor([len(index) for index in self.test], dtype=torch.int64)
 
     def idle(self, batch_size: int, together: int = 1) -> int:
-        """Count the clients that never train: they have too few training samples for a step of `together` minibatches.
+        """Count the clients that never train: they have too few training samples for a step of
+        `together` minibatches.
 
         A minibatch of a lone sample is skipped.
         """
@@ -94,10 +111,14 @@ class Federation:
         return int((full + (rest > 1) < together).sum())
 
     def label_counts(self) -> Tensor:
-        """Count samples per client and class, of all splits together: int64 `[clients, classes]`, on the CPU."""
+        """Count samples per client and class, of all splits together: int64 `[clients, classes]`,
+        on the CPU.
+        """
         y = self.y.cpu()
         clients = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
-        return torch.stack([torch.bincount(y[torch.cat(splits)], minlength=self.classes) for splits in clients])
+        return torch.stack(
+            [torch.bincount(y[torch.cat(splits)], minlength=self.classes) for splits in clients]
+        )
 
     def number(self, client: int) -> int:
         """Return what the partition numbers a client."""
@@ -106,32 +127,48 @@ class Federation:
     def of(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
         splits = (self.train, self.test, self.validation)
-        train, test, validation = (tuple(split[client] for client in clients if split) for split in splits)
+        train, test, validation = (
+            tuple(split[client] for client in clients if split) for split in splits
+        )
         numbers = tuple(map(self.number, clients))
         barred = None if self.barred is None else self.barred[list(clients)]
-        return replace(self, train=train, test=test, validation=validation, numbers=numbers, barred=barred)
+        return replace(
+            self, train=train, test=test, validation=validation, numbers=numbers, barred=barred
+        )
 
     def apart(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
         """Return those who take part and, if there are any, those who never do."""
         if not newcomers:
             return self, None
-        return self.of([client for client in range(self.clients) if client not in newcomers]), self.of(
-            sorted(newcomers)
-        )
+        return self.of(
+            [client for client in range(self.clients) if client not in newcomers]
+        ), self.of(sorted(newcomers))
 
     def merged(self, most: int) -> Federation:
-        """Return a federation of at most `most` clients with the same test samples, no others, and no class barred."""
+        """Return a federation of at most `most` clients with the same test samples, no others, and
+        no class barred.
+        """
         size = -(-self.clients // most)
         test = tuple(torch.cat(self.test[at : at + size]) for at in range(0, self.clients, size))
-        return replace(self, train=tuple(own[:0] for own in test), test=test, validation=(), numbers=(), barred=None)
+        return replace(
+            self,
+            train=tuple(own[:0] for own in test),
+            test=test,
+            validation=(),
+            numbers=(),
+            barred=None,
+        )
 
     def to(self, device: torch.device | str) -> Federation:
-        """Put samples and labels on `device`. The indices stay on the CPU, where batches are planned."""
+        """Put samples and labels on `device`. The indices stay on the CPU, where batches are
+        planned.
+        """
         barred = None if self.barred is None else self.barred.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), barred=barred)
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std per channel of samples `[..., *shape]`, pixels divided by 255 first; float32.
+        """Return (x - mean) / std per channel of samples `[..., *shape]`, pixels divided by 255
+        first; float32.
 
         What is not scaled (token ids, or signals taken as they are) is returned as it is.
         """
@@ -146,7 +183,9 @@ class Federation:
         return Augment.NUMBERS if self.augment else 0
 
     def seen(self, x: Tensor, views: Tensor) -> Tensor:
-        """Return normalised samples `[..., *shape]` as training steps see them; views: uniform `[..., self.views]`."""
+        """Return normalised samples `[..., *shape]` as training steps see them; views: uniform
+        `[..., self.views]`.
+        """
         return self.augment(x, views, -self._shift / self._scale) if self.augment else x
 
 
@@ -159,28 +198,38 @@ def build(
     newcomers: Collection[int] = (),
     own_classes: bool = False,
 ) -> Federation:
-    """Deal a data set to clients; `int(validation * n)` of a client's n training samples are held out, at random.
+    """Deal a data set to clients; `int(validation * n)` of a client's n training samples are held
+    out, at random.
 
-    A mean or standard deviation that is not given is that of the training samples, as often as clients hold them, but
-    for what is held out and what the newcomers have, who never take part.
-    own_classes: a client is judged by predictions among the classes of its training samples, if it has any.
+    A mean or standard deviation that is not given is that of the training samples, as often as
+    clients hold them, but for what is held out and what the newcomers have, who never take part.
+    own_classes: a client is judged by predictions among the classes of its training samples, if it
+    has any.
 
-    Raises: FedpflError if the partition holds samples out itself, or what is to be augmented are no images.
+    Raises: FedpflError if the partition holds samples out itself, or what is to be augmented are no
+    images.
     """
     if validation and partition.validation:
         raise FedpflError(
             f"validation must be 0, as the partition holds samples out itself, got {validation}; set validation=0"
         )
     if augment and samples.x.dtype != torch.uint8:
-        raise FedpflError(f"augment is for images, but data set {samples.name} has none; set augment=none")
+        raise FedpflError(
+            f"augment is for images, but data set {samples.name} has none; set augment=none"
+        )
     kept, held = _held_out(partition.train, validation, seed)
     train, mean, std = _tensors(kept), samples.mean, samples.std
     if mean is None or std is None:
-        found = moments(samples.x, torch.cat([own for client, own in enumerate(train) if client not in newcomers]))
+        found = moments(
+            samples.x,
+            torch.cat([own for client, own in enumerate(train) if client not in newcomers]),
+        )
         mean, std = (found[0] if mean is None else mean), (found[1] if std is None else std)
     barred = None
     if own_classes:
-        counts = torch.stack([torch.bincount(samples.y.cpu()[own], minlength=samples.classes) for own in train])
+        counts = torch.stack(
+            [torch.bincount(samples.y.cpu()[own], minlength=samples.classes) for own in train]
+        )
         barred = (counts == 0) & counts.any(1, keepdim=True)
     return Federation(
         samples.name,
@@ -205,7 +254,9 @@ def newcomers(clients: int, count: int, seed: int) -> list[int]:
 def _held_out(
     train: Sequence[np.ndarray], share: float, seed: int
 ) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
-    """What each client still trains on, in its order, and what is held out of it; nothing if the share is 0."""
+    """What each client still trains on, in its order, and what is held out of it; nothing if the
+    share is 0.
+    """
     if not share:
         return train, ()
     rng = np.random.default_rng([seed, VALIDATION])

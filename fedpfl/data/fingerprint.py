@@ -15,10 +15,11 @@ COVERED = "samples, labels, groups, scaling, who holds which, or initial weights
 
 
 def fingerprint(*values: Any) -> str:
-    """Return a digest of tensors, numbers, text, None, and of sequences, mappings and dataclasses of these.
+    """Return a digest of tensors, numbers, text, None, and of sequences, mappings and dataclasses
+    of these.
 
-    The device does not matter. Of numbers that are not whole six digits count: what is computed from the data may
-    round differently elsewhere.
+    The device does not matter. Of numbers that are not whole six digits count: what is computed
+    from the data may round differently elsewhere.
     """
     digest = hashlib.blake2b(digest_size=16)
     for piece in _pieces(values):

@@ -1,6 +1,8 @@
-"""Which samples initial weights were trained on, so that nobody is tested on what a network has seen.
+"""Which samples initial weights were trained on, so that nobody is tested on what a network has
+seen.
 
-Samples are known by their content: another split, another file or another order of the same data do not hide them.
+Samples are known by their content: another split, another file or another order of the same data do
+not hide them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ KEY = "fedpfl.provenance"
 class Provenance:
     """Say what weights were trained on.
 
-    samples: hashes of samples, sorted. unrecorded: names of files that the training began with, of which nobody knows
-    what they were trained on.
+    samples: hashes of samples, sorted. unrecorded: names of files that the training began with, of
+    which nobody knows what they were trained on.
     """
 
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -79,7 +81,9 @@ class Provenance:
         told = getattr(state, "provenance", None)
         if not (isinstance(told, dict) and isinstance(told.get("samples"), Tensor)):
             return None
-        return cls(told["samples"].numpy().view(np.uint64), tuple(map(str, told.get("unrecorded", ()))))
+        return cls(
+            told["samples"].numpy().view(np.uint64), tuple(map(str, told.get("unrecorded", ())))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +101,9 @@ class Weights:
 
 
 def hash_samples(x: Tensor) -> np.ndarray:
-    """Hash each sample's content, uint64 `[samples]`; labels do not matter, nor on what device they are."""
+    """Hash each sample's content, uint64 `[samples]`; labels do not matter, nor on what device they
+    are.
+    """
     rows = x.detach().cpu().contiguous().flatten(1).numpy()
     digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)

@@ -24,12 +24,15 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> Weights:
-    """Read the tensors of a file written by `torch.save(network.state_dict(), path)` or by safetensors, on the CPU.
+    """Read the tensors of a file written by `torch.save(network.state_dict(), path)` or by
+    safetensors, on the CPU.
 
     Raises FedpflError if it is missing or broken, also by the hash in its name, where it has one.
     """
     if not path.is_file():
-        raise FedpflError(f"model.weights: there is no file {path}; put it there, or give its full path")
+        raise FedpflError(
+            f"model.weights: there is no file {path}; put it there, or give its full path"
+        )
     if expected := HASH.search(path.name):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if not digest.startswith(expected[1]):
@@ -51,6 +54,10 @@ def read_weights(path: Path) -> Weights:
         if reason.startswith("Weights only"):  # goes on with advice to load what may run code
             reason = "it is no file of torch.save's, or holds more than tensors"
         raise FedpflError(f"model.weights: {path} cannot be read ({reason})") from None
-    if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
-        raise FedpflError(f"model.weights: {path} must hold a network's state_dict and nothing else")
+    if not isinstance(values, Mapping) or not all(
+        isinstance(value, Tensor) for value in values.values()
+    ):
+        raise FedpflError(
+            f"model.weights: {path} must hold a network's state_dict and nothing else"
+        )
     return Weights(dict(values), str(path), Provenance.from_state(values))

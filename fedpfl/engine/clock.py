@@ -14,9 +14,9 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Backend, Participation
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.round import Load, Outcome, Sent, no_outcome, play, travelled
-from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
+from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.methods import Method, Turn
 from fedpfl.system import Device, System
@@ -27,7 +27,9 @@ TENTHS = 10
 
 @dataclass(frozen=True)
 class Clock:
-    """Hold what a run's clients have, by number: a device, and of stragglers the epochs or steps that they train."""
+    """Hold what a run's clients have, by number: a device, and of stragglers the epochs or steps
+    that they train.
+    """
 
     system: System
     devices: Sequence[Device]
@@ -37,8 +39,10 @@ class Clock:
 class Fates(NamedTuple):
     """Tell what becomes of a cohort.
 
-    takes: who takes part, and by which values it trains. late: who was not done in time: left out, or cut short.
-    waits: whether the server waits until the deadline, in vain. sent: to and from those who do not take part.
+    takes: who takes part, and by which values it trains. late: who was not done in time: left out,
+    or cut short.
+    waits: whether the server waits until the deadline, in vain. sent: to and from those who do not
+    take part.
     """
 
     takes: dict[int, Local]
@@ -59,9 +63,11 @@ def timed(
     seed: int,
     stopping: Stopping | None = None,
 ) -> tuple[State, Outcome, dict[str, Any]]:
-    """Play the next round as `play`, with those of `cohort` that come through; `size` of them end it.
+    """Play the next round as `play`, with those of `cohort` that come through; `size` of them end
+    it.
 
-    Returns also the round's columns: sim_seconds, dropped (how many drawn clients take no part) and late.
+    Returns also the round's columns: sim_seconds, dropped (how many drawn clients take no part) and
+    late.
     """
     number, stops = state.round + 1, stopping is not None and bool(state.stopping)
     draws = Draws(seed, "train", number)
@@ -69,9 +75,13 @@ def timed(
     def dry(clients: list[int], counted: tuple[Local, ...]) -> Participation:
         """Take clients through all but the training."""
         turn = Turn(clients, trains=False)
-        return backend.participate(method, federation, state, clients, local, draws, False, turn, None, counted)
+        return backend.participate(
+            method, federation, state, clients, local, draws, False, turn, None, counted
+        )
 
-    def load(clients: list[int], counted: tuple[Local, ...]) -> tuple[list[dict[Local, float]], dict[str, Tensor]]:
+    def load(
+        clients: list[int], counted: tuple[Local, ...]
+    ) -> tuple[list[dict[Local, float]], dict[str, Tensor]]:
         part = dry(clients, counted)
         moved = tree.fetch(travelled(part, state, len(clients), stops))
         return [dict(zip(counted, row, strict=True)) for row in part.operations.tolist()], moved
@@ -86,7 +96,11 @@ def timed(
     seconds = math.fsum(max(_seconds(clock, one), default=0.0) for one in outcome.loads)
     if fates.waits:
         seconds = max(seconds, clock.system.deadline or 0.0)
-    columns = {"sim_seconds": seconds, "dropped": len(cohort) - len(fates.takes), "late": len(fates.late)}
+    columns = {
+        "sim_seconds": seconds,
+        "dropped": len(cohort) - len(fates.takes),
+        "late": len(fates.late),
+    }
     return state, replace(outcome, sent=outcome.sent + fates.sent), columns
 
 
@@ -97,17 +111,25 @@ def foresee(
     local: Local,
     seed: int,
     number: int,
-    load: Callable[[list[int], tuple[Local, ...]], tuple[list[dict[Local, float]], dict[str, Tensor]]],
+    load: Callable[
+        [list[int], tuple[Local, ...]], tuple[list[dict[Local, float]], dict[str, Tensor]]
+    ],
 ) -> Fates:
     """Decide who takes part in round `number`, before anybody trains.
 
-    load: tells of clients the operations by each of some values, and what they move. Downloads and operations are known
-    by then. Uploads count as large as they are before the first step, which is what they are but where training
-    decides what is sent. Nothing is asked where nobody can be late.
+    load: tells of clients the operations by each of some values, and what they move. Downloads and
+    operations are known by then. Uploads count as large as they are before the first step, which is
+    what they are but where training decides what is sent. Nothing is asked where nobody can be
+    late.
     """
     system = clock.system
-    luck = {client: torch.rand(2, generator=generator(seed, "system", number, client)).tolist() for client in cohort}
-    there = [client for client in sorted(cohort) if luck[client][0] < clock.devices[client].availability]
+    luck = {
+        client: torch.rand(2, generator=generator(seed, "system", number, client)).tolist()
+        for client in cohort
+    }
+    there = [
+        client for client in sorted(cohort) if luck[client][0] < clock.devices[client].availability
+    ]
     lost = {client for client in there if luck[client][1] < system.dropout}
     left = [client for client in there if client not in lost]
     whole = {client: local.less(clock.amounts.get(client, local.amount)) for client in there}
@@ -136,7 +158,9 @@ def foresee(
         if client not in first:
             told = {name: int(moved[name][place]) for name in Sent._fields}
             sent += Sent(**told | ({"values_up": 0, "bits_up": 0} if client in lost else {}))
-    return Fates({client: takes[client] for client in first}, late | {*takes} - {*first}, waits, sent)
+    return Fates(
+        {client: takes[client] for client in first}, late | {*takes} - {*first}, waits, sent
+    )
 
 
 def _seconds(clock: Clock, load: Load) -> list[float]:
@@ -147,7 +171,13 @@ def _seconds(clock: Clock, load: Load) -> list[float]:
 
 
 def _cuts(local: Local, partial: bool) -> dict[Local, None]:
-    """Return the values by which a client that has less time might train: whole epochs, or tenths of the steps."""
+    """Return the values by which a client that has less time might train: whole epochs, or tenths
+    of the steps.
+    """
     most = local.amount
-    amounts = range(1, most + 1) if local.epochs else {-(-most * part // TENTHS) for part in range(1, TENTHS + 1)}
+    amounts = (
+        range(1, most + 1)
+        if local.epochs
+        else {-(-most * part // TENTHS) for part in range(1, TENTHS + 1)}
+    )
     return {local.less(amount): None for amount in (amounts if partial else ())}

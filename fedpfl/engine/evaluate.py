@@ -16,15 +16,23 @@ def pooled(counts: Counts) -> float | None:
 
 
 def accuracies(counts: Counts) -> dict[str, float | None]:
-    """Percentages: `accuracy` (mean over clients), `accuracy_pooled`, `accuracy_std` (population, over clients),
-    `accuracy_worst10` (mean of the worst tenth of the clients, at least one); `loss` is the pooled mean cross-entropy.
+    """Percentages: `accuracy` (mean over clients), `accuracy_pooled`, `accuracy_std` (population,
+    over clients), `accuracy_worst10` (mean of the worst tenth of the clients, at least one); `loss`
+    is the pooled mean cross-entropy.
 
-    Measures are means over the clients of which they are defined. Clients without test samples do not count; None where
-    nobody has any.
+    Measures are means over the clients of which they are defined. Clients without test samples do
+    not count; None where nobody has any.
     """
     tested = counts.total > 0
     if not bool(tested.any()):
-        names = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss", *counts.more)
+        names = (
+            "accuracy",
+            "accuracy_pooled",
+            "accuracy_std",
+            "accuracy_worst10",
+            "loss",
+            *counts.more,
+        )
         return dict.fromkeys(names)
     each = 100 * counts.correct[tested].double() / counts.total[tested]
     worst = each.sort().values[: decile(len(each))]
@@ -47,7 +55,8 @@ def mean(values: Tensor) -> float | None:
 def per_client(counts: Counts) -> dict[str, list[float]]:
     """Return each client's `accuracy` and measures, in percent.
 
-    They are nan without test samples, where the model is not finite, and where a measure is undefined.
+    They are nan without test samples, where the model is not finite, and where a measure is
+    undefined.
     """
     known = (counts.total > 0) & counts.loss.isfinite()
     own = {"accuracy": 100 * counts.correct.double() / counts.total}
@@ -56,14 +65,18 @@ def per_client(counts: Counts) -> dict[str, list[float]]:
 
 
 def everywhere(counts: Counts) -> tuple[Tensor, Tensor]:
-    """Return how each model does on each one's test samples, `[clients, others]`, and on all of them, `[clients]`.
+    """Return how each model does on each one's test samples, `[clients, others]`, and on all of
+    them, `[clients]`.
 
-    counts: `[clients, others]`. In percent; nan for others without test samples, and where a model is not finite.
+    counts: `[clients, others]`. In percent; nan for others without test samples, and where a model
+    is not finite.
     """
     correct = torch.where(counts.loss.isfinite(), counts.correct.double(), torch.nan)
     return 100 * correct / counts.total, 100 * correct.sum(1) / counts.total.sum(1)
 
 
 def unsound(counts: Counts) -> list[int]:
-    """Return the positions of clients whose model gave logits that are not finite: their predictions mean nothing."""
+    """Return the positions of clients whose model gave logits that are not finite: their
+    predictions mean nothing.
+    """
     return (~counts.loss.isfinite()).nonzero().flatten().tolist()

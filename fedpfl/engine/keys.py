@@ -1,7 +1,8 @@
 """Every random draw is a pure function of (seed, purpose, round, client, phase).
 
-So a resumed run needs no generator state, the order of execution cannot matter, and methods that should coincide do.
-What a method draws from the generators of the process is made one too, by `watched`.
+So a resumed run needs no generator state, the order of execution cannot matter, and methods that
+should coincide do. What a method draws from the generators of the process is made one too, by
+`watched`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from fedpfl.ground.errors import contained
 from fedpfl.ground.seeding import Key, hash_key, seeded
 from fedpfl.privacy import Secret
 
-_impure: list[tuple[Any, list[str]]] = []  # methods, and which generators of the process they have drawn from
+_impure: list[
+    tuple[Any, list[str]]
+] = []  # methods, and which generators of the process they have drawn from
 
 
 def generator(*key: Key) -> torch.Generator:
@@ -28,10 +31,13 @@ def generator(*key: Key) -> torch.Generator:
     return torch.Generator().manual_seed(hash_key(key))
 
 
-def cohorts(seed: int, clients: int, participation: float, rounds: int, poisson: bool = False) -> Iterator[list[int]]:
+def cohorts(
+    seed: int, clients: int, participation: float, rounds: int, poisson: bool = False
+) -> Iterator[list[int]]:
     """Draw the clients of one round after the other, each uniformly without replacement, ascending.
 
-    max(1, floor(participation * clients)) of them, from one Mersenne-Twister stream: the rule of the published runs.
+    max(1, floor(participation * clients)) of them, from one Mersenne-Twister stream: the rule of
+    the published runs.
     poisson: each client with that chance for itself, so that a round may have nobody.
     """
     stream = random.Random(seed)
@@ -46,7 +52,9 @@ def cohorts(seed: int, clients: int, participation: float, rounds: int, poisson:
 def secret_cohorts(
     secret: Secret, clients: int, participation: float, rounds: int, poisson: bool = False
 ) -> Iterator[list[int]]:
-    """Draw cohorts as `cohorts` does, but from a secret: privacy is amplified by not knowing who takes part."""
+    """Draw cohorts as `cohorts` does, but from a secret: privacy is amplified by not knowing who
+    takes part.
+    """
     size = max(1, int(round(participation * clients, 9)))
     for number in range(1, rounds + 1):
         drawn = secret.draw_uniform(clients, "cohort", number)
@@ -64,10 +72,16 @@ class Draws:
 
     def order(self, client: int, stream: str, epoch: int, samples: int) -> Tensor:
         """A permutation `[samples]` of a client's training samples for one epoch."""
-        return torch.randperm(samples, generator=generator(self.seed, self.purpose, self.round, client, stream, epoch))
+        return torch.randperm(
+            samples, generator=generator(self.seed, self.purpose, self.round, client, stream, epoch)
+        )
 
-    def random(self, client: int, stream: str, epoch: int, rows: int, count: int, what: str = "random") -> Tensor:
-        """`count` uniform numbers for each step of an epoch, or for the `views` of each sample, `[rows, count]`."""
+    def random(
+        self, client: int, stream: str, epoch: int, rows: int, count: int, what: str = "random"
+    ) -> Tensor:
+        """`count` uniform numbers for each step of an epoch, or for the `views` of each sample,
+        `[rows, count]`.
+        """
         if not count:
             return torch.empty(rows, 0)
         key = (self.seed, self.purpose, self.round, client, stream, epoch, what)
@@ -78,7 +92,9 @@ class Draws:
         return generator(self.seed, self.purpose, self.round, client, "draw")
 
     def own(self, client: int | None = None) -> tuple[Key, ...]:
-        """The key of what hooks draw from the process's generators, for a client or for all of a call."""
+        """The key of what hooks draw from the process's generators, for a client or for all of a
+        call.
+        """
         return self.seed, self.purpose, self.round, "all" if client is None else client, "process"
 
 
@@ -87,10 +103,11 @@ class Draws:
 
 @contextmanager
 def watched(method: Any, *key: Key, network_draws: Collection[str] = ()) -> Iterator[None]:
-    """Make what a method's hooks draw from the generators of the process a function of `key`, and remember it.
+    """Make what a method's hooks draw from the generators of the process a function of `key`, and
+    remember it.
 
-    network_draws: the generators that the network itself draws from, for which no method is to blame.
-    Nor does SystemExit of theirs end the process.
+    network_draws: the generators that the network itself draws from, for which no method is to
+    blame. Nor does SystemExit of theirs end the process.
     """
     with seeded(*key) as drawn:
         try:

@@ -1,6 +1,8 @@
-"""What is said of a client's predictions beside their accuracy, by torchmetrics, which is loaded where it is asked for.
+"""What is said of a client's predictions beside their accuracy, by torchmetrics, which is loaded
+where it is asked for.
 
-A class that a client has no test samples of counts nowhere but in F1, where it is predicted; see `MEASURES`.
+A class that a client has no test samples of counts nowhere but in F1, where it is predicted; see
+`MEASURES`.
 """
 
 from __future__ import annotations
@@ -22,19 +24,25 @@ BINS = 15
 
 @functools.cache
 def library() -> Any:
-    """Return torchmetrics' functions for classifications. Raises FedpflError where it is not installed."""
+    """Return torchmetrics' functions for classifications. Raises FedpflError where it is not
+    installed.
+    """
     with contextlib.suppress(ImportError):
         torchvision()  # which it imports, and which may not load by itself
     try:
         from torchmetrics.functional import classification
     except ImportError:
-        raise FedpflError("metrics needs torchmetrics, which is not installed; pip install 'fedpfl[metrics]'") from None
+        raise FedpflError(
+            "metrics needs torchmetrics, which is not installed; pip install 'fedpfl[metrics]'"
+        ) from None
     return classification
 
 
 def _f1(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
     classes = shares.shape[1]
-    return library().multiclass_f1_score(predicted, y, classes, average="macro", validate_args=False)
+    return library().multiclass_f1_score(
+        predicted, y, classes, average="macro", validate_args=False
+    )
 
 
 def _balanced(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
@@ -47,12 +55,17 @@ def _auroc(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
     held = y.unique().tolist()
     if len(held) < 2:
         return shares.new_tensor(torch.nan)
-    each = [library().binary_auroc(shares[:, one], (y == one).long(), validate_args=False) for one in held]
+    each = [
+        library().binary_auroc(shares[:, one], (y == one).long(), validate_args=False)
+        for one in held
+    ]
     return torch.stack(each).mean()
 
 
 def _ece(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    return library().multiclass_calibration_error(shares, y, shares.shape[1], n_bins=BINS, validate_args=False)
+    return library().multiclass_calibration_error(
+        shares, y, shares.shape[1], n_bins=BINS, validate_args=False
+    )
 
 
 MEASURES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -63,8 +76,10 @@ MEASURES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 """From probabilities `[samples, classes]`, predictions and labels `[samples]` to a share.
 
-f1: mean over the classes that the client has or that are predicted. balanced: mean recall of the classes that it has.
-auroc: mean over these of one against the rest; undefined with one class alone. ece: expected calibration error.
+f1: mean over the classes that the client has or that are predicted. balanced: mean recall of the
+classes that it has.
+auroc: mean over these of one against the rest; undefined with one class alone. ece: expected
+calibration error.
 """
 
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Engine
+from fedpfl.engine.backends.loop import working_copy
 from fedpfl.engine.keys import seeded
-from fedpfl.engine.loop import working_copy
-from fedpfl.engine.shard import gathered
+from fedpfl.engine.training.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Data
@@ -24,7 +24,9 @@ SAME = 1.1  # times the seconds, within which one way is as good as the other
 
 
 class Pace(NamedTuple):
-    """Hold the seconds that a step of so many samples takes each way: forward and backward on one client's batch."""
+    """Hold the seconds that a step of so many samples takes each way: forward and backward on one
+    client's batch.
+    """
 
     samples: int
     bf16: float
@@ -43,11 +45,14 @@ class Pace(NamedTuple):
         return f"a step of {self.samples} samples takes {took}: {faster} here"
 
 
-def pace(engine: Engine, on: torch.device, net: Net, federation: Federation, batch_size: int) -> Pace | None:
+def pace(
+    engine: Engine, on: torch.device, net: Net, federation: Federation, batch_size: int
+) -> Pace | None:
     """Time a step in bf16 and in fp32, for a run in bf16 on a CPU; None for others.
 
-    Where a step of `batch_size` samples would be slow fewer are taken, so that all ends within a second.
-    Generators of the process are left as they were. What fails here fails again, in words, in the first round.
+    Where a step of `batch_size` samples would be slow fewer are taken, so that all ends within a
+    second. Generators of the process are left as they were. What fails here fails again, in words,
+    in the first round.
     """
     if on.type != "cpu" or engine.precision != "bf16":
         return None

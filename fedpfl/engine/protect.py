@@ -1,4 +1,6 @@
-"""What of a cohort's uploads the server sees under privacy: as if a trusted party had clipped them and added noise."""
+"""What of a cohort's uploads the server sees under privacy: as if a trusted party had clipped them
+and added noise.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from fedpfl.privacy import Account, Secret, noise, protected
 
 
 class Protected(NamedTuple):
-    """Hold uploads whose mean is what the server may see, how they were made, and what is noted of each client.
+    """Hold uploads whose mean is what the server may see, how they were made, and what is noted of
+    each client.
 
     state: `State.privacy` after the round. metrics: `[cohort]`.
     """
@@ -42,10 +45,13 @@ def protect(
     secret: Secret,
     number: int,
 ) -> Protected:
-    """Protect the uploads of a cohort `[cohort, ...]`. Each is shifted by the same noise, so that their mean is, too.
+    """Protect the uploads of a cohort `[cohort, ...]`. Each is shifted by the same noise, so that
+    their mean is, too.
 
-    state: the server's state, a client's initial one, and statistics, as `reference` takes them. own: State.privacy.
-    uploads: None where nobody was drawn, as Poisson's rule may have it: then of one client that changes nothing.
+    state: the server's state, a client's initial one, and statistics, as `reference` takes them.
+    own: State.privacy.
+    uploads: None where nobody was drawn, as Poisson's rule may have it: then of one client that
+    changes nothing.
     secret: from which the noise of round `number` is drawn.
     """
     privacy, known = account.privacy, reference(method, *state)
@@ -65,7 +71,11 @@ def protect(
     metrics = {"clipped_share": bound.clipped.double(), "update_norm": bound.norms}
     if privacy.quantile is not None:
         metrics["clip"] = clip.expand_as(bound.norms)
-        short = (~bound.clipped).double().sum() if present else torch.zeros((), dtype=torch.float64, device=device)
+        short = (
+            (~bound.clipped).double().sum()
+            if present
+            else torch.zeros((), dtype=torch.float64, device=device)
+        )
         centred = short - present / 2
         spread = account.count_noise * float(secret.draw_normal(1, "count", number)[0])
         share = (centred + spread) / account.cohort + 0.5
@@ -74,13 +84,21 @@ def protect(
 
 
 def reference(method: Method, server: Tree, client: dict[str, Tree], statistics: Tree) -> Tree:
-    """Return what a client that never took part would upload if it did not train: whoever knows the server knows it.
+    """Return what a client that never took part would upload if it did not train: whoever knows the
+    server knows it.
 
-    client: a client's initial state. Raises FedpflError where an upload holds more than what training moves.
+    client: a client's initial state. Raises FedpflError where an upload holds more than what
+    training moves.
     """
     device = tree.leaves({"server": server, **client})[0].device
     no = torch.zeros((), dtype=torch.bool, device=device)
-    facts = {"participated": no, "trained": no, "newcomer": no, "number": no.long(), "statistics": statistics}
+    facts = {
+        "participated": no,
+        "trained": no,
+        "newcomer": no,
+        "number": no.long(),
+        "statistics": statistics,
+    }
     name = type(method).__name__
     try:
         entered = {**method.prepare(server, {**client, **facts}), **facts}
@@ -93,9 +111,13 @@ def reference(method: Method, server: Tree, client: dict[str, Tree], statistics:
         ) from None
     leaves = tree.leaves(upload)
     if not leaves:
-        raise FedpflError(f"privacy=client: clients of {name} send nothing up, so that there is nothing to protect")
+        raise FedpflError(
+            f"privacy=client: clients of {name} send nothing up, so that there is nothing to protect"
+        )
     if any(isinstance(part, tuple) for part in (upload, *upload.values())) or not all(
         leaf.is_floating_point() for leaf in leaves
     ):
-        raise FedpflError(f"privacy=client: clients of {name} send up more than numbers that can be averaged")
+        raise FedpflError(
+            f"privacy=client: clients of {name} send up more than numbers that can be averaged"
+        )
     return upload

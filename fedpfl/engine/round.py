@@ -11,14 +11,14 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
-from fedpfl.engine.answers import asked, difference
-from fedpfl.engine.answers import kept as named
 from fedpfl.engine.backend import Backend, Counts, Participation, TrainCall, arithmetic, met
 from fedpfl.engine.keys import Draws, generator, watched
 from fedpfl.engine.protect import Protected, protect
-from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
+from fedpfl.engine.training.hook_checks import asked, difference
+from fedpfl.engine.training.hook_checks import kept as named
+from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken, FedpflError
 from fedpfl.ground.tree import Tree
@@ -40,7 +40,9 @@ class Sent(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Hold what each client of a turn has computed, `[clients, 1]`, and moved, `[clients]` by fields of Sent."""
+    """Hold what each client of a turn has computed, `[clients, 1]`, and moved, `[clients]` by
+    fields of Sent.
+    """
 
     clients: list[int]
     operations: Tensor
@@ -49,13 +51,15 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tell what happened in a round: the cohort evaluated before and after local training, losses, traffic, metrics.
+    """Tell what happened in a round: the cohort evaluated before and after local training, losses,
+    traffic, metrics.
 
     cohort: who took part.
     trained: whether a client has ever made a step, `[cohort]`.
     finite: whether a client's losses and everything it brought back are finite, `[cohort]`.
     sound: whether all of the state is finite that the round has changed.
-    loss: `[cohort]`. metrics: means over the cohort. sent: of the whole round. loads: of its turns, if asked for.
+    loss: `[cohort]`. metrics: means over the cohort. sent: of the whole round. loads: of its turns,
+    if asked for.
     """
 
     cohort: list[int]
@@ -83,11 +87,13 @@ def play(
     account: Account | None = None,
     secret: Secret | None = None,
 ) -> tuple[State, Outcome]:
-    """Play the next round with `cohort`. The given state is used up: its clients' rows are overwritten in place.
+    """Play the next round with `cohort`. The given state is used up: its clients' rows are
+    overwritten in place.
 
-    paces: by what clients train in place of `local`, if by something else; given, be it empty, operations are counted.
-    account: of privacy; the server then sees noise on the uniform mean of clipped uploads, and no more. secret: from
-    which that noise is drawn.
+    paces: by what clients train in place of `local`, if by something else; given, be it empty,
+    operations are counted.
+    account: of privacy; the server then sees noise on the uniform mean of clipped uploads, and no
+    more. secret: from which that noise is drawn.
     """
     number, cohort = state.round + 1, sorted(cohort)
     if account and not cohort:
@@ -103,10 +109,15 @@ def play(
         )
     stopping = stopping if state.stopping else None
     sent, parts, order, kept, spent = [], [], list[int](), [], []
-    looked_at, random = asked(method, None, state.rows.initial["client"]), generator(seed, "aggregate", number)
+    looked_at, random = (
+        asked(method, None, state.rows.initial["client"]),
+        generator(seed, "aggregate", number),
+    )
     hooks = method if state.round else looked_at
     with watched(method, seed, "turns", number, "process"):
-        turns = looked_at.turns(state.round, cohort, federation.clients, generator(seed, "turns", number))
+        turns = looked_at.turns(
+            state.round, cohort, federation.clients, generator(seed, "turns", number)
+        )
     if account and not _is_one_release(turns, cohort):
         raise FedpflError(
             f"privacy=client keeps account of one turn of a round's cohort, and turns of {type(method).__name__} are "
@@ -115,9 +126,20 @@ def play(
     for turn in turns:
         stops = stopping is not None and not turn.survey
         draws = Draws(seed, "gather" if turn.survey else "train", number)
-        call = TrainCall(method, federation, state, turn.clients, local, draws, stops, turn if turn.survey else None)
+        call = TrainCall(
+            method,
+            federation,
+            state,
+            turn.clients,
+            local,
+            draws,
+            stops,
+            turn if turn.survey else None,
+        )
         part = backend.participate(*call) if paces is None else _paced(backend, call, paces)
-        clients = part.numbers.tolist() if len(part.numbers) < len(turn.clients) else turn.clients  # who has answered
+        clients = (
+            part.numbers.tolist() if len(part.numbers) < len(turn.clients) else turn.clients
+        )  # who has answered
         sent.append(travelled(part, state, len(clients), stops))
         spent.append((clients, part.operations))
 
@@ -132,11 +154,17 @@ def play(
             if turn.survey:
                 server, own = turn.survey(state.server, state.client(clients), part.uploads)
             else:
-                facts = {**state.facts(clients), "trained": part.trained, "statistics": part.buffers}
+                facts = {
+                    **state.facts(clients),
+                    "trained": part.trained,
+                    "statistics": part.buffers,
+                }
                 own, net = {**part.clients, **facts}, backend.net.bind(state.server_buffers)
                 server, own = hooks.aggregate(state.server, own, net, part.uploads, weight, random)
         own = named(own, state.rows.initial["client"])
-        _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
+        _keep_form(
+            method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state
+        )
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)
         if turn.survey:
@@ -157,24 +185,43 @@ def play(
 def _outcome(
     order: list[int], parts: list[dict[str, Tree]], sound: Tensor, loads: list[Load], counted: bool
 ) -> Outcome:
-    """Put together what turns brought back, of clients in this order; one copy to the host, as a GPU is waited for."""
+    """Put together what turns brought back, of clients in this order; one copy to the host, as a
+    GPU is waited for.
+    """
     names = ("before", "after", "loss", "trained", "finite", "metrics")
     told = [{name: part[name] for name in names} for part in parts]
     whole = tree.map(lambda *leaves: torch.cat(leaves), *told)
-    known = tree.fetch({"whole": whole, "sound": sound, "sent": {place: own.moved for place, own in enumerate(loads)}})
+    known = tree.fetch(
+        {
+            "whole": whole,
+            "sound": sound,
+            "sent": {place: own.moved for place, own in enumerate(loads)},
+        }
+    )
     whole = tree.take(known["whole"], torch.tensor(order).argsort())
     metrics: dict[str, float | None] = {}
     for name, value in whole.pop("metrics").items():
         metrics[name] = float(value.double().mean())
-    sent = Sent(**{name: sum(int(own[name].sum()) for own in known["sent"].values()) for name in Sent._fields})
-    loads = [load._replace(moved=known["sent"][place]) for place, load in enumerate(loads) if counted]
-    return Outcome(sorted(order), **whole, sound=bool(known["sound"]), sent=sent, metrics=metrics, loads=loads)
+    sent = Sent(
+        **{
+            name: sum(int(own[name].sum()) for own in known["sent"].values())
+            for name in Sent._fields
+        }
+    )
+    loads = [
+        load._replace(moved=known["sent"][place]) for place, load in enumerate(loads) if counted
+    ]
+    return Outcome(
+        sorted(order), **whole, sound=bool(known["sound"]), sent=sent, metrics=metrics, loads=loads
+    )
 
 
 def _private(
     account: Account, method: Method, state: State, part: Participation, secret: Secret | None
 ) -> tuple[Participation, State, Tensor]:
-    """Put uploads whose mean the server may see in the place of those that came; return equal weights, too."""
+    """Put uploads whose mean the server may see in the place of those that came; return equal
+    weights, too.
+    """
     made = _protect_uploads(account, method, state, part.uploads, secret)
     part = part._replace(uploads=made.uploads, metrics={**part.metrics, **made.metrics})
     return part, replace(state, privacy=made.state), torch.full_like(part.loss, 1 / len(part.loss))
@@ -213,7 +260,8 @@ def _play_without_cohort(
     """
     number = state.round + 1
     made = _protect_uploads(account, method, state, None, secret)
-    # Only servers that average are let through with Poisson's rule, so that this is their `aggregate`.
+    # Only servers that average are let through with Poisson's rule, so that this is their
+    # `aggregate`.
     server = tree.mean(made.uploads, torch.ones(1, device=federation.x.device))
     draws, turn = Draws(seed, "train", number), Turn([0], trains=False)
     dry = backend.participate(method, federation, state, [0], local, draws, False, turn, None, ())
@@ -248,7 +296,10 @@ def _paced(backend: Backend, call: TrainCall, paces: Mapping[int, Local]) -> Par
     for local, places in groups.items():
         clients, rows = [call.clients[place] for place in places], torch.tensor(places)
         own = call._replace(
-            clients=clients, local=local, counted=(local,), laid=call.laid and tree.take(call.laid, rows)
+            clients=clients,
+            local=local,
+            counted=(local,),
+            laid=call.laid and tree.take(call.laid, rows),
         )
         parts.append(backend.participate(*own))
     if len(parts) == 1:
@@ -266,7 +317,9 @@ def travelled(part: Participation, state: State, clients: int, stopping: bool) -
             pairs = zip(tree.leaves(floating), tree.leaves(moved), strict=True)
             extra = extra + sum(flags.view(clients, -1).sum(1) for counts, flags in pairs if counts)
         else:
-            extra = extra + sum(leaf.numel() for leaf in tree.leaves(buffers) if leaf.is_floating_point())
+            extra = extra + sum(
+                leaf.numel() for leaf in tree.leaves(buffers) if leaf.is_floating_point()
+            )
     return {
         "values_down": part.down.values + extra,
         "values_up": part.up.values + extra,
@@ -276,24 +329,32 @@ def travelled(part: Participation, state: State, clients: int, stopping: bool) -
 
 
 def _noted(state: State, part: Participation, clients: list[int], weight: Tensor) -> State:
-    """Keep clients' own statistics and facts; of shared statistics average floating ones over those who moved them, and
-    take the largest of counters.
+    """Keep clients' own statistics and facts; of shared statistics average floating ones over those
+    who moved them, and take the largest of counters.
     """
     statistics = tree.named(part.buffers, state.rows.initial["buffers"])
     facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
     state.rows.put_(clients, {"buffers": statistics, "facts": facts})
 
     def mean(before: Tensor, leaf: Tensor, flags: Tensor) -> Tensor:
-        return tree.masked_mean(before, leaf, flags, weight) if leaf.is_floating_point() else leaf.amax(0)
+        return (
+            tree.masked_mean(before, leaf, flags, weight)
+            if leaf.is_floating_point()
+            else leaf.amax(0)
+        )
 
     shared = {}
     for role, old in state.server_buffers.items():
         stacked = part.buffers[role]
-        shared[role] = tree.map(mean, old, stacked, part.updated.get(role) or tree.full_like(stacked, True))
+        shared[role] = tree.map(
+            mean, old, stacked, part.updated.get(role) or tree.full_like(stacked, True)
+        )
     return replace(state, server_buffers=shared)
 
 
-def _keep_form(method: Method, hook: str, server: Tree, clients: dict[str, Tree], state: State) -> None:
+def _keep_form(
+    method: Method, hook: str, server: Tree, clients: dict[str, Tree], state: State
+) -> None:
     """Raise Broken where a tree has lost or gained an entry, or one has another shape or dtype."""
     for whose, new, old in (
         ("server", server, state.server),
@@ -312,7 +373,9 @@ def _finite(part: Participation) -> Tensor:
     A model that is not finite shows in the loss by which it was evaluated.
     """
     finite = part.loss.isfinite() & part.before.loss.isfinite() & part.after.loss.isfinite()
-    for leaf in tree.leaves({"uploads": part.uploads, "clients": part.clients, "buffers": part.buffers}):
+    for leaf in tree.leaves(
+        {"uploads": part.uploads, "clients": part.clients, "buffers": part.buffers}
+    ):
         if leaf.is_floating_point():
             finite &= leaf.flatten(1).sum(1).isfinite() if leaf.dim() > 1 else leaf.isfinite()
     return finite

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedpfl.engine.answers import asked
 from fedpfl.engine.keys import cohorts, generator, watched
 from fedpfl.engine.store import Rows, Store
+from fedpfl.engine.training.hook_checks import asked
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
@@ -23,11 +23,12 @@ from fedpfl.models import Net
 class State:
     """Hold explicit trees of tensors and the number of rounds played.
 
-    rows: every client's state, and those of its BatchNorm statistics that stay local. members: the rows of those who
-        take part, where `rows` are newcomers'.
+    rows: every client's state, and those of its BatchNorm statistics that stay local. members: the
+        rows of those who take part, where `rows` are newcomers'.
     server_buffers: BatchNorm statistics by model role, at the server.
     privacy: of privacy, the bound on updates where it moves.
-    stopping: of early stopping, stacked: each client's `last` loss, and whether it has `stopped`; {} without it.
+    stopping: of early stopping, stacked: each client's `last` loss, and whether it has `stopped`;
+    {} without it.
     """
 
     round: int
@@ -49,7 +50,9 @@ class State:
         return self.rows.take("buffers", range(self.rows.clients))
 
     def client(self, client: int | Sequence[int]) -> dict[str, Tree]:
-        """Return a client's state as hooks see it, with the engine's FACTS; of several clients stacked."""
+        """Return a client's state as hooks see it, with the engine's FACTS; of several clients
+        stacked.
+        """
         return {**self.rows.take("client", client), **self.facts(client)}
 
     def facts(self, client: int | Sequence[int]) -> dict[str, Tree]:
@@ -61,7 +64,9 @@ class State:
         return {**self.rows.take("facts", client), **known}
 
     def others(self) -> Callable[[Sequence[int]], dict[str, Tree]]:
-        """Return a function that gives the states, stacked, of clients that take part, as hooks see them."""
+        """Return a function that gives the states, stacked, of clients that take part, as hooks see
+        them.
+        """
         state = replace(self, rows=self.members, members=None) if self.members else self
         return lambda numbers: state.client([*numbers])
 
@@ -82,9 +87,11 @@ def participants(
     stopping: bool = False,
     poisson: bool = False,
 ) -> int:
-    """Return how many clients at most will have a state of their own after all rounds, as their cohorts are drawn.
+    """Return how many clients at most will have a state of their own after all rounds, as their
+    cohorts are drawn.
 
-    It is exact but for early stopping, which draws others, and for runs so long that nearly everybody takes part.
+    It is exact but for early stopping, which draws others, and for runs so long that nearly
+    everybody takes part.
     """
     seen: set[int] = set()
     drawn = 0
@@ -111,12 +118,15 @@ def begin(
     stopping: bool = False,
     mine: Callable[[int], bool] | None = None,
 ) -> State:
-    """Return the state before round 1: every client and the server start from the net's initial parameters.
+    """Return the state before round 1: every client and the server start from the net's initial
+    parameters.
 
     The method is told that there are so many clients where the net does not know it better.
 
-    folder: for a store on disk. seed: of what makes clients differ (`Method.init_clients`). stopping: early.
-    mine: as in Rows. Raises FedpflError where that hides rows from a method that reads those of others.
+    folder: for a store on disk. seed: of what makes clients differ (`Method.init_clients`).
+    stopping: early.
+    mine: as in Rows. Raises FedpflError where that hides rows from a method that reads those of
+    others.
     """
     if mine and type(method).before_turn is not Method.before_turn:
         raise FedpflError(
@@ -136,7 +146,15 @@ def begin(
     return State(
         round=0,
         server=server,
-        rows=Rows({"client": client, "buffers": local, "facts": facts}, own, clients, device, store, folder, mine),
+        rows=Rows(
+            {"client": client, "buffers": local, "facts": facts},
+            own,
+            clients,
+            device,
+            store,
+            folder,
+            mine,
+        ),
         server_buffers={role: buffers for role, place in roles.items() if place == "aggregate"},
         stopping={"last": most, "stopped": most < 0} if stopping else {},
     )

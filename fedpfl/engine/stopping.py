@@ -18,12 +18,13 @@ from fedpfl.ground.ranges import Between
 
 @dataclass(frozen=True)
 class Stopping(Checked):
-    """Let a client stop whose loss L = lam L_train + (1 - lam) L_test has risen since its last participation.
+    """Let a client stop whose loss L = lam L_train + (1 - lam) L_test has risen since its last
+    participation.
 
-    Its last upload still counts. L_train is the mean over the samples of all epochs while training; L_test that of the
-    trained model on held-out samples, in evaluation mode: the test split, as in the paper, unless the run holds samples
-    out (`validation`). A client without such samples has L_train alone. The run ends when
-    nobody is left. Each participation sends one bit more.
+    Its last upload still counts. L_train is the mean over the samples of all epochs while training;
+    L_test that of the trained model on held-out samples, in evaluation mode: the test split, as in
+    the paper, unless the run holds samples out (`validation`). A client without such samples has
+    L_train alone. The run ends when nobody is left. Each participation sends one bit more.
     """
 
     early: bool = False
@@ -31,13 +32,19 @@ class Stopping(Checked):
 
 
 def after(
-    stopping: Stopping, state: State, federation: Federation, clients: list[int], part: Participation
+    stopping: Stopping,
+    state: State,
+    federation: Federation,
+    clients: list[int],
+    part: Participation,
 ) -> dict[str, Tensor]:
     """Return `State.stopping` after a turn of `clients`."""
     last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
     loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.held_out
     if stopping.lam:
-        judged = torch.tensor([len(federation.held_out[client]) > 0 for client in clients], device=loss.device)
+        judged = torch.tensor(
+            [len(federation.held_out[client]) > 0 for client in clients], device=loss.device
+        )
         loss = torch.where(judged, loss, part.sample_loss)
     stopped[clients] = loss > last[clients]
     last[clients] = loss
@@ -45,7 +52,8 @@ def after(
 
 
 def pick(state: State, planned: list[int], seed: int) -> list[int]:
-    """Return the next round's cohort: `planned`, or once clients have stopped, as many of those who have not.
+    """Return the next round's cohort: `planned`, or once clients have stopped, as many of those who
+    have not.
 
     With fewer left it is all of them; with none it is empty, and the run is over.
     """

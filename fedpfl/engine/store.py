@@ -1,4 +1,6 @@
-"""Where the clients' states live between rounds: those of clients that took part, the others equal the initial one."""
+"""Where the clients' states live between rounds: those of clients that took part, the others equal
+the initial one.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ SPARE = 8  # one of so many rows may stand empty
 
 @dataclass(frozen=True)
 class Store(Checked):
-    """device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the run directory).
+    """device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the
+    run directory).
 
-    The files have no names: they are gone, and their room is free again, when the process ends in whatever way.
+    The files have no names: they are gone, and their room is free again, when the process ends in
+    whatever way.
     sharded: each of several processes stores the states of its own clients alone.
     """
 
@@ -36,7 +40,9 @@ class Store(Checked):
         return device if self.device == "auto" else torch.device("cpu")
 
     def repeat(self, mine: Tree, count: int, folder: Path | None = None) -> Tree:
-        """`count` copies of one client's tree, stacked. Raises FedpflError where the disk has no room."""
+        """`count` copies of one client's tree, stacked. Raises FedpflError where the disk has no
+        room.
+        """
         if self.device != "disk":
             return tree.repeat(mine, count)
         return tree.map(lambda leaf: self._mapped(leaf, count, folder), mine)
@@ -50,7 +56,9 @@ class Store(Checked):
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".clients.") as file:
                 # All of it now: a mapped write to a full disk would kill the process.
                 os.posix_fallocate(file.fileno(), 0, size)
-                mapped = torch.from_file(file.name, shared=True, size=count * leaf.numel(), dtype=leaf.dtype)
+                mapped = torch.from_file(
+                    file.name, shared=True, size=count * leaf.numel(), dtype=leaf.dtype
+                )
         except OSError as error:
             raise FedpflError(
                 f"state.device=disk needs {size / 2**20:,.0f} MiB more in {folder or tempfile.gettempdir()}: "
@@ -60,15 +68,19 @@ class Store(Checked):
 
 
 class Rows:
-    """Hold every client's `{"client": state, "buffers": statistics by role, "facts": what the engine knows of it}`.
+    """Hold every client's `{"client": state, "buffers": statistics by role, "facts": what the
+    engine knows of it}`.
 
     Who has written none has the initial one.
 
-    Written rows stand in stacked blocks in the order of their first writing, each block an eighth of those before it:
-    none is ever moved, few stand empty, and a checkpoint writes blocks as they are.
+    Written rows stand in stacked blocks in the order of their first writing, each block an eighth
+    of those before it: none is ever moved, few stand empty, and a checkpoint writes blocks as they
+    are.
 
-    initial: one client's tree. own: in what clients' states differ from the beginning, stacked. device: of the trees
-    that `take` gives. mine: whose rows this process stores, if they are sharded; it has the initial ones of others.
+    initial: one client's tree. own: in what clients' states differ from the beginning, stacked.
+    device: of the trees
+    that `take` gives. mine: whose rows this process stores, if they are sharded; it has the initial
+    ones of others.
     """
 
     def __init__(
@@ -85,7 +97,9 @@ class Rows:
         self._store, self.device, self._folder = store or Store(), device, folder
         self.writes = 0  # so far
         self.initial = tree.clone(tree.to(initial, self._store.on(device)))
-        self._own = tree.map(lambda leaf, mine: mine.to(leaf), tree.named(self.initial["client"], own), own)
+        self._own = tree.map(
+            lambda leaf, mine: mine.to(leaf), tree.named(self.initial["client"], own), own
+        )
         self._blocks: list[_Block] = []
         self._places: dict[int, tuple[_Block, int]] = {}  # who has written -> block, and row in it
 
@@ -108,7 +122,9 @@ class Rows:
         return [*(block.rows for block in self._blocks), self.initial, {"client": self._own}]
 
     def alike(self, client: int) -> bool:
-        """Return whether a client has the initial state itself, as all have that never took part and never differed."""
+        """Return whether a client has the initial state itself, as all have that never took part
+        and never differed.
+        """
         return client not in self._places and not self._own
 
     def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
@@ -139,18 +155,29 @@ class Rows:
             torch._foreach_copy_(into, values)
 
     def saved(self) -> list[dict[str, Any]]:
-        """Return the written rows as `load_` takes them: blocks, in which `who` tells whose they are."""
+        """Return the written rows as `load_` takes them: blocks, in which `who` tells whose they
+        are.
+        """
         return [
-            {"who": torch.tensor(block.who), **tree.take(block.rows, slice(len(block.who)))} for block in self._blocks
+            {"who": torch.tensor(block.who), **tree.take(block.rows, slice(len(block.who)))}
+            for block in self._blocks
         ]
 
     def renewed(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Return a saved block in today's form: methods once kept flags of their own in place of the facts."""
+        """Return a saved block in today's form: methods once kept flags of their own in place of
+        the facts.
+        """
         if "facts" in block:
             return block
-        flags = [own for name in ("trained", "joined", "ranked") if (own := block["client"].get(name)) is not None]
+        flags = [
+            own
+            for name in ("trained", "joined", "ranked")
+            if (own := block["client"].get(name)) is not None
+        ]
         took_part = flags[0] if flags else torch.ones(len(block["who"]), dtype=torch.bool)
-        client = {name: own for name, own in block["client"].items() if name in self.initial["client"]}
+        client = {
+            name: own for name, own in block["client"].items() if name in self.initial["client"]
+        }
         return {**block, "client": client, "facts": dict.fromkeys(self.initial["facts"], took_part)}
 
     def load_(self, saved: Sequence[dict[str, Any]]) -> None:
@@ -168,7 +195,9 @@ class Rows:
         """Give a client a row of its own, with its values until now."""
         if not self._blocks or len(self._blocks[-1].who) == self._blocks[-1].size:
             size = min(max(1, len(self) // SPARE), self.clients - len(self))
-            self._blocks.append(_Block([], size, self._store.repeat(self.initial, size, self._folder)))
+            self._blocks.append(
+                _Block([], size, self._store.repeat(self.initial, size, self._folder))
+            )
         block = self._blocks[-1]
         row = len(block.who)
         tree.put_(tree.named(block.rows["client"], self._own), row, tree.take(self._own, client))

@@ -1,1 +1,3 @@
-"""Hold what every room stands on: trees of tensors, errors in one line, files, the lock and identity of a run."""
+"""Hold what every room stands on: trees of tensors, errors in one line, files, the lock and
+identity of a run.
+"""

@@ -15,14 +15,21 @@ from fedpfl.ground.ranges import Range
 
 LISTS = (tuple, list, Sequence)
 UNIONS = (Union, types.UnionType)
-NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
 class Unfit(ValueError):
     """Say that a value does not fit an annotation.
 
-    wanted: in words what would. kind: what of it does not fit: its "type", its "range", or the single "value" that an
+    wanted: in words what would. kind: what of it does not fit: its "type", its "range", or the
+    single "value" that an
     annotation names. meant: which value was probably meant.
     """
 
@@ -47,17 +54,23 @@ class Checked:
 
 @cache
 def hints(schema: Any) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields, or of what a function or class is called with."""
+    """Return the annotations of a dataclass's fields, or of what a function or class is called
+    with.
+    """
     if inspect.isclass(schema) and is_dataclass(schema):
         known = get_type_hints(schema, include_extras=True)
         return {field.name: known[field.name] for field in fields(schema)}
-    return get_type_hints(schema.__init__ if inspect.isclass(schema) else schema, include_extras=True)
+    return get_type_hints(
+        schema.__init__ if inspect.isclass(schema) else schema, include_extras=True
+    )
 
 
 def cast(value: Any, hint: Any, name: str) -> Any:
-    """Return a value as its annotation has it: a list as a tuple, an int for a float as a float, a text as a Path.
+    """Return a value as its annotation has it: a list as a tuple, an int for a float as a float, a
+    text as a Path.
 
-    Raises ValueError, in one line with the name, what is allowed and the value, where it does not fit.
+    Raises ValueError, in one line with the name, what is allowed and the value, where it does not
+    fit.
     """
     try:
         return _fit(value, hint)
@@ -109,7 +122,9 @@ def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ..
     try:
         return tuple(_fit(value, inside[0] if inside else Any) for value in values)
     except Unfit as error:
-        raise error if error.kind == "range" else Unfit(described(hint), "type", error.meant) from None
+        raise (
+            error if error.kind == "range" else Unfit(described(hint), "type", error.meant)
+        ) from None
 
 
 def _as_item(value: Any, inside: tuple[Any, ...]) -> str:
@@ -138,7 +153,9 @@ def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
 
 
 def _either(words: list[str]) -> str:
-    return (", or " if any(" and " in word or " or " in word for word in words) else " or ").join(words)
+    return (", or " if any(" and " in word or " or " in word for word in words) else " or ").join(
+        words
+    )
 
 
 def described(hint: Any) -> str:

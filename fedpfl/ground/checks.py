@@ -1,4 +1,6 @@
-"""Checks: keys, types and ranges of a configuration's values, against the annotations of what they are for."""
+"""Checks: keys, types and ranges of a configuration's values, against the annotations of what they
+are for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ LEAST, LARGEST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.
 
 
 def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
-    """Build the dataclass `schema` from a group of keys; `path` is where they stand. Raises FedpflError."""
+    """Build the dataclass `schema` from a group of keys; `path` is where they stand. Raises
+    FedpflError.
+    """
     try:
         return schema(**arguments(schema, values, path))
     except ValueError as error:  # of several values together
@@ -25,7 +29,10 @@ def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
 
 
 def arguments(
-    schemas: Callable[..., Any] | tuple[Callable[..., Any], ...], values: Any, path: str, given: Collection[str] = ()
+    schemas: Callable[..., Any] | tuple[Callable[..., Any], ...],
+    values: Any,
+    path: str,
+    given: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return `values` as arguments of dataclasses or functions, checked against their annotations.
 
@@ -46,7 +53,9 @@ def arguments(
     checked = {}
     for key, value in values.items():
         try:
-            checked[key] = cast(representable(value, dot + key), annotations.get(key, Any), dot + key)
+            checked[key] = cast(
+                representable(value, dot + key), annotations.get(key, Any), dot + key
+            )
         except ValueError as error:
             raise FedpflError(str(error)) from None
     return checked
@@ -58,12 +67,20 @@ def check_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> 
     for key in values:
         if key not in known:
             meant = near(str(key), known, f"did you mean {dot}{{}}?")
-            listed = f"known keys: {', '.join(known) or 'none'}" if len(known) <= SHORT or not meant else ""
-            raise FedpflError(f"{dot}{key} is not a key here; {'; '.join(filter(None, (listed, meant)))}")
+            listed = (
+                f"known keys: {', '.join(known) or 'none'}"
+                if len(known) <= SHORT or not meant
+                else ""
+            )
+            raise FedpflError(
+                f"{dot}{key} is not a key here; {'; '.join(filter(None, (listed, meant)))}"
+            )
 
 
 def representable(value: Any, path: str) -> Any:
-    """Return a value that can be computed with (float32, int64) and written down. Raises FedpflError for others."""
+    """Return a value that can be computed with (float32, int64) and written down. Raises
+    FedpflError for others.
+    """
     for key, item in value.items() if isinstance(value, Mapping) else ():
         representable(item, f"{path}.{key}")
     for item in value if isinstance(value, list) else ():
@@ -71,7 +88,9 @@ def representable(value: Any, path: str) -> Any:
     if type(value) is float and not math.isfinite(value):
         raise FedpflError(f"{path} must be a finite number, got {value}")
     if type(value) is float and value and not LEAST <= abs(value) <= LARGEST:
-        raise FedpflError(f"{path} must be within {LEAST:.2g} and {LARGEST:.2g} in size, as float32 is, got {value}")
+        raise FedpflError(
+            f"{path} must be within {LEAST:.2g} and {LARGEST:.2g} in size, as float32 is, got {value}"
+        )
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
     if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
@@ -80,7 +99,9 @@ def representable(value: Any, path: str) -> Any:
 
 
 def chosen(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
-    """Return what a group's `name` stands for. Raises FedpflError for a name that is not in the registry."""
+    """Return what a group's `name` stands for. Raises FedpflError for a name that is not in the
+    registry.
+    """
     name = values.get("name") if isinstance(values, Mapping) else values
     if not isinstance(name, str) or name not in registry:
         raise FedpflError(f"{group}.name must be {one_of(sorted(registry), name)}")

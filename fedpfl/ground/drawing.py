@@ -14,5 +14,7 @@ def matplotlib() -> ModuleType:
         import matplotlib
     except ValueError:
         name = os.environ.get("MPLBACKEND")
-        raise FedpflError(f"MPLBACKEND={name}: matplotlib has no such backend; unset it, or set it to agg") from None
+        raise FedpflError(
+            f"MPLBACKEND={name}: matplotlib has no such backend; unset it, or set it to agg"
+        ) from None
     return matplotlib

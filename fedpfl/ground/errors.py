@@ -5,8 +5,11 @@ import re
 from collections.abc import Collection, Iterable
 
 SHORT = 12  # names that are listed even where one is near what was meant
-LIKE = 0.65  # share of two names that must be alike: `dri` is near `dir`, `accuracy` is not near `auroc`
-LONG = re.compile(r"(?<!\w)'[^']{120,}'(?!\w)|\[[^]]{120,}]|{[^}]{120,}}|[^\s/]{120,}")  # texts, lists, names in a path
+# Share of two names that must be alike: `dri` is near `dir`, `accuracy` is not near `auroc`
+LIKE = 0.65
+LONG = re.compile(
+    r"(?<!\w)'[^']{120,}'(?!\w)|\[[^]]{120,}]|{[^}]{120,}}|[^\s/]{120,}"
+)  # texts, lists, names in a path
 
 
 class FedpflError(Exception):
@@ -26,12 +29,16 @@ def brief(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with control characters, which a terminal would obey, as backslash escapes."""
+    """Return a text on one line, with control characters, which a terminal would obey, as backslash
+    escapes.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def reason(error: BaseException, kind: bool = False) -> str:
-    """Return what an error says, on one line; its class where it says nothing, or with `kind` before what it says."""
+    """Return what an error says, on one line; its class where it says nothing, or with `kind`
+    before what it says.
+    """
     text = getattr(error, "strerror", None) or " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if kind and text else text or type(error).__name__
 
@@ -46,7 +53,9 @@ def contained(error: Exception | SystemExit) -> Exception:
 
 
 def origin(error: BaseException) -> BaseException:
-    """Return what was raised where that became another error: StopIteration in a generator, SystemExit."""
+    """Return what was raised where that became another error: StopIteration in a generator,
+    SystemExit.
+    """
     return error.__cause__ if isinstance(error.__cause__, StopIteration | SystemExit) else error
 
 

@@ -1,4 +1,6 @@
-"""Single files: read and written so that nothing is half done, waited for, or reached through a link."""
+"""Single files: read and written so that nothing is half done, waited for, or reached through a
+link.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def digest(content: bytes) -> str:
 
 
 def content(path: Path) -> bytes | None:
-    """Return what a file holds, None where there is none. Raises FedpflError where it cannot be read."""
+    """Return what a file holds, None where there is none. Raises FedpflError where it cannot be
+    read.
+    """
     try:
         # A named pipe must not be waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -35,7 +39,9 @@ def content(path: Path) -> bytes | None:
 
 
 def regular(path: Path) -> None:
-    """Raise FedpflError where there is something that is no regular file: a link, a named pipe, a folder."""
+    """Raise FedpflError where there is something that is no regular file: a link, a named pipe, a
+    folder.
+    """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise irregular(path)
@@ -46,7 +52,9 @@ def regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, option: str = "hydra.run.dir=...") -> Iterator[None]:
-    """Raise FedpflError for an OSError within: why `path` cannot be written. option: by which to choose another."""
+    """Raise FedpflError for an OSError within: why `path` cannot be written. option: by which to
+    choose another.
+    """
     try:
         yield
     except OSError as error:
@@ -60,10 +68,14 @@ def temporary(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole(path: Path, aside: Path | None = None, guard: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """Yield the name of a file to write, which takes the place of `path` when all went well, and else goes.
+def whole(
+    path: Path, aside: Path | None = None, guard: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
+    """Yield the name of a file to write, which takes the place of `path` when all went well, and
+    else goes.
 
-    aside: that name; by default one that no other process writes. guard: raises where the place is no longer ours.
+    aside: that name; by default one that no other process writes. guard: raises where the place is
+    no longer ours.
     """
     aside = aside or path.with_name(f".{os.getpid()}-{path.name}")
     guard()
@@ -135,14 +147,20 @@ def remove(folder: Path, *names: str) -> None:
 
 def unreadable(path: Path, error: Exception) -> FedpflError:
     """Return why a file that may be whole cannot be read."""
-    return FedpflError(f"cannot read {path}: {reason(error)}; once that is mended, give the same command again")
+    return FedpflError(
+        f"cannot read {path}: {reason(error)}; once that is mended, give the same command again"
+    )
 
 
 def damaged(path: Path, how: str = "is damaged") -> FedpflError:
     """Return how a run's file is not what it was."""
-    return FedpflError(f"{path} {how}; restart=true removes the run's files and runs it from the beginning")
+    return FedpflError(
+        f"{path} {how}; restart=true removes the run's files and runs it from the beginning"
+    )
 
 
 def irregular(path: Path) -> FedpflError:
     """Return that there is no regular file."""
-    return FedpflError(f"{path} is not a regular file; remove it, or choose another directory with hydra.run.dir=...")
+    return FedpflError(
+        f"{path} is not a regular file; remove it, or choose another directory with hydra.run.dir=..."
+    )

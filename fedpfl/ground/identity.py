@@ -9,9 +9,22 @@ from typing import Any
 
 from fedpfl.ground import dotted
 
-_HOW = {"seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name", "plugins"}
+_HOW = {
+    "seed",
+    "logger",
+    "device",
+    "state",
+    "data_dir",
+    "checkpoint",
+    "restart",
+    "extend",
+    "name",
+    "plugins",
+}
 WITHOUT = _HOW | {"quantile", "norm", "score", "hydra", "experiment"}
-"""What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
+"""What does not tell runs apart: where and how they run, and groups that are already written into
+`method`.
+"""
 
 LATER: dict[str, Any] = {
     "local": {
@@ -38,7 +51,9 @@ LATER: dict[str, Any] = {
     "method": {"statistics": "aggregate", "nesterov": False},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
-"""Keys that came later, with the value all runs had before: at that value, or at null, they do not tell runs apart."""
+"""Keys that came later, with the value all runs had before: at that value, or at null, they do not
+tell runs apart.
+"""
 
 
 _STOPPING = {"early_stopping": False, "lam": 0.7}
@@ -47,7 +62,9 @@ FORMER: dict[str, dict[str, Any]] = {
     "fedselect": {"layer": None},
     "floco": {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"},
 }
-"""Hyperparameters that methods once had, at values that mean what they do now: older runs keep their identity."""
+"""Hyperparameters that methods once had, at values that mean what they do now: older runs keep
+their identity.
+"""
 AGAIN = {"scaffold": ("clients",)}
 """Keys of the run that methods once had as hyperparameters, too."""
 
@@ -55,13 +72,18 @@ APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "fedobp_adaptive": ("fedobp", lambda method: isinstance(method.get("q"), list | tuple)),
     "floco_plus": ("floco", lambda method: bool(method.get("pers_epochs"))),
 }
-"""Methods that were settings of another one: its name, which identities keep, and what tells such a setting."""
+"""Methods that were settings of another one: its name, which identities keep, and what tells such a
+setting.
+"""
 
 
 def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a resolved configuration that determines the result, but for the seed."""
     kept = {key: value for key, value in config.items() if key not in WITHOUT}
-    for group, decides in (("engine", lambda key: key == "precision"), ("dataset", lambda key: key != "download")):
+    for group, decides in (
+        ("engine", lambda key: key == "precision"),
+        ("dataset", lambda key: key != "download"),
+    ):
         if isinstance(kept.get(group), Mapping):
             kept[group] = {key: value for key, value in kept[group].items() if decides(key)}
     if isinstance(method := kept.get("method"), Mapping):
@@ -71,16 +93,27 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):
-            value = {name: now for name, now in value.items() if name not in since or now not in (None, since[name])}
+            value = {
+                name: now
+                for name, now in value.items()
+                if name not in since or now not in (None, since[name])
+            }
         if value not in ({}, since):
             kept[key] = value
     return kept
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
-    """Return by which keys two resolved configurations are different runs: `rounds 2 there, 3 here`."""
-    sides = [dict(dotted.flat({**essence(config), "seed": config.get("seed")})) for config in (there, here)]
-    keys = [key for key in {**sides[0], **sides[1]} if sides[0].get(key, ...) != sides[1].get(key, ...)]
+    """Return by which keys two resolved configurations are different runs: `rounds 2 there, 3
+    here`.
+    """
+    sides = [
+        dict(dotted.flat({**essence(config), "seed": config.get("seed")}))
+        for config in (there, here)
+    ]
+    keys = [
+        key for key in {**sides[0], **sides[1]} if sides[0].get(key, ...) != sides[1].get(key, ...)
+    ]
     renamed = [key.removesuffix("name") for key in keys if key.endswith(".name")]
     told = [key for key in keys if key.endswith(".name") or not key.startswith(tuple(renamed))]
     values = [(dotted.at(there, key), dotted.at(here, key)) for key in told]
@@ -96,7 +129,9 @@ def _shown(value: Any) -> str:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of an earlier version with the groups that came later, at the value all runs had."""
+    """Return the configuration of an earlier version with the groups that came later, at the value
+    all runs had.
+    """
     absent = {key: since for key, since in LATER.items() if key not in config}
     for key, since in absent.items():
         if isinstance(since, dict) and "name" in since:  # a group's choice, which has no other keys
@@ -106,7 +141,11 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def present(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's configuration under the name that the method has today."""
-    now = [name for name, (former, meant) in APART.items() if method.get("name") == former and meant(method)]
+    now = [
+        name
+        for name, (former, meant) in APART.items()
+        if method.get("name") == former and meant(method)
+    ]
     return {**method, "name": now[0]} if now else dict(method)
 
 

@@ -1,6 +1,8 @@
-"""Ctrl-C and the signals of schedulers: one line and an exit status of its own, whatever a command is at.
+"""Ctrl-C and the signals of schedulers: one line and an exit status of its own, whatever a command
+is at.
 
-SIGTERM is how schedulers, `kill` and torchrun end a process; SIGUSR2 how submitit has Slurm announce that.
+SIGTERM is how schedulers, `kill` and torchrun end a process; SIGUSR2 how submitit has Slurm
+announce that.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if hasattr(signal, "SIGUSR2"):
     STATUS[signal.SIGUSR2] = 143
 GOES_ON = "the same command goes on from the last checkpoint"
 REPEATED = 10.0
-"""Seconds in which a further signal is the same news: a terminal, a scheduler and torchrun may all tell a process."""
+"""Seconds in which a further signal is the same news: a terminal, a scheduler and torchrun may all
+tell a process.
+"""
 
 _answered: list[signal.Signals] = []
 _heard: list[int] = []
@@ -71,34 +75,44 @@ def first(act: Callable[[], None]) -> Iterator[None]:
 
 
 def answer(how: Callable[[int, object], None]) -> None:
-    """Answer the signals so from here on, but for those that whoever started this process has it ignore."""
+    """Answer the signals so from here on, but for those that whoever started this process has it
+    ignore.
+    """
     _heard.clear()
     _since.clear()
     # None: it is not Python that answers.
-    _answered[:] = [number for number in STATUS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    _answered[:] = [
+        number for number in STATUS if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    ]
     for number in _answered:
         signal.signal(number, how)
 
 
 def again() -> None:
-    """Answer as `playing` again where a library has put itself in its place, as Ray does, with a dump of the stack."""
+    """Answer as `playing` again where a library has put itself in its place, as Ray does, with a
+    dump of the stack.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in _answered:
             signal.signal(number, playing)
 
 
 def ignore() -> None:
-    """Answer no signal from here on: the process ends, and another one would only spoil its last words."""
+    """Answer no signal from here on: the process ends, and another one would only spoil its last
+    words.
+    """
     for number in STATUS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """Save the run that is played here before a launcher's process answers a signal as its launcher has it.
+    """Save the run that is played here before a launcher's process answers a signal as its launcher
+    has it.
 
-    So does submitit queue a job again once its run is saved. Where nobody answers the Interrupt goes on. In a command,
-    which hears already, and in a thread, which signals do not reach, nothing is done.
+    So does submitit queue a job again once its run is saved. Where nobody answers the Interrupt
+    goes on. In a command, which hears already, and in a thread, which signals do not reach, nothing
+    is done.
     """
     before = {number: signal.getsignal(number) for number in STATUS}
     if playing in before.values() or threading.current_thread() is not threading.main_thread():
@@ -117,7 +131,9 @@ def heard() -> Iterator[None]:
 
 
 def _hand_on(interrupt: KeyboardInterrupt, before: Mapping[signal.Signals, Any]) -> NoReturn:
-    """Have the signal answered as it was `before`, and end the process; raise the interrupt where nobody answers."""
+    """Have the signal answered as it was `before`, and end the process; raise the interrupt where
+    nobody answers.
+    """
     number = _said()
     then = before[number] if number else None
     if number is None or not callable(then) or then is signal.default_int_handler:

@@ -1,4 +1,6 @@
-"""Who writes a run directory: a lock on `run.lock`, held while the process lives, and the status that follows."""
+"""Who writes a run directory: a lock on `run.lock`, held while the process lives, and the status
+that follows.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ try:
 except ImportError:  # reports can be read where runs cannot be run
     fcntl = None  # type: ignore[assignment]
 
-# POSIX locks do not exclude a second opening by the same process, and are lost when that one closes its file.
+# POSIX locks do not exclude a second opening by the same process, and are lost when that one closes
+# its file.
 _held: set[Path] = set()
 
 
@@ -40,7 +43,9 @@ def take(folder: Path) -> int:
 
 
 def holds(lock: int, folder: Path) -> bool:
-    """Return whether the open file is still the folder's `run.lock`; if not, another process may hold another."""
+    """Return whether the open file is still the folder's `run.lock`; if not, another process may
+    hold another.
+    """
     try:
         return os.path.samestat(os.fstat(lock), (folder / "run.lock").lstat())
     except FileNotFoundError:
@@ -55,9 +60,11 @@ def release(lock: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[bool | None]:
-    """Hold the run directory as a run does, so that none starts in it; yields whether that was possible.
+    """Hold the run directory as a run does, so that none starts in it; yields whether that was
+    possible.
 
-    False: a living process has it. None: no lock can tell, for want of a `run.lock` or on a file system without locks.
+    False: a living process has it. None: no lock can tell, for want of a `run.lock` or on a file
+    system without locks.
     """
     if folder.resolve() in _held:
         yield False
@@ -95,8 +102,8 @@ def living(folder: Path) -> bool | None:
 def verdict(written: str, held: bool | None, quiet: bool = True) -> str:
     """Return the status of a run: `finished`, `running`, `interrupted`, `failed` or `diverged`.
 
-    written: what summary.json says. held: whether a living process writes it, None where that cannot be known; then
-    `quiet`, whether the files have not changed for long, decides.
+    written: what summary.json says. held: whether a living process writes it, None where that
+    cannot be known; then `quiet`, whether the files have not changed for long, decides.
     """
     if written == "finished":
         return written

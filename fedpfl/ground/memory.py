@@ -17,7 +17,8 @@ def total() -> float:
 
 
 def of(device: torch.device) -> tuple[float, float]:
-    """Return the free and the whole memory of a device in bytes; the host's free one with what its caches would give.
+    """Return the free and the whole memory of a device in bytes; the host's free one with what its
+    caches would give.
 
     Infinity where the system does not tell.
     """
@@ -34,4 +35,6 @@ def of(device: torch.device) -> tuple[float, float]:
 def check(size: int, what: str) -> None:
     """Raise MemoryError if `what` would take `size` bytes and the machine has fewer."""
     if size > total():
-        raise MemoryError(f"{what} would take {size / 2**30:,.1f} GiB, this machine has {total() / 2**30:,.1f} GiB")
+        raise MemoryError(
+            f"{what} would take {size / 2**30:,.1f} GiB, this machine has {total() / 2**30:,.1f} GiB"
+        )

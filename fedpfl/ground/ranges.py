@@ -1,4 +1,6 @@
-"""Ranges of numbers, as annotations say them: `mu: Annotated[float, AtLeast(0)]`; `casting` reads them."""
+"""Ranges of numbers, as annotations say them: `mu: Annotated[float, AtLeast(0)]`; `casting` reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ import operator
 from dataclasses import dataclass
 from functools import partial
 
-HOLDS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
+HOLDS = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+}
 
 
 @dataclass(frozen=True)
@@ -17,7 +24,9 @@ class Range:
     limits: tuple[tuple[str, float], ...]
 
     def __contains__(self, value: float) -> bool:
-        return math.isfinite(value) and all(HOLDS[word](value, limit) for word, limit in self.limits)
+        return math.isfinite(value) and all(
+            HOLDS[word](value, limit) for word, limit in self.limits
+        )
 
     def __add__(self, other: Range) -> Range:
         """Return the numbers that both hold."""

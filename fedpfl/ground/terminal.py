@@ -22,7 +22,8 @@ def tell(text: object) -> None:
 class Parser(argparse.ArgumentParser):
     """Read a command's words, and refuse them in one line, as everything is refused.
 
-    Options are written out. repeats: whether a key that is given again has both values, as a filter's has.
+    Options are written out. repeats: whether a key that is given again has both values, as a
+    filter's has.
     """
 
     def __init__(self, *, repeats: bool = False, **settings: Any):
@@ -35,7 +36,9 @@ class Parser(argparse.ArgumentParser):
         """Read words that stand in any order, each of them as it stands."""
         words = list(sys.argv[1:] if args is None else args)
         try:
-            words = check_words(words, parser_options(self), f"{self.prog} --help tells what it takes")
+            words = check_words(
+                words, parser_options(self), f"{self.prog} --help tells what it takes"
+            )
         except FedpflError as error:
             tell(error)
             sys.exit(2)
@@ -51,7 +54,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Stream(io.FileIO):
-    """A standard stream whose reader may leave: what is written from then on is lost, as `| head` wants it."""
+    """A standard stream whose reader may leave: what is written from then on is lost, as `| head`
+    wants it.
+    """
 
     def write(self, data: Any, /) -> int:
         """Write, to nowhere once nobody reads."""

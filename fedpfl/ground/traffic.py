@@ -1,4 +1,6 @@
-"""What travels between server and clients, counted from what is sent: nobody keeps a second ledger by hand."""
+"""What travels between server and clients, counted from what is sent: nobody keeps a second ledger
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,28 @@ INDEX_BITS = 32
 
 
 class Traffic(NamedTuple):
-    """Hold counts as int64 tensors: values (scalars) and bits (values and the positions of masked ones)."""
+    """Hold counts as int64 tensors: values (scalars) and bits (values and the positions of masked
+    ones).
+    """
 
     values: Tensor
     bits: Tensor
 
 
 def count(sent: Tree) -> Traffic:
-    """Count a tree that travels. Tensors travel whole; of `Masked` and `Agreed` only the selected entries travel, of
-    `Known` none. Flags (bool tensors) are bits alone, no values.
+    """Count a tree that travels. Tensors travel whole; of `Masked` and `Agreed` only the selected
+    entries travel, of `Known` none. Flags (bool tensors) are bits alone, no values.
 
-    The positions of a mask cost the cheapest of a list of the selected, a list of the others (32 bits an index)
-    and a bitmap (one bit an entry), over the whole masked tree.
+    The positions of a mask cost the cheapest of a list of the selected, a list of the others (32
+    bits an index) and a bitmap (one bit an entry), over the whole masked tree.
     """
     if isinstance(sent, Masked | Agreed):
         masks = tree.leaves(sent.mask)
         total = sum(mask.numel() for mask in masks)
         chosen = torch.stack([mask.sum() for mask in masks])
-        width = tree.send(torch.tensor([_bits(leaf) for leaf in tree.leaves(sent.values)]), chosen.device)
+        width = tree.send(
+            torch.tensor([_bits(leaf) for leaf in tree.leaves(sent.values)]), chosen.device
+        )
         values = (chosen * (width > 1)).sum()
         if isinstance(sent, Agreed):
             return Traffic(values, (chosen * width).sum())

@@ -1,4 +1,5 @@
-"""Trees of tensors: nested dicts and named tuples whose leaves are tensors. All operations on them are here.
+"""Trees of tensors: nested dicts and named tuples whose leaves are tensors. All operations on them
+are here.
 
 A *stacked* tree holds one entry per client on axis 0 of every leaf, `[clients, ...]`.
 """
@@ -13,11 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-Tree = Any  # Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively buys nothing from the type checker
+# Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively buys nothing from the type
+# checker
+Tree = Any
 
 
 class Masked(NamedTuple):
-    """Let only the entries of a tree travel that `mask` selects. `mask` has the structure of `values`, bool leaves."""
+    """Let only the entries of a tree travel that `mask` selects. `mask` has the structure of
+    `values`, bool leaves.
+    """
 
     values: Tree
     mask: Tree
@@ -31,16 +36,19 @@ class Agreed(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Mark a tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
+    """Mark a tree that a client has without its being sent: of `Method.download` it is read, and
+    not counted.
+    """
 
     values: Tree
 
 
 class Ragged(NamedTuple):
-    """Mark what a client finds out whose first axis differs from client to client, the same for all of `values`.
+    """Mark what a client finds out whose first axis differs from client to client, the same for all
+    of `values`.
 
-    Hooks read `values` `[most, ...]`, zeros behind a client's own, and `real` `[most]`, bool: which are its own. Who
-    marks something leaves `real` out.
+    Hooks read `values` `[most, ...]`, zeros behind a client's own, and `real` `[most]`, bool: which
+    are its own. Who marks something leaves `real` out.
     """
 
     values: Tree
@@ -48,7 +56,9 @@ class Ragged(NamedTuple):
 
 
 def received(sent: Tree) -> Tree:
-    """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed` that stayed behind."""
+    """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed`
+    that stayed behind.
+    """
     if isinstance(sent, Masked | Agreed):
         return masked(*sent)
     if isinstance(sent, Known):
@@ -57,7 +67,9 @@ def received(sent: Tree) -> Tree:
 
 
 def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Apply `f` to corresponding leaves of `tree` and `rest`; the result has the structure of `tree`."""
+    """Apply `f` to corresponding leaves of `tree` and `rest`; the result has the structure of
+    `tree`.
+    """
     if isinstance(tree, dict):
         return {key: map(f, value, *(other[key] for other in rest)) for key, value in tree.items()}
     if isinstance(tree, tuple):
@@ -115,14 +127,18 @@ def unflat(vector: Tensor, like: Tree) -> Tree:
 
 
 def expand(prefix: Tree, like: Tree) -> Tree:
-    """Return `like`'s structure with the leaves of `prefix`, in which one leaf may stand for a whole subtree."""
+    """Return `like`'s structure with the leaves of `prefix`, in which one leaf may stand for a
+    whole subtree.
+    """
     if isinstance(prefix, dict):
         return {key: expand(prefix[key], value) for key, value in like.items()}
     return map(lambda _: prefix, like)
 
 
 def full_like(tree: Tree, value: float | bool) -> Tree:
-    """Return the structure and shapes of `tree` with all entries `value` (bool leaves for a bool value)."""
+    """Return the structure and shapes of `tree` with all entries `value` (bool leaves for a bool
+    value).
+    """
     dtype = torch.bool if isinstance(value, bool) else None
     return map(lambda leaf: torch.full_like(leaf, value, dtype=dtype), tree)
 
@@ -138,7 +154,9 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Move a tensor; to a GPU from pinned memory, so that the host does not wait until the GPU has come so far."""
+    """Move a tensor; to a GPU from pinned memory, so that the host does not wait until the GPU has
+    come so far.
+    """
     if tensor.device.type != "cpu" or torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -151,11 +169,18 @@ def fetch(tree: Tree) -> Tree:
         return tree
     numbers = torch.cat([leaf.reshape(-1).double() for leaf in away]).cpu()
     parts = iter(numbers.split([leaf.numel() for leaf in away]))
-    return map(lambda leaf: leaf if leaf.device.type == "cpu" else next(parts).view(leaf.shape).to(leaf.dtype), tree)
+    return map(
+        lambda leaf: (
+            leaf if leaf.device.type == "cpu" else next(parts).view(leaf.shape).to(leaf.dtype)
+        ),
+        tree,
+    )
 
 
 def where(mask: Tree, a: Tree, b: Tree) -> Tree:
-    """Take entries of `a` where `mask` holds, else of `b`. A 0-dimensional mask (a client's flag) serves all leaves."""
+    """Take entries of `a` where `mask` holds, else of `b`. A 0-dimensional mask (a client's flag)
+    serves all leaves.
+    """
     return map(torch.where, expand(mask, a), a, b)
 
 
@@ -166,7 +191,9 @@ def masked(tree: Tree, mask: Tree) -> Tree:
 
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
     """Take rows of stacked `a` where `flags` `[rows]` holds, of `b` elsewhere."""
-    return map(lambda one, other: torch.where(flags.view(-1, *[1] * (one.dim() - 1)), one, other), a, b)
+    return map(
+        lambda one, other: torch.where(flags.view(-1, *[1] * (one.dim() - 1)), one, other), a, b
+    )
 
 
 def named(tree: Tree, names: Iterable[str]) -> Tree:
@@ -195,7 +222,11 @@ def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:
         return f(tree)
     if isinstance(tree, tuple):
         return type(tree)(*(at_ragged(f, part) for part in tree))
-    return {name: at_ragged(f, part) for name, part in tree.items()} if isinstance(tree, dict) else tree
+    return (
+        {name: at_ragged(f, part) for name, part in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )
 
 
 def completed(tree: Tree) -> Tree:
@@ -203,13 +234,19 @@ def completed(tree: Tree) -> Tree:
 
     def complete(own: Ragged) -> Ragged:
         first = leaves(own.values)[0]
-        return own if own.real is not None else own._replace(real=first.new_ones(len(first), dtype=torch.bool))
+        return (
+            own
+            if own.real is not None
+            else own._replace(real=first.new_ones(len(first), dtype=torch.bool))
+        )
 
     return at_ragged(complete, tree)
 
 
 def padded(trees: Sequence[Tree]) -> Tree:
-    """Stack trees on a new axis 0, the first axes of their leaves filled up with zeros to the longest."""
+    """Stack trees on a new axis 0, the first axes of their leaves filled up with zeros to the
+    longest.
+    """
 
     def stacked(*leaves: Tensor) -> Tensor:
         alike = all(leaf.shape == leaves[0].shape for leaf in leaves)
@@ -224,7 +261,9 @@ def repeat(tree: Tree, count: int) -> Tree:
 
 
 def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
-    """Return row `index` of all leaves: a view for an int or slice, a copy for an index tensor on any device."""
+    """Return row `index` of all leaves: a view for an int or slice, a copy for an index tensor on
+    any device.
+    """
     on = _on(index)
     return map(lambda leaf: leaf[on(leaf.device)], stacked)
 
@@ -250,15 +289,18 @@ def squared_distance(a: Tree, b: Tree) -> Tensor:
 
 
 def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tree:
-    """Return the element-wise mean over axis 0 of `values`, over the rows whose `mask` holds, by `weight` `[clients]`.
+    """Return the element-wise mean over axis 0 of `values`, over the rows whose `mask` holds, by
+    `weight` `[clients]`.
 
-    An entry that no row's mask holds is taken from `fallback` (not stacked). Where all masks hold and the weights sum
-    to 1 it is `mean`, bit for bit.
+    An entry that no row's mask holds is taken from `fallback` (not stacked). Where all masks hold
+    and the weights sum to 1 it is `mean`, bit for bit.
     """
 
     def add_up(kept: Tensor, leaf: Tensor, chosen: Tensor) -> Tensor:
         shares = weight.to(leaf.dtype)
-        present = sum(torch.where(here, share, 0.0) for here, share in zip(chosen, shares, strict=True))
+        present = sum(
+            torch.where(here, share, 0.0) for here, share in zip(chosen, shares, strict=True)
+        )
         whole = torch.where(chosen.all(0), 1.0, present)  # an only row counts as one, exactly
         total = torch.zeros_like(leaf[0])
         for row, here, share in zip(leaf, chosen, shares, strict=True):
@@ -269,12 +311,16 @@ def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tre
 
 
 def mean(stacked: Tree, weight: Tensor) -> Tree:
-    """Return the weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row order.
+    """Return the weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row
+    order.
 
-    One fixed order and only element-wise arithmetic: equal uploads give equal bits whatever the number of threads.
+    One fixed order and only element-wise arithmetic: equal uploads give equal bits whatever the
+    number of threads.
     """
     total: list[Tensor] = []
-    for rows, share in zip(zip(*(leaf.unbind() for leaf in leaves(stacked)), strict=True), weight, strict=False):
+    for rows, share in zip(
+        zip(*(leaf.unbind() for leaf in leaves(stacked)), strict=True), weight, strict=False
+    ):
         scaled = list(torch._foreach_mul(rows, share))  # one launch for all leaves
         if total:
             torch._foreach_add_(total, scaled)
@@ -285,4 +331,6 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
 def mixed(stacked: Tree, weight: Tensor) -> Tree:
     """Return the `mean` over axis 0 of floats, and the largest of integers, which are counters."""
-    return map(lambda leaf: mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0), stacked)
+    return map(
+        lambda leaf: mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0), stacked
+    )

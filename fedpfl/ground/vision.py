@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
-_schemas: list[torch.library.Library] = []  # an op schema lives as long as the Library that defined it
+_schemas: list[
+    torch.library.Library
+] = []  # an op schema lives as long as the Library that defined it
 
 
 def torchvision(part: str = "datasets") -> Any:
     """Return a part of torchvision, `datasets` or `models`, imported when first needed.
 
-    The plain wheel is a CUDA build: beside a CPU build of torch its ops do not load and the import fails. These parts
-    need none of them, so the two missing schemas are declared and the import repeated.
+    The plain wheel is a CUDA build: beside a CPU build of torch its ops do not load and the import
+    fails. These parts need none of them, so the two missing schemas are declared and the import
+    repeated.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

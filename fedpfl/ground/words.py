@@ -29,15 +29,20 @@ def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = 
         advice: what tells all options, for an error.
 
     Raises:
-        FedpflError: for an empty word, a word that looks like an option and is none, an option given twice.
+        FedpflError: for an empty word, a word that looks like an option and is none, an option
+        given twice.
     """
     values = set()
     for word in words:
         if not word.strip():
-            raise FedpflError("the command has an empty word; leave it out, or give its key a value")
+            raise FedpflError(
+                "the command has an empty word; leave it out, or give its key a value"
+            )
         if word[0] in DASHES:
             right = _typed(word, options)
-            raise FedpflError(f"{word} begins with a dash that is not the keyboard's; write {right}")
+            raise FedpflError(
+                f"{word} begins with a dash that is not the keyboard's; write {right}"
+            )
     end = words.index("--") if "--" in words else len(words)
     for word in words[:end]:
         if not word.startswith("-") or word == "-" or NEGATIVE.fullmatch(word):
@@ -75,7 +80,9 @@ def _meant_option(word: str, options: Mapping[str, str]) -> str:
     """Return what a word that is no option was probably meant to be, "" where nothing is near."""
     name, equals, value = word.partition("=")
     bare = _bare(name)
-    longer = [option for option in options if name.startswith("--") and bare and option.startswith(name)]
+    longer = [
+        option for option in options if name.startswith("--") and bare and option.startswith(name)
+    ]
     if longer:
         return f"did you mean {' or '.join(longer)}?"
     if equals and KEY.fullmatch(bare):
@@ -85,7 +92,9 @@ def _meant_option(word: str, options: Mapping[str, str]) -> str:
         return f"options stand apart: {' '.join(letters)}"
     if not name.startswith("--"):
         return ""
-    return near(bare, [_bare(option) for option in options if option.startswith("--")], "did you mean --{}?")
+    return near(
+        bare, [_bare(option) for option in options if option.startswith("--")], "did you mean --{}?"
+    )
 
 
 def _typed(word: str, options: Mapping[str, str]) -> str:

@@ -1,4 +1,6 @@
-"""Federated methods: one file per name of the registry, which defines one class; what they share lies in shared/."""
+"""Federated methods: one file per name of the registry, which defines one class; what they share
+lies in shared/.
+"""
 
 import importlib
 import inspect
@@ -28,12 +30,18 @@ def _method(name: str) -> type[Method]:
     (own,) = (
         value
         for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
+        if inspect.isclass(value)
+        and issubclass(value, Method)
+        and value.__module__ == module.__name__
     )
     return own
 
 
 METHODS: dict[str, type[Method]] = {
-    module.name: _method(module.name) for module in pkgutil.iter_modules(__path__) if not module.ispkg
+    module.name: _method(module.name)
+    for module in pkgutil.iter_modules(__path__)
+    if not module.ispkg
 }
-globals().update({method.__name__: method for method in METHODS.values()})  # from fedpfl.methods import FedOBP
+globals().update(
+    {method.__name__: method for method in METHODS.values()}
+)  # from fedpfl.methods import FedOBP

@@ -16,24 +16,29 @@ from fedpfl.models import Bound
 
 @dataclass(frozen=True)
 class APFL(Method):
-    """APFL (Deng, Kamani and Mahdavi 2020, arXiv:2003.13461): FedAvg's w, and v_i trained as a part of a mixture.
+    """APFL (Deng, Kamani and Mahdavi 2020, arXiv:2003.13461): FedAvg's w, and v_i trained as a part
+    of a mixture.
 
-    On each batch w_i follows CE(f(w_i)) and v_i follows CE(mixture of v_i and w_i), with respect to v_i alone, so w_i's
-    steps are FedAvg's. Both gradients are taken at the models as they are before that batch's steps (Algorithm 1).
-    A client is evaluated by the mixture of v_i and the latest w.
+    On each batch w_i follows CE(f(w_i)) and v_i follows CE(mixture of v_i and w_i), with respect to
+    v_i alone, so w_i's steps are FedAvg's. Both gradients are taken at the models as they are
+    before that batch's steps (Algorithm 1). A client is evaluated by the mixture of v_i and the
+    latest w.
 
     Once per participation, on its first batch and from the models it starts with, alpha moves along
-    g = <v - w, alpha dL/dv + (1 - alpha) dL/dw>, L being the mixture's loss, both models differentiated (`output`), or
-    <v - w, gradient at the mixed parameters> (`param`): alpha <- clip(alpha - alpha_lr (g + alpha_decay alpha), 0, 1).
-    That batch itself is still trained with the old alpha.
+    g = <v - w, alpha dL/dv + (1 - alpha) dL/dw>, L being the mixture's loss, both models
+    differentiated (`output`), or <v - w, gradient at the mixed parameters> (`param`): alpha <-
+    clip(alpha - alpha_lr (g + alpha_decay alpha), 0, 1). That batch itself is still trained with
+    the old alpha.
 
     alpha: weight of the private model, at first or for ever; 0.5 as in FedOBP's comparison.
     adaptive: whether alpha moves.
-    mixing: of logits (`output`, the authors' code) or of parameters (`param`, the paper), with v's statistics.
+    mixing: of logits (`output`, the authors' code) or of parameters (`param`, the paper), with v's
+    statistics.
     alpha_lr: step size of alpha; the configuration gives the models' own.
     alpha_decay: pull of alpha to 0, in the authors' code only.
-    cold_start: the alpha by which a client is evaluated until its first step: the `initial` one, with the initial v, as
-        in the references, or 0, which is the `global` model. Training starts with the initial alpha and v either way.
+    cold_start: the alpha by which a client is evaluated until its first step: the `initial` one,
+        with the initial v, as in the references, or 0, which is the `global` model. Training starts
+        with the initial alpha and v either way.
     """
 
     alpha: Annotated[float, Between(0, 1)] = 0.5
@@ -88,7 +93,9 @@ class APFL(Method):
         if self.mixing == "output":
             mixture = alpha * net(params["v"], batch.x, "v") + (1 - alpha) * shared.detach()
         else:
-            mixture = net(_mixed(alpha, params["v"], tree.map(Tensor.detach, params["w"])), batch.x, "v")
+            mixture = net(
+                _mixed(alpha, params["v"], tree.map(Tensor.detach, params["w"])), batch.x, "v"
+            )
         return batch.cross_entropy(shared) + batch.cross_entropy(mixture)
 
     def _advance(self, server, client, params, grads, batch, loss, kept):
@@ -122,5 +129,7 @@ class APFL(Method):
 
 
 def _mixed(alpha: Tensor, own: Tree, shared: Tree) -> Tree:
-    """Return the convex combination, in the memory layout of `own`, which a sum of one-channel tensors may lose."""
+    """Return the convex combination, in the memory layout of `own`, which a sum of one-channel
+    tensors may lose.
+    """
     return tree.map(lambda v, w: (alpha * v).add_((1 - alpha) * w), own, shared)

@@ -1,4 +1,6 @@
-"""CFL: clusters of clients, each with its model, that split in two where their members want to go apart."""
+"""CFL: clusters of clients, each with its model, that split in two where their members want to go
+apart.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,27 +16,33 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class CFL(Method):
-    """CFL (Sattler, Mueller and Samek, IEEE TNNLS 2021, arXiv:1910.01991): recursive bipartition of the clients.
+    """CFL (Sattler, Mueller and Samek, IEEE TNNLS 2021, arXiv:1910.01991): recursive bipartition of
+    the clients.
 
-    All clients begin in one cluster c, whose model th_c they train by FedAvg among themselves; d_i = th_i - th_c. Where
+    All clients begin in one cluster c, whose model th_c they train by FedAvg among themselves; d_i
+    = th_i - th_c. Where
     |sum_i a_i d_i| < eps1 (a_i: shares of samples) but max_i |d_i| > eps2, c splits: into the two groups whose largest
     cosine between members of different ones, alpha_cross, is least, provided that gamma < sqrt((1 - alpha_cross) / 2).
     That is single linkage. Both groups begin with th_c, to which their own mean of d_i is added in the same round.
 
-    eps1, eps2: lengths, which belong to a network, step size and number of epochs: eps1 a tenth or so of the largest
-        early |d_i|, eps2 from eps1 to ten times it. eps1=0 is FedAvg. The column `clusters` tells whether any split.
-    warmup: rounds before the first split. gamma: bound on the clients' relative gradient noise; 0 in all public code.
+    eps1, eps2: lengths, which belong to a network, step size and number of epochs: eps1 a tenth or
+        so of the largest early |d_i|, eps2 from eps1 to ten times it. eps1=0 is FedAvg. The column
+        `clusters` tells whether any split.
+    warmup: rounds before the first split. gamma: bound on the clients' relative gradient noise; 0
+    in all public code.
     linkage: `single`, the paper's optimum, or `complete`, as in all public code.
-    clusters: how many the server has room for; then none splits. One of two clients never does, as in all public code.
+    clusters: how many the server has room for; then none splits. One of two clients never does, as
+    in all public code.
 
-    A cluster splits only in rounds in which all its members train: cosines of updates from different models mean
-    nothing. The official code uses updates again of clients that were not drawn, FL-bench splits those by ties.
-    In the official code, FL-bench and the baseline of kNN-Per the second split takes places within a cluster for
-    numbers of clients, so that some belong to two clusters and others to none; means are uniform; the official
-    notebook judges each client by the best of its clusters' ancestors on its evaluation split. None of this is here.
-    A newcomer is judged by the model as it was before the first split, the root of the paper's tree of models.
-    BatchNorm statistics stay with the client, as in the official code, or (statistics=aggregate) are averaged over all
-    clusters; cosines and lengths are those of parameters.
+    A cluster splits only in rounds in which all its members train: cosines of updates from
+    different models mean nothing. The official code uses updates again of clients that were not
+    drawn, FL-bench splits those by ties. In the official code, FL-bench and the baseline of kNN-Per
+    the second split takes places within a cluster for numbers of clients, so that some belong to
+    two clusters and others to none; means are uniform; the official notebook judges each client by
+    the best of its clusters' ancestors on its evaluation split. None of this is here. A newcomer is
+    judged by the model as it was before the first split, the root of the paper's tree of models.
+    BatchNorm statistics stay with the client, as in the official code, or (statistics=aggregate)
+    are averaged over all clusters; cosines and lengths are those of parameters.
     """
 
     eps1: Annotated[float, AtLeast(0)] = 0.4
@@ -47,7 +55,9 @@ class CFL(Method):
     server_sees = "each upload"
 
     def init(self, params, parts):
-        """Put all clients into cluster 0, and newcomers, who stand last, into one behind the others."""
+        """Put all clients into cluster 0, and newcomers, who stand last, into one behind the
+        others.
+        """
         of = torch.zeros(parts.clients + 1, dtype=torch.int64, device=tree.leaves(params)[0].device)
         of[-1] = self.clusters
         counts = {"count": torch.ones_like(of[0]), "played": torch.zeros_like(of[0])}
@@ -66,7 +76,11 @@ class CFL(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average within clusters, those included that have just split off."""
         numbers = clients["number"]
-        of, count, played = server["cluster_of"].clone(), int(server["count"]), int(server["played"])
+        of, count, played = (
+            server["cluster_of"].clone(),
+            int(server["count"]),
+            int(server["played"]),
+        )
         bank = [tree.take(server["models"], place) for place in range(self.clusters + 1)]
         for place in range(count):
             rows = (of[numbers] == place).nonzero()[:, 0]
@@ -81,12 +95,17 @@ class CFL(Method):
                     bank[count], of[numbers[rows[away]]] = _mean(uploads, weight, rows[away]), count
                     rows, count = rows[~away], count + 1
             bank[place] = _mean(uploads, weight, rows)
-        counts = {"count": torch.full_like(of[0], count), "played": torch.full_like(of[0], played + 1)}
+        counts = {
+            "count": torch.full_like(of[0], count),
+            "played": torch.full_like(of[0], played + 1),
+        }
         return {"models": tree.stack(bank), "cluster_of": of, **counts}, clients
 
     def _apart(self, parent: Tree, models: Tree, weight: Tensor) -> Tensor:
         """Return which members of a cluster leave it, `[members]`: none where it does not split."""
-        changes = tree.leaves(tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent))
+        changes = tree.leaves(
+            tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent)
+        )
         products, share = sum(leaf @ leaf.T for leaf in changes), (weight / weight.sum()).double()
         lengths = products.diagonal().sqrt()
         stationary = (share @ products @ share).clamp(min=0).sqrt() < self.eps1
@@ -95,7 +114,11 @@ class CFL(Method):
             return nobody
         cosines = products / (lengths[:, None] * lengths).clamp(min=1e-12)
         away = bipartition(cosines.cpu(), self.linkage).to(lengths.device)
-        return away if self.gamma < ((1 - cosines[away][:, ~away].max()) / 2).clamp(min=0).sqrt() else nobody
+        return (
+            away
+            if self.gamma < ((1 - cosines[away][:, ~away].max()) / 2).clamp(min=0).sqrt()
+            else nobody
+        )
 
     def metrics(self, server, client):
         """Return how many clusters there are."""

@@ -11,14 +11,17 @@ from fedpfl.methods.shared.private import side_by_side
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1): FedAvg, and v_i by SGD on CE(v) + lam/2 |v - w|^2.
+    """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1): FedAvg, and v_i by SGD on CE(v)
+    + lam/2 |v - w|^2.
 
-    w is the model RECEIVED at the beginning of the round. Both models see the same batches, as in the official code.
+    w is the model RECEIVED at the beginning of the round. Both models see the same batches, as in
+    the official code.
 
     lam: pull towards the global model.
     personal_epochs: epochs of the private model; None: as many as the global model's.
-    cold_start: what a client without a private model starts from and is evaluated by: the `initial` model (as the
-        references do) or the `global` one (its parameters; BatchNorm statistics of the private model stay its own).
+    cold_start: what a client without a private model starts from and is evaluated by: the `initial`
+        model (as the references do) or the `global` one (its parameters; BatchNorm statistics of
+        the private model stay its own).
     """
 
     lam: Annotated[float, AtLeast(0)] = 1.0
@@ -35,7 +38,11 @@ class Ditto(Method):
 
     def start(self, received, client):
         """Return both models side by side, without a private one as `cold_start` says."""
-        own = client["v"] if self.cold_start == "initial" else tree.where(client["participated"], client["v"], received)
+        own = (
+            client["v"]
+            if self.cold_start == "initial"
+            else tree.where(client["participated"], client["v"], received)
+        )
         return {"w": received, "v": own}
 
     def phases(self, server, client, params, epochs):
@@ -53,7 +60,9 @@ class Ditto(Method):
 
     def _personal_loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(params["v"], batch.x, "v"))
-        return loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
+        return (
+            loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
+        )
 
     def finish(self, server, client, start, end):
         """Send the global model up, keep the private one."""

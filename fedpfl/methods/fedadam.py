@@ -15,11 +15,13 @@ from fedpfl.methods.fedavg import FedAvg
 class FedAdam(FedAvg):
     """FedAdam (Reddi et al., ICLR 2021, arXiv:2003.00295): Algorithm 2.
 
-    With D the mean of the clients' changes: m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 - beta2) D^2, and
-    w <- w + lr m / (sqrt(v) + tau), entry by entry; m begins at 0, v at tau^2, and neither is corrected for that. The
-    algorithm writes a plain mean; here D weights clients by samples, as FedAvg does.
+    With D the mean of the clients' changes: m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 -
+    beta2) D^2, and w <- w + lr m / (sqrt(v) + tau), entry by entry; m begins at 0, v at tau^2, and
+    neither is corrected for that. The algorithm writes a plain mean; here D weights clients by
+    samples, as FedAvg does.
 
-    beta1, beta2, tau: the paper's. lr: which it tunes for each task; a step moves an entry by about so much.
+    beta1, beta2, tau: the paper's. lr: which it tunes for each task; a step moves an entry by about
+    so much.
     """
 
     lr: Annotated[float, Above(0)] = 0.01
@@ -31,7 +33,11 @@ class FedAdam(FedAvg):
 
     def init(self, params, parts):
         """Begin with m = 0 and v = tau^2."""
-        return {"model": params, "m": tree.full_like(params, 0.0), "v": tree.full_like(params, self.tau**2)}, {}
+        return {
+            "model": params,
+            "m": tree.full_like(params, 0.0),
+            "v": tree.full_like(params, self.tau**2),
+        }, {}
 
     def download(self, server, client):
         """Return the model alone."""
@@ -42,7 +48,9 @@ class FedAdam(FedAvg):
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)
         v = tree.map(lambda v, d: self._second(v, d.square()), server["v"], change)
-        model = tree.map(lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), server["model"], m, v)
+        model = tree.map(
+            lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), server["model"], m, v
+        )
         return {"model": model, "m": m, "v": v}, clients
 
     def _second(self, v: Tensor, square: Tensor) -> Tensor:

@@ -20,17 +20,20 @@ from fedpfl.methods.shared.method import Method, flag
 class FedALA(Method):
     """FedALA (Zhang et al., AAAI 2023, arXiv:2212.01197): adaptive local aggregation.
 
-    A client starts from theta_g in its lower layers and from theta_i + A (theta_g - theta_i) in its top ones, theta_i
-    being its last model. Before, with all else fixed, A is learned on a part of its data, minibatch by minibatch:
-    A <- clip(A - eta G (theta_g - theta_i), 0, 1), G the gradient at the merged model. The first time this goes on
-    until the loss of an epoch's last minibatch settles; later for one epoch. A is kept. Clients are evaluated by such a
-    model too; what A becomes for that is forgotten.
+    A client starts from theta_g in its lower layers and from theta_i + A (theta_g - theta_i) in its
+    top ones, theta_i being its last model. Before, with all else fixed, A is learned on a part of
+    its data, minibatch by minibatch: A <- clip(A - eta G (theta_g - theta_i), 0, 1), G the gradient
+    at the merged model. The first time this goes on until the loss of an epoch's last minibatch
+    settles; later for one epoch. A is kept. Clients are evaluated by such a model too; what A
+    becomes for that is forgotten.
 
-    layers: how many are treated, counted from the output (the paper's p). share: of the training samples; a random part
+    layers: how many are treated, counted from the output (the paper's p). share: of the training
+    samples; a random part
         of them, new each time, in one order. eta: step size of A.
-    threshold, window: the first time ends when the standard deviation of the last `window` losses is below
-        `threshold`, after window + 1 epochs at least and max_epochs at most (the references have no limit).
-    A client that never trained takes the global model. A is learned with BatchNorm in evaluation mode.
+    threshold, window: the first time ends when the standard deviation of the last `window` losses
+        is below `threshold`, after window + 1 epochs at least and max_epochs at most (the
+        references have no limit). A client that never trained takes the global model. A is learned
+        with BatchNorm in evaluation mode.
     """
 
     layers: Annotated[int, AtLeast(0)] = 1
@@ -56,10 +59,14 @@ class FedALA(Method):
         while len(losses) < self.max_epochs:
             for objective in objectives:
                 slope, loss = grad_and_value(objective)(merged(weights, client["top"], server))
-                weights = tree.map(self._moved, weights, slope, client["top"], tree.named(server, weights))
+                weights = tree.map(
+                    self._moved, weights, slope, client["top"], tree.named(server, weights)
+                )
             losses.append(float(loss))
             spread = torch.tensor(losses[-self.window :], dtype=torch.float64).std(correction=0)
-            if bool(client["settled"]) or (len(losses) > self.window and bool(spread < self.threshold)):
+            if bool(client["settled"]) or (
+                len(losses) > self.window and bool(spread < self.threshold)
+            ):
                 break
             if not math.isfinite(losses[-1]):  # it will not settle; training tells that it diverged
                 break

@@ -1,4 +1,6 @@
-"""FedALT: a low-rank pair of each client's own, beside the mean of the others' and mixed with it by the input."""
+"""FedALT: a low-rank pair of each client's own, beside the mean of the others' and mixed with it by
+the input.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -24,17 +26,18 @@ class FedALT(Pooled):
 
         y = W0 x + (alpha / r) (m_0 B_k A_k x + m_1 RB_k RA_k x),    (m_0, m_1) = softmax(M_k x).
 
-    A client goes on from its own A_k, B_k, M_k and head, never from an average, and sends A_k and B_k up. Before it
-    trains or is judged it receives the rest-of-world pair, which holds still: RA_k and RB_k are the means of the other
-    clients' last uploads, factor by factor and all alike; zero, and nothing is sent, until another has uploaded.
+    A client goes on from its own A_k, B_k, M_k and head, never from an average, and sends A_k and
+    B_k up. Before it trains or is judged it receives the rest-of-world pair, which holds still:
+    RA_k and RB_k are the means of the other clients' last uploads, factor by factor and all alike;
+    zero, and nothing is sent, until another has uploaded.
 
-    first: whether A_k begins `common` to all, or as each client's `own` draw, as in the authors' code; a mean of such
-        is a mean of unrelated bases, sqrt(K - 1) times shorter.
+    first: whether A_k begins `common` to all, or as each client's `own` draw, as in the authors'
+        code; a mean of such is a mean of unrelated bases, sqrt(K - 1) times shorter.
 
-    Equations are those of the authors' code. There all clients take part, and a mixer reads tokens; here one of a
-    convolution reads what its kernel sees. Their AdamW falls to 0 within each round, with dropout of the adapters'
-    input. There is no head there; here it stays with the client, as BatchNorm's statistics do. The mean of factors is
-    no mean of products.
+    Equations are those of the authors' code. There all clients take part, and a mixer reads tokens;
+    here one of a convolution reads what its kernel sees. Their AdamW falls to 0 within each round,
+    with dropout of the adapters' input. There is no head there; here it stays with the client, as
+    BatchNorm's statistics do. The mean of factors is no mean of products.
     """
 
     first: Literal["common", "own"] = "common"
@@ -45,18 +48,25 @@ class FedALT(Pooled):
         """Leave the rest-of-world pairs out: they are found out anew each time."""
         drawn = [name for name in params if name.endswith(OWN[0])] if self.first == "own" else []
         own = tree.without(params, [name for name in params if name.endswith(REST)])
-        return {**super().init(params, parts)[0], "drawn": tree.named(params, drawn)}, {"model": own}
+        return {**super().init(params, parts)[0], "drawn": tree.named(params, drawn)}, {
+            "model": own
+        }
 
     def before_turn(self, server, clients, others, generator):
         """Return the others' mean pairs, and whether there is anybody else."""
         own, pool = clients["number"], server["pool"].nonzero()[:, 0].tolist()
-        total = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), _pair(clients["model"]))
+        total = tree.map(
+            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), _pair(clients["model"])
+        )
         count = torch.zeros_like(own)
         for place in range(0, len(pool), CHUNK):
             states = others(pool[place : place + CHUNK])
             other = own[:, None] != states["number"]
             count = count + other.sum(1)
-            add = lambda sum, leaf, other=other: sum + torch.tensordot(other.double(), leaf.double(), 1)  # noqa: E731
+
+            def add(total: Tensor, leaf: Tensor, other: Tensor = other) -> Tensor:
+                return total + torch.tensordot(other.double(), leaf.double(), 1)
+
             total = tree.map(add, total, _pair(states["model"]))
 
         def mean(sum: Tensor) -> Tensor:
@@ -76,7 +86,11 @@ class FedALT(Pooled):
     def download(self, server, client):
         """Return the rest-of-world pair, if there is one."""
         rest = client["rest"]
-        return Agreed(rest, tree.map(lambda leaf: client["others"].expand(leaf.shape), rest)) if rest else {}
+        return (
+            Agreed(rest, tree.map(lambda leaf: client["others"].expand(leaf.shape), rest))
+            if rest
+            else {}
+        )
 
     def start(self, received, client):
         """Return what is the client's own beside the rest-of-world pair."""

@@ -16,30 +16,36 @@ CHUNK = 16  # models that the server compares with the cohort's at once
 
 @dataclass(frozen=True)
 class FedAMP(Pooled):
-    """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797): attentive message passing between personal models w_i.
+    """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797): attentive message passing between
+    personal models w_i.
 
-    Before client i trains, the server makes its cloud model u_i = sum_j xi_ij w_j from the latest models of the clients
-    that have trained. The client then minimises CE(w) + lam / (2 alpha) |w - u_i|^2, starting from w_i; the result is
-    w_i. In its first participation, w_i being the initial model, it minimises CE(w) alone. For j != i
+    Before client i trains, the server makes its cloud model u_i = sum_j xi_ij w_j from the latest
+    models of the clients that have trained. The client then minimises CE(w) + lam / (2 alpha) |w -
+    u_i|^2, starting from w_i; the result is w_i. In its first participation, w_i being the initial
+    model, it minimises CE(w) alone. For j != i
 
         fedamp:      xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma,
-        heurfedamp:  xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h)),
+        heurfedamp:  xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i,
+        w_h)),
 
     and the rest, xi_ii, is the client's own. Nothing but these three numbers matters:
 
-    sigma: as above; of the order of squared distances, of cosines 25 or more. share: of others in u_i; for heurfedamp
-        1 - xi_ii, for fedamp alpha (K - 1) / sigma, the most it can be, of K clients, so that no xi is negative.
-    pull: lam / alpha, the strength of the proximal term; with 0 and start_from=own it is Local-Only.
-    start_from: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are mixed, of `all` that
-        have trained, or of those of the `last_round`, as in PFLlib.
+    sigma: as above; of the order of squared distances, of cosines 25 or more. share: of others in
+        u_i; for heurfedamp 1 - xi_ii, for fedamp alpha (K - 1) / sigma, the most it can be, of K
+        clients, so that no xi is negative.
+    pull: lam / alpha, the strength of the proximal term; with 0 and start_from=own it is
+    Local-Only.
+    start_from: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are
+        mixed, of `all` that have trained, or of those of the `last_round`, as in PFLlib.
 
-    The paper's alpha falls over the rounds, in its analysis; here it is constant, as in PFLlib. There is no code by the
-    authors, and its settings are not at hand; the defaults are ours: set sigma by the distances that there are (the
-    column others_share, the share of others in u_i, is near 0 where it is too small). In PFLlib since March 2023 the
-    penalty is built from detached tensors and has no gradient: it is Local-Only, whatever its options say; from January
-    2022 until then, u_i had the last u_i in the place of w_i. Its sigma = alpha = 1 makes xi_ii negative among models
-    that are alike. Fling's port is as the paper. Clients are evaluated by w_i, never by u_i. BatchNorm statistics stay
-    with the client.
+    The paper's alpha falls over the rounds, in its analysis; here it is constant, as in PFLlib.
+    There is no code by the authors, and its settings are not at hand; the defaults are ours: set
+    sigma by the distances that there are (the column others_share, the share of others in u_i, is
+    near 0 where it is too small). In PFLlib since March 2023 the penalty is built from detached
+    tensors and has no gradient: it is Local-Only, whatever its options say; from January 2022 until
+    then, u_i had the last u_i in the place of w_i. Its sigma = alpha = 1 makes xi_ii negative among
+    models that are alike. Fling's port is as the paper. Clients are evaluated by w_i, never by u_i.
+    BatchNorm statistics stay with the client.
     """
 
     variant: Literal["fedamp", "heurfedamp"] = "fedamp"
@@ -63,7 +69,9 @@ class FedAMP(Pooled):
         for place in range(0, len(pool), CHUNK):
             some = others(pool[place : place + CHUNK])
             models = some["model"]
-            weight = torch.where(numbers[:, None] == some["number"], 0.0, self._attention(own, models))
+            weight = torch.where(
+                numbers[:, None] == some["number"], 0.0, self._attention(own, models)
+            )
             total = total + weight.sum(1)
             add = lambda sum, leaf, weight=weight: sum + torch.tensordot(weight, leaf.double(), 1)  # noqa: E731
             mixed = tree.map(add, mixed, models)
@@ -73,14 +81,20 @@ class FedAMP(Pooled):
             scale = torch.where(total > 0, self.share / total, 0.0)
 
         def cloud(leaf: Tensor, sum: Tensor) -> Tensor:
-            kept, taken = (part.view(-1, *[1] * (leaf.dim() - 1)) for part in (1 - scale * total, scale))
+            kept, taken = (
+                part.view(-1, *[1] * (leaf.dim() - 1)) for part in (1 - scale * total, scale)
+            )
             return (kept * leaf.double() + taken * sum).to(leaf)
 
         return {"cloud": tree.map(cloud, own, mixed), "others_share": (scale * total).float()}
 
     def _attention(self, own: Tree, models: Tree) -> Tensor:
-        """Return how much each of `own` attends to each of `models`, from 0 to 1, `[cohort, models]`."""
-        ours, theirs = ([leaf.flatten(1).double() for leaf in tree.leaves(part)] for part in (own, models))
+        """Return how much each of `own` attends to each of `models`, from 0 to 1, `[cohort,
+        models]`.
+        """
+        ours, theirs = (
+            [leaf.flatten(1).double() for leaf in tree.leaves(part)] for part in (own, models)
+        )
         product = sum(a @ b.T for a, b in zip(ours, theirs, strict=True))
         left, right = (sum(leaf.square().sum(1) for leaf in part) for part in (ours, theirs))
         if self.variant == "fedamp":
@@ -89,7 +103,9 @@ class FedAMP(Pooled):
         return (self.sigma * (cosine - 1)).exp()
 
     def download(self, server, client):
-        """Return the cloud model, from the second participation on; nothing if it has no part in training."""
+        """Return the cloud model, from the second participation on; nothing if it has no part in
+        training.
+        """
         if not self.pull and self.start_from == "own":
             return {}
         known = tree.map(lambda leaf: client["participated"].expand(leaf.shape), client["cloud"])
@@ -98,7 +114,9 @@ class FedAMP(Pooled):
     def start(self, received, client):
         """Return what `start_from` says."""
         own = client["model"]
-        return own if self.start_from == "own" else tree.where(client["participated"], received, own)
+        return (
+            own if self.start_from == "own" else tree.where(client["participated"], received, own)
+        )
 
     def loss(self, server, client, net, params, batch):
         """Add the proximal term to the cross-entropy."""

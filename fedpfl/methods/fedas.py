@@ -1,4 +1,6 @@
-"""FedAS: the received body is aligned to the client's own features before it trains; bodies count by Fisher traces."""
+"""FedAS: the received body is aligned to the client's own features before it trains; bodies count
+by Fisher traces.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,24 +18,29 @@ from fedpfl.methods.shared.method import Method, Phase
 class FedAS(Method):
     """FedAS (Yang, Huang and Ye, CVPR 2024).
 
-    A client keeps its whole last model: body b_i and head h_i. Sampled again, it takes the mean features P_c of its
-    classes under b_i and draws a copy of the received body towards them: SGD on the sum, over the classes c of a batch,
-    of the mean of (f(x) - P_c)^2 over their samples and features. Then body and h_i train as usual. The body goes up
-    with F_i, the sum over batches of the squared norm of the gradient of the mean cross-entropy on the true labels,
-    under the trained model; bodies are averaged by F_i (by samples where all F_i are 0, or one is not finite).
+    A client keeps its whole last model: body b_i and head h_i. Sampled again, it takes the mean
+    features P_c of its classes under b_i and draws a copy of the received body towards them: SGD on
+    the sum, over the classes c of a batch, of the mean of (f(x) - P_c)^2 over their samples and
+    features. Then body and h_i train as usual. The body goes up with F_i, the sum over batches of
+    the squared norm of the gradient of the mean cross-entropy on the true labels, under the trained
+    model; bodies are averaged by F_i (by samples where all F_i are 0, or one is not finite).
 
-    align_lr, align_epochs: of the alignment, which knows no momentum or weight decay, nor the schedule of local.lr (but
-        takes local.optimizer and local.clip; the codes have plain SGD).
-        Its batches are of local.batch_size, drawn anew; in the official code of 16, in a fixed order.
-    first: to what a client that was never sampled aligns: to nothing (`skip`), to the features of the untrained model
-        (`init`: the official code and PFLlib), or to those of the received one (`global`: FL-bench).
-    align: each of the `samples` to P_c (official code, PFLlib), or the batch's class `means` (FL-bench).
+    align_lr, align_epochs: of the alignment, which knows no momentum or weight decay, nor the
+        schedule of local.lr (but takes local.optimizer and local.clip; the codes have plain SGD).
+        Its batches are of local.batch_size, drawn anew; in the official code of 16, in a fixed
+        order.
+    first: to what a client that was never sampled aligns: to nothing (`skip`), to the features of
+        the untrained model (`init`: the official code and PFLlib), or to those of the received one
+        (`global`: FL-bench).
+    align: each of the `samples` to P_c (official code, PFLlib), or the batch's class `means`
+    (FL-bench).
     weights: `fisher`, or `samples` (the official ablation; without alignment too it is FedPer).
-    judge: by the `stored` model of the last training (official code), which is the initial one before it, or by the
-        `received` body under h_i, without alignment, as FedPer is.
-    BatchNorm's statistics stay with the client, as in the official code; prototypes, alignment and F_i use them as they
-    are. The official code aligns the server's own body, so within a round each client receives what the clients before
-    it have aligned; that is not offered. In FL-bench the head is averaged as well.
+    judge: by the `stored` model of the last training (official code), which is the initial one
+        before it, or by the `received` body under h_i, without alignment, as FedPer is. BatchNorm's
+        statistics stay with the client, as in the official code; prototypes, alignment and F_i use
+        them as they are. The official code aligns the server's own body, so within a round each
+        client receives what the clients before it have aligned; that is not offered. In FL-bench
+        the head is averaged as well.
     """
 
     align_lr: Annotated[float, Above(0)] = 0.01
@@ -75,9 +82,15 @@ class FedAS(Method):
         """Align the body, then train everything."""
         body = only(params, server)
         if self.first == "skip":
-            body = {name: own and client["participated"].expand_as(params[name]) for name, own in body.items()}
+            body = {
+                name: own and client["participated"].expand_as(params[name])
+                for name, own in body.items()
+            }
         sgd = {"lr": self.align_lr, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
-        return [Phase(self.align_epochs, body, stream="align", loss=self._apart, sgd=sgd), Phase(epochs)]
+        return [
+            Phase(self.align_epochs, body, stream="align", loss=self._apart, sgd=sgd),
+            Phase(epochs),
+        ]
 
     def _apart(self, server, client, net, params, batch):
         _, z = net.still().features(params, batch.x)
@@ -95,7 +108,9 @@ class FedAS(Method):
         def loss(net, params, batch):
             return batch.cross_entropy(net(params, batch.x))
 
-        grads = (net.gradient(loss, params, batch)[0] for batch in shard.data.chunks(shard.batch_size))
+        grads = (
+            net.gradient(loss, params, batch)[0] for batch in shard.data.chunks(shard.batch_size)
+        )
         return {"fisher": sum(leaf.square().sum() for own in grads for leaf in tree.leaves(own))}
 
     def finish(self, server, client, start, end):

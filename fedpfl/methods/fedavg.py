@@ -9,5 +9,6 @@ from fedpfl.methods.shared.method import Method
 class FedAvg(Method):
     """Federated averaging with sample weights (McMahan et al., AISTATS 2017, arXiv:1602.05629).
 
-    Shares are normalised over the cohort. FedAvg+FT is FedAvg after `eval.finetune_epochs` (arXiv:2002.04758).
+    Shares are normalised over the cohort. FedAvg+FT is FedAvg after `eval.finetune_epochs`
+    (arXiv:2002.04758).
     """

@@ -14,11 +14,13 @@ from fedpfl.methods.fedavg import FedAvg
 class FedAvgM(FedAvg):
     """FedAvg with server momentum (Hsu, Qi and Brown 2019, arXiv:1909.06335).
 
-    With D the weighted mean of the clients' changes: v <- momentum v + D, w <- w + lr v. The paper has no lr (1);
-    Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this is FedAvg.
+    With D the weighted mean of the clients' changes: v <- momentum v + D, w <- w + lr v. The paper
+    has no lr (1); Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this
+    is FedAvg.
 
-    nesterov: whether the step is the accelerated one, w <- w + lr (D + momentum v), as torch.optim.SGD takes it.
-        FL-bench and Flower's baseline take it, which says that the paper's experiments do.
+    nesterov: whether the step is the accelerated one, w <- w + lr (D + momentum v), as
+        torch.optim.SGD takes it. FL-bench and Flower's baseline take it, which says that the
+        paper's experiments do.
     """
 
     lr: Annotated[float, Above(0)] = 1.0
@@ -39,6 +41,8 @@ class FedAvgM(FedAvg):
         """Move on with momentum."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)
-        step = tree.map(lambda v, d: d + self.momentum * v, speed, change) if self.nesterov else speed
+        step = (
+            tree.map(lambda v, d: d + self.momentum * v, speed, change) if self.nesterov else speed
+        )
         model = tree.map(lambda w, s: w + self.lr * s, server["model"], step)
         return {"model": model, "momentum": speed}, clients

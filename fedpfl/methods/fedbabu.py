@@ -11,9 +11,11 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """FedBABU (Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042): the body is trained under a random head that never moves.
+    """FedBABU (Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042): the body is trained under a random
+    head that never moves.
 
-    The method's result is its accuracy AFTER fine-tuning (`eval.finetune_epochs`); before, its head is random.
+    The method's result is its accuracy AFTER fine-tuning (`eval.finetune_epochs`); before, its head
+    is random.
 
     finetune: what fine-tuning moves: `all` (the paper's default), `head` or `body`.
     """

@@ -8,7 +8,8 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class FedBN(ByName):
-    """FedBN: BatchNorm layers stay local, with their statistics (Li et al., ICLR 2021, arXiv:2102.07623).
+    """FedBN: BatchNorm layers stay local, with their statistics (Li et al., ICLR 2021,
+    arXiv:2102.07623).
 
     Selected by module type; LayerNorm and GroupNorm are shared. Without BatchNorm it is FedAvg.
     """

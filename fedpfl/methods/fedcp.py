@@ -21,18 +21,21 @@ BANK = 256  # rows of numbers of which two make a sample's noise
 class FedCP(Method):
     """FedCP (Zhang et al., KDD 2023, arXiv:2307.01217).
 
-    Of a sample's features h = f(x) and the client's context v, the row sum of its head's weight W_p at length 1, a
-    policy network (linear, layer norm, ReLU) makes d pairs of numbers from h * v, and the softmax of each pair is
-    (r, s). Logits are W_p (r * h) + b_p + W_g (s * h) + b_g; both biases count. A client trains f, the network and its
-    head on cross-entropy + lam * MMD(h, f_ref(x)), the biased estimate over a batch's pairs, with the received body as
-    f_ref, in evaluation mode; W_g and v hold still. Up go f, the network and the mean of both heads, and all three are
-    averaged. A client is evaluated by the latest of them and its own head; one that never trained has the initial head.
+    Of a sample's features h = f(x) and the client's context v, the row sum of its head's weight W_p
+    at length 1, a policy network (linear, layer norm, ReLU) makes d pairs of numbers from h * v,
+    and the softmax of each pair is (r, s). Logits are W_p (r * h) + b_p + W_g (s * h) + b_g; both
+    biases count. A client trains f, the network and its head on cross-entropy + lam * MMD(h,
+    f_ref(x)), the biased estimate over a batch's pairs, with the received body as f_ref, in
+    evaluation mode; W_g and v hold still. Up go f, the network and the mean of both heads, and all
+    three are averaged. A client is evaluated by the latest of them and its own head; one that never
+    trained has the initial head.
 
     lam: the authors' script has 5, their parser 0, PFLlib 1.
-    policy_noise: whether training adds Gumbel noise to the pairs (`train`, as in the published runs) or not (`off`).
-        Evaluation never does; in both codes it does, so that their results are random.
-    Both codes give a new body to all clients, but head and network to those of the finished round alone, which is the
-    paper's at full participation only, and begin with a random context. Here who trains or is evaluated has all three.
+    policy_noise: whether training adds Gumbel noise to the pairs (`train`, as in the published
+        runs) or not (`off`). Evaluation never does; in both codes it does, so that their results
+        are random. Both codes give a new body to all clients, but head and network to those of the
+        finished round alone, which is the paper's at full participation only, and begin with a
+        random context. Here who trains or is evaluated has all three.
     """
 
     lam: Annotated[float, AtLeast(0)] = 5.0
@@ -44,14 +47,24 @@ class FedCP(Method):
         """Begin with the network's head on both sides."""
         head = tree.named(params, parts.head)
         d = params[parts.head_weight].shape[1]
-        policy = {**linear(d, 2 * d, seeded(parts.seed)), "scale": torch.ones(2 * d), "shift": torch.zeros(2 * d)}
+        policy = {
+            **linear(d, 2 * d, seeded(parts.seed)),
+            "scale": torch.ones(2 * d),
+            "shift": torch.zeros(2 * d),
+        }
         policy = tree.to(policy, params[parts.head_weight].device)
-        return {"body": tree.without(params, parts.head), "policy": policy, "head": head}, {"head": head}
+        return {"body": tree.without(params, parts.head), "policy": policy, "head": head}, {
+            "head": head
+        }
 
     def sample(self, server, generator):
         """Draw a bank of uniform numbers, of which samples take theirs."""
         d = tree.leaves(server["head"])[0].shape[1]
-        return {"bank": torch.rand(2, BANK, d, generator=generator)} if self.policy_noise == "train" else {}
+        return (
+            {"bank": torch.rand(2, BANK, d, generator=generator)}
+            if self.policy_noise == "train"
+            else {}
+        )
 
     def prepare(self, server, client):
         """Keep the received body's statistics."""
@@ -69,13 +82,17 @@ class FedCP(Method):
         if not self.lam:
             return loss
         with torch.no_grad():
-            given = _features(net.still(client["still"]), {**server, "head": client["head"]}, batch.x)
+            given = _features(
+                net.still(client["still"]), {**server, "head": client["head"]}, batch.x
+            )
         apart = _kernel(h, h) + _kernel(given, given) - 2 * _kernel(h, given)
         return loss + self.lam * batch.mean((apart * batch.samples).sum(1) / batch.samples.sum())
 
     @staticmethod
     def _noise(bank: Tensor, random: Tensor) -> Tensor:
-        """Return the difference of two Gumbel numbers `[batch, features]`, independent for any two samples."""
+        """Return the difference of two Gumbel numbers `[batch, features]`, independent for any two
+        samples.
+        """
         one, other = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
         return torch.logit((one + other).frac(), eps=1e-6)
 
@@ -103,13 +120,19 @@ def _features(net: Any, params: Tree, x: Tensor) -> Tensor:
     return net.features({**params["body"], **params["head"]}, x)[1]
 
 
-def _logits(h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor | float = 0.0) -> Tensor:
+def _logits(
+    h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor | float = 0.0
+) -> Tensor:
     """Return the sum of both heads' logits. context: the head whose row sum stands for the client."""
     policy = params["policy"]
     v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)
     with torch.autocast(h.device.type, enabled=False):
         pairs = F.linear(h * v, policy["weight"], policy["bias"])
-        one, other = F.layer_norm(pairs, pairs.shape[1:], policy["scale"], policy["shift"]).relu().chunk(2, 1)
+        one, other = (
+            F.layer_norm(pairs, pairs.shape[1:], policy["scale"], policy["shift"])
+            .relu()
+            .chunk(2, 1)
+        )
         r = torch.sigmoid(one - other + noise)
         return F.linear(r * h, *params["head"].values()) + F.linear((1 - r) * h, *shared.values())
 

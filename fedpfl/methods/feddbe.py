@@ -1,4 +1,6 @@
-"""FedDBE: FedAvg whose clients keep the bias of their representations to themselves (Domain Bias Eliminator)."""
+"""FedDBE: FedAvg whose clients keep the bias of their representations to themselves (Domain Bias
+Eliminator).
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -15,16 +17,19 @@ from fedpfl.methods.shared.method import Method, Phase, Turn, flag
 class FedDBE(Method):
     """FedAvg with DBE (Zhang et al., NeurIPS 2023, arXiv:2311.14975), as in the authors' code.
 
-    Clients minimise CE(head(z + u_i), y) + kappa/2 mean((s - zbar)^2): z is the head's input; u_i, from 0, a client's
-    own, moves beside the model by plain SGD and never leaves; s <- (1 - rho) s + rho (the batch's mean z), from 0 in
-    each participation, earlier batches' part given. A client is evaluated by head(z + u_i) of the latest model.
-    Before round 1 all clients train once, without u_i and zbar, for nothing but s, whose mean by samples zbar is.
+    Clients minimise CE(head(z + u_i), y) + kappa/2 mean((s - zbar)^2): z is the head's input; u_i,
+    from 0, a client's own, moves beside the model by plain SGD and never leaves; s <- (1 - rho) s +
+    rho (the batch's mean z), from 0 in each participation, earlier batches' part given. A client is
+    evaluated by head(z + u_i) of the latest model. Before round 1 all clients train once, without
+    u_i and zbar, for nothing but s, whose mean by samples zbar is.
 
-    kappa, rho: `kl_weight` and `momentum` of the code's run on FashionMNIST with the four-layer CNN. PFLlib's default
-        kappa = 0 leaves zbar out, as rho = 0 does: tables made so are of u_i alone.
+    kappa, rho: `kl_weight` and `momentum` of the code's run on FashionMNIST with the four-layer
+        CNN. PFLlib's default kappa = 0 leaves zbar out, as rho = 0 does: tables made so are of u_i
+        alone.
     bias_lr: step size of u_i; the configuration gives the model's.
-    mean: of s after that `training` (with rho = 1 each client's LAST minibatch, as in the code), or of z over the
-        clients' `data` at the initial model, for which nobody trains. Who makes no step has no part in the former.
+    mean: of s after that `training` (with rho = 1 each client's LAST minibatch, as in the code), or
+        of z over the clients' `data` at the initial model, for which nobody trains. Who makes no
+        step has no part in the former.
     """
 
     kappa: Annotated[float, AtLeast(0)] = 50.0
@@ -52,7 +57,9 @@ class FedDBE(Method):
         return {**server, "mean": mean, "known": ~server["known"]}, clients
 
     def before_training(self, server, client, net, shard):
-        """Begin the running mean at zero; before round 1 count samples, and find what `mean=data` wants."""
+        """Begin the running mean at zero; before round 1 count samples, and find what `mean=data`
+        wants.
+        """
         ((name, u),) = client["u"].items()
         mean, samples = torch.zeros_like(u), 0 if server["known"] else len(shard.data.y)
         if self.mean == "data" and samples:
@@ -63,10 +70,15 @@ class FedDBE(Method):
 
     def download(self, server, client):
         """Return the model, and once the consensual mean."""
-        return {"model": server["model"], "mean": _if(server["known"] & ~client["participated"], server["mean"])}
+        return {
+            "model": server["model"],
+            "mean": _if(server["known"] & ~client["participated"], server["mean"]),
+        }
 
     def start(self, received, client):
-        """Return the model, and zeros that stand where u_i's gradient and the batch's mean are to be read off."""
+        """Return the model, and zeros that stand where u_i's gradient and the batch's mean are to
+        be read off.
+        """
         zero = tree.full_like(client["u"], 0.0)
         return {"model": received["model"], "probe": {"u": zero, "mean": zero}}
 
@@ -79,25 +91,34 @@ class FedDBE(Method):
         """Shift the representations by u_i, and regularise their mean."""
         model, probe = params["model"], params["probe"]
         logits, z = net.features(model, batch.x)
-        loss = batch.cross_entropy(logits + _shift(model, tree.map(torch.add, client["u"], probe["u"])))
+        loss = batch.cross_entropy(
+            logits + _shift(model, tree.map(torch.add, client["u"], probe["u"]))
+        )
         mean = (z * batch.samples[:, None]).sum(0) / batch.samples.sum()
         for name, zbar in client["mean"].items():
             loss = loss + (probe["mean"][name] * mean.detach()).sum()
             running = (1 - self.rho) * client["running"][name] + self.rho * mean
-            loss = loss + torch.where(server["known"], self.kappa / 2 * (running - zbar).square().mean(), 0.0)
+            loss = loss + torch.where(
+                server["known"], self.kappa / 2 * (running - zbar).square().mean(), 0.0
+            )
         return loss
 
     def _advance(self, server, client, params, grads, batch, loss, kept):
         """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
         rate, slope = torch.where(server["known"], self.bias_lr, 0.0), grads["probe"]
         u = tree.map(lambda own, g: own - rate * g, client["u"], slope["u"])
-        running = tree.map(lambda old, new: (1 - self.rho) * old + self.rho * new, client["running"], slope["mean"])
+        running = tree.map(
+            lambda old, new: (1 - self.rho) * old + self.rho * new, client["running"], slope["mean"]
+        )
         return {**client, "u": u, "running": running}
 
     def finish(self, server, client, start, end):
         """Send the model up, or before round 1 the mean; keep u_i."""
         found = {"mean": client["running"], "samples": client["samples"]}
-        return {"model": _if(server["known"], end["model"]), "found": _if(~server["known"], found)}, client
+        return {
+            "model": _if(server["known"], end["model"]),
+            "found": _if(~server["known"], found),
+        }, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""

@@ -16,18 +16,23 @@ from fedpfl.methods.shared.method import Phase
 
 @dataclass(frozen=True)
 class FedDPA(ByMask):
-    """The dynamic personalization of FedDPA (Yang, Huang and Ye, NeurIPS 2023). Its noise is `privacy=client`.
+    """The dynamic personalization of FedDPA (Yang, Huang and Ye, NeurIPS 2023). Its noise is
+    `privacy=client`.
 
-    A client scores the entries of its last model by the mean squared gradient of log p over its samples, rescaled to
-    [0, 1] within each tensor. Entries above the threshold come from that model, the others from the global one.
+    A client scores the entries of its last model by the mean squared gradient of log p over its
+    samples, rescaled to [0, 1] within each tensor. Entries above the threshold come from that
+    model, the others from the global one.
 
-    threshold: of the rescaled score (`rule=value`, as in the paper) or the quantile that lies below it in each tensor
-        (`rule=quantile`, as in FedOBP's comparison: 0.4 keeps 60 % of every tensor, where `value` keeps very few).
-    train: `two_phase` (the paper): the personal entries under a pull to the global model, then the shared ones, whose
-        distance from it is held near `clip` (take privacy.clip: a sum over tensors is no less than the norm
-        that is cut off there); `joint` (FedOBP's comparison): plain local training.
-    lam1, lam2: weights of the two regularisers; both act on distances summed over tensors, not squared.
-    Nothing is personal at a client that never trained. The paper uses Adam; here local training is what `local` says.
+    threshold: of the rescaled score (`rule=value`, as in the paper) or the quantile that lies below
+        it in each tensor (`rule=quantile`, as in FedOBP's comparison: 0.4 keeps 60 % of every
+        tensor, where `value` keeps very few).
+    train: `two_phase` (the paper): the personal entries under a pull to the global model, then the
+        shared ones, whose distance from it is held near `clip` (take privacy.clip: a sum over
+        tensors is no less than the norm that is cut off there); `joint` (FedOBP's comparison):
+        plain local training.
+    lam1, lam2: weights of the two regularisers; both act on distances summed over tensors, not
+    squared. Nothing is personal at a client that never trained. The paper uses Adam; here local
+    training is what `local` says.
     """
 
     threshold: Annotated[float, Between(0, 1)] = 0.4
@@ -47,7 +52,9 @@ class FedDPA(ByMask):
             scores = importance.rescaled(client["score"])
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
         else:  # which rescaling cannot change
-            mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.threshold), client["score"])
+            mask = tree.map(
+                lambda leaf: importance.above_quantile(leaf, self.threshold), client["score"]
+            )
         return {**client, "mask": mask}
 
     def phases(self, server, client, params, epochs):
@@ -68,8 +75,14 @@ class FedDPA(ByMask):
         return loss + self.lam2 / 2 * (_distance(params, server) - self.clip).abs()
 
     def after_training(self, server, client, net, params, shard, kept):
-        """Return Fisher scores of the trained model, which serve until the client's next participation."""
-        return {"score": fisher.scores(net, lambda scored, batch: self.predict(net, scored, batch), params, shard)}
+        """Return Fisher scores of the trained model, which serve until the client's next
+        participation.
+        """
+        return {
+            "score": fisher.scores(
+                net, lambda scored, batch: self.predict(net, scored, batch), params, shard
+            )
+        }
 
     def finish(self, server, client, start, end):
         """Return all entries, and keep model and scores."""

@@ -12,21 +12,25 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263, Algorithm 1), by lam_i = -g_i / alpha, which needs no division.
+    """FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263, Algorithm 1), by lam_i = -g_i / alpha,
+    which needs no division.
 
-    A client minimises CE(x) + alpha <lam_i, x> + alpha/2 |x - th|^2 from th, the model received, up to th_i; then
-    lam_i <- lam_i + th_i - th. With M the mean of ALL clients' lam_i (-h / alpha), th <- mean(th_i) + M, the mean over
-    the cohort and uniform. lam_i stays on the client, M is kept from the uploads alone.
+    A client minimises CE(x) + alpha <lam_i, x> + alpha/2 |x - th|^2 from th, the model received, up
+    to th_i; then lam_i <- lam_i + th_i - th. With M the mean of ALL clients' lam_i (-h / alpha), th
+    <- mean(th_i) + M, the mean over the cohort and uniform. lam_i stays on the client, M is kept
+    from the uploads alone.
 
     alpha: 0.1, 0.01 and 0.001 in the paper. local.lr * alpha below 2, or steps diverge.
-    judge: by which model clients are evaluated: th (`cloud`, Algorithm 1's), the mean of the last `cohort`'s models, or
-        of `all` clients' last ones, initial before the first, which the authors' code plots. Fine-tuning starts there.
+    judge: by which model clients are evaluated: th (`cloud`, Algorithm 1's), the mean of the last
+        `cohort`'s models, or of `all` clients' last ones, initial before the first, which the
+        authors' code plots. Fine-tuning starts there.
 
-    The authors' code also scales alpha_i by the mean number of samples over the client's (not here), clips gradients at
-    norm 10 but for weight decay's and alpha x's share (local.clip=10, of everything), and draws clients by coins.
-    FL-bench leaves alpha/2 |x|^2 out, which is FedDyn under a NEGATIVE weight decay alpha, and weights uploads by
-    samples; before 2025 it also read duals at other clients' places. PFLlib's quadratic term is not squared, a pull of
-    one length at any distance, with alpha = 1. Tables made with either are of another algorithm.
+    The authors' code also scales alpha_i by the mean number of samples over the client's (not
+    here), clips gradients at norm 10 but for weight decay's and alpha x's share (local.clip=10, of
+    everything), and draws clients by coins. FL-bench leaves alpha/2 |x|^2 out, which is FedDyn
+    under a NEGATIVE weight decay alpha, and weights uploads by samples; before 2025 it also read
+    duals at other clients' places. PFLlib's quadratic term is not squared, a pull of one length at
+    any distance, with alpha = 1. Tables made with either are of another algorithm.
     """
 
     alpha: Annotated[float, AtLeast(0)] = 0.01
@@ -56,23 +60,34 @@ class FedDyn(Method):
         if not self.alpha:
             return loss
         linear = sum(tree.leaves(tree.map(lambda x, own: (own * x).sum(), params, client["dual"])))
-        return loss + self.alpha / 2 * tree.squared_distance(params, server["model"]) + self.alpha * linear
+        return (
+            loss
+            + self.alpha / 2 * tree.squared_distance(params, server["model"])
+            + self.alpha * linear
+        )
 
     def finish(self, server, client, start, end):
         """Send the model up; the dual grows by the way it went."""
-        return end, {**client, "dual": tree.map(lambda own, a, b: own + (b - a), client["dual"], start, end)}
+        return end, {
+            **client,
+            "dual": tree.map(lambda own, a, b: own + (b - a), client["dual"], start, end),
+        }
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Return the uniform mean and, on top of it, the mean of all clients' duals."""
         uniform = torch.full_like(weight, 1 / len(weight))
         mean, part = tree.mean(uploads, uniform), len(weight) / server["clients"]
-        dual = tree.map(lambda own, a, b: own + part * (b - a), server["dual"], server["model"], mean)
+        dual = tree.map(
+            lambda own, a, b: own + part * (b - a), server["dual"], server["model"], mean
+        )
         new = {**server, "model": tree.map(torch.add, mean, dual), "dual": dual}
         if self.judge == "cohort":
             new["judged"] = mean
         if self.judge == "all":
             before = tree.mean(clients["last"], uniform)
-            new["judged"] = tree.map(lambda own, a, b: own + part * (b - a), server["judged"], before, mean)
+            new["judged"] = tree.map(
+                lambda own, a, b: own + part * (b - a), server["judged"], before, mean
+            )
             clients = {**clients, "last": uploads}
         return new, clients
 

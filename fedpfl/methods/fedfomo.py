@@ -15,28 +15,36 @@ from fedpfl.methods.shared.pool import Pooled, gain_per_distance, held_out_loss,
 class FedFomo(Pooled):
     """FedFomo (Zhang et al., ICLR 2021, arXiv:2012.08565): first order model optimisation.
 
-    th_i is a client's model after its last training, th_i^old the one that this training started from, L_i the mean
-    cross-entropy on its validation samples V_i. Before it trains again it is sent M models th_n of other clients that
-    trained in the last round. With its own th_i among the candidates,
+    th_i is a client's model after its last training, th_i^old the one that this training started
+    from, L_i the mean cross-entropy on its validation samples V_i. Before it trains again it is
+    sent M models th_n of other clients that trained in the last round. With its own th_i among the
+    candidates,
 
         w_n = (L_i(th_i^old) - L_i(th_n)) / |th_n - th_i^old|,    P_in <- P_in + w_n,    w+ = max(w, 0) / sum max(w, 0),
 
-    and training starts from sum_n w+_n th_n. Each of the M is drawn: with probability eps_t any client, else the one of
-    largest P_i that is left, by lot among equals; eps_t falls from round to round, to 0.
+    and training starts from sum_n w+_n th_n. Each of the M is drawn: with probability eps_t any
+    client, else the one of largest P_i that is left, by lot among equals; eps_t falls from round to
+    round, to 0.
 
-    V_i are the samples that `validation` holds out of the client's training samples, fixed for the run (the paper:
-    validation=0.2); nobody trains on them, and what a run then says of its validation samples is too good, as they
-    chose the weights. A client without any keeps its own model.
-    candidates: M. The paper's 5 (and 10) count the own model. explore, decay: eps_0, and its fall in a round.
-    fallback: the start where no w_n is positive: th_i^old (`baseline`, as the paper and its code: the last training is
-        undone) or th_i (`keep`, as FL-bench and PFLlib). candidates=0 with `keep` is Local-Only.
-    pool: whose models are offered, of those of the `last_round` (the official code) or of `all` that ever trained.
+    V_i are the samples that `validation` holds out of the client's training samples, fixed for the
+    run (the paper: validation=0.2); nobody trains on them, and what a run then says of its
+    validation samples is too good, as they chose the weights. A client without any keeps its own
+    model.
+    candidates: M. The paper's 5 (and 10) count the own model. explore, decay: eps_0, and its fall
+    in a round.
+    fallback: the start where no w_n is positive: th_i^old (`baseline`, as the paper and its code:
+        the last training is undone) or th_i (`keep`, as FL-bench and PFLlib). candidates=0 with
+        `keep` is Local-Only.
+    pool: whose models are offered, of those of the `last_round` (the official code) or of `all`
+    that ever trained.
 
-    A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is what the cohort's columns from
-    before training tell of. A client that never trained has the initial model, and is sent no other. In FL-bench the
-    baseline is th_i in place of th_i^old, so that the own weight is always 0, and V_i is drawn anew whenever a client
-    is loaded; PFLlib never explores. The official code also offers averages of groups, measures distances by the L1
-    norm unless told otherwise, and adds scaled weights to P. BatchNorm statistics are mixed with the models.
+    A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is what the
+    cohort's columns from before training tell of. A client that never trained has the initial
+    model, and is sent no other. In FL-bench the baseline is th_i in place of th_i^old, so that the
+    own weight is always 0, and V_i is drawn anew whenever a client is loaded; PFLlib never
+    explores. The official code also offers averages of groups, measures distances by the L1 norm
+    unless told otherwise, and adds scaled weights to P. BatchNorm statistics are mixed with the
+    models.
     """
 
     validates: ClassVar[bool] = True
@@ -51,29 +59,45 @@ class FedFomo(Pooled):
         """Begin with the initial model twice, and without affinities."""
         server, client = super().init(params, parts)
         old = {"model": params, "statistics": tree.to(parts.statistics, server["pool"].device)}
-        return server, {**client, "old": old, "affinity": torch.zeros_like(server["pool"], dtype=torch.float64)}
+        return server, {
+            **client,
+            "old": old,
+            "affinity": torch.zeros_like(server["pool"], dtype=torch.float64),
+        }
 
     def before_turn(self, server, clients, others, generator):
-        """Choose the candidates, and return their models and numbers; where there are too few, flags say so."""
+        """Choose the candidates, and return their models and numbers; where there are too few,
+        flags say so.
+        """
         if generator is None or not self.candidates:  # clients are evaluated by their own models
             return {}
         pool, device = server["pool"].cpu(), server["pool"].device
         rate = self.explore - self.decay * int(server["played"])
         seeds = torch.randint(2**62, (len(pool),), generator=generator).tolist()
         numbers, there = [], []
-        known = (clients["number"].tolist(), clients["participated"].tolist(), clients["affinity"].cpu())
+        known = (
+            clients["number"].tolist(),
+            clients["participated"].tolist(),
+            clients["affinity"].cpu(),
+        )
         for i, again, affinity in zip(*known, strict=True):
             draws, most = torch.Generator().manual_seed(seeds[i]), self.candidates if again else 0
             chosen = offered(pool, affinity, i, most, rate, draws)
             there.append([place < len(chosen) for place in range(self.candidates)])
             numbers += chosen + [i] * there[-1].count(False)
         states = others(numbers)
-        sent = {"model": states["model"], "statistics": states["statistics"]["main"], "number": states["number"]}
+        sent = {
+            "model": states["model"],
+            "statistics": states["statistics"]["main"],
+            "number": states["number"],
+        }
         sent = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), sent)
         return {"sent": sent, "there": torch.tensor(there, device=device)}
 
     def before_training(self, server, client, net, shard):
-        """Return the model that training starts from, with its statistics, the weights, and the new affinities."""
+        """Return the model that training starts from, with its statistics, the weights, and the new
+        affinities.
+        """
         models = [{"model": client["model"], "statistics": client["statistics"]["main"]}]
         old, start, affinity = client["old"], models[0], client["affinity"].clone()
         gains = affinity.new_zeros(self.candidates + 1)
@@ -101,7 +125,10 @@ class FedFomo(Pooled):
         if not self.candidates:
             return {}
         sent, there = tree.without(client["sent"], ["number"]), client["there"]
-        return Agreed(sent, tree.map(lambda leaf: there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape), sent))
+        return Agreed(
+            sent,
+            tree.map(lambda leaf: there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape), sent),
+        )
 
     def start(self, received, client):
         """Return the mixture."""
@@ -109,7 +136,11 @@ class FedFomo(Pooled):
 
     def finish(self, server, client, start, end):
         """Send the model up, and the weights; keep it and what it started from."""
-        upload = {"model": end, "statistics": client["statistics"]["main"], "gains": client["gains"]}
+        upload = {
+            "model": end,
+            "statistics": client["statistics"]["main"],
+            "gains": client["gains"],
+        }
         return upload, {"model": end, "old": client["begun"], "affinity": client["affinity"]}
 
     def metrics(self, server, client):

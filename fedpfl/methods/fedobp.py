@@ -18,25 +18,32 @@ class FedOBP(ByMask):
     """FedOBP (Chen et al. 2026, arXiv:2604.16574, Algorithm 1).
 
     A client that takes part
-    1. scores each entry of theta_i, its last trained model, against the global model theta_g (eq. 19),
+    1. scores each entry of theta_i, its last trained model, against the global model theta_g (eq.
+    19),
     2. takes the q-quantile of all scores (eq. 7),
-    3. masks the entries above it (eq. 8): these it takes from theta_i, the others from theta_g (eq. 9),
+    3. masks the entries above it (eq. 8): these it takes from theta_i, the others from theta_g (eq.
+    9),
     4. trains all of them,
-    5. uploads all of them, and the server takes the mean.
-    Departures from the paper's text: the mean's weights sum to 1 (eq. 11 divides by the cohort once more), and the
-    quantile is the order statistic of rank floor(q (N - 1)), which gives the counts of Table II.
+    5. uploads all of them, and the server takes the mean. Departures from the paper's text: the
+    mean's weights sum to 1 (eq. 11 divides by the cohort once more), and the quantile is the order
+    statistic of rank floor(q (N - 1)), which gives the counts of Table II.
 
     q: quantile in [0, 1]; 1 is FedAvg, 0 keeps everything but the least important entries.
-    norm: normalisation of the scores before the quantile: none, layer (per tensor) or global (same mask as none).
-    score: obp = (theta_i - theta_g)^2 (eq. 19); obp_as_published = |(theta_i - theta_g) theta_i|, behind the authors'
-        result files; gradient = |start - end| of the client's last training (eq. 5); fisher = mean over the client's
-        training samples of the squared gradient of log p at theta_i; fisher_batch = square of the full-batch mean
-        gradient (eq. 6 to the letter). The last three are zero, so nothing is personal, until the client has trained.
-    scope: one quantile over `all` scored entries, or one per `tensor` (as in the published Fisher and gradient curves).
+    norm: normalisation of the scores before the quantile: none, layer (per tensor) or global (same
+    mask as none).
+    score: obp = (theta_i - theta_g)^2 (eq. 19); obp_as_published = |(theta_i - theta_g) theta_i|,
+        behind the authors' result files; gradient = |start - end| of the client's last training
+        (eq. 5); fisher = mean over the client's training samples of the squared gradient of log p
+        at theta_i; fisher_batch = square of the full-batch mean gradient (eq. 6 to the letter). The
+        last three are zero, so nothing is personal, until the client has trained.
+    scope: one quantile over `all` scored entries, or one per `tensor` (as in the published Fisher
+    and gradient curves).
     classifier_only: only the classifier's entries can be personal; q then counts over these.
-    ema: weight of the past in an exponential moving average of the scores, advanced once per participation; 0 is off.
-    cold_start: a client that never trained compares the initial model with the global one (`paper`: the entries that
-        moved furthest fall back to their initial values) or has no personal entries (`global`).
+    ema: weight of the past in an exponential moving average of the scores, advanced once per
+    participation; 0 is off.
+    cold_start: a client that never trained compares the initial model with the global one (`paper`:
+        the entries that moved furthest fall back to their initial values) or has no personal
+        entries (`global`).
     """
 
     q: Annotated[float, Between(0, 1)]
@@ -49,14 +56,21 @@ class FedOBP(ByMask):
 
     @property
     def server_sees(self) -> str:  # type: ignore[override]
-        """Return a mean where clients score, by Fisher information; else the server scores their models."""
+        """Return a mean where clients score, by Fisher information; else the server scores their
+        models.
+        """
         return "mean of uploads" if self.score.startswith("fisher") else "client states"
 
     def init(self, params, parts):
-        """Let theta_g and theta_i start equal; of theta_i only what is scored is kept, and scores from training."""
+        """Let theta_g and theta_i start equal; of theta_i only what is scored is kept, and scores
+        from training.
+        """
         model = tree.named(params, parts.head) if self.classifier_only else params
         kept = {"score": not self.score.startswith("obp"), "average": self.ema > 0}
-        return params, {"model": model, **{name: tree.full_like(model, 0.0) for name, there in kept.items() if there}}
+        return params, {
+            "model": model,
+            **{name: tree.full_like(model, 0.0) for name, there in kept.items() if there},
+        }
 
     def prepare(self, server, client):
         """Score, quantile, mask."""
@@ -75,7 +89,9 @@ class FedOBP(ByMask):
             score = client["score"]
         if not self.ema:
             return score
-        blend = tree.map(lambda now, past: (1 - self.ema) * now + self.ema * past, score, client["average"])
+        blend = tree.map(
+            lambda now, past: (1 - self.ema) * now + self.ema * past, score, client["average"]
+        )
         return tree.where(client["participated"], blend, score)
 
     def _masks(self, score: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
@@ -88,14 +104,23 @@ class FedOBP(ByMask):
             mask = importance.above_quantile(score, q, self.norm)
         else:  # normalising a tensor cannot change its own quantile's mask
             mask = tree.map(lambda leaf: importance.above_quantile(leaf, q), score)
-        return mask if self.cold_start == "paper" else tree.map(lambda leaf: leaf & client["participated"], mask)
+        return (
+            mask
+            if self.cold_start == "paper"
+            else tree.map(lambda leaf: leaf & client["participated"], mask)
+        )
 
     def download(self, server, client):
-        """Return what is not personal; what is by a Fisher score, the client alone knows, so it needs everything."""
+        """Return what is not personal; what is by a Fisher score, the client alone knows, so it
+        needs everything.
+        """
         if self.score.startswith("fisher"):
             return {"whole": server, "shared": {}}
         mask = client["mask"]
-        return {"whole": tree.without(server, mask), "shared": Masked(tree.named(server, mask), tree.invert(mask))}
+        return {
+            "whole": tree.without(server, mask),
+            "shared": Masked(tree.named(server, mask), tree.invert(mask)),
+        }
 
     def start(self, received, client):
         """Return the personal entries of theta_i among the others of theta_g."""
@@ -110,12 +135,18 @@ class FedOBP(ByMask):
             return self.predict(net, {**params, **scored}, batch)
 
         scored = tree.named(params, client["model"])
-        return {"score": fisher.scores(net, logits, scored, shard, by_sample=self.score == "fisher")}
+        return {
+            "score": fisher.scores(net, logits, scored, shard, by_sample=self.score == "fisher")
+        }
 
     def finish(self, server, client, start, end):
         """Send all entries up, personal ones too, and keep theta_i."""
         model = tree.named(end, client["model"])
-        score = {"score": importance.gradient(tree.named(start, model), model)} if self.score == "gradient" else {}
+        score = (
+            {"score": importance.gradient(tree.named(start, model), model)}
+            if self.score == "gradient"
+            else {}
+        )
         return end, {**client, **score, "model": model}
 
     def metrics(self, server, client):

@@ -1,4 +1,6 @@
-"""FedOBP with an adaptive quantile: each client chooses its q from a list, by its validation samples."""
+"""FedOBP with an adaptive quantile: each client chooses its q from a list, by its validation
+samples.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -17,18 +19,24 @@ from fedpfl.models import Bound
 
 @dataclass(frozen=True)
 class FedOBPAdaptive(FedOBP):
-    """FedOBP with the adaptive quantile that its authors leave to future work; the algorithm is ours.
+    """FedOBP with the adaptive quantile that its authors leave to future work; the algorithm is
+    ours.
 
-    Each client that is about to train or to be evaluated chooses its q by its validation samples V_i:
-    1. it receives the entries of theta_g that are not above the quantile of the largest q, and ranks these itself:
-       those withheld rank above all of them, so it knows the entries above the quantile of every q;
-    2. for each q it forms the model that it would start from, and counts the hits and adds up the cross-entropy of
-       that model on V_i, without training and with BatchNorm's statistics as they are;
-    3. it takes the q of most hits, of these that of least cross-entropy, of these the largest; so does who has no V_i;
-    4. it starts from that model, and beside theta_i it sends a bit for each q but the least: whether it is its choice.
+    Each client that is about to train or to be evaluated chooses its q by its validation samples
+    V_i:
+    1. it receives the entries of theta_g that are not above the quantile of the largest q, and
+       ranks these itself: those withheld rank above all of them, so it knows the entries above the
+       quantile of every q;
+    2. for each q it forms the model that it would start from, and counts the hits and adds up the
+       cross-entropy of that model on V_i, without training and with BatchNorm's statistics as they
+       are;
+    3. it takes the q of most hits, of these that of least cross-entropy, of these the largest; so
+    does who has no V_i;
+    4. it starts from that model, and beside theta_i it sends a bit for each q but the least:
+    whether it is its choice.
 
-    q: the list, ascending. All else as FedOBP; of what it lacks a client knows no score, so with the obp scores there
-    is neither `ema` nor norm=layer.
+    q: the list, ascending. All else as FedOBP; of what it lacks a client knows no score, so with
+    the obp scores there is neither `ema` nor norm=layer.
     """
 
     q: tuple[Annotated[float, Between(0, 1)], ...]  # type: ignore[assignment]
@@ -40,14 +48,20 @@ class FedOBPAdaptive(FedOBP):
         self.check(self.q == tuple(sorted({*self.q})) != (), "q", "one or more, ascending")
         if len(self.q) > 1 and self.score.startswith("obp"):
             self.check(not self.ema, "ema", f"0 with several q and score={self.score}")
-            self.check(self.norm != "layer", "norm", f"none or global with several q and score={self.score}")
+            self.check(
+                self.norm != "layer",
+                "norm",
+                f"none or global with several q and score={self.score}",
+            )
 
     def init(self, params, parts):
         """Begin with the largest q."""
         server, client = super().init(params, parts)
         return server, {
             **client,
-            "q": torch.tensor(self.q[-1], dtype=torch.float64, device=tree.leaves(params)[0].device),
+            "q": torch.tensor(
+                self.q[-1], dtype=torch.float64, device=tree.leaves(params)[0].device
+            ),
         }
 
     def before_training(self, server, client, net, shard):
@@ -58,14 +72,19 @@ class FedOBPAdaptive(FedOBP):
         """Choose q for the present theta_g."""
         return self._choice(server, client, net, shard)
 
-    def _choice(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
+    def _choice(
+        self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
+    ) -> dict[str, Tree]:
         score = self._score(server, client)
         judged = []
         for q in self.q:
             mine = {**client, "mask": self._above(score, q, client)}
             model = self.start({"whole": server, "shared": {}}, mine)
             judged.append(self._judged(net.still(), model, shard.held_out))
-        best = max((hits, -loss, q) for (hits, loss), q in zip(torch.stack(judged).tolist(), self.q, strict=True))
+        best = max(
+            (hits, -loss, q)
+            for (hits, loss), q in zip(torch.stack(judged).tolist(), self.q, strict=True)
+        )
         return {"q": torch.full_like(client["q"], best[-1])}
 
     def _judged(self, net: Bound, model: Tree, data: Data) -> Tensor:
@@ -93,7 +112,10 @@ class FedOBPAdaptive(FedOBP):
     def finish(self, server, client, start, end):
         """Send the choice up too."""
         upload, client = super().finish(server, client, start, end)
-        return {"model": upload, "chosen": torch.stack([client["q"] == q for q in self.q])[1:]}, client
+        return {
+            "model": upload,
+            "chosen": torch.stack([client["q"] == q for q in self.q])[1:],
+        }, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""

@@ -1,4 +1,6 @@
-"""FedPAC: features are aligned to common class prototypes, and each client's head is a mixture of all heads."""
+"""FedPAC: features are aligned to common class prototypes, and each client's head is a mixture of
+all heads.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,19 +23,22 @@ LEAST = 1e-3  # shares below this are dropped from a mixture
 class FedPAC(ByName):
     """FedPAC (Xu, Tong and Huang, ICLR 2023, arXiv:2306.11867), as its official code does it.
 
-    A client trains its head alone, then the body under it on CE + lam * mean squared distance of the features from
-    the prototypes of their classes: the global ones, or, for a class without one, the client's own before training. In
-    the first round there are none, and nothing is aligned. The server averages bodies, averages prototypes by class
-    counts, and gives each client of the cohort the mixture of the cohort's heads whose estimated error (bias from
-    the class means H and p, plus variance v) is least.
+    A client trains its head alone, then the body under it on CE + lam * mean squared distance of
+    the features from
+    the prototypes of their classes: the global ones, or, for a class without one, the client's own
+    before training. In the first round there are none, and nothing is aligned. The server averages
+    bodies, averages prototypes by class counts, and gives each client of the cohort the mixture of
+    the cohort's heads whose estimated error (bias from the class means H and p, plus variance v) is
+    least.
 
-    lam: weight of the alignment. head_epochs: of the head alone; body_epochs: of the body; None: local.epochs.
+    lam: weight of the alignment. head_epochs: of the head alone; body_epochs: of the body; None:
+    local.epochs.
     head_lr: step size of the head; None: local.lr.
     combine: whether heads are mixed; without it each client keeps its own.
-    keep_prototypes: whether a class that no client of a cohort has keeps its prototype; else it has none until it
-        is seen again.
-    A client that was never sampled has the initial head. A mixture is found among the cohort, so it ages until the
-    client is sampled again. The authors train all of 20 clients each round.
+    keep_prototypes: whether a class that no client of a cohort has keeps its prototype; else it has
+        none until it is seen again. A client that was never sampled has the initial head. A mixture
+        is found among the cohort, so it ages until the client is sampled again. The authors train
+        all of 20 clients each round.
     """
 
     lam: Annotated[float, AtLeast(0)] = 1.0
@@ -49,19 +54,33 @@ class FedPAC(ByName):
         """Begin without prototypes."""
         body, client = super().init(params, parts)
         weight = params[parts.head_weight]
-        prototypes = {"mean": torch.zeros_like(weight), "seen": weight.new_zeros(len(weight), dtype=torch.bool)}
+        prototypes = {
+            "mean": torch.zeros_like(weight),
+            "seen": weight.new_zeros(len(weight), dtype=torch.bool),
+        }
         return {"body": body, "prototypes": prototypes}, client
 
     def before_training(self, server, client, net, shard):
-        """Return class means of the features under the received body, and what they say of a head's error."""
+        """Return class means of the features under the received body, and what they say of a head's
+        error.
+        """
         z = shard.features(net.still(), {**server["body"], **client["head"]}).double()
         classes = len(server["prototypes"]["seen"])
         counts = torch.bincount(shard.data.y, minlength=classes)
         mean = _class_sums(z, shard.data.y, classes) / counts.clamp(min=1)[:, None]
-        square = _class_sums(z.square().sum(1, keepdim=True), shard.data.y, classes)[:, 0] / counts.clamp(min=1)
+        square = _class_sums(z.square().sum(1, keepdim=True), shard.data.y, classes)[
+            :, 0
+        ] / counts.clamp(min=1)
         share = counts / counts.sum().clamp(min=1)
-        variance = (share * square - share.square() * mean.square().sum(1)).sum() / counts.sum().clamp(min=1)
-        found = {"own": mean, "counts": counts, "H": share[:, None] * mean, "v": variance.clamp(min=0)}
+        variance = (
+            share * square - share.square() * mean.square().sum(1)
+        ).sum() / counts.sum().clamp(min=1)
+        found = {
+            "own": mean,
+            "counts": counts,
+            "H": share[:, None] * mean,
+            "v": variance.clamp(min=0),
+        }
         return tree.map(Tensor.float, found)
 
     def download(self, server, client):
@@ -107,17 +126,24 @@ class FedPAC(ByName):
         return {"body": body, **kept, **tree.named(client, ("mean", "counts", "H", "v"))}, kept
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8 of the paper)."""
+        """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8
+        of the paper).
+        """
         counts = uploads["counts"]
         total = counts.sum(0)
         mean = (counts[:, :, None] * uploads["mean"]).sum(0) / total.clamp(min=1)[:, None]
         seen, old = total > 0, server["prototypes"]
         if self.keep_prototypes:
             mean, seen = torch.where(seen[:, None], mean, old["mean"]), seen | old["seen"]
-        server = {"body": tree.mean(uploads["body"], weight), "prototypes": {"mean": mean, "seen": seen}}
+        server = {
+            "body": tree.mean(uploads["body"], weight),
+            "prototypes": {"mean": mean, "seen": seen},
+        }
         if self.combine:
             shares = mixtures(uploads["H"].double().cpu(), uploads["v"].double().cpu())
-            mixed = tree.map(lambda heads: torch.tensordot(shares.to(heads), heads, 1), uploads["head"])
+            mixed = tree.map(
+                lambda heads: torch.tensordot(shares.to(heads), heads, 1), uploads["head"]
+            )
             clients = {"head": mixed}
         return server, clients
 
@@ -137,16 +163,19 @@ def mixtures(means: Tensor, variance: Tensor) -> Tensor:
 
 
 def least(quadratic: Tensor) -> Tensor:
-    """Return the shares a `[n]` >= 0 with sum 1 that minimise a^T Q a; Q is positive semidefinite, float64, on the CPU.
+    """Return the shares a `[n]` >= 0 with sum 1 that minimise a^T Q a; Q is positive semidefinite,
+    float64, on the CPU.
 
-    With Q = R^T R the least squares problem |R y - R^-T 1| over y >= 0 has the same optimality conditions, up to a
-    factor; so a = y / sum(y).
+    With Q = R^T R the least squares problem |R y - R^-T 1| over y >= 0 has the same optimality
+    conditions, up to a factor; so a = y / sum(y).
     """
     from scipy import optimize  # takes a while to import
 
     scale = quadratic.diagonal().amax()
     ones = torch.ones(len(quadratic), 1, dtype=quadratic.dtype)
-    if not 0 < scale < math.inf:  # no error at all, or training that diverged, which is reported elsewhere
+    if (
+        not 0 < scale < math.inf
+    ):  # no error at all, or training that diverged, which is reported elsewhere
         return ones[:, 0] / len(ones)
     ridge = 1e-12 * torch.eye(len(quadratic), dtype=quadratic.dtype)
     upper = torch.linalg.cholesky(quadratic / scale + ridge).T

@@ -13,9 +13,11 @@ from fedpfl.models import Parts
 class FedPer(ByName):
     """Federated learning with personalization layers (Arivazhagan et al., arXiv:1912.00818).
 
-    layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all of them Local-Only.
-    head_init: what a client that was never sampled has there: the `initial` head (the paper: personal layers never
-        leave a client) or the `server_average` of uploaded ones (FL-bench; the personal layers then travel too).
+    layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all
+    of them Local-Only.
+    head_init: what a client that was never sampled has there: the `initial` head (the paper:
+        personal layers never leave a client) or the `server_average` of uploaded ones (FL-bench;
+        the personal layers then travel too).
     """
 
     layers: Annotated[int, AtLeast(0)] = 1
@@ -36,7 +38,9 @@ class FedPer(ByName):
         return params if self._averaged else body, client
 
     def start(self, received, client):
-        """Return the server's body under the client's head; who has no trained one takes the averaged head."""
+        """Return the server's body under the client's head; who has no trained one takes the
+        averaged head.
+        """
         model = super().start(received, client)
         return tree.where(client["participated"], model, received) if self._averaged else model
 

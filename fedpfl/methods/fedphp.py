@@ -17,20 +17,24 @@ from fedpfl.methods.shared.method import Method, flag
 class FedPHP(Method):
     """FedPHP (Li et al., ECML PKDD 2021), equations as in the authors' code (lxcnju/FedRepo).
 
-    A client trains w from the global model on (1 - lam) CE(w) + lam R(q_i, w), its inherited private model q_i being
-    given, in evaluation mode; then q_i <- mu q_i + (1 - mu) w, mu = momentum * min(1, s / max(1, int(C T))), s its
-    earlier participations, C T their expected number in the run's T rounds. w goes up and is averaged. Clients are
-    evaluated by q_i, those never sampled by the global model (theirs: not at all). q_i begins as the initial model,
-    which teaches the first time; its BatchNorm statistics are mixed as its weights are.
+    A client trains w from the global model on (1 - lam) CE(w) + lam R(q_i, w), its inherited
+    private model q_i being given, in evaluation mode; then q_i <- mu q_i + (1 - mu) w, mu =
+    momentum * min(1, s / max(1, int(C T))), s its earlier participations, C T their expected number
+    in the run's T rounds. w goes up and is averaged. Clients are evaluated by q_i, those never
+    sampled by the global model (theirs: not at all). q_i begins as the initial model, which teaches
+    the first time; its BatchNorm statistics are mixed as its weights are.
 
-    transfer: R. `kd`: cross-entropy of w's logits against softmax(q_i's / 4), one temperature, no factor. `mmd`: the
-        maximum mean discrepancy of the head's inputs, 5 kernels around the batch's mean squared distance.
-    lam: 0.1 or 0.05 in the authors' runs; 0 is FedAvg beside averages of its local models. momentum: its highest.
+    transfer: R. `kd`: cross-entropy of w's logits against softmax(q_i's / 4), one temperature, no
+        factor. `mmd`: the maximum mean discrepancy of the head's inputs, 5 kernels around the
+        batch's mean squared distance.
+    lam: 0.1 or 0.05 in the authors' runs; 0 is FedAvg beside averages of its local models.
+    momentum: its highest.
     participation: C; the configuration gives the run's.
 
-    Not here: their clipping, and at least five batches a participation. PFLlib evaluates w, never q_i, right after
-    training; its lamda = 1 leaves the labels out, its mu = 0 makes q_i the last w, mu grows with the round instead of
-    s, and the kernels' fixed widths saturate. FL-bench has no FedPHP.
+    Not here: their clipping, and at least five batches a participation. PFLlib evaluates w, never
+    q_i, right after training; its lamda = 1 leaves the labels out, its mu = 0 makes q_i the last w,
+    mu grows with the round instead of s, and the kernels' fixed widths saturate. FL-bench has no
+    FedPHP.
     """
 
     transfer: Literal["kd", "mmd"] = "kd"
@@ -43,7 +47,9 @@ class FedPHP(Method):
     def init(self, params, parts):
         """Begin with the initial model as everybody's private one."""
         count = torch.zeros_like(flag(params), dtype=torch.float32)
-        expected = count + max(1, int(self.participation * parts.rounds + 1e-9))  # 0.29 * 100 is 28.999...
+        expected = count + max(
+            1, int(self.participation * parts.rounds + 1e-9)
+        )  # 0.29 * 100 is 28.999...
         return {"model": params, "expected": expected}, {"hpm": params, "count": count}
 
     def buffers(self):
@@ -112,8 +118,13 @@ def _mixed(mu: Tensor, old: Tree, new: Tree) -> Tree:
 
 
 def mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
-    """Return the squared maximum mean discrepancy of rows `f` and `g` `[batch, features]`; `samples`: 0 for padding."""
-    both, weight = torch.cat([f, g]).double(), torch.cat([samples, samples]).double()  # double is not rounded to bf16
+    """Return the squared maximum mean discrepancy of rows `f` and `g` `[batch, features]`;
+    `samples`: 0 for padding.
+    """
+    both, weight = (
+        torch.cat([f, g]).double(),
+        torch.cat([samples, samples]).double(),
+    )  # double is not rounded to bf16
     squares, pairs, n = both.square().sum(1), weight[:, None] * weight, weight.sum()
     gaps = (squares[:, None] + squares - 2 * both @ both.T).clamp(min=0)
     width = (gaps * pairs).sum().detach() / (n * n - n) + 1e-8

@@ -18,18 +18,22 @@ from fedpfl.methods.shared.method import Phase
 class FedProto(LocalOnly):
     """FedProto (Tan et al., AAAI 2022, arXiv:2105.00243).
 
-    Each client trains a whole model of its own on CE + lam * mean over samples and features of (z - P_y)^2, where z is
-    the head's input and P_c the global prototype of class c; a class without one pulls nothing, but its samples count.
-    It sends the mean z of each of its classes; the server averages these by class. In the first round there are no
-    prototypes. A class that nobody in a cohort has keeps its prototype; the public codes drop it.
+    Each client trains a whole model of its own on CE + lam * mean over samples and features of (z -
+    P_y)^2, where z is the head's input and P_c the global prototype of class c; a class without one
+    pulls nothing, but its samples count. It sends the mean z of each of its classes; the server
+    averages these by class. In the first round there are no prototypes. A class that nobody in a
+    cohort has keeps its prototype; the public codes drop it.
 
-    lam: as in every public code of squares averaged over samples and features. The paper's is on distances between
-        prototypes; on sums of squares it would be as many times weaker as there are features.
-    prototypes: of features met in the `last_epoch` of training (official code) or in `all_epochs` (PFLlib, FL-bench),
-        or by the `final` model in a pass of its own.
-    weights: `uniform` over the clients that have the class (all codes) or by class `counts` (the paper).
-    judge: by the `nearest` prototype of all (PFLlib), by the `nearest_own` one among the classes that the client trains
-        on, an oracle of its labels (official code), or by the `head` (FL-bench). Without prototypes the head decides.
+    lam: as in every public code of squares averaged over samples and features. The paper's is on
+        distances between prototypes; on sums of squares it would be as many times weaker as there
+        are features.
+    prototypes: of features met in the `last_epoch` of training (official code) or in `all_epochs`
+        (PFLlib, FL-bench), or by the `final` model in a pass of its own.
+    weights: `uniform` over the clients that have the class (all codes) or by class `counts` (the
+    paper).
+    judge: by the `nearest` prototype of all (PFLlib), by the `nearest_own` one among the classes
+        that the client trains on, an oracle of its labels (official code), or by the `head`
+        (FL-bench). Without prototypes the head decides.
     """
 
     lam: Annotated[float, AtLeast(0)] = 1.0
@@ -57,7 +61,9 @@ class FedProto(LocalOnly):
 
     def download(self, server, client):
         """Return the prototypes that there are."""
-        return Masked({"mean": server["mean"]}, {"mean": server["seen"][:, None].expand_as(server["mean"])})
+        return Masked(
+            {"mean": server["mean"]}, {"mean": server["seen"][:, None].expand_as(server["mean"])}
+        )
 
     def start(self, received, client):
         """Return the client's model."""
@@ -77,12 +83,18 @@ class FedProto(LocalOnly):
         own = shard.data.y
         if self.prototypes == "final":
             kept = {"z": shard.features(net, params), "y": own}
-        epoch = len(own) - (len(own) % shard.batch_size == 1)  # what is met in one: a lone sample is not
+        epoch = len(own) - (
+            len(own) % shard.batch_size == 1
+        )  # what is met in one: a lone sample is not
         met = slice(-epoch, None) if self.prototypes == "last_epoch" else slice(None)
-        z, y = (kept["z"][met], kept["y"][met]) if kept else (server["mean"][:0], own[:0])  # no step was made
+        z, y = (
+            (kept["z"][met], kept["y"][met]) if kept else (server["mean"][:0], own[:0])
+        )  # no step was made
         mean = class_means(z, y, torch.zeros_like(server["mean"]), least=1)
         labels = own if self.weights == "counts" else torch.arange(len(mean), device=y.device)
-        counts = torch.bincount(labels, minlength=len(mean)) * (torch.bincount(y, minlength=len(mean)) > 0)
+        counts = torch.bincount(labels, minlength=len(mean)) * (
+            torch.bincount(y, minlength=len(mean)) > 0
+        )
         return {"mean": mean, "counts": counts}
 
     def finish(self, server, client, start, end):
@@ -99,7 +111,10 @@ class FedProto(LocalOnly):
         counts = uploads.values["counts"] * present if self.weights == "counts" else present
         shares = counts / counts.sum(0).clamp(min=1)
         mean, seen = (shares[:, :, None] * uploads.values["mean"]).sum(0), present.any(0)
-        return {"mean": torch.where(seen[:, None], mean, server["mean"]), "seen": seen | server["seen"]}, clients
+        return {
+            "mean": torch.where(seen[:, None], mean, server["mean"]),
+            "seen": seen | server["seen"],
+        }, clients
 
     def evaluated(self, server, client, params):
         """Return the model beside the prototypes that it is judged by."""
@@ -107,7 +122,9 @@ class FedProto(LocalOnly):
         return {"model": params, "mean": server["mean"], "seen": seen}
 
     def predict(self, net, params, batch):
-        """Return the nearness to each prototype; a class without one is farther than all that have one."""
+        """Return the nearness to each prototype; a class without one is farther than all that have
+        one.
+        """
         logits, z = net.features(params["model"], batch.x)
         if self.judge == "head":
             return logits

@@ -10,9 +10,11 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedProx (Li et al., MLSys 2020, arXiv:1812.06127): each client minimises CE(w) + mu/2 |w - received w|^2.
+    """FedProx (Li et al., MLSys 2020, arXiv:1812.06127): each client minimises CE(w) + mu/2 |w -
+    received w|^2.
 
-    mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg. No stragglers.
+    mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg. No
+    stragglers.
     """
 
     mu: Annotated[float, AtLeast(0)] = 0.01

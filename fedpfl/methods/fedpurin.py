@@ -16,16 +16,20 @@ from fedpfl.methods.shared.method import Phase
 class FedPURIN(FedCAC):
     """FedPURIN (Xie, He and Shi 2025, arXiv:2510.16065): FedCAC with sparse uploads theta_i m_i.
 
-    Means include the zeros: an entry that is critical for c of K clients shrinks to c / K of their mean for everybody
-    else, and to zero if it is for nobody. What comes down is sparse too: the reply's entries that are not zero.
-    Defaults of the paper's main table (beta for FMNIST and CIFAR10).
-    The authors' code keeps gradients in half precision, which enlarges the cut-off and what it saves; here float32.
+    Means include the zeros: an entry that is critical for c of K clients shrinks to c / K of their
+    mean for everybody else, and to zero if it is for nobody. What comes down is sparse too: the
+    reply's entries that are not zero. Defaults of the paper's main table (beta for FMNIST and
+    CIFAR10). The authors' code keeps gradients in half precision, which enlarges the cut-off and
+    what it saves; here float32.
 
     tau, beta, cutoff: as FedCAC's; tau is above 0.
-    score: s = |g theta|, theta after training, g = the last minibatch's `gradient` or the `delta` theta - theta_start.
+    score: s = |g theta|, theta after training, g = the last minibatch's `gradient` or the `delta`
+    theta - theta_start.
     hessian: s = |-g theta + (g theta)^2 / 2|.
-    include_norm: score and share weights and biases of BatchNorm; otherwise they never leave the client.
-    judge: the model evaluated after training: `sparse` theta m (the authors' code, so their tables) or `dense` theta.
+    include_norm: score and share weights and biases of BatchNorm; otherwise they never leave the
+    client.
+    judge: the model evaluated after training: `sparse` theta m (the authors' code, so their tables)
+    or `dense` theta.
     """
 
     tau: Annotated[float, Above(0), AtMost(1)] = 0.5
@@ -39,12 +43,20 @@ class FedPURIN(FedCAC):
 
     def prepare(self, server, client):
         """Make room for a gradient."""
-        return {**client, "gradient": tree.full_like(client["own"], 0.0)} if self.score == "gradient" else client
+        return (
+            {**client, "gradient": tree.full_like(client["own"], 0.0)}
+            if self.score == "gradient"
+            else client
+        )
 
     def download(self, server, client):
-        """Return which entries of the reply are not zero, but for a lone client's critical ones, and where they are."""
+        """Return which entries of the reply are not zero, but for a lone client's critical ones,
+        and where they are.
+        """
         reply = tree.where(client["mask"], client["own"], server["model"])
-        return Masked(reply, tree.map(lambda leaf, kept: (leaf != 0) & ~kept, reply, self._alone(client)))
+        return Masked(
+            reply, tree.map(lambda leaf, kept: (leaf != 0) & ~kept, reply, self._alone(client))
+        )
 
     def phases(self, server, client, params, epochs):
         """Train everything; the last gradient matters, before the last step."""
@@ -58,7 +70,9 @@ class FedPURIN(FedCAC):
         """Return the loss's change if an entry were zero, to first or second order."""
         slope = client["gradient"] if self.score == "gradient" else tree.map(torch.sub, end, start)
         product = tree.map(torch.mul, slope, end)
-        return tree.map(lambda leaf: (leaf.square() / 2 - leaf if self.hessian else leaf).abs(), product)
+        return tree.map(
+            lambda leaf: (leaf.square() / 2 - leaf if self.hessian else leaf).abs(), product
+        )
 
     def finish(self, server, client, start, end):
         """Return the critical entries and where they are."""
@@ -67,11 +81,17 @@ class FedPURIN(FedCAC):
         return {"model": sent}, {**kept, "model": self._judged(end, upload["mask"])}
 
     def evaluated(self, server, client, params):
-        """Return the trained model, or what is critical of it; before training all scores are zero and all stays."""
+        """Return the trained model, or what is critical of it; before training all scores are zero
+        and all stays.
+        """
         if self.judge == "dense":
             return params
         return self._judged(params, self._critical(client, self._begin(server, client), params))
 
     def _judged(self, params, mask):
         """Return the model that `judge` says, with zeros where a shared tensor is not critical."""
-        return params if self.judge == "dense" else {**params, **tree.masked(tree.named(params, mask), mask)}
+        return (
+            params
+            if self.judge == "dense"
+            else {**params, **tree.masked(tree.named(params, mask), mask)}
+        )

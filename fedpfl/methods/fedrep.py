@@ -10,10 +10,12 @@ from fedpfl.methods.shared.method import Phase
 
 @dataclass(frozen=True)
 class FedRep(ByName):
-    """FedRep: the personal head is trained first, then the shared body under it (Collins et al., ICML 2021).
+    """FedRep: the personal head is trained first, then the shared body under it (Collins et al.,
+    ICML 2021).
 
-    body_epochs: E_b, the last of the local epochs. head_epochs: E_h; None: the epochs that are left (FL-bench: 4 + 1).
-    In the head phase the body's BatchNorm layers use their statistics and do not move them.
+    body_epochs: E_b, the last of the local epochs. head_epochs: E_h; None: the epochs that are left
+    (FL-bench: 4 + 1). In the head phase the body's BatchNorm layers use their statistics and do not
+    move them.
     """
 
     body_epochs: Annotated[int, AtLeast(0)] = 1

@@ -19,13 +19,14 @@ ABSENT = -1e9  # the log of no samples; infinity times the weight of a padded sa
 class FedRoD(Method):
     """FedRoD (Chen and Chao, ICLR 2022, arXiv:2107.00778), with a linear personal head.
 
-    Body and generic head g follow the balanced softmax loss CE(g(z) + log n_i^gamma, y), n_i being the client's class
-    counts; the personal head q_i follows CE(g(z) + q_i(z), y), in which z and g(z) are given. Both on the same batch,
-    from one forward pass. Body and g are averaged; q_i never leaves. A client is evaluated by g(z) + q_i(z).
+    Body and generic head g follow the balanced softmax loss CE(g(z) + log n_i^gamma, y), n_i being
+    the client's class counts; the personal head q_i follows CE(g(z) + q_i(z), y), in which z and
+    g(z) are given. Both on the same batch, from one forward pass. Body and g are averaged; q_i
+    never leaves. A client is evaluated by g(z) + q_i(z).
 
-    gamma: 0 is FedAvg (for body and g), 1 the paper's.
-    q_i starts as a copy of the initial g, as in the public codes; a client that never trained is evaluated by g alone.
-    The paper's variant that generates q_i from class counts by a hypernetwork is not here.
+    gamma: 0 is FedAvg (for body and g), 1 the paper's. q_i starts as a copy of the initial g, as in
+    the public codes; a client that never trained is evaluated by g alone. The paper's variant that
+    generates q_i from class counts by a hypernetwork is not here.
     """
 
     gamma: Annotated[float, AtLeast(0)] = 1.0
@@ -57,7 +58,10 @@ class FedRoD(Method):
 
     def evaluated(self, server, client, params):
         """Return both heads; until it is trained, the personal one counts as zero."""
-        return {"w": params["w"], "q": tree.map(lambda q: torch.where(client["trained"], q, 0.0), params["q"])}
+        return {
+            "w": params["w"],
+            "q": tree.map(lambda q: torch.where(client["trained"], q, 0.0), params["q"]),
+        }
 
     def predict(self, net, params, batch):
         """Add both heads' logits."""

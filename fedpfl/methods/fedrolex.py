@@ -16,9 +16,11 @@ from fedpfl.methods.shared.neurons import Rounding
 class FedRolex(HeteroFL):
     """FedRolex (Alam et al., NeurIPS 2022, arXiv:2212.01548).
 
-    HeteroFL, but in round t = 0, 1, ... a client of width r trains the neurons {(t + q) mod M : q = 0, ..., floor(r M)
-    - 1} of the M of each hidden layer, the same t for everyone; means are by samples. The authors' code rolls the
-    window backwards, rounds up and weights clients equally; which way it rolls makes no difference in distribution.
+    HeteroFL, but in round t = 0, 1, ... a client of width r trains the neurons {(t + q) mod M : q =
+    0, ..., floor(r M)
+    - 1} of the M of each hidden layer, the same t for everyone; means are by samples. The authors'
+    code rolls the window backwards, rounds up and weights clients equally; which way it rolls makes
+    no difference in distribution.
     """
 
     rounding: Rounding = "floor"

@@ -9,19 +9,20 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class FedSALoRA(ByName):
-    """FedSA-LoRA (Guo et al., ICLR 2025, arXiv:2410.01463): y = W0 x + (alpha / r) B_i A x with `adapter=lora`.
+    """FedSA-LoRA (Guo et al., ICLR 2025, arXiv:2410.01463): y = W0 x + (alpha / r) B_i A x with
+    `adapter=lora`.
 
-    A client trains A, B_i and the head together, and sends A up, which is averaged with sample weights; B_i never
-    leaves it. At first A is the same for all and B_i is zero, so a client that was never sampled has the network
-    without an addition.
+    A client trains A, B_i and the head together, and sends A up, which is averaged with sample
+    weights; B_i never leaves it. At first A is the same for all and B_i is zero, so a client that
+    was never sampled has the network without an addition.
 
-    head: `personal`, as in the authors' GLUE configuration, or `averaged`, which compares with FFA-LoRA and FedAvg; the
-        paper's description names B alone.
+    head: `personal`, as in the authors' GLUE configuration, or `averaged`, which compares with
+        FFA-LoRA and FedAvg; the paper's description names B alone.
 
-    In the authors' published configuration (as read, not run) all clients share one model object, whose B and head the
-    server's values never overwrite: each begins with those that the last one trained, and all are judged by the same.
-    That is not offered. Their uploads are weighted alike, here by samples. Their rsLoRA is `adapter.alpha` times the
-    root of `adapter.rank`.
+    In the authors' published configuration (as read, not run) all clients share one model object,
+    whose B and head the server's values never overwrite: each begins with those that the last one
+    trained, and all are judged by the same. That is not offered. Their uploads are weighted alike,
+    here by samples. Their rsLoRA is `adapter.alpha` times the root of `adapter.rank`.
     """
 
     head: Literal["personal", "averaged"] = "personal"

@@ -9,7 +9,8 @@ from fedpfl.methods.fedadam import FedAdam
 class FedYogi(FedAdam):
     """FedYogi (Reddi et al., ICLR 2021, arXiv:2003.00295): FedAdam, Algorithm 2, but for v.
 
-    v <- v - (1 - beta2) D^2 sign(v - D^2) changes by D^2 whatever v is, so v forgets a large change less quickly.
+    v <- v - (1 - beta2) D^2 sign(v - D^2) changes by D^2 whatever v is, so v forgets a large change
+    less quickly.
     """
 
     def _second(self, v, square):

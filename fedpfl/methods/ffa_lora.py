@@ -11,14 +11,17 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class FFALoRA(Method):
-    """FFA-LoRA (Sun et al., ICLR 2024, arXiv:2403.12313): y = W0 x + (alpha / r) B A0 x with `adapter=lora`.
+    """FFA-LoRA (Sun et al., ICLR 2024, arXiv:2403.12313): y = W0 x + (alpha / r) B A0 x with
+    `adapter=lora`.
 
-    A0 is what A was drawn as, the same for all, who have it from the beginning. Clients train B, and the server
-    averages: sum a_i (B_i A0) = (sum a_i B_i) A0, so the average of the adapted weights is exact, which it is not where
-    both factors are averaged. One model for all; `eval.finetune_epochs` moves what training does.
+    A0 is what A was drawn as, the same for all, who have it from the beginning. Clients train B,
+    and the server
+    averages: sum a_i (B_i A0) = (sum a_i B_i) A0, so the average of the adapted weights is exact,
+    which it is not where both factors are averaged. One model for all; `eval.finetune_epochs` moves
+    what training does.
 
-    head: `averaged`, as in FedSA-LoRA's comparison, or `frozen` as it began. What the paper does with it could not be
-        checked.
+    head: `averaged`, as in FedSA-LoRA's comparison, or `frozen` as it began. What the paper does
+        with it could not be checked.
     """
 
     head: Literal["averaged", "frozen"] = "averaged"

@@ -18,13 +18,16 @@ from fedpfl.methods.shared.submodel import Submodel
 class FjORD(Submodel):
     """FjORD (Horvath et al., NeurIPS 2021, arXiv:2102.13451).
 
-    ordered: True: the original, in which each step trains a width drawn uniformly from those of `widths` that the
-        device can hold. False: the version that FedSPU compares with, in which a client always trains its own width.
-    distill: weight a of distillation in the ordered version, 0 is off: a step minimises the cross-entropy of the
-        client's widest model plus (1 - a) times that of the drawn one plus a times KL(widest || drawn), the widest not
-        differentiated as a teacher (temperature 1).
-    Clients are evaluated with the model of their own width from their last training, before that with the initial
-    model's. With momentum, entries that a narrow step leaves out coast on.
+    ordered: True: the original, in which each step trains a width drawn uniformly from those of
+    `widths` that the
+        device can hold. False: the version that FedSPU compares with, in which a client always
+        trains its own width.
+    distill: weight a of distillation in the ordered version, 0 is off: a step minimises the
+        cross-entropy of the client's widest model plus (1 - a) times that of the drawn one plus a
+        times KL(widest || drawn), the widest not differentiated as a teacher (temperature 1).
+        Clients are evaluated with the model of their own width from their last training, before
+        that with the initial model's. With momentum, entries that a narrow step leaves out coast
+        on.
     """
 
     ordered: bool = False
@@ -43,7 +46,9 @@ class FjORD(Submodel):
         """Give the ordered version its list of widths to draw from."""
         server, client = super().init(params, parts)
         if self.ordered:
-            server["widths"] = torch.tensor(sorted(self.widths), dtype=torch.float64, device=client["width"].device)
+            server["widths"] = torch.tensor(
+                sorted(self.widths), dtype=torch.float64, device=client["width"].device
+            )
         return server, client
 
     def _active(self, server, client):
@@ -57,10 +62,14 @@ class FjORD(Submodel):
         held = (widths <= client["width"] + neurons.SLACK).sum()
         drawn = widths.gather(0, (batch.random[0] * held).long().minimum(held - 1))[0]
         active = neurons.prefix(server["plan"], drawn, self.rounding)
-        narrow = self.predict(net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch)
+        narrow = self.predict(
+            net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch
+        )
         loss = batch.cross_entropy(narrow)
         if not self.distill:
             return loss
         wide = self.predict(net, params, batch)
         apart = F.kl_div(narrow.log_softmax(1), wide.detach().softmax(1), reduction="none").sum(1)
-        return batch.cross_entropy(wide) + (1 - self.distill) * loss + self.distill * batch.mean(apart)
+        return (
+            batch.cross_entropy(wide) + (1 - self.distill) * loss + self.distill * batch.mean(apart)
+        )

@@ -21,24 +21,27 @@ from fedpfl.methods.shared.submodel import Assign, Cut
 class FlexFL(Cut):
     """FlexFL (Chen et al., IEEE TCAD 2024, arXiv:2407.12729).
 
-    Each round the server draws a level for each client, and sends the first neurons of each hidden layer that belong to
-    it; a device that cannot hold so many cuts what it receives down to the largest level that it can. Means are by
-    samples and entry.
+    Each round the server draws a level for each client, and sends the first neurons of each hidden
+    layer that belong to it; a device that cannot hold so many cuts what it receives down to the
+    largest level that it can. Means are by samples and entry.
 
-    levels: shares q of the network's scalars, ascending. A level has the share clip(100 s_l / gamma, 0.01, 1) of the
-        neurons in group l, with the smallest whole gamma that makes it q within `tolerance`, or else with the gamma
-        that comes nearest; q = 1 is everything.
-        s_l = 1 - APoZ_l log P_l / log max P, where P_l counts the scalars of the group's layers.
-    apoz: APoZ_l, the average share of zeros behind the ReLU of each group, from input to output; empty: 0 for all,
-        hence equal shares, which takes no data. The authors measure it on test data, which would be a leak.
-    devices: how many can hold no more than each level (weak, medium, strong); assign: `blocks`, in order, or `random`.
-    gamma, temperature: weight and T of self-distillation: a client at level k = 0, 1, ... adds gamma / k times the sum
-        over the lower levels j < k of T^2 KL(f_j || f_k) at temperature T, averaged over classes too as in the authors'
-        code. f_j is the level's part of the model as it is being trained, a teacher without gradient.
-    Teachers leave the statistics of BatchNorm alone. Clients are evaluated with the network that they trained last,
-    before that with the part of the initial model that their device can hold. Two things of the authors' are not here:
-    the two levels between the three, which devices may cut down to but no one is sent, and the fluctuation of what a
-    device can hold.
+    levels: shares q of the network's scalars, ascending. A level has the share clip(100 s_l /
+        gamma, 0.01, 1) of the neurons in group l, with the smallest whole gamma that makes it q
+        within `tolerance`, or else with the gamma that comes nearest; q = 1 is everything. s_l = 1
+        - APoZ_l log P_l / log max P, where P_l counts the scalars of the group's layers.
+    apoz: APoZ_l, the average share of zeros behind the ReLU of each group, from input to output;
+        empty: 0 for all, hence equal shares, which takes no data. The authors measure it on test
+        data, which would be a leak.
+    devices: how many can hold no more than each level (weak, medium, strong); assign: `blocks`, in
+    order, or `random`.
+    gamma, temperature: weight and T of self-distillation: a client at level k = 0, 1, ... adds
+        gamma / k times the sum over the lower levels j < k of T^2 KL(f_j || f_k) at temperature T,
+        averaged over classes too as in the authors' code. f_j is the level's part of the model as
+        it is being trained, a teacher without gradient. Teachers leave the statistics of BatchNorm
+        alone. Clients are evaluated with the network that they trained last, before that with the
+        part of the initial model that their device can hold. Two things of the authors' are not
+        here: the two levels between the three, which devices may cut down to but no one is sent,
+        and the fluctuation of what a device can hold.
     """
 
     levels: tuple[Annotated[float, Above(0), AtMost(1)], ...] = (0.25, 0.5, 1.0)
@@ -60,11 +63,16 @@ class FlexFL(Cut):
         self.check(sum(self.devices) > 0, "devices", "0 or more, and not all 0")
 
     def init(self, params, parts):
-        """Add each level's neurons at the server, what the client's device can hold, and the level of its model."""
+        """Add each level's neurons at the server, what the client's device can hold, and the level
+        of its model.
+        """
         server, client = super().init(params, parts)
         plan, wiring = server["plan"], parts.wiring
         worth = levels.worth(params, wiring, self.apoz)
-        counts = [levels.counts(params, wiring, level, worth, self.tolerance, self.rounding) for level in self.levels]
+        counts = [
+            levels.counts(params, wiring, level, worth, self.tolerance, self.rounding)
+            for level in self.levels
+        ]
         active = [neurons.first(plan, count.to(plan["group"].device)) for count in counts]
         most = torch.full_like(plan["group"][0], len(self.levels) - 1)
         return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
@@ -89,7 +97,9 @@ class FlexFL(Cut):
 
     def prepare(self, server, client):
         """Settle on the level that is sent, or the largest that the device can hold."""
-        return super().prepare(server, {**client, "level": torch.minimum(client["sent"], client["device"])})
+        return super().prepare(
+            server, {**client, "level": torch.minimum(client["sent"], client["device"])}
+        )
 
     def download(self, server, client):
         """Send all entries of the level that was drawn."""
@@ -111,7 +121,9 @@ class FlexFL(Cut):
         for lower in range(len(self.levels) - 1):
             inside = neurons.entries(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
-                teacher = (net.aside(tree.masked(params, inside), batch.x) / self.temperature).softmax(1)
+                teacher = (
+                    net.aside(tree.masked(params, inside), batch.x) / self.temperature
+                ).softmax(1)
             apart = F.kl_div(student, teacher, reduction="none").mean(1)
             share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
             loss = loss + share * self.temperature**2 * batch.sum(apart) / batch.samples.sum()

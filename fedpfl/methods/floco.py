@@ -17,17 +17,20 @@ from fedpfl.methods.shared.simplex import at, centres, endpoint, onto_simplex
 class Floco(Method):
     """FLOCO (Grinwald, Wiesner and Nakajima, NeurIPS 2024, arXiv:2403.03333).
 
-    The classifier's weight is W(alpha) = sum_j alpha_j V_j of endpoints V_j, alpha in the simplex; body and bias are
-    common. Every training step draws alpha: uniformly, until after `tau` rounds all clients train once for nothing but
-    the directions their endpoints take. The first principal components of these, projected on the simplex, are the
-    clients' centres beta_i, and from then on alpha = beta_i + r u, r uniform in [0, rho), |u|_1 = 1. Clients are
-    evaluated at beta_i, before the projection at the simplex' centre.
+    The classifier's weight is W(alpha) = sum_j alpha_j V_j of endpoints V_j, alpha in the simplex;
+    body and bias are
+    common. Every training step draws alpha: uniformly, until after `tau` rounds all clients train
+    once for nothing but the directions their endpoints take. The first principal components of
+    these, projected on the simplex, are the clients' centres beta_i, and from then on alpha =
+    beta_i + r u, r uniform in [0, rho), |u|_1 = 1. Clients are evaluated at beta_i, before the
+    projection at the simplex' centre.
 
-    endpoints: M; with one it is FedAvg. tau: as FedOBP's experiments have it; the authors take half of the rounds.
-    rho: radius of a client's region. stay_inside: alpha is projected back on the simplex, which beta_i + r u may leave.
-    V_1 is the network's own head, where the official code redraws it too; the others are Xavier normal, as there.
-    Fewer clients than endpoints leave the missing components zero. Signs of components: the loading of largest
-    magnitude is positive.
+    endpoints: M; with one it is FedAvg. tau: as FedOBP's experiments have it; the authors take half
+    of the rounds.
+    rho: radius of a client's region. stay_inside: alpha is projected back on the simplex, which
+    beta_i + r u may leave. V_1 is the network's own head, where the official code redraws it too;
+    the others are Xavier normal, as there. Fewer clients than endpoints leave the missing
+    components zero. Signs of components: the loading of largest magnitude is positive.
     """
 
     endpoints: Annotated[int, AtLeast(1)] = 10
@@ -44,9 +47,14 @@ class Floco(Method):
         """Put the endpoints under the name of the weight they replace, and beta at the centre."""
         name = parts.head_weight
         weight = params[name]
-        ends = [weight] + [endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)]
+        ends = [weight] + [
+            endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)
+        ]
         server = {"shared": tree.without(params, [name]), "endpoints": {name: torch.stack(ends)}}
-        return server, {"beta": weight.new_full((self.endpoints,), 1 / self.endpoints), "projected": flag(params)}
+        return server, {
+            "beta": weight.new_full((self.endpoints,), 1 / self.endpoints),
+            "projected": flag(params),
+        }
 
     def turns(self, played, cohort, clients, generator):
         """Survey all clients once, before the round after `tau`; a single endpoint has no regions."""
@@ -58,7 +66,9 @@ class Floco(Method):
         """Give every client its centre; nothing else changes."""
         points = torch.cat([leaf.flatten(1) for leaf in uploads["endpoints"].values()], 1).double()
         if not points.isfinite().all():
-            raise FedpflError("training diverged: FLOCO's projection got numbers that are not finite; lower local.lr")
+            raise FedpflError(
+                "training diverged: FLOCO's projection got numbers that are not finite; lower local.lr"
+            )
         beta = centres(points, self.endpoints).to(clients["beta"])
         return server, {**clients, "beta": beta, "projected": torch.ones_like(clients["projected"])}
 

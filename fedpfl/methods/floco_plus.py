@@ -14,11 +14,12 @@ from fedpfl.methods.shared.simplex import at
 class FlocoPlus(Floco):
     """FLOCO+ (Grinwald, Wiesner and Nakajima, NeurIPS 2024, arXiv:2403.03333).
 
-    A client trains a private copy v of body and endpoints on CE(v) + lam/2 |v - received|^2 beside FLOCO's, on the same
-    batches and alphas, and is evaluated by v at its centre beta_i.
+    A client trains a private copy v of body and endpoints on CE(v) + lam/2 |v - received|^2 beside
+    FLOCO's, on the same batches and alphas, and is evaluated by v at its centre beta_i.
 
     pers_epochs: epochs of the private copy; None: as many as the common one's.
-    lam: pull towards the common one (the official code scales the private model by it, not the difference).
+    lam: pull towards the common one (the official code scales the private model by it, not the
+    difference).
     cold_start: the private copy of a client that was never sampled: `initial`, or the `global` one.
     """
 
@@ -57,7 +58,9 @@ class FlocoPlus(Floco):
 
     def _personal_loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(at(params["v"], self._point(batch, client)), batch.x, "v"))
-        return loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
+        return (
+            loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
+        )
 
     def finish(self, server, client, start, end):
         """Send the common simplex up, keep the private one."""

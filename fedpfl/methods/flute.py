@@ -1,4 +1,6 @@
-"""FLUTE: personal heads, which the server and a regulariser push towards an even spread of the client's classes."""
+"""FLUTE: personal heads, which the server and a regulariser push towards an even spread of the
+client's classes.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -18,16 +20,18 @@ from fedpfl.methods.shared.method import Phase
 class FLUTE(ByName):
     """FLUTE (Liu, Shen and Yang, ICML 2024, arXiv:2406.04596), its version for deep networks.
 
-    NC(W, u) = | W W^T / |W W^T|  -  (C - 1)^-1/2 (I - 1 1^T / C) u u^T |, Frobenius norms, the last product element by
-    element; u marks the client's classes. A client trains its head on CE + l1 NC + l2 |W|^2, then everything on that
-    + l3 |Z|^2, Z being the batch's features (summed over the batch). Bodies are averaged; on the uploaded heads the
-    server makes one gradient step of length server_lr on their mean NC and gives each back to its client.
+    NC(W, u) = | W W^T / |W W^T|  -  (C - 1)^-1/2 (I - 1 1^T / C) u u^T |, Frobenius norms, the last
+    product element by element; u marks the client's classes. A client trains its head on CE + l1 NC
+    + l2 |W|^2, then everything on that + l3 |Z|^2, Z being the batch's features (summed over the
+    batch). Bodies are averaged; on the uploaded heads the server makes one gradient step of length
+    server_lr on their mean NC and gives each back to its client.
 
-    rep_epochs: the last of the local epochs, which train everything. l1, l2, l3: of the official code, which was run
-        with batches of 10 and 64 or 128 features; l3 is stronger with more of both.
-    variant: `as_published`: FL-bench's, and so FedOBP's tables': features are detached, so the body stays at its
-        initial values for ever.
-    A client that was never sampled has the initial head. In the head phase the body's BatchNorm statistics stay.
+    rep_epochs: the last of the local epochs, which train everything. l1, l2, l3: of the official
+        code, which was run with batches of 10 and 64 or 128 features; l3 is stronger with more of
+        both.
+    variant: `as_published`: FL-bench's, and so FedOBP's tables': features are detached, so the body
+        stays at its initial values for ever. A client that was never sampled has the initial head.
+        In the head phase the body's BatchNorm statistics stay.
     """
 
     l1: Annotated[float, AtLeast(0)] = 0.25
@@ -64,7 +68,9 @@ class FLUTE(ByName):
         return loss + self.l3 * batch.sum(z.square().sum(1)) if self.l3 else loss
 
     def _head_loss(self, server, client, net, params, batch):
-        return super()._head_loss(server, client, net, params, batch) + self._regularisers(params, client)
+        return super()._head_loss(server, client, net, params, batch) + self._regularisers(
+            params, client
+        )
 
     def _regularisers(self, params, client):
         weight = _weight(tree.named(params, client["head"]))
@@ -91,7 +97,9 @@ class FLUTE(ByName):
 
 
 def collapse(weight: Tensor, present: Tensor) -> Tensor:
-    """Return NC(W, u) of a head's weight `[classes, features]` and its client's classes `[classes]`, bool."""
+    """Return NC(W, u) of a head's weight `[classes, features]` and its client's classes
+    `[classes]`, bool.
+    """
     classes = len(weight)
     with torch.autocast(weight.device.type, enabled=False):
         gram = weight @ weight.T

@@ -1,4 +1,6 @@
-"""GPFL: a valve turns each sample's features into global ones, led by class embeddings, and into personal ones."""
+"""GPFL: a valve turns each sample's features into global ones, led by class embeddings, and into
+personal ones.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,19 +22,21 @@ LEAST = torch.finfo(torch.float32).tiny  # below a root, whose slope at 0 is inf
 class GPFL(Method):
     """GPFL (Zhang et al., ICCV 2023, arXiv:2308.10279).
 
-    Server: body f, class embeddings E [classes, features], and a conditional valve V. V(z; u) = ReLU(z (gamma + 1) +
-    beta), gamma and beta being LayerNorm(ReLU(A u + c)) of a condition u, each with A and c of its own. Conditions are
-    the mean g of the received E, and p_i, its mean by the frequencies of the client's labels; they and the received E
-    are constants in training. A client trains all, and its own head h_i, on z_G = V(f(x); g) and z_P = V(f(x); p_i):
-    CE(h_i(z_P), y) + CE(cos(z_G, E), y) + lam * distance of z_G to the received E_y + mu/2 |(E, V)|^2.
-    f, E and V are averaged by samples, h_i stays; a client is judged by h_i(z_P).
+    Server: body f, class embeddings E [classes, features], and a conditional valve V. V(z; u) =
+    ReLU(z (gamma + 1) + beta), gamma and beta being LayerNorm(ReLU(A u + c)) of a condition u, each
+    with A and c of its own. Conditions are the mean g of the received E, and p_i, its mean by the
+    frequencies of the client's labels; they and the received E are constants in training. A client
+    trains all, and its own head h_i, on z_G = V(f(x); g) and z_P = V(f(x); p_i): CE(h_i(z_P), y) +
+    CE(cos(z_G, E), y) + lam * distance of z_G to the received E_y + mu/2 |(E, V)|^2. f, E and V are
+    averaged by samples, h_i stays; a client is judged by h_i(z_P).
 
-    lam, mu: the paper's for CNNs; PFLlib's defaults are 1 and 0, with which the distance outweighs the rest. mu is the
-        code's weight decay of E and V, written as a term of the loss.
-    guidance: `frobenius`, the norm of the whole batch of differences (the code; it grows with the root of the batch
-        size, 10 there), or `mean`, that of the samples' norms (the paper).
-    The codes work p_i and g out from the E that a client had before it received the new one: from its own trained E, or
-    an older global one, and zeros in the first round; they leave a partial last batch out of the frequencies.
+    lam, mu: the paper's for CNNs; PFLlib's defaults are 1 and 0, with which the distance outweighs
+        the rest. mu is the code's weight decay of E and V, written as a term of the loss.
+    guidance: `frobenius`, the norm of the whole batch of differences (the code; it grows with the
+        root of the batch size, 10 there), or `mean`, that of the samples' norms (the paper). The
+        codes work p_i and g out from the E that a client had before it received the new one: from
+        its own trained E, or an older global one, and zeros in the first round; they leave a
+        partial last batch out of the frequencies.
     """
 
     lam: Annotated[float, AtLeast(0)] = 0.01
@@ -47,7 +51,9 @@ class GPFL(Method):
         server = {
             "body": tree.named(params, parts.body),
             "embeddings": torch.randn(classes, width, generator=generator).to(weight),
-            "valve": {part: tree.to(_layer(width, generator), weight.device) for part in ("gamma", "beta")},
+            "valve": {
+                part: tree.to(_layer(width, generator), weight.device) for part in ("gamma", "beta")
+            },
         }
         return server, {"head": head, "frequencies": weight.new_full((classes,), 1 / classes)}
 
@@ -77,7 +83,9 @@ class GPFL(Method):
             distance = batch.sum(apart).clamp(min=LEAST).sqrt()
         else:
             distance = batch.mean(apart.clamp(min=LEAST).sqrt())
-        decayed = sum(leaf.square().sum() for leaf in tree.leaves(tree.named(params, ("embeddings", "valve"))))
+        decayed = sum(
+            leaf.square().sum() for leaf in tree.leaves(tree.named(params, ("embeddings", "valve")))
+        )
         told = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
         return told + self.lam * distance + self.mu / 2 * decayed
 
@@ -103,7 +111,8 @@ class GPFL(Method):
 
 def _layer(width: int, generator: Generator) -> Tree:
     weight, bias = (
-        (2 * torch.rand(shape, generator=generator) - 1) / width**0.5 for shape in ((width, width), (width,))
+        (2 * torch.rand(shape, generator=generator) - 1) / width**0.5
+        for shape in ((width, width), (width,))
     )
     return {"weight": weight, "bias": bias, "scale": torch.ones(width), "shift": torch.zeros(width)}
 
@@ -111,6 +120,11 @@ def _layer(width: int, generator: Generator) -> Tree:
 def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
     """Return V(z; condition) `[batch, features]`."""
     # Not by F.linear: in bf16, on a CPU, products of one row are not the same bit for bit again.
-    maps = [(own, (own["weight"] * condition[None]).sum(1) + own["bias"]) for own in (valve["gamma"], valve["beta"])]
-    gamma, beta = (F.layer_norm(out.relu()[None], out.shape, own["scale"], own["shift"]) for own, out in maps)
+    maps = [
+        (own, (own["weight"] * condition[None]).sum(1) + own["bias"])
+        for own in (valve["gamma"], valve["beta"])
+    ]
+    gamma, beta = (
+        F.layer_norm(out.relu()[None], out.shape, own["scale"], own["shift"]) for own, out in maps
+    )
     return torch.relu(z * (gamma + 1) + beta)

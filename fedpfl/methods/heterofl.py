@@ -21,21 +21,25 @@ RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)  # a, b, c, d, e of the paper
 class HeteroFL(Submodel):
     """HeteroFL (Diao, Ding and Tarokh, ICLR 2021, arXiv:2010.01264).
 
-    A client of width r trains the first ceil(r M) of the M neurons of each hidden layer; the server averages each entry
-    over the clients that trained it.
+    A client of width r trains the first ceil(r M) of the M neurons of each hidden layer; the server
+    averages each entry over the clients that trained it.
 
-    scaler: what a convolution with hidden outputs gives is divided by r in training (not in evaluation), before
-        normalisation: here its weight and bias are. Under BatchNorm, as in the paper's networks, this amounts to a
-        smaller eps. Without normalisation a narrow network is then evaluated otherwise than it was trained, which the
-        paper never does; hence off by default.
-    masked: logits of classes that the client's training data lack are 0 in its loss and in every evaluation, and its
-        rows of the head for these classes are not averaged. The server is told the classes, a bit each.
+    scaler: what a convolution with hidden outputs gives is divided by r in training (not in
+    evaluation), before
+        normalisation: here its weight and bias are. Under BatchNorm, as in the paper's networks,
+        this amounts to a smaller eps. Without normalisation a narrow network is then evaluated
+        otherwise than it was trained, which the paper never does; hence off by default.
+    masked: logits of classes that the client's training data lack are 0 in its loss and in every
+        evaluation, and its rows of the head for these classes are not averaged. The server is told
+        the classes, a bit each.
     weighting: how clients count in the means: all equally (the paper) or by samples.
-    dynamic: widths are drawn anew for each client and round, from `widths` uniformly (repeat one to make it likelier).
-    Static BatchNorm: training uses statistics of the batch. In evaluation, the client's own running ones of its neurons
-    take their place, collected without the scaler, as evaluation is; the paper passes all clients' data through the
-    global model, but only to evaluate that model alone. The paper clips gradients: `local.clip=1`.
-    Clients are evaluated with what they trained last, before that with the initial model's part for their width.
+    dynamic: widths are drawn anew for each client and round, from `widths` uniformly (repeat one to
+    make it likelier).
+    Static BatchNorm: training uses statistics of the batch. In evaluation, the client's own running
+    ones of its neurons take their place, collected without the scaler, as evaluation is; the paper
+    passes all clients' data through the global model, but only to evaluate that model alone. The
+    paper clips gradients: `local.clip=1`. Clients are evaluated with what they trained last, before
+    that with the initial model's part for their width.
     """
 
     widths: Widths = RATES
@@ -48,7 +52,9 @@ class HeteroFL(Submodel):
     server_sees = "each upload"
 
     def init(self, params, parts):
-        """Add the names of scaled entries and of those with a row per class, and the client's classes."""
+        """Add the names of scaled entries and of those with a row per class, and the client's
+        classes.
+        """
         server, client = super().init(params, parts)
         own = torch.ones_like(server["plan"]["group"][0])
         axes = parts.wiring.axes
@@ -56,9 +62,14 @@ class HeteroFL(Submodel):
             name
             for layer in parts.layers
             for name in layer
-            if params[layer[0]].dim() > 2 and axes[layer[0]][0] is not None and name not in parts.normalisation
+            if params[layer[0]].dim() > 2
+            and axes[layer[0]][0] is not None
+            and name not in parts.normalisation
         ]
-        server |= {"scaled": dict.fromkeys(convolutions, own), "classes": dict.fromkeys(parts.head, own)}
+        server |= {
+            "scaled": dict.fromkeys(convolutions, own),
+            "classes": dict.fromkeys(parts.head, own),
+        }
         if self.masked:
             head = params[parts.head_weight]
             client["labels"] = torch.ones(len(head), dtype=torch.bool, device=head.device)
@@ -73,7 +84,11 @@ class HeteroFL(Submodel):
 
     def before_training(self, server, client, net, shard):
         """Return the classes that the client has, if logits are masked."""
-        return {"labels": torch.bincount(shard.data.y, minlength=len(client["labels"])) > 0} if self.masked else {}
+        return (
+            {"labels": torch.bincount(shard.data.y, minlength=len(client["labels"])) > 0}
+            if self.masked
+            else {}
+        )
 
     def _active(self, server, client):
         return neurons.prefix(server["plan"], client["width"], self.rounding)
@@ -83,7 +98,8 @@ class HeteroFL(Submodel):
         if self.scaler:
             width = client["width"]
             scaled = {
-                name: leaf / width.to(leaf.dtype) if name in server["scaled"] else leaf for name, leaf in params.items()
+                name: leaf / width.to(leaf.dtype) if name in server["scaled"] else leaf
+                for name, leaf in params.items()
             }
             logits = net.aside(scaled, batch.x)
             if net.buffers.get("main"):
@@ -120,7 +136,11 @@ class HeteroFL(Submodel):
 
     def predict(self, net, params, batch):
         """Return masked logits, without the scaler."""
-        return self._masked(net(params["model"], batch.x), params) if self.masked else net(params, batch.x)
+        return (
+            self._masked(net(params["model"], batch.x), params)
+            if self.masked
+            else net(params, batch.x)
+        )
 
     def finetuning(self, params, parts, epochs):
         """Train the model, and leave the classes beside it alone."""

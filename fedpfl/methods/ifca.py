@@ -16,24 +16,28 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """IFCA (Ghosh et al., NeurIPS 2020, arXiv:2006.04088): iterative federated clustering, by model averaging.
+    """IFCA (Ghosh et al., NeurIPS 2020, arXiv:2006.04088): iterative federated clustering, by model
+    averaging.
 
-    The server holds k models th_1..th_k. A client of the cohort receives all, takes the one of least mean cross-entropy
-    on its training samples (s_i; of equals the first), trains it, and sends it up with s_i. The server sets th_j to the
-    mean over the clients with s_i = j, by samples; a model that nobody took stays. For evaluation every client takes a
-    model in the same way, by its training samples. With one cluster it is FedAvg.
+    The server holds k models th_1..th_k. A client of the cohort receives all, takes the one of
+    least mean cross-entropy on its training samples (s_i; of equals the first), trains it, and
+    sends it up with s_i. The server sets th_j to the mean over the clients with s_i = j, by
+    samples; a model that nobody took stays. For evaluation every client takes a model in the same
+    way, by its training samples. With one cluster it is FedAvg.
 
-    clusters: k. layers: how many, counted from the output, clusters have of their own; those below are averaged over
-        the whole cohort (the paper's weight sharing). None: all.
-    th_1 has the network's initial values. The other models begin with the same numbers, shuffled within each tensor:
-    what the initialiser would draw, whatever it is. The official CIFAR10 code redraws until each model attracts many
-    clients; without that one model may win all clients (the columns cluster_<j> have the shares).
+    clusters: k. layers: how many, counted from the output, clusters have of their own; those below
+        are averaged over the whole cohort (the paper's weight sharing). None: all. th_1 has the
+        network's initial values. The other models begin with the same numbers, shuffled within each
+        tensor: what the initialiser would draw, whatever it is. The official CIFAR10 code redraws
+        until each model attracts many clients; without that one model may win all clients (the
+        columns cluster_<j> have the shares).
 
-    The official code departs from the paper: for MNIST and CIFAR10 a test client's model is chosen by its TEST loss, on
-    CIFAR10 training clients choose by augmented images, and for FEMNIST the shared layers are pretrained and frozen.
-    Here losses are those of samples without augmentation. The variant for the theory, which averages gradients over
-    the whole cohort, is not offered. BatchNorm statistics belong to a model, as its parameters do, and are averaged
-    with it; losses are those of evaluation mode, and one that is not finite never is the least.
+    The official code departs from the paper: for MNIST and CIFAR10 a test client's model is chosen
+    by its TEST loss, on CIFAR10 training clients choose by augmented images, and for FEMNIST the
+    shared layers are pretrained and frozen. Here losses are those of samples without augmentation.
+    The variant for the theory, which averages gradients over the whole cohort, is not offered.
+    BatchNorm statistics belong to a model, as its parameters do, and are averaged with it; losses
+    are those of evaluation mode, and one that is not finite never is the least.
     """
 
     clusters: Annotated[int, AtLeast(1)] = 2
@@ -45,8 +49,12 @@ class IFCA(Method):
         """Shuffle the initial values for all models but the first."""
         names = params if self.layers is None else top(parts, self.layers)
         first, shared = tree.named(params, names), tree.without(params, names)
-        models = tree.stack([first, *(_shuffled(first, parts.seed, j) for j in range(1, self.clusters))])
-        statistics = tree.to(tree.repeat(parts.statistics, self.clusters), tree.leaves(params)[0].device)
+        models = tree.stack(
+            [first, *(_shuffled(first, parts.seed, j) for j in range(1, self.clusters))]
+        )
+        statistics = tree.to(
+            tree.repeat(parts.statistics, self.clusters), tree.leaves(params)[0].device
+        )
         return {"shared": shared, "models": models, "statistics": statistics}, {}
 
     def buffers(self):
@@ -60,11 +68,19 @@ class IFCA(Method):
             still = net.still({"main": tree.take(server["statistics"], j)})
             model = self._model(server, torch.tensor(j))
             with torch.no_grad():
-                sums = [batch.losses(still(model, batch.x)).double().sum() for batch in shard.data.chunks()]
+                sums = [
+                    batch.losses(still(model, batch.x)).double().sum()
+                    for batch in shard.data.chunks()
+                ]
             losses.append(float(sum(sums)))
-        chosen = min(range(self.clusters), key=lambda j: losses[j] if math.isfinite(losses[j]) else math.inf)
+        chosen = min(
+            range(self.clusters), key=lambda j: losses[j] if math.isfinite(losses[j]) else math.inf
+        )
         statistics = {"main": tree.take(server["statistics"], chosen)}
-        return {"cluster": torch.full((), chosen, device=shard.data.y.device), "statistics": statistics}
+        return {
+            "cluster": torch.full((), chosen, device=shard.data.y.device),
+            "statistics": statistics,
+        }
 
     def before_evaluation(self, server, client, net, shard):
         """Do the same."""
@@ -91,8 +107,16 @@ class IFCA(Method):
                 counts = tree.mixed(tree.take(uploads["statistics"], rows), share)
             models.append(own)
             statistics.append(counts)
-        shared = tree.mean(tree.named(uploads["model"], server["shared"]), weight) if server["shared"] else {}
-        return {"shared": shared, "models": tree.stack(models), "statistics": tree.stack(statistics)}, clients
+        shared = (
+            tree.mean(tree.named(uploads["model"], server["shared"]), weight)
+            if server["shared"]
+            else {}
+        )
+        return {
+            "shared": shared,
+            "models": tree.stack(models),
+            "statistics": tree.stack(statistics),
+        }, clients
 
     def metrics(self, server, client):
         """Return the share of the cohort in each cluster."""

@@ -1,4 +1,6 @@
-"""kNN-Per: FedAvg's model, whose predictions each client mixes with those of its own nearest training samples."""
+"""kNN-Per: FedAvg's model, whose predictions each client mixes with those of its own nearest
+training samples.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,19 +24,23 @@ LEAST = torch.finfo(torch.float32).tiny  # a probability whose logarithm is fini
 class KNNPer(Method):
     """kNN-Per (Marfoq, Neglia, Kameni and Vidal, ICML 2022, arXiv:2111.09360).
 
-    Training is FedAvg's. To be judged, a client lays by the features z_j (the head's inputs) and labels of its training
-    samples under the model. Of a sample with features z the k nearest vote, p_knn(c) = sum over those with y_j = c of
-    u_j / sum u_j with u_j = exp(-distance); it is taken for the largest of lam p_knn + (1 - lam) softmax(logits).
+    Training is FedAvg's. To be judged, a client lays by the features z_j (the head's inputs) and
+    labels of its training samples under the model. Of a sample with features z the k nearest vote,
+    p_knn(c) = sum over those with y_j = c of u_j / sum u_j with u_j = exp(-distance); it is taken
+    for the largest of lam p_knn + (1 - lam) softmax(logits).
 
-    k: neighbours; all, where a client has fewer. capacity: a random choice of so many samples is laid by; null: all.
-    lam: for all clients (FL-bench has 0.5); null: each takes from 0, 0.1, ..., 1 the one of most hits on its
-        validation samples, of these that of least cross-entropy, of these the least; so does who has no such samples.
-        The official code has none: its tables choose one lam (and capacity) by test accuracy, which is not offered.
-    distance: `squared`, |z - z_j|^2 / (scale * features) (the official code), or `euclidean`, |z - z_j| / scale (the
-        paper).
-    mix: `probabilities` (the paper), or p_knn with raw `logits`, which the official scripts mix by accident, and
-        FL-bench after them: neighbours then overturn small gaps only.
-    Fine-tuning moves the head alone, under which the features that were laid by hold.
+    k: neighbours; all, where a client has fewer. capacity: a random choice of so many samples is
+    laid by; null: all.
+    lam: for all clients (FL-bench has 0.5); null: each takes from 0, 0.1, ..., 1 the one of most
+        hits on its validation samples, of these that of least cross-entropy, of these the least; so
+        does who has no such samples.
+        The official code has none: its tables choose one lam (and capacity) by test accuracy, which
+        is not offered.
+    distance: `squared`, |z - z_j|^2 / (scale * features) (the official code), or `euclidean`, |z -
+        z_j| / scale (the paper).
+    mix: `probabilities` (the paper), or p_knn with raw `logits`, which the official scripts mix by
+        accident, and FL-bench after them: neighbours then overturn small gaps only. Fine-tuning
+        moves the head alone, under which the features that were laid by hold.
     """
 
     k: Annotated[int, AtLeast(1)] = 10
@@ -69,7 +75,10 @@ class KNNPer(Method):
         rows = shard.order("memory", 0)[: self.capacity].sort().values.to(shard.data.y.device)
         memory = {"z": shard.features(net, params)[rows], "y": shard.data.y[rows]}
         lam = self._tuned(net, params, memory, shard) if self.lam is None else self.lam
-        return {"memory": Ragged(memory), "lam": torch.tensor(lam, dtype=torch.float32, device=rows.device)}
+        return {
+            "memory": Ragged(memory),
+            "lam": torch.tensor(lam, dtype=torch.float32, device=rows.device),
+        }
 
     def _tuned(self, net: Bound, params: Tree, memory: Tree, shard: Shard) -> float:
         judged = torch.zeros(len(GRID), 2, dtype=torch.float64, device=shard.data.y.device)
@@ -98,18 +107,30 @@ class KNNPer(Method):
     def _votes(self, z: Tensor, memory: Tree, real: Tensor, classes: int) -> Tensor:
         """Return p_knn `[batch, classes]`, in float64, which no autocast rounds."""
         keys, z = memory["z"].double(), z.double()
-        apart = (z.square().sum(1, keepdim=True) - 2 * z @ keys.T + keys.square().sum(1)).clamp(min=0)
-        apart = apart / (self.scale * z.shape[1]) if self.distance == "squared" else apart.sqrt() / self.scale
+        apart = (z.square().sum(1, keepdim=True) - 2 * z @ keys.T + keys.square().sum(1)).clamp(
+            min=0
+        )
+        apart = (
+            apart / (self.scale * z.shape[1])
+            if self.distance == "squared"
+            else apart.sqrt() / self.scale
+        )
         far = torch.finfo(apart.dtype).max
         apart, rows = torch.where(real, apart, far).topk(min(self.k, len(keys)), largest=False)
         shares = (-apart).softmax(1)  # which sets the least distance to 0: no underflow
-        return torch.zeros_like(z[:, :1]).expand(-1, classes).scatter_add(1, memory["y"][rows], shares)
+        return (
+            torch.zeros_like(z[:, :1]).expand(-1, classes).scatter_add(1, memory["y"][rows], shares)
+        )
 
     def _mixed(self, logits: Tensor, votes: Tensor, lam: Tensor) -> Tensor:
         if self.mix == "logits":
             return (lam * votes + (1 - lam) * logits).float()
-        mixed = (lam * votes + (1 - lam) * logits.double().softmax(1)).clamp(min=LEAST).log().float()
-        return torch.where(lam > 0, mixed, logits)  # whose order a logarithm's rounding could change
+        mixed = (
+            (lam * votes + (1 - lam) * logits.double().softmax(1)).clamp(min=LEAST).log().float()
+        )
+        return torch.where(
+            lam > 0, mixed, logits
+        )  # whose order a logarithm's rounding could change
 
     def finetuning(self, params, parts, epochs):
         """Move the head alone, by the cross-entropy of the model alone."""

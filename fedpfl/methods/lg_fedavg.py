@@ -13,9 +13,8 @@ class LGFedAvg(ByName):
     """LG-FedAvg: local representations under a global top (Liang et al., arXiv:2001.01523).
 
     layers: how many are shared.
-    variant: `paper`: the top ones; `as_published`: the lowest ones (of one layer conv1), as in FL-bench, from which
-        FedOBP's tables were made.
-    BatchNorm statistics stay with the client.
+    variant: `paper`: the top ones; `as_published`: the lowest ones (of one layer conv1), as in
+        FL-bench, from which FedOBP's tables were made. BatchNorm statistics stay with the client.
     """
 
     layers: Annotated[int, AtLeast(0)] = 1

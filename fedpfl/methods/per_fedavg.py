@@ -15,22 +15,24 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948), with g(w; D) the gradient on D.
+    """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948), with g(w; D) the
+    gradient on D.
 
-    A step takes as many minibatches as it needs: u = w - inner_lr g(w; D), h = g(u; D') and w <- w - outer_lr d, where
-    `fo`: d = h,
-    `hf`: d = h - inner_lr (g(w + delta h; D'') - g(w - delta h; D'')) / (2 delta), a Hessian-vector product.
-    What is left of an epoch is skipped, so a client with fewer than 2 (`hf`: 3) minibatches does not train. All steps
-    are plain: local.lr and local.momentum have no part in them, nor has local.weight_decay, except in fine-tuning. The
-    mean is uniform. BatchNorm statistics move by D' at u alone.
+    A step takes as many minibatches as it needs: u = w - inner_lr g(w; D), h = g(u; D') and w <- w
+    - outer_lr d, where `fo`: d = h, `hf`: d = h - inner_lr (g(w + delta h; D'') - g(w - delta h;
+    D'')) / (2 delta), a Hessian-vector product. What is left of an epoch is skipped, so a client
+    with fewer than 2 (`hf`: 3) minibatches does not train. All steps
+    are plain: local.lr and local.momentum have no part in them, nor has local.weight_decay, except
+    in fine-tuning. The mean is uniform. BatchNorm statistics move by D' at u alone.
 
-    The result is the model AFTER adaptation, for all clients alike: with eval.finetune_epochs, the `after` columns,
-    from plain gradient steps of size inner_lr; `before` is the meta-model, which is nobody's result. The paper adapts
-    by one step: with adapt_steps=1 `before` is that. A round's own columns evaluate the meta-model, before and after
-    its training.
+    The result is the model AFTER adaptation, for all clients alike: with eval.finetune_epochs, the
+    `after` columns, from plain gradient steps of size inner_lr; `before` is the meta-model, which
+    is nobody's result. The paper adapts
+    by one step: with adapt_steps=1 `before` is that. A round's own columns evaluate the meta-model,
+    before and after its training.
 
-    inner_lr, outer_lr: alpha and beta of the paper, where alpha is 0.01 or 0.001. delta: which it leaves open; 0.001 as
-        in a common port.
+    inner_lr, outer_lr: alpha and beta of the paper, where alpha is 0.01 or 0.001. delta: which it
+        leaves open; 0.001 as in a common port.
     adapt_steps: gradient steps on the client's first minibatches before it is evaluated.
     """
 
@@ -57,7 +59,10 @@ class PerFedAvg(Method):
         direction, loss = gradient(adapted, batches[1])
         statistics = net.buffers
         if self.version == "hf":
-            ahead, behind = (gradient(_moved(params, direction, sign * self.delta), batches[2])[0] for sign in (1, -1))
+            ahead, behind = (
+                gradient(_moved(params, direction, sign * self.delta), batches[2])[0]
+                for sign in (1, -1)
+            )
             scale = self.inner_lr / (2 * self.delta)
             direction = tree.map(lambda h, a, b: h - scale * (a - b), direction, ahead, behind)
         net.buffers = statistics
@@ -69,7 +74,9 @@ class PerFedAvg(Method):
 
     def before_evaluation(self, server, client, net, shard):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
-        batches = (batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch))
+        batches = (
+            batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch)
+        )
         objective, params = partial(self.loss, server, client), server
         for batch in islice(batches, self.adapt_steps):
             params = _moved(params, net.gradient(objective, params, batch)[0], -self.inner_lr)
@@ -85,5 +92,7 @@ class PerFedAvg(Method):
 
 
 def _moved(params: Tree, direction: Tree, length: float) -> Tree:
-    """Go `length` times the direction, rounded as SGD's steps are and in the parameters' memory layout."""
+    """Go `length` times the direction, rounded as SGD's steps are and in the parameters' memory
+    layout.
+    """
     return tree.map(lambda p, d: p.clone().add_(d, alpha=length), params, direction)

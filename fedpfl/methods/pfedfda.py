@@ -1,4 +1,6 @@
-"""pFedFDA: a common feature extractor under a generative classifier that each client fits to its own features."""
+"""pFedFDA: a common feature extractor under a generative classifier that each client fits to its
+own features.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,19 +19,21 @@ from fedpfl.methods.shared.method import Method, Phase
 class PFedFDA(Method):
     """pFedFDA (McLaughlin and Su, NeurIPS 2024, arXiv:2411.00329, Algorithm 1).
 
-    Features of class c are taken as Gaussian with mean mu_c and a covariance Sigma common to all classes, so the best
-    head is linear discriminant analysis: W = Sigma^-1 mu, bias = -mu Sigma^-1 mu / 2 + log prior. Clients train the
-    body under the global head with their own prior, estimate mu and Sigma from the features seen on the way, and mix
-    them with the global ones by the two weights beta whose cross-validated loss is least. They are evaluated, whether
-    sampled or not, by such a head fitted to the features of their training data.
+    Features of class c are taken as Gaussian with mean mu_c and a covariance Sigma common to all
+    classes, so the best
+    head is linear discriminant analysis: W = Sigma^-1 mu, bias = -mu Sigma^-1 mu / 2 + log prior.
+    Clients train the body under the global head with their own prior, estimate mu and Sigma from
+    the features seen on the way, and mix them with the global ones by the two weights beta whose
+    cross-validated loss is least. They are evaluated, whether sampled or not, by such a head fitted
+    to the features of their training data.
 
     eps: shrinkage of Sigma towards a multiple of the identity, and added to the prior.
     folds: of the cross-validation. single_beta: one weight for both.
-    cov_reg: multiple of the identity added to an estimated Sigma; 1 as in the official code, whose further 1e-4 in
-        every entry is added too.
-    variant: `as_published`: what FL-bench, and so FedOBP's tables, ran under this name: FedAvg, and for evaluation a
-        head from statistics mixed with ones that stay at their random initial values.
-    Linear algebra is in float64. All of this happens client by client.
+    cov_reg: multiple of the identity added to an estimated Sigma; 1 as in the official code, whose
+        further 1e-4 in every entry is added too.
+    variant: `as_published`: what FL-bench, and so FedOBP's tables, ran under this name: FedAvg, and
+        for evaluation a head from statistics mixed with ones that stay at their random initial
+        values. Linear algebra is in float64. All of this happens client by client.
     """
 
     eps: Annotated[float, Above(0), Below(1)] = 1e-4
@@ -49,7 +53,9 @@ class PFedFDA(Method):
         return ("body", "head") if self._published else ("body", "mean", "cov")
 
     def init(self, params, parts):
-        """Draw means uniformly from [0, 1); the covariance is the identity. The head is trained `as_published` only."""
+        """Draw means uniformly from [0, 1); the covariance is the identity. The head is trained
+        `as_published` only.
+        """
         weight = params[parts.head_weight]
         generator = torch.Generator().manual_seed(parts.seed)
         server = {
@@ -66,12 +72,17 @@ class PFedFDA(Method):
 
     def download(self, server, client):
         """Return body and statistics (as published: body and head)."""
-        head = {} if self._published else {"head": Known(server["head"])}  # of which the names matter
+        head = (
+            {} if self._published else {"head": Known(server["head"])}
+        )  # of which the names matter
         return {**tree.named(server, self._travels), **head}
 
     def start(self, received, client):
         """Return the body under the global head with the client's prior."""
-        return {**received["body"], **(received["head"] if self._published else self._head(received, client["prior"]))}
+        return {
+            **received["body"],
+            **(received["head"] if self._published else self._head(received, client["prior"])),
+        }
 
     def phases(self, server, client, params, epochs):
         """Train the body, and keep the features (as published: train everything)."""
@@ -88,7 +99,9 @@ class PFedFDA(Method):
         """Return statistics of the features that training went through, mixed with the global ones."""
         if not kept:  # no step was made
             return {"mean": server["mean"], "cov": server["cov"], "beta": client["beta"]}
-        mean, cov, beta = self._fit(kept["z"], kept["y"], client["prior"], server, client["beta"], least=1)
+        mean, cov, beta = self._fit(
+            kept["z"], kept["y"], client["prior"], server, client["beta"], least=1
+        )
         return {"mean": mean.float(), "cov": packed(cov).float(), "beta": beta.float()}
 
     def finish(self, server, client, start, end):
@@ -104,26 +117,38 @@ class PFedFDA(Method):
         """Return a head for the latest body, fitted to the features of the client's training data."""
         z = shard.features(net.still(), {**server["body"], **server["head"]})
         prior = self._prior(shard.data.y, server)
-        mean, cov, _ = self._fit(z, shard.data.y, prior, server, client["beta"], least=self.folds + 1)
+        mean, cov, _ = self._fit(
+            z, shard.data.y, prior, server, client["beta"], least=self.folds + 1
+        )
         return {"head": self._named(gaussian.lda(mean, cov, prior, self.eps), server)}
 
     def personal(self, server, client):
-        """Return the latest body under the fitted head; where none was fitted, the global one with a uniform prior."""
-        head = client.get("head") or self._head(server, torch.full_like(server["mean"][:, 0], 1 / len(server["mean"])))
+        """Return the latest body under the fitted head; where none was fitted, the global one with
+        a uniform prior.
+        """
+        head = client.get("head") or self._head(
+            server, torch.full_like(server["mean"][:, 0], 1 / len(server["mean"]))
+        )
         return {**server["body"], **head}
 
     def _fit(self, z, y, prior, server, beta, least):
-        """Return means `[classes, features]`, covariance and beta for a client's features `z` `[samples, features]`.
+        """Return means `[classes, features]`, covariance and beta for a client's features `z`
+        `[samples, features]`.
 
         least: samples that a class needs for a mean of its own. beta: where the search fails.
         """
         z, mean, cov = z.double(), server["mean"].double(), unpacked(server["cov"]).double()
         beta = self._search(z, y, prior.double(), mean, cov, beta.double())
         local = self._statistics(z, y, mean, least)
-        return beta[0] * local[0] + (1 - beta[0]) * mean, beta[1] * local[1] + (1 - beta[1]) * cov, beta
+        return (
+            beta[0] * local[0] + (1 - beta[0]) * mean,
+            beta[1] * local[1] + (1 - beta[1]) * cov,
+            beta,
+        )
 
     def _search(self, z, y, prior, mean, cov, beta):
-        """Return the weights `[2]` of local means and covariance with the least cross-validated loss; else `beta`.
+        """Return the weights `[2]` of local means and covariance with the least cross-validated
+        loss; else `beta`.
 
         Classes with fewer samples than folds are left out; without any class the weights are zero.
         """
@@ -145,7 +170,10 @@ class PFedFDA(Method):
 
     def _trial(self, z, y, held, prior, mean, cov):
         own_mean, own_cov = self._statistics(z[~held], y[~held], mean, least=1)
-        local, shared = (own_mean, gaussian.shrunk(own_cov, self.eps)), (mean, gaussian.shrunk(cov, self.eps))
+        local, shared = (
+            (own_mean, gaussian.shrunk(own_cov, self.eps)),
+            (mean, gaussian.shrunk(cov, self.eps)),
+        )
         return gaussian.Mixture.of(local, shared, z[held], y[held], prior)
 
     def _statistics(self, z, y, otherwise, least):

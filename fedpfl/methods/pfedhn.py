@@ -19,20 +19,25 @@ from fedpfl.methods.shared.method import Method, Turn
 class PFedHN(Method):
     """pFedHN (Shamsian et al., ICML 2021, arXiv:2103.04628): theta_i = h(v_i; phi).
 
-    h: a linear map of the embedding v_i and `depth` more, with ReLU between, then one to the entries of each tensor. A
-    client trains theta_i and sends g = theta_i - theta~_i. The product of g with h's Jacobian is the gradient of phi
-    and of the v_i; its norm is cut at `clip`, and torch's SGD makes a step. The paper writes g with the other sign, by
-    which its rule would ascend; the code does as here. No client weighs more than another.
+    h: a linear map of the embedding v_i and `depth` more, with ReLU between, then one to the
+    entries of each tensor. A client trains theta_i and sends g = theta_i - theta~_i. The product of
+    g with h's Jacobian is the gradient of phi and of the v_i; its norm is cut at `clip`, and
+    torch's SGD makes a step. The paper writes g with the other sign, by which its rule would
+    ascend; the code does as here. No client weighs more than another.
 
-    variant: `pc` leaves the classifier out of h: it begins as the network's own and never leaves a client (the code has
-        lr=0.05 there). FL-bench's h makes a classifier all the same, which weight decay moves.
-    order: `parallel`, one step with the mean gradient of a cohort whose models come from the same phi, or `sequential`,
-        a step after each client, the next one's model from the new phi (FL-bench; the paper trains one at a time).
-    embedding: size of v_i; None: 1 + clients / 4. embedding_lr: None: lr. clip: 0: never. hidden: width of h.
-    rows: whether a step moves the v_i of the clients `sampled` alone, as in the paper, or of `all`, by old momentum and
-        weight decay, as in both codes.
-    h's output has torch's initial scale, not a network's, so first rounds are slow. The server keeps 1 + hidden numbers
-    for each of the model's, and as many momenta. Newcomers have the mean embedding; the paper would optimise theirs.
+    variant: `pc` leaves the classifier out of h: it begins as the network's own and never leaves a
+        client (the code has lr=0.05 there). FL-bench's h makes a classifier all the same, which
+        weight decay moves.
+    order: `parallel`, one step with the mean gradient of a cohort whose models come from the same
+        phi, or `sequential`, a step after each client, the next one's model from the new phi
+        (FL-bench; the paper trains one at a time).
+    embedding: size of v_i; None: 1 + clients / 4. embedding_lr: None: lr. clip: 0: never. hidden:
+    width of h.
+    rows: whether a step moves the v_i of the clients `sampled` alone, as in the paper, or of `all`,
+        by old momentum and weight decay, as in both codes. h's output has torch's initial scale,
+        not a network's, so first rounds are slow. The server keeps 1 + hidden numbers for each of
+        the model's, and as many momenta. Newcomers have the mean embedding; the paper would
+        optimise theirs.
     """
 
     variant: Literal["full", "pc"] = "full"
@@ -63,7 +68,9 @@ class PFedHN(Method):
         last = {name: linear(self.hidden, leaf.numel(), generator) for name, leaf in made.items()}
         learned = {
             "v": torch.randn(clients, size, generator=generator),
-            "mlp": {str(place): linear(*pair, generator) for place, pair in enumerate(pairwise(widths))},
+            "mlp": {
+                str(place): linear(*pair, generator) for place, pair in enumerate(pairwise(widths))
+            },
             "weight": {name: own["weight"] for name, own in last.items()},
             "bias": {name: own["bias"].view(made[name].shape) for name, own in last.items()},
         }
@@ -72,13 +79,17 @@ class PFedHN(Method):
 
     def turns(self, played, cohort, clients, generator):
         """Take one client after another, or all at once."""
-        return [Turn([client]) for client in cohort] if self.order == "sequential" else [Turn(cohort)]
+        return (
+            [Turn([client]) for client in cohort] if self.order == "sequential" else [Turn(cohort)]
+        )
 
     def download(self, server, client):
         """Return what the hypernetwork makes for the client."""
         table = server["learned"]["v"]
         own = table.index_select(0, client["number"].clamp(max=len(table) - 1).view(1))
-        return tree.take(_made(server["learned"], torch.where(client["newcomer"], table.mean(0, True), own)), 0)
+        return tree.take(
+            _made(server["learned"], torch.where(client["newcomer"], table.mean(0, True), own)), 0
+        )
 
     def start(self, received, client):
         """Return it beside the client's classifier, if that is private."""
@@ -95,7 +106,9 @@ class PFedHN(Method):
 
         def along(learned: Tree) -> Tensor:
             made = _made(learned, learned["v"][numbers])
-            return sum(tree.leaves(tree.map(lambda own, g: (own * g).sum(), made, uploads))) / len(numbers)
+            return sum(tree.leaves(tree.map(lambda own, g: (own * g).sum(), made, uploads))) / len(
+                numbers
+            )
 
         grads = torch.func.grad(along)(learned)
         if self.clip:
@@ -106,7 +119,9 @@ class PFedHN(Method):
         moved = tree.map(lambda p, m: p - self.lr * m, learned, speed)
         moved["v"] = learned["v"] - (self.embedding_lr or self.lr) * speed["v"]
         if self.rows == "sampled":
-            here = torch.zeros(len(learned["v"]), dtype=torch.bool, device=numbers.device).index_fill(0, numbers, True)
+            here = torch.zeros(
+                len(learned["v"]), dtype=torch.bool, device=numbers.device
+            ).index_fill(0, numbers, True)
             speed["v"] = tree.by_row(here, speed["v"], server["momentum"]["v"])
             moved["v"] = tree.by_row(here, moved["v"], learned["v"])
         return {"learned": moved, "momentum": speed}, clients
@@ -118,4 +133,6 @@ def _made(learned: Tree, v: Tensor) -> Tree:
     z = F.linear(v, **first)
     for layer in others:
         z = F.linear(z.relu(), **layer)
-    return tree.map(lambda w, b: (z @ w.T).view(-1, *b.shape) + b, learned["weight"], learned["bias"])
+    return tree.map(
+        lambda w, b: (z @ w.T).view(-1, *b.shape) + b, learned["weight"], learned["bias"]
+    )

@@ -16,18 +16,22 @@ from fedpfl.methods.shared.method import Method, Phase
 class PFedMe(Method):
     """pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848): SGD on Moreau envelopes.
 
-    On each minibatch, `inner_steps` times th <- th - inner_lr (g(th) + lam (th - w_i) + mu th), all on that minibatch,
-    then w_i <- w_i - outer_lr lam (w_i - th). th starts the round at w and carries on from minibatch to minibatch; its
-    last value is the client's model until it is sampled again. w <- (1 - beta) w + beta mean(w_i).
+    On each minibatch, `inner_steps` times th <- th - inner_lr (g(th) + lam (th - w_i) + mu th), all
+    on that minibatch, then w_i <- w_i - outer_lr lam (w_i - th). th starts the round at w and
+    carries on from minibatch to minibatch; its last value is the client's model until it is sampled
+    again. w <- (1 - beta) w + beta mean(w_i).
 
-    Steps are these and nothing else: of `local`, lr, momentum and weight_decay matter to fine-tuning only. The paper
-    trains all clients and averages some; here those that are sampled train, and the others' models age. The inner
-    problem is solved by a fixed number of steps, not to an accuracy. BatchNorm statistics are th's, move with every
-    inner step, and are averaged at the server. Right before training a client is evaluated by w, where th starts.
+    Steps are these and nothing else: of `local`, lr, momentum and weight_decay matter to
+    fine-tuning only. The paper trains all clients and averages some; here those that are sampled
+    train, and the others' models age. The inner problem is solved by a fixed number of steps, not
+    to an accuracy. BatchNorm statistics are th's, move with every inner step, and are averaged at
+    the server. Right before training a client is evaluated by w, where th starts.
 
-    Defaults are the paper's; inner_lr is the one of its code for CIFAR10's CNN (0.09 for its other networks).
+    Defaults are the paper's; inner_lr is the one of its code for CIFAR10's CNN (0.09 for its other
+    networks).
 
-    lam: pull of th and w to each other. mu: decay of th, in the authors' code only. average: `uniform` or by `samples`.
+    lam: pull of th and w to each other. mu: decay of th, in the authors' code only. average:
+    `uniform` or by `samples`.
     """
 
     own_steps: ClassVar[bool] = True
@@ -46,7 +50,11 @@ class PFedMe(Method):
         super().__post_init__()
         for field in ("inner_lr", "outer_lr"):
             stable = getattr(self, field) * self.lam < 2
-            self.check(stable, field, f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam")
+            self.check(
+                stable,
+                field,
+                f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam",
+            )
 
     def init(self, params, parts):
         """Begin without private models."""
@@ -61,11 +69,15 @@ class PFedMe(Method):
         return [Phase(epochs, step=self._step)]
 
     def _step(self, server, client, net, params, batch):
-        """Move th near to the proximal point of w, then w to th; return th's loss before its first step too."""
+        """Move th near to the proximal point of w, then w to th; return th's loss before its first
+        step too.
+        """
 
         def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
             move = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
-            return th.clone().add_(move, alpha=-self.inner_lr)  # in th's memory layout, as SGD would
+            return th.clone().add_(
+                move, alpha=-self.inner_lr
+            )  # in th's memory layout, as SGD would
 
         objective = partial(self.loss, server, client)
         w, th = params["w"], params["th"]

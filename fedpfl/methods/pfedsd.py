@@ -13,16 +13,18 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class PFedSD(Method):
-    """pFedSD (Jin et al., IEEE TPDS 2023): FedAvg whose clients are taught by v_i, their last trained model.
+    """pFedSD (Jin et al., IEEE TPDS 2023): FedAvg whose clients are taught by v_i, their last
+    trained model.
 
-    Each step minimises CE(theta) + lam tau^2 KL(softmax(v_i(x) / tau) || softmax(theta(x) / tau)); the first time a
-    client has no teacher. The teacher stays on the client (the authors' server stores it and sends it back), and means
-    are by samples (theirs: equal). A client is evaluated by v_i, one that was never sampled by the initial model.
-    BatchNorm statistics stay with the client.
+    Each step minimises CE(theta) + lam tau^2 KL(softmax(v_i(x) / tau) || softmax(theta(x) / tau));
+    the first time a client has no teacher. The teacher stays on the client (the authors' server
+    stores it and sends it back), and means are by samples (theirs: equal). A client is evaluated by
+    v_i, one that was never sampled by the initial model. BatchNorm statistics stay with the client.
 
-    lam, tau: weight and temperature; defaults of FedPURIN's comparison (the authors' code: 1 and 1).
-    teacher: `eval`: with the statistics that the client's last training left; `train`: with those of the minibatch, as
-        in the public codes.
+    lam, tau: weight and temperature; defaults of FedPURIN's comparison (the authors' code: 1 and
+    1).
+    teacher: `eval`: with the statistics that the client's last training left; `train`: with those
+        of the minibatch, as in the public codes.
     """
 
     lam: Annotated[float, AtLeast(0)] = 0.5

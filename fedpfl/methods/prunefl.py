@@ -15,8 +15,8 @@ from fedpfl.methods.shared.pruned import Pruned
 
 @dataclass(frozen=True)
 class PruneFL(Pruned):
-    """PruneFL (Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326), pruned once by the L2 norms of the gradients, added up
-    over the ranking epochs, of filters and rows.
+    """PruneFL (Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326), pruned once by the L2 norms of the
+    gradients, added up over the ranking epochs, of filters and rows.
     """
 
     ranking_epochs: Annotated[int, AtLeast(1)] = 1  # none would have no gradients

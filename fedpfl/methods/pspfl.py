@@ -12,20 +12,23 @@ from fedpfl.methods.shared.by_mask import ByMask
 
 @dataclass(frozen=True)
 class PSPFL(ByMask):
-    """Update-magnitude personalisation, after PSPFL's selection (Zhou et al., IEEE Trans. Mobile Computing 2024).
+    """Update-magnitude personalisation, after PSPFL's selection (Zhou et al., IEEE Trans. Mobile
+    Computing 2024).
 
-    A RECONSTRUCTION: neither full text nor code of PSPFL is public, and its abstract describes an acceleration over
-    base stations, which is not here. Do not present its numbers as PSPFL's. It is the score that FedOBP (arXiv:
-    2604.16574, eq. 5) attributes to PSPFL and FedSelect: how far an entry moved in the client's last local training.
+    A RECONSTRUCTION: neither full text nor code of PSPFL is public, and its abstract describes an
+    acceleration over base stations, which is not here. Do not present its numbers as PSPFL's. It is
+    the score that FedOBP (arXiv: 2604.16574, eq. 5) attributes to PSPFL and FedSelect: how far an
+    entry moved in the client's last local training.
 
-    Entries that moved further than the q-quantile of all entries are personal and start from the client's last model,
-    the others from the global one. A client that never trained has no personal entries.
-    A client is evaluated by its model right after local training; one that was never sampled, by the global model.
+    Entries that moved further than the q-quantile of all entries are personal and start from the
+    client's last model, the others from the global one. A client that never trained has no personal
+    entries. A client is evaluated by its model right after local training; one that was never
+    sampled, by the global model.
 
-    q: quantile in [0, 1]; 1 is FedAvg. In FedOBP's comparison 0.1 was best on CIFAR10, 0.9 on CIFAR100.
-    upload: the `shared` entries, averaged over those who sent them (PSPFL's partial transmission), or `all` (FedOBP's
-        comparison).
-    BatchNorm statistics stay with the client.
+    q: quantile in [0, 1]; 1 is FedAvg. In FedOBP's comparison 0.1 was best on CIFAR10, 0.9 on
+    CIFAR100.
+    upload: the `shared` entries, averaged over those who sent them (PSPFL's partial transmission),
+        or `all` (FedOBP's comparison). BatchNorm statistics stay with the client.
     """
 
     q: Annotated[float, Between(0, 1)] = 0.1

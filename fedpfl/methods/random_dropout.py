@@ -13,11 +13,12 @@ from fedpfl.methods.shared.submodel import Drawn
 class RandomDropout(Drawn):
     """Random federated dropout (Caldas et al. 2018, arXiv:1812.07210), as FedSPU compares with it.
 
-    Each client of a round trains a random sub-model of its width; activations are not rescaled. BatchNorm statistics
-    are averaged at the server over the clients in which their channel was active.
+    Each client of a round trains a random sub-model of its width; activations are not rescaled.
+    BatchNorm statistics are averaged at the server over the clients in which their channel was
+    active.
 
-    judge: evaluate clients with the `global` model (the method is not personalised), or with their `own` last
-        sub-model, which is the initial model before the first one.
+    judge: evaluate clients with the `global` model (the method is not personalised), or with their
+        `own` last sub-model, which is the initial model before the first one.
     """
 
     judge: Literal["global", "own"] = "global"

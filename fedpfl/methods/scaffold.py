@@ -12,11 +12,14 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378), option II: local steps follow g + c - c_i.
+    """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378), option II: local steps follow g +
+    c - c_i.
 
-    The client's new control is the mean of its raw stochastic gradients g on the way, which is what option II's
-    c_i - c + (x - y) / (T lr) comes to under plain SGD; taken directly it stays so with momentum. The paper has
-    none: local.momentum=0. Averages are uniform over the cohort, without which c would not be the mean of the c_i.
+    The client's new control is the mean of its raw stochastic gradients g on the way, which is what
+    option II's c_i - c + (x - y) / (T lr) comes to under plain SGD; taken directly it stays so with
+    momentum. The paper has
+    none: local.momentum=0. Averages are uniform over the cohort, without which c would not be the
+    mean of the c_i.
 
     server_lr: eta_g.
     """
@@ -50,14 +53,20 @@ class Scaffold(Method):
 
     def loss(self, server, client, net, params, batch):
         """Return cross-entropy and a linear term whose gradient is c - c_i."""
-        terms = tree.map(lambda p, c, own: ((c - own) * p).sum(), params, server["control"], client["control"])
+        terms = tree.map(
+            lambda p, c, own: ((c - own) * p).sum(), params, server["control"], client["control"]
+        )
         return super().loss(server, client, net, params, batch) + sum(tree.leaves(terms))
 
     @staticmethod
     def _add(server, client, params, grads, batch, loss, kept):
         """Add up the raw gradients."""
         raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
-        return {**client, "sum": tree.map(torch.add, client["sum"], raw), "steps": client["steps"] + 1}
+        return {
+            **client,
+            "sum": tree.map(torch.add, client["sum"], raw),
+            "steps": client["steps"] + 1,
+        }
 
     def finish(self, server, client, start, end):
         """Return the changes of model and control; a client without a step keeps its control."""
@@ -74,8 +83,12 @@ class Scaffold(Method):
         mean = tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
         part = len(weight) / server["clients"]
         server = {
-            "model": tree.map(lambda x, change: x + self.server_lr * change, server["model"], mean["model"]),
-            "control": tree.map(lambda c, change: c + part * change, server["control"], mean["control"]),
+            "model": tree.map(
+                lambda x, change: x + self.server_lr * change, server["model"], mean["model"]
+            ),
+            "control": tree.map(
+                lambda c, change: c + part * change, server["control"], mean["control"]
+            ),
             "clients": server["clients"],
         }
         return server, clients

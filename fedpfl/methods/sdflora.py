@@ -1,4 +1,6 @@
-"""SDFLoRA: a shared low-rank module, stacked over clients and compressed again, beside a private one."""
+"""SDFLoRA: a shared low-rank module, stacked over clients and compressed again, beside a private
+one.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,20 +22,23 @@ RANK = {("A", 3): 1, ("B", 3): 2, ("A", 4): 0, ("B", 4): 1}
 class SDFLoRA(Method):
     """SDFLoRA, selective decoupled LoRA (Shen et al. 2026, arXiv:2601.11219), with `adapter=lora`.
 
-    An adapted layer is y = W0 x + (alpha / r) (B_g A_g x + B_i A_i x), B_g A_g being of rank `share` * r and B_i A_i of
-    the rest. A client trains both and sends B_g A_g up; B_i A_i never leaves it. The server stacks the uploads, that is
-    sum_k a_k B_k A_k without a cross term, and compresses the stack to its former rank by its singular values:
-    B_g = U S, A_g = V'. A client that was never sampled has B_i = 0.
+    An adapted layer is y = W0 x + (alpha / r) (B_g A_g x + B_i A_i x), B_g A_g being of rank
+    `share` * r and B_i A_i of the rest. A client trains both and sends B_g A_g up; B_i A_i never
+    leaves it. The server stacks the uploads, that is sum_k a_k B_k A_k without a cross term, and
+    compresses the stack to its former rank by its singular values: B_g = U S, A_g = V'. A client
+    that was never sampled has B_i = 0.
 
-    share: of the rank in the shared module; the authors' configuration has 8 of 12. 1 is LoRA for all, 0 Local-Only.
+    share: of the rank in the shared module; the authors' configuration has 8 of 12. 1 is LoRA for
+    all, 0 Local-Only.
     merge: `stacked`, or `averaged`, factor by factor, as the authors' code has it too.
     head: `personal`, as in the authors' configuration, or `averaged`.
 
-    A reconstruction: of the paper its abstracts, summaries and code could be read. How it shares the singular values
-    out is ours: with all of them in B_g no direction is lost to training where one is 0. The code stacks without
-    weights and without compression, its weights are a fixed 0.1 each in place of shares of samples, and it weighs each
-    module by a private learned number; its ranks may differ by client. The paper's noise on the shared module is not
-    here.
+    A reconstruction: of the paper its abstracts, summaries and code could be read. How it shares
+    the singular values
+    out is ours: with all of them in B_g no direction is lost to training where one is 0. The code
+    stacks without weights and without compression, its weights are a fixed 0.1 each in place of
+    shares of samples, and it weighs each module by a private learned number; its ranks may differ
+    by client. The paper's noise on the shared module is not here.
     """
 
     share: Annotated[float, Between(0, 1)] = 0.667
@@ -71,7 +76,10 @@ class SDFLoRA(Method):
         """Return both modules side by side."""
         own = client["own"]
         both = {name: (received[name], own[name]) for name in received if name in own}
-        joined = {name: torch.cat(pieces, RANK[name[-1], pieces[0].dim()]) for name, pieces in both.items()}
+        joined = {
+            name: torch.cat(pieces, RANK[name[-1], pieces[0].dim()])
+            for name, pieces in both.items()
+        }
         return {**received, **own, **joined}
 
     def finish(self, server, client, start, end):
@@ -82,10 +90,13 @@ class SDFLoRA(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average, but for low-rank pairs: stack and compress these."""
         merged = tree.mean(uploads, weight)
-        for name in [name for name in merged if name.endswith(".lora_A") and self.merge == "stacked"]:
+        for name in [
+            name for name in merged if name.endswith(".lora_A") and self.merge == "stacked"
+        ]:
             other = f"{name[:-1]}B"
             if not (uploads[name].isfinite().all() and uploads[other].isfinite().all()):
-                continue  # training diverged, as the mean tells; a product that is not finite has no factors
+                # Training diverged, as the mean tells; a product that is not finite has no factors
+                continue
             a, b = stacked(uploads[name], uploads[other], weight)
             a, b = compressed(a, b, server[other].shape[RANK["B", server[other].dim()]])
             merged |= {name: a.reshape(server[name].shape), other: b.reshape(server[other].shape)}
@@ -104,9 +115,13 @@ def stacked(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compressed(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return factors of the nearest matrix of a rank to b a, float32: orthonormal rows, and the rest."""
+    """Return factors of the nearest matrix of a rank to b a, float32: orthonormal rows, and the
+    rest.
+    """
     (q, left), (p, right) = torch.linalg.qr(b), torch.linalg.qr(a.mT)
     u, s, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
     a, b = v[..., :rank, :] @ p.mT, q @ (u * s.unsqueeze(-2))[..., :rank]
-    sign = a.gather(-1, a.abs().argmax(-1, keepdim=True)).sign()  # which an algorithm may choose as it likes
+    sign = a.gather(
+        -1, a.abs().argmax(-1, keepdim=True)
+    ).sign()  # which an algorithm may choose as it likes
     return (a * sign).float(), (b * sign.mT).float()

@@ -1,4 +1,6 @@
-"""SeqFedEDT: a model that goes from client to client, each of which puts back some entries of its own."""
+"""SeqFedEDT: a model that goes from client to client, each of which puts back some entries of its
+own.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -21,16 +23,19 @@ SCORES = {
 
 @dataclass(frozen=True)
 class SeqFedEDT(ByMask):
-    """SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): sequential learning, decoupled by element.
+    """SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): sequential learning, decoupled by
+    element.
 
-    The cohort takes turns. A client compares the model w that it receives with its own last model theta_i, takes the
-    entries whose score lies above the q-quantile from theta_i and the others from w, trains all of them, keeps the
-    result as theta_i and passes it on. theta_i is at first the initial model.
-    A client is evaluated by theta_i with its own BatchNorm statistics; one that was never sampled, by the travelling
-    model. What is passed on holds the last client's personal entries too, as in the official code.
+    The cohort takes turns. A client compares the model w that it receives with its own last model
+    theta_i, takes the entries whose score lies above the q-quantile from theta_i and the others
+    from w, trains all of them, keeps the result as theta_i and passes it on. theta_i is at first
+    the initial model. A client is evaluated by theta_i with its own BatchNorm statistics; one that
+    was never sampled, by the travelling model. What is passed on holds the last client's personal
+    entries too, as in the official code.
 
-    score: `squared` = (w - theta_i)^2 (the official code), `difference` = |w - theta_i|, which selects the same, or
-        `importance` = |theta_i (w - theta_i)|. They are ranked as they are: rescaling cannot change the selection.
+    score: `squared` = (w - theta_i)^2 (the official code), `difference` = |w - theta_i|, which
+        selects the same, or `importance` = |theta_i (w - theta_i)|. They are ranked as they are:
+        rescaling cannot change the selection.
     q: quantile in [0, 1]; 1 is plain sequential learning.
     classifier_only: only the classifier's entries can be personal; q then counts over these.
     """
@@ -48,7 +53,9 @@ class SeqFedEDT(ByMask):
         return {"main": "local"}
 
     def init(self, params, parts):
-        """Return the travelling model as the server's, and theta_i in two parts: what is scored, and the rest."""
+        """Return the travelling model as the server's, and theta_i in two parts: what is scored,
+        and the rest.
+        """
         scored = tree.named(params, parts.head if self.classifier_only else params)
         return params, {"scored": scored, "rest": tree.without(params, scored)}
 
@@ -63,7 +70,9 @@ class SeqFedEDT(ByMask):
         return {**client, "mask": importance.above_quantile(scores, self.q)}
 
     def download(self, server, client):
-        """Return w, which comes from the client before, whose upload it was, and is counted only there."""
+        """Return w, which comes from the client before, whose upload it was, and is counted only
+        there.
+        """
         return Known(server)
 
     def finish(self, server, client, start, end):
@@ -73,4 +82,6 @@ class SeqFedEDT(ByMask):
 
     def personal(self, server, client):
         """Return theta_i; without one, w."""
-        return tree.where(client["participated"], {**server, **client["rest"], **client["scored"]}, server)
+        return tree.where(
+            client["participated"], {**server, **client["rest"], **client["scored"]}, server
+        )

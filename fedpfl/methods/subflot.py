@@ -19,33 +19,36 @@ from fedpfl.methods.shared.transport import Mode
 class SubFLOT(Cut):
     """SubFLOT (Jiang, He, Chen and Sun, CVPR 2026, arXiv:2604.06631).
 
-    A client of pruning rate rho has a network with (1 - rho) M of the M neurons of each hidden layer, halves rounded
-    up, at least one. H is the one that it uploaded last. ALIGN(a -> b) gives a the neurons of b: layer by layer, with
-    inputs moved as the layer before was, neurons are matched by the Euclidean distance of their weights and bias.
-    otp (extraction): the client starts from W~ = alpha ALIGN(global -> H) + (1 - alpha) H.
-    sar (training): SGD on the cross-entropy + lam rho |W - W~|^2.
-    ota (aggregation): entry by entry the mean, by samples, of ALIGN(W -> global) over the clients whose neurons reach
-        it; entries that none reaches keep their values.
+    A client of pruning rate rho has a network with (1 - rho) M of the M neurons of each hidden
+    layer, halves rounded up, at least one. H is the one that it uploaded last. ALIGN(a -> b) gives
+    a the neurons of b: layer by layer, with inputs moved as the layer before was, neurons are
+    matched by the Euclidean distance of their weights and bias. otp (extraction): the client starts
+    from W~ = alpha ALIGN(global -> H) + (1 - alpha) H. sar (training): SGD on the cross-entropy +
+    lam rho |W - W~|^2. ota (aggregation): entry by entry the mean, by samples, of ALIGN(W ->
+    global) over the clients whose neurons reach it; entries that none reaches keep their values.
 
-    The paper has no public code. Our choices are the matching one to one, the bias among a neuron's features, that
-    layers of one residual stream are matched at the first that writes to it, what becomes of entries without coverage,
-    and the beginning: a client that comes for the first time has no H and gets the entries between some neurons of the
-    global model.
+    The paper has no public code. Our choices are the matching one to one, the bias among a neuron's
+    features, that layers of one residual stream are matched at the first that writes to it, what
+    becomes of entries without coverage,
+    and the beginning: a client that comes for the first time has no H and gets the entries between
+    some neurons of the global model.
 
-    rates: the pruning rates. assign: drawn for each client, `random`, or as many clients of each in order, `blocks`.
-    mode: how neurons are matched: `one` to one, or `balanced`, the paper's formula read literally, in which the neurons
-        of the larger side mix in those of the smaller. Between equal widths both are the same permutation.
-        Networks that descend from one initial model keep their neurons apart, so one to one mostly finds the client's
-        own positions; balanced mixtures shrink weights.
-    initial: which neurons a client begins with: a `random` choice or the first ones (`prefix`). Its network is kept at
-        their positions of a full-sized one.
+    rates: the pruning rates. assign: drawn for each client, `random`, or as many clients of each in
+    order, `blocks`.
+    mode: how neurons are matched: `one` to one, or `balanced`, the paper's formula read literally,
+        in which the neurons of the larger side mix in those of the smaller. Between equal widths
+        both are the same permutation. Networks that descend from one initial model keep their
+        neurons apart, so one to one mostly finds the client's own positions; balanced mixtures
+        shrink weights.
+    initial: which neurons a client begins with: a `random` choice or the first ones (`prefix`). Its
+        network is kept at their positions of a full-sized one.
     otp, sar, ota: False leaves a part out (the paper's ablation).
-    positions: what takes the place of a transport that is left out: the client's `own` positions, or the `first` ones
-        of every layer, as if nobody remembered which neurons the client has; how the paper's ablation does it is not
-        known.
-    Steps need 2 lr lam rho < 1. BatchNorm statistics stay with the client's neurons and are not transported; the global
-    model, which is never evaluated, has none.
-    Clients are evaluated with what they trained last, before the first time with the initial model.
+    positions: what takes the place of a transport that is left out: the client's `own` positions,
+        or the `first` ones of every layer, as if nobody remembered which neurons the client has;
+        how the paper's ablation does it is not known. Steps need 2 lr lam rho < 1. BatchNorm
+        statistics stay with the client's neurons and are not transported; the global model, which
+        is never evaluated, has none. Clients are evaluated with what they trained last, before the
+        first time with the initial model.
     """
 
     rates: tuple[Annotated[float, AtLeast(0), Below(1)], ...] = (0.0, 0.25, 0.5, 0.75)
@@ -80,7 +83,9 @@ class SubFLOT(Cut):
         return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
 
     def before_training(self, server, client, net, shard):
-        """Return the client's neurons, and W~, which the server works out client by client; no data are looked at."""
+        """Return the client's neurons, and W~, which the server works out client by client; no data
+        are looked at.
+        """
         plan, model, history = server["plan"], server["model"], client["model"]
         joined = bool(client["participated"])
         own = client["own"] if joined else self._choice(server, client)
@@ -93,8 +98,12 @@ class SubFLOT(Cut):
                 found, _ = transport.align(plan, server["writers"], model, small, self.mode)
                 received = transport.grown(found, mask)
             elif self.positions == "first":
-                received = transport.grown(transport.dense(plan, neurons.leading(plan, active), model), mask)
-            received = tree.map(lambda last, new: torch.lerp(last, new, self.alpha), history, received)
+                received = transport.grown(
+                    transport.dense(plan, neurons.leading(plan, active), model), mask
+                )
+            received = tree.map(
+                lambda last, new: torch.lerp(last, new, self.alpha), history, received
+            )
         return {"own": own, "received": received}
 
     def _choice(self, server, client):
@@ -115,7 +124,9 @@ class SubFLOT(Cut):
         """Return the cross-entropy, and the pull to W~, which is stronger for smaller networks."""
         loss = super().loss(server, client, net, params, batch)
         if self.sar and self.lam:
-            loss = loss + self.lam * client["rate"].to(loss.dtype) * tree.squared_distance(params, client["received"])
+            loss = loss + self.lam * client["rate"].to(loss.dtype) * tree.squared_distance(
+                params, client["received"]
+            )
         return loss
 
     def aggregate(self, server, clients, net, uploads, weight, generator):

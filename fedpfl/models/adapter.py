@@ -1,6 +1,7 @@
 """Adapters: what of a network trains where the rest is frozen. Frozen is what asks for no gradient.
 
-The head always trains. Each function changes a module in place, whose values are the pretrained ones by then.
+The head always trains. Each function changes a module in place, whose values are the pretrained
+ones by then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ PACKED = ("q", "k", "v")
 class LowRank:
     """What low-rank additions have in common: pairs lora_A and lora_B, lora_A1 and lora_B1, ...
 
-    Of several, the additions are weighed by a softmax of lora_mixer's image of the same input, at each place.
+    Of several, the additions are weighed by a softmax of lora_mixer's image of the same input, at
+    each place.
     """
 
     pairs: int
@@ -39,7 +41,10 @@ class LowRank:
     def added(self, x: Tensor) -> Tensor:
         """Return what is added to the layer's output for its input."""
         names = [str(pair or "") for pair in range(self.pairs)]
-        each = [self._up(self._down(x, getattr(self, f"lora_A{n}")), getattr(self, f"lora_B{n}")) for n in names]
+        each = [
+            self._up(self._down(x, getattr(self, f"lora_A{n}")), getattr(self, f"lora_B{n}"))
+            for n in names
+        ]
         if self.pairs == 1:
             return self.scale * each[0]
         shares = self._down(x, self.lora_mixer).softmax(self.axis).split(1, self.axis)
@@ -48,7 +53,8 @@ class LowRank:
 
 
 class LoRALinear(LowRank, nn.Linear):
-    """A linear map W x + b with low-rank additions to W (Hu et al., ICLR 2022, arXiv:2106.09685): scale B A x.
+    """A linear map W x + b with low-rank additions to W (Hu et al., ICLR 2022, arXiv:2106.09685):
+    scale B A x.
 
     One for each of `chosen` among `parts` blocks of rows: lora_A `[chosen, rank, inputs]`, lora_B
     `[chosen, rows, rank]`, lora_mixer `[chosen, pairs, inputs]`.
@@ -64,7 +70,10 @@ class LoRALinear(LowRank, nn.Linear):
         if self.parts == 1:
             return super().forward(x) + added.squeeze(-2)
         nothing = torch.zeros_like(added[..., 0, :])
-        rows = [added[..., self.chosen.index(p), :] if p in self.chosen else nothing for p in range(self.parts)]
+        rows = [
+            added[..., self.chosen.index(p), :] if p in self.chosen else nothing
+            for p in range(self.parts)
+        ]
         return super().forward(x) + torch.cat(rows, -1)
 
     def _down(self, x: Tensor, a: Tensor) -> Tensor:
@@ -75,8 +84,8 @@ class LoRALinear(LowRank, nn.Linear):
 
 
 class LoRAConv2d(LowRank, nn.Conv2d):
-    """A convolution with a low-rank addition: lora_A and lora_mixer are such ones to `rank` and `pairs` channels, and
-    lora_B a convolution 1x1 of the former.
+    """A convolution with a low-rank addition: lora_A and lora_mixer are such ones to `rank` and
+    `pairs` channels, and lora_B a convolution 1x1 of the former.
     """
 
     axis = 1
@@ -115,25 +124,42 @@ def lora(
     layers: tuple[str, ...] = ("q", "v"),
     pairs: Annotated[int, AtLeast(1)] = 1,
 ) -> None:
-    """Train low-rank additions to some layers, by their roles, scaled by alpha / rank; several `pairs` with a mixer.
+    """Train low-rank additions to some layers, by their roles, scaled by alpha / rank; several
+    `pairs` with a mixer.
 
-    B is zero at the start, so that the network is the pretrained one bit for bit; A and the mixer are drawn from
-    `seed`, as PyTorch draws a linear map. Raises ValueError for roles that no layer has, and where there is no room for
-    the rank.
+    B is zero at the start, so that the network is the pretrained one bit for bit; A and the mixer
+    are drawn from `seed`, as PyTorch draws a linear map. Raises ValueError for roles that no layer
+    has, and where there is no room for the rank.
     """
     known = dict(_roles(module, head))
     if missing := [role for role in layers if not any(role in roles for roles in known.values())]:
         there = sorted({role for roles in known.values() for role in roles}) or ["none"]
-        raise ValueError(f"adapter.layers: the network has no {missing[0]}; it has {', '.join(there)}")
+        raise ValueError(
+            f"adapter.layers: the network has no {missing[0]}; it has {', '.join(there)}"
+        )
     _freeze(module, head, lambda name: False)
     generator = Generator().manual_seed(seed)
     for name, roles in known.items():
         chosen = tuple(place for place, role in enumerate(roles) if role in layers)
         if chosen:
-            _widen(module.get_submodule(name), name, rank, alpha / rank, chosen, len(roles), pairs, generator)
+            _widen(
+                module.get_submodule(name),
+                name,
+                rank,
+                alpha / rank,
+                chosen,
+                len(roles),
+                pairs,
+                generator,
+            )
 
 
-ADAPTERS: dict[str, Callable[..., None]] = {"none": none, "head": head, "lora": lora, "bitfit": bitfit}
+ADAPTERS: dict[str, Callable[..., None]] = {
+    "none": none,
+    "head": head,
+    "lora": lora,
+    "bitfit": bitfit,
+}
 
 
 def _freeze(module: nn.Module, head: str, trains: Callable[[str], bool]) -> None:
@@ -173,13 +199,17 @@ def _widen(
     weight: Any = layer.weight
     rows, inputs = len(weight) // parts, weight[0].numel()
     if rank > min(rows, inputs):
-        raise ValueError(f"adapter.rank={rank} is more than {name} has room for, {min(rows, inputs)}")
+        raise ValueError(
+            f"adapter.rank={rank} is more than {name} has room for, {min(rows, inputs)}"
+        )
 
     convolution = isinstance(layer, nn.Conv2d)
 
     def drawn(count: int) -> nn.Parameter:
         shape = (count, *weight.shape[1:]) if convolution else (len(chosen), count, inputs)
-        return nn.Parameter(torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator))
+        return nn.Parameter(
+            torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+        )
 
     values: dict[str, Any] = {"pairs": pairs, "scale": scale, "chosen": chosen, "parts": parts}
     for pair in range(pairs):

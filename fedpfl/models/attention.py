@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al., NeurIPS 2017), its queries, keys and values from one linear map.
+    """Multi-head self-attention (Vaswani et al., NeurIPS 2017), its queries, keys and values from
+    one linear map.
 
-    PyTorch's fused kernels have no rule for vmap and would be called client by client; nn.MultiheadAttention uses them
-    too, whose initial values these are.
+    PyTorch's fused kernels have no rule for vmap and would be called client by client;
+    nn.MultiheadAttention uses them too, whose initial values these are.
     """
 
     def __init__(self, width: int, heads: int):
@@ -25,7 +26,9 @@ class Attention(nn.Module):
         nn.init.zeros_(self.proj.bias)
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """Attend from each of `[batch, length, width]` to those of `real` `[batch, length]`, bool (None: to all)."""
+        """Attend from each of `[batch, length, width]` to those of `real` `[batch, length]`, bool
+        (None: to all).
+        """
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         scores = query @ key.mT * key.shape[-1] ** -0.5
         if real is not None:
@@ -36,20 +39,26 @@ class Attention(nn.Module):
 class ForTorchvision(Attention):
     """Stand where torchvision's blocks have nn.MultiheadAttention."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, **ignored: Any
+    ) -> tuple[Tensor, None]:
         """Attend as `Attention` does; the three are one."""
         return super().forward(query), None
 
 
 class Block(nn.Module):
-    """Attention and a layer of GELU neurons, each behind a LayerNorm and beside the residual stream."""
+    """Attention and a layer of GELU neurons, each behind a LayerNorm and beside the residual
+    stream.
+    """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """`[batch, length, width]` to the same."""

@@ -1,4 +1,6 @@
-"""The layers of a network from samples to logits, and which is the head: found by following a forward pass."""
+"""The layers of a network from samples to logits, and which is the head: found by following a
+forward pass.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from fedpfl.models.wiring import NORMALISATION
 
 
 class Trace(NamedTuple):
-    """Hold the layers on the way from samples to logits, in the order of their calls, and which of them is the head.
+    """Hold the layers on the way from samples to logits, in the order of their calls, and which of
+    them is the head.
 
     unclear: why the head is not clear, in words; "" where it is.
     """
@@ -26,14 +29,18 @@ class Trace(NamedTuple):
 def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
     """Follow samples `x` `[batch, ...]` through a network to its logits.
 
-    The head is the last layer with parameters, normalisation aside, if it has an output for each class.
+    The head is the last layer with parameters, normalisation aside, if it has an output for each
+    class.
     """
     outputs, logits = _record_outputs(module, x)
     order = _influencing([logits], outputs)
-    candidates = [name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)]
+    candidates = [
+        name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)
+    ]
     last: list[str] = []
     while candidates:
-        # Outputs stand in the order of their calls, so no later layer reads what the last one gives.
+        # Outputs stand in the order of their calls, so no later layer reads what the last one
+        # gives.
         last.append(name := candidates[-1])
         earlier = {other: outputs[other] for other in candidates[:-1]}
         below = _influencing(outputs[name], earlier)
@@ -49,11 +56,17 @@ def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
 
 
 def check_head(module: nn.Module, name: str) -> None:
-    """Raise ValueError where no trainable parameter of the network is called `name` or lies below it."""
-    names = [full for full, leaf in module.named_parameters(remove_duplicate=False) if leaf.requires_grad]
+    """Raise ValueError where no trainable parameter of the network is called `name` or lies below
+    it.
+    """
+    names = [
+        full for full, leaf in module.named_parameters(remove_duplicate=False) if leaf.requires_grad
+    ]
     if not any(full == name or full.startswith(f"{name}.") for full in names):
         layers = dict.fromkeys(full.rpartition(".")[0] or full for full in names)
-        raise ValueError(f"model.head={name} is no layer that trains; it has {', '.join(list(layers)[-8:])}")
+        raise ValueError(
+            f"model.head={name} is no layer that trains; it has {', '.join(list(layers)[-8:])}"
+        )
 
 
 def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor]], Tensor]:
@@ -67,7 +80,10 @@ def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor
             if not output.requires_grad:  # of a frozen layer: a point of the graph all the same
                 with torch.enable_grad():
                     output = output.detach().requires_grad_() * 1
-            outputs[name] = [*outputs.pop(name, []), output]  # at the end, in the order of the last calls
+            outputs[name] = [
+                *outputs.pop(name, []),
+                output,
+            ]  # at the end, in the order of the last calls
             return output
 
         return hook
@@ -109,7 +125,8 @@ def _influencing(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> lis
     for target in targets:
         if not sources or not target.requires_grad:
             continue
-        # Fixed random weights: a plain sum does not change with the input of a softmax or a normalisation.
+        # Fixed random weights: a plain sum does not change with the input of a softmax or a
+        # normalisation.
         weights = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(target)
         total = (target * weights).sum()
         gradients = torch.autograd.grad(total, sources, allow_unused=True, retain_graph=True)

@@ -13,12 +13,13 @@ from fedpfl.models.resnet import ResNet
 
 
 def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str, ...]) -> None:
-    """Copy a state_dict into a network of the same kind; a ResNet also takes torchvision's of the same depth.
+    """Copy a state_dict into a network of the same kind; a ResNet also takes torchvision's of the
+    same depth.
 
-    A vision transformer also takes torchvision's, timm's and those of Hugging Face's transformers; of another size of
-    images the embeddings of places are interpolated.
-    Where the classifier (`head`, full names) has other shapes there, or there is none, the network's own stays as it
-    was drawn. Raises ValueError, and changes nothing then, if anything else differs.
+    A vision transformer also takes torchvision's, timm's and those of Hugging Face's transformers;
+    of another size of images the embeddings of places are interpolated. Where the classifier
+    (`head`, full names) has other shapes there, or there is none, the network's own stays as it was
+    drawn. Raises ValueError, and changes nothing then, if anything else differs.
     """
     values = _translated(values) if isinstance(module, ResNet) else _as_torchvisions(module, values)
     current = module.state_dict()
@@ -40,13 +41,18 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
         if current[name].is_floating_point() and not (
             values[name].is_floating_point() and values[name].isfinite().all()
         ):
-            raise ValueError(f"{name} of model.weights ({values[name].dtype}) holds numbers that are no finite floats")
+            raise ValueError(
+                f"{name} of model.weights ({values[name].dtype}) holds numbers that are no finite floats"
+            )
     module.load_state_dict(values)
 
 
 def _translated(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The names of torchvision's ResNets as ours; others stay."""
-    places = [(int(a), int(b)) for a, b in re.findall(r"layer(\d+)\.(\d+)\.conv1\.weight", " ".join(values))]
+    places = [
+        (int(a), int(b))
+        for a, b in re.findall(r"layer(\d+)\.(\d+)\.conv1\.weight", " ".join(values))
+    ]
     number = {place: i for i, place in enumerate(sorted(places))}
     ours = {}
     for name, value in values.items():
@@ -54,7 +60,9 @@ def _translated(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
             inside = block[3].replace("bn", "norm").replace("downsample", "project")
             name = f"blocks.{number.get((int(block[1]), int(block[2])), block[2])}.{inside}"
         elif number:
-            name = re.sub(r"^(conv|bn)1\.", lambda stem: {"conv": "conv.", "bn": "norm."}[stem[1]], name)
+            name = re.sub(
+                r"^(conv|bn)1\.", lambda stem: {"conv": "conv.", "bn": "norm."}[stem[1]], name
+            )
             name = re.sub(r"^fc\.", "classifier.", name)
         ours[name] = value
     return ours
@@ -94,11 +102,15 @@ DIALECTS = [
         (r"\.output\.dense\.", ".mlp.3."),
     ],
 ]
-"""How a vision transformer's names elsewhere are turned into ours: torchvision's, but for attention."""
+"""How a vision transformer's names elsewhere are turned into ours: torchvision's, but for
+attention.
+"""
 
 
 def _as_torchvisions(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the values under the names of our vision transformer where that makes names the network has."""
+    """Return the values under the names of our vision transformer where that makes names the
+    network has.
+    """
     wanted = set(module.state_dict())
     if "encoder.pos_embedding" not in wanted:
         return dict(values)
@@ -121,10 +133,18 @@ def _renamed(name: str, dialect: list[tuple[str, str]]) -> str:
 
 
 def _resized(given: Tensor, wanted: Tensor) -> Tensor:
-    """Return embeddings of a class token and of the places of a square, interpolated to another square."""
+    """Return embeddings of a class token and of the places of a square, interpolated to another
+    square.
+    """
     old, new = (round((leaf.shape[1] - 1) ** 0.5) for leaf in (given, wanted))
-    if given.shape[-1] != wanted.shape[-1] or old**2 + 1 != given.shape[1] or new**2 + 1 != wanted.shape[1]:
+    if (
+        given.shape[-1] != wanted.shape[-1]
+        or old**2 + 1 != given.shape[1]
+        or new**2 + 1 != wanted.shape[1]
+    ):
         return given  # which is refused
     square = given[:, 1:].unflatten(1, (old, old)).permute(0, 3, 1, 2)
-    square = F.interpolate(square.float(), (new, new), mode="bicubic", antialias=True, align_corners=False)
+    square = F.interpolate(
+        square.float(), (new, new), mode="bicubic", antialias=True, align_corners=False
+    )
     return torch.cat([given[:, :1], square.permute(0, 2, 3, 1).flatten(1, 2).to(given.dtype)], 1)

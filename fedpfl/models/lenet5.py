@@ -1,4 +1,6 @@
-"""LeNet-5 (LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998) as it is used today."""
+"""LeNet-5 (LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998) as it is
+used today.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,8 +12,8 @@ from fedpfl.models.shapes import image
 class LeNet5(nn.Module):
     """conv 5x5 (6), pool 2, conv 5x5 (16), pool 2, fc 120, fc 84, classifier; no padding.
 
-    ReLU, max pooling and fully connected maps, where LeCun had sigmoids, averages and a table of connections.
-    44,426 scalars for [1, 28, 28] and 10 classes, 62,006 for [3, 32, 32].
+    ReLU, max pooling and fully connected maps, where LeCun had sigmoids, averages and a table of
+    connections. 44,426 scalars for [1, 28, 28] and 10 classes, 62,006 for [3, 32, 32].
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int):
@@ -26,7 +28,8 @@ class LeNet5(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images `[batch, channels, height, width]` to logits `[batch, classes]`."""
-        # Pooling before the ReLU gives the same values and gradients with a quarter of the ReLU's work.
+        # Pooling before the ReLU gives the same values and gradients with a quarter of the ReLU's
+        # work.
         x = F.relu(max_pool(self.conv1(x), 2))
         x = F.relu(max_pool(self.conv2(x), 2)).flatten(1)
         return self.classifier(F.relu(self.fc2(F.relu(self.fc1(x)))))

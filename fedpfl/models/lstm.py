@@ -1,4 +1,6 @@
-"""A network that reads a text letter by letter, as LEAF's for Shakespeare (Caldas et al. 2018, arXiv:1812.01097)."""
+"""A network that reads a text letter by letter, as LEAF's for Shakespeare (Caldas et al. 2018,
+arXiv:1812.01097).
+"""
 
 from typing import Annotated
 
@@ -13,10 +15,11 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class LSTMLayer(nn.Module):
-    """One layer of LSTM that starts from zeros; torch.nn.LSTM's gates and initial values, but one bias.
+    """One layer of LSTM that starts from zeros; torch.nn.LSTM's gates and initial values, but one
+    bias.
 
-    torch.func.vmap cannot take nn.LSTM. The rows of a neuron's gates (input, forget, cell, output) are neighbours, so
-    that a neuron is a block of rows.
+    torch.func.vmap cannot take nn.LSTM. The rows of a neuron's gates (input, forget, cell, output)
+    are neighbours, so that a neuron is a block of rows.
     """
 
     weight: nn.Parameter
@@ -32,7 +35,11 @@ class LSTMLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs `[batch, length, inputs]` to the states after each, `[batch, length, width]`."""
-        weight, recurrent, bias = (  # gate by gate, once per call: a step then works on four contiguous parts
+        (
+            weight,
+            recurrent,
+            bias,
+        ) = (  # gate by gate, once per call: a step then works on four contiguous parts
             values.unflatten(0, (-1, 4)).transpose(0, 1).flatten(0, 1)
             for values in (self.weight, self.recurrent, self.bias)
         )
@@ -47,12 +54,15 @@ class LSTMLayer(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Embeddings of 8, two layers of LSTM, of whose last state the classifier tells the next letter.
+    """Embeddings of 8, two layers of LSTM, of whose last state the classifier tells the next
+    letter.
 
     Ids from `vocabulary` on share the last row; none is padding.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: Count = 80, width: Count = 256):
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, vocabulary: Count = 80, width: Count = 256
+    ):
         super().__init__()
         tokens(shape)
         self.embedding = nn.Embedding(vocabulary, 8)

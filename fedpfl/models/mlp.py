@@ -10,14 +10,18 @@ from fedpfl.models.shapes import numbers
 
 
 class MLP(nn.Module):
-    """Linear layers of the widths `hidden`, each with a ReLU, and a classifier; samples of any shape are flattened.
+    """Linear layers of the widths `hidden`, each with a ReLU, and a classifier; samples of any
+    shape are flattened.
 
-    Two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017): 199,210 scalars for
-    [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.
+    Two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017): 199,210
+    scalars for [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200)
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200),
     ):
         super().__init__()
         inputs = [numbers(shape), *hidden]

@@ -21,44 +21,59 @@ from fedpfl.models.split import Parts, parts
 from fedpfl.models.traits import Traits
 
 Slot = tuple[dict[str, Any], str, str]
-"""Where a module keeps a parameter that trains, or a buffer: a dict, its key there, its full name."""
+"""Where a module keeps a parameter that trains, or a buffer: a dict, its key there, its full name.
+"""
 
 
 class Net:
     """A module without values of its own but the frozen ones: `net.bind(buffers)(params, x)`.
 
-    One Net serves one thread, because a functional call borrows the module for its duration; `copy()` makes more.
-    params: parameters that train. What several layers share (tied weights) is one entry, under its first name.
-    frozen: parameters that ask for no gradient. They stay in the module, one for all clients and threads, and are in no
-    tree that a method, a store or a checkpoint sees. Those that calls change by hand (`traits.moving`) are buffers.
-    name: of the model, for messages. traits: what its calls do beside answering. facts: of Parts, what a module does
-    not tell.
+    One Net serves one thread, because a functional call borrows the module for its duration;
+    `copy()` makes more.
+    params: parameters that train. What several layers share (tied weights) is one entry, under its
+    first name.
+    frozen: parameters that ask for no gradient. They stay in the module, one for all clients and
+    threads, and are in no tree that a method, a store or a checkpoint sees. Those that calls change
+    by hand (`traits.moving`) are buffers.
+    name: of the model, for messages. traits: what its calls do beside answering. facts: of Parts,
+    what a module does not tell.
     """
 
-    def __init__(self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any):
+    def __init__(
+        self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any
+    ):
         self.module, self.traits, self.name, self._facts = module, traits or Traits(), name, facts
         parameters = dict(module.named_parameters())
         moving = {key for key, leaf in parameters.items() if key in self.traits.moving}
-        self.params: Tree = {key: p.detach().clone() for key, p in parameters.items() if p.requires_grad}
+        self.params: Tree = {
+            key: p.detach().clone() for key, p in parameters.items() if p.requires_grad
+        }
         self.frozen: Tree = {
-            key: p.detach() for key, p in parameters.items() if not p.requires_grad and key not in moving
+            key: p.detach()
+            for key, p in parameters.items()
+            if not p.requires_grad and key not in moving
         }
         self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving)}
         self.buffers |= {key: b.detach().clone() for key, b in module.named_buffers()}
         self.aliases = find_aliases(module)
-        """Further names of parameters and buffers that layers share, with the name of their entry."""
+        """Further names of parameters and buffers that layers share, with the name of their entry.
+        """
         self.parts: Parts = parts(module, statistics=self.buffers, aliases=self.aliases, **facts)
         self.norms = [m for m in module.modules() if isinstance(m, PaddedNorm)]
         self.slots = self._find_slots(module)
         self._buffer_slots = [slot for slot in self.slots if slot[2] in self.buffers]
         self._uncalled = module if self.traits.trusted else _copy_sharing(module)
-        """The module as it was made: calls may leave tensors of a graph in attributes, which have no copies."""
+        """The module as it was made: calls may leave tensors of a graph in attributes, which have
+        no copies.
+        """
         self.generator: torch.Generator | None = None
         """What the network draws from; None: the process's generator."""
 
     @property
     def head(self) -> nn.Module:
-        """Return the layer that answers the classes. Raises FedpflError where it is not clear which one that is."""
+        """Return the layer that answers the classes. Raises FedpflError where it is not clear which
+        one that is.
+        """
         name = self.parts.head_layer
         try:
             return self.module.get_submodule(name)
@@ -75,7 +90,9 @@ class Net:
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
         frozen = [leaf for leaf in self.module.parameters() if not leaf.requires_grad]
-        return self._remade(copy.deepcopy(self._uncalled, {id(leaf): leaf for leaf in frozen}), **self._facts)
+        return self._remade(
+            copy.deepcopy(self._uncalled, {id(leaf): leaf for leaf in frozen}), **self._facts
+        )
 
     def copy_module(self) -> nn.Module:
         """Return a copy of the module with values of its own, as it was made."""
@@ -91,14 +108,19 @@ class Net:
     def _remade(self, module: nn.Module, **facts: Any) -> Net:
         return Net(module, self.traits, self.name, **facts)
 
-    def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
-        """Attach buffers (one tree per role) and, for padded batches, the samples' weights `[batch]`."""
+    def bind(
+        self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None
+    ) -> Bound:
+        """Attach buffers (one tree per role) and, for padded batches, the samples' weights
+        `[batch]`.
+        """
         return Bound(self, buffers, training, weight)
 
     def state_dict(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return values of this network as torch's own `state_dict` has them.
 
-        What layers share stands under all its names, and buffers that are not persistent are left out.
+        What layers share stands under all its names, and buffers that are not persistent are left
+        out.
         """
         shared = {alias: values[name] for alias, name in self.aliases.items() if name in values}
         stored = self.module.state_dict().keys()
@@ -112,14 +134,17 @@ class Net:
                 for key, value in tensors.items():
                     full_name = f"{prefix}.{key}" if prefix else key
                     full_name = self.aliases.get(full_name, full_name)
-                    if value is not None and (full_name in self.params or full_name in self.buffers):
+                    if value is not None and (
+                        full_name in self.params or full_name in self.buffers
+                    ):
                         slots.append((tensors, key, full_name))
         return slots
 
     def _call(self, values: Tree, x: Tensor) -> tuple[Tensor, Tree]:
         """Return the logits of the network with these values, and its buffers after the call.
 
-        What torch.func.functional_call does, without its checks, which cost a few per cent of a step.
+        What torch.func.functional_call does, without its checks, which cost a few per cent of a
+        step.
         """
         before = [tensors[key] for tensors, key, _ in self.slots]
         try:
@@ -132,7 +157,9 @@ class Net:
                 tensors[key] = value
 
     def _call_copy(self, values: Tree, x: Tensor) -> tuple[Tensor, Tree]:
-        """Do what `_call` does on a copy of the module that keeps the values: the backward pass reads them again."""
+        """Do what `_call` does on a copy of the module that keeps the values: the backward pass
+        reads them again.
+        """
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, values.values())):
             raise FedpflError(
                 f"model={self.name}: the method differentiates by torch.func here, which cannot differentiate "
@@ -146,7 +173,9 @@ class Net:
         return logits, _read_buffers(buffer_slots, values)
 
     def _drawing(self) -> AbstractContextManager[Any]:
-        """Return a context in which what the network draws comes from `generator`, if it has one and draws."""
+        """Return a context in which what the network draws comes from `generator`, if it has one
+        and draws.
+        """
         if self.generator is None or not self.traits.draws:
             return nullcontext()
         return _DrawFrom(self.generator)
@@ -189,7 +218,8 @@ _DEFAULT_GENERATOR = threading.Lock()
 class _DrawFrom(TorchDispatchMode):
     """Have torch's random operations of this thread draw from a generator of the thread's own.
 
-    Operations take the process's generator, which threads share, so it is lent the state of the thread's one.
+    Operations take the process's generator, which threads share, so it is lent the state of the
+    thread's one.
     """
 
     def __init__(self, generator: torch.Generator):
@@ -212,13 +242,17 @@ class _DrawFrom(TorchDispatchMode):
 
 
 class Bound:
-    """A Net with its buffers attached; `buffers` holds their latest values after calls in training mode."""
+    """A Net with its buffers attached; `buffers` holds their latest values after calls in training
+    mode.
+    """
 
     def __init__(self, net: Net, buffers: dict[str, Tree], training: bool, weight: Tensor | None):
         self.net, self.buffers, self.training, self.weight = net, buffers, training, weight
 
     def still(self, buffers: dict[str, Tree] | None = None) -> Bound:
-        """Return the same in evaluation mode, with other `buffers` if given: statistics are used and do not move."""
+        """Return the same in evaluation mode, with other `buffers` if given: statistics are used
+        and do not move.
+        """
         return Bound(self.net, self.buffers if buffers is None else buffers, False, self.weight)
 
     def aside(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
@@ -231,7 +265,9 @@ class Bound:
     def gradient(
         self, objective: Callable[[Bound, Tree, Any], Tensor], params: Tree, batch: Any
     ) -> tuple[Tree, Tensor]:
-        """Return the gradient of `objective(net, params, batch)` and its value; statistics move as in training."""
+        """Return the gradient of `objective(net, params, batch)` and its value; statistics move as
+        in training.
+        """
 
         def inner(params: Tree) -> tuple[Tensor, dict[str, Tree]]:
             bound = Bound(self.net, self.buffers, self.training, batch.weight)
@@ -262,7 +298,9 @@ class Bound:
         return logits, seen[0].float()
 
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
-        """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
+        """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a
+        model's buffers.
+        """
         net, traits = self.net, self.net.traits
         if net.module.training != self.training:
             net.module.train(self.training)
@@ -270,7 +308,9 @@ class Bound:
             norm.sample_weight = self.weight
         buffers = self.buffers.get(role, {})
         if buffers and (self.training or traits.moves_in_evaluation):
-            buffers = tree.map(lambda leaf: leaf.clone(), buffers)  # changed in place by the module, never the caller's
+            buffers = tree.map(
+                lambda leaf: leaf.clone(), buffers
+            )  # changed in place by the module, never the caller's
         if traits.changes_input:
             x = x.clone()
         call = net._call_copy if traits.recomputes else net._call
@@ -288,10 +328,14 @@ class Bound:
 def _gradient_by_backward(
     objective: Callable[[Tree], tuple[Tensor, dict[str, Tree]]], params: Tree
 ) -> tuple[Tree, Tensor, dict[str, Tree]]:
-    """Return gradient, value and what comes beside it by torch's backward pass, which may call layers again."""
+    """Return gradient, value and what comes beside it by torch's backward pass, which may call
+    layers again.
+    """
     leaves = tree.map(lambda leaf: leaf.detach().clone().requires_grad_(), params)
     with torch.enable_grad():
         value, beside = objective(leaves)
     value.backward()
-    grads = tree.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, leaves)
+    grads = tree.map(
+        lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, leaves
+    )
     return grads, value.detach(), beside

@@ -1,4 +1,6 @@
-"""Max pooling: of several models side by side without copies, and the quicker way where no gradient is asked for."""
+"""Max pooling: of several models side by side without copies, and the quicker way where no gradient
+is asked for.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ Dims = tuple[int | None, ...]
 def max_pool(x: Tensor, size: int) -> Tensor:
     """Pool `[batch, channels, height, width]` by windows of `size`, as F.max_pool2d, to the bit.
 
-    Under vmap a convolution leaves its result as `[batch, models * channels, ...]` in memory. PyTorch's own rule pools
-    `[models * batch, ...]`, for which it copies the images twice on the way there and twice back. PyTorch's kernel for
-    CPUs writes down where each largest value was also when no gradient will ask.
+    Under vmap a convolution leaves its result as `[batch, models * channels, ...]` in memory.
+    PyTorch's own rule pools `[models * batch, ...]`, for which it copies the images twice on the
+    way there and twice back. PyTorch's kernel for CPUs writes down where each largest value was
+    also when no gradient will ask.
     """
     if not isinstance(x, Tensor):  # a tracer's proxy
         return F.max_pool2d(x, size)
@@ -31,11 +34,15 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 def _largest(x: Tensor, size: int, axis: int) -> Tensor:
     """The largest of each `size` neighbours along an axis; what is left over at its end is dropped."""
     count = x.shape[axis] // size
-    return reduce(torch.maximum, x.narrow(axis, 0, count * size).unflatten(axis, (count, size)).unbind(axis))
+    return reduce(
+        torch.maximum, x.narrow(axis, 0, count * size).unflatten(axis, (count, size)).unbind(axis)
+    )
 
 
 class _MaxPool(torch.autograd.Function):
-    """x, size to the largest values and their places in the image, both `[batch, channels, rows, columns]`."""
+    """x, size to the largest values and their places in the image, both `[batch, channels, rows,
+    columns]`.
+    """
 
     @staticmethod
     def forward(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +60,9 @@ class _MaxPool(torch.autograd.Function):
         return _Spread.apply(grad, *ctx.saved_tensors, ctx.size), None
 
     @staticmethod
-    def vmap(info: Any, dims: Dims, x: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    def vmap(
+        info: Any, dims: Dims, x: Tensor, size: int
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         values, places = _MaxPool.apply(_joined(x, dims[0], info.batch_size), size)
         return (_parted(values, info.batch_size), _parted(places, info.batch_size)), (1, 1)
 
@@ -64,7 +73,9 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(grad: Tensor, x: Tensor, places: Tensor, size: int) -> Tensor:
         window = [size, size]
-        return torch.ops.aten.max_pool2d_with_indices_backward(grad, x, window, window, [0, 0], [1, 1], False, places)
+        return torch.ops.aten.max_pool2d_with_indices_backward(
+            grad, x, window, window, [0, 0], [1, 1], False, places
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
@@ -76,8 +87,13 @@ class _Spread(torch.autograd.Function):
         return grad.flatten(2).gather(2, places.flatten(2)).view(places.shape), None, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: Dims, grad: Tensor, x: Tensor, places: Tensor, size: int) -> tuple[Tensor, int]:
-        parts = (_joined(part, at, info.batch_size) for part, at in zip((grad, x, places), dims, strict=False))
+    def vmap(
+        info: Any, dims: Dims, grad: Tensor, x: Tensor, places: Tensor, size: int
+    ) -> tuple[Tensor, int]:
+        parts = (
+            _joined(part, at, info.batch_size)
+            for part, at in zip((grad, x, places), dims, strict=False)
+        )
         return _parted(_Spread.apply(*parts, size), info.batch_size), 1
 
 

@@ -30,7 +30,15 @@ from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import Text
-from fedpfl.models.traits import SEED, Traits, copied, made_up_samples, observe, require_equal_builds, require_true_copy
+from fedpfl.models.traits import (
+    SEED,
+    Traits,
+    copied,
+    made_up_samples,
+    observe,
+    require_equal_builds,
+    require_true_copy,
+)
 from fedpfl.models.transformer import Transformer
 from fedpfl.models.vit import timm, vit, vit_base, vit_small, vit_tiny
 
@@ -67,14 +75,17 @@ def build(
     head: str | None = None,
     **options: Any,
 ) -> Net:
-    """Build a network for samples of `shape` (images: channels, height, width), its initial values drawn from `seed`.
+    """Build a network for samples of `shape` (images: channels, height, width), its initial values
+    drawn from `seed`.
 
-    weights: initial values by name instead; the classifier is still drawn, if theirs is for other classes.
+    weights: initial values by name instead; the classifier is still drawn, if theirs is for other
+    classes.
     adapter: one of ADAPTERS, given its options.
     head: the name of the layer that answers the classes, where it cannot be found (`model.head`).
-    The generators of the process are seeded while it is built, torch's as the published runs seeded it, and put back.
-    Raises FedpflError for samples that the network cannot take, weights of another one, sizes that no memory holds, and
-    for what a network does in its calls that no run could keep apart between clients.
+    The generators of the process are seeded while it is built, torch's as the published runs seeded
+    it, and put back. Raises FedpflError for samples that the network cannot take, weights of
+    another one, sizes that no memory holds, and for what a network does in its calls that no run
+    could keep apart between clients.
     """
     make = partial(MODELS[name], shape, classes, **options)
     trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
@@ -113,19 +124,29 @@ def build(
         others = ", ".join(_fitting(shape, classes)) or "none"
         raise FedpflError(f"model={name}: {error}; models that take these: {others}") from None
     except MemoryError as error:
-        keys = " or ".join(f"model.{key}" for key, value in options.items() if not isinstance(value, str))
-        raise FedpflError(f"model={name}: {error}; lower {keys or 'the size of the samples'}") from None
+        keys = " or ".join(
+            f"model.{key}" for key, value in options.items() if not isinstance(value, str)
+        )
+        raise FedpflError(
+            f"model={name}: {error}; lower {keys or 'the size of the samples'}"
+        ) from None
     except FedpflError:
         raise
     except Exception as error:  # ValueError, or a mistake in the network
-        raise FedpflError(f"model={name}: {reason(error, kind=not isinstance(error, ValueError))[:300]}") from error
+        raise FedpflError(
+            f"model={name}: {reason(error, kind=not isinstance(error, ValueError))[:300]}"
+        ) from error
 
 
 def _made(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
-    """Return a new network; one with lazy layers is called once, which gives them their sizes and values."""
+    """Return a new network; one with lazy layers is called once, which gives them their sizes and
+    values.
+    """
     module = make()
     if not isinstance(module, nn.Module):
-        raise ValueError(f"must be made by a class or function that returns a torch.nn.Module, got {module!r}")
+        raise ValueError(
+            f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
+        )
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         with torch.no_grad():
             module.eval()(_blank(shape))
@@ -147,14 +168,20 @@ def _trace(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -
 
 
 def _completed(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a run under all names of what layers share, without buffers that no state_dict has."""
-    shared = {alias: weights[name] for alias, name in find_aliases(module).items() if name in weights}
+    """Return the weights of a run under all names of what layers share, without buffers that no
+    state_dict has.
+    """
+    shared = {
+        alias: weights[name] for alias, name in find_aliases(module).items() if name in weights
+    }
     passing = dict(module.named_buffers()).keys() - module.state_dict().keys()
     return {name: value for name, value in {**shared, **weights}.items() if name not in passing}
 
 
 class _Hollow(TorchFunctionMode):
-    """On "meta", where tensors have no values: does not fill them, which would load much of torch first."""
+    """On "meta", where tensors have no values: does not fill them, which would load much of torch
+    first.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func == Tensor.normal_ else func(*args, **(kwargs or {}))
@@ -176,20 +203,28 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
 
 
 def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Raise what a network raises that does not answer two samples with their logits, ValueError for other answers."""
+    """Raise what a network raises that does not answer two samples with their logits, ValueError
+    for other answers.
+    """
     module = copied(module).eval()  # which calls may change
     with torch.no_grad(), seeded_process(SEED):
         answer = module(_blank(shape))
     if not isinstance(answer, Tensor):
         what = type(answer).__name__
-        raise ValueError(f"answers with a {what}; forward must return the logits [batch, {classes}] alone, a tensor")
+        raise ValueError(
+            f"answers with a {what}; forward must return the logits [batch, {classes}] alone, a tensor"
+        )
     if answer.shape != (2, classes):
-        raise ValueError(f"answers two samples by {list(answer.shape)}, expected logits [2, {classes}]")
+        raise ValueError(
+            f"answers two samples by {list(answer.shape)}, expected logits [2, {classes}]"
+        )
 
 
 def _blank(shape: tuple[int, ...]) -> Tensor:
     """Return two samples of zeros."""
-    return torch.zeros(2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32)
+    return torch.zeros(
+        2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32
+    )
 
 
 def _fitting(shape: tuple[int, ...], classes: int) -> list[str]:

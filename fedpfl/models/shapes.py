@@ -1,6 +1,8 @@
-"""What shapes of samples networks take. Each function raises Unfit for others, with what was expected.
+"""What shapes of samples networks take. Each function raises Unfit for others, with what was
+expected.
 
-The shape of a federation's samples also says whether they are images, signals or token ids, and of which data set.
+The shape of a federation's samples also says whether they are images, signals or token ids, and of
+which data set.
 """
 
 from __future__ import annotations

@@ -23,14 +23,16 @@ def _unknown() -> Wiring:
 class Parts:
     """Parameter names of a network, by role; those that are frozen are none.
 
-    layers: from input to output; a layer is a convolution, linear map or embedding with the normalisation behind it.
+    layers: from input to output; a layer is a convolution, linear map or embedding with the
+    normalisation behind it.
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
-    head_name: the layer that answers the classes. linear_weight: its weight, where it is a linear layer.
+    head_name: the layer that answers the classes. linear_weight: its weight, where it is a linear
+    layer.
     unclear: why it is not known which layer that is, as a line for the user; "" where it is known.
     seed: what the initial values were drawn from, for methods that need more of them.
-    sample: the shape of a sample; () where nobody has said it. clients: of the federation, newcomers apart; rounds: of
-        the whole run; 0 where nobody has said them. statistics: BatchNorm's running ones, as every model has them at
-        first; {} for networks without.
+    sample: the shape of a sample; () where nobody has said it. clients: of the federation,
+        newcomers apart; rounds: of the whole run; 0 where nobody has said them. statistics:
+        BatchNorm's running ones, as every model has them at first; {} for networks without.
     pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without.
     """
 
@@ -60,21 +62,27 @@ class Parts:
 
     @property
     def head_layer(self) -> str:
-        """Return the name of the layer that answers the classes. Raises FedpflError where that is not clear."""
+        """Return the name of the layer that answers the classes. Raises FedpflError where that is
+        not clear.
+        """
         if self.unclear:
             raise FedpflError(self.unclear)
         return self.head_name
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Return the parameters of the head. Raises FedpflError where it is not clear which layer that is."""
+        """Return the parameters of the head. Raises FedpflError where it is not clear which layer
+        that is.
+        """
         if self.unclear:
             raise FedpflError(self.unclear)
         return self.head_entries
 
     @property
     def head_weight(self) -> str:
-        """Return the weight `[classes, features]` of a linear head. Raises FedpflError for a head of another kind."""
+        """Return the weight `[classes, features]` of a linear head. Raises FedpflError for a head
+        of another kind.
+        """
         if not self.linear_weight:
             raise FedpflError(
                 f"the method computes with the weight [classes, features] of a linear head, and this network's head, "
@@ -99,7 +107,8 @@ def parts(
     """Split by module. facts: `unclear`, `classes`, `seed` and what follows it.
 
     head_layer: the layer that answers the classes; by default the last linear one.
-    order: layers from input to output; by default, and before these, in the order in which they were declared.
+    order: layers from input to output; by default, and before these, in the order in which they
+    were declared.
     aliases: further names of shared parameters, whose first names alone are entries.
     """
     aliases = aliases or {}
@@ -108,7 +117,9 @@ def parts(
     batch_norm: list[str] = []
     last_linear, last_width = "", 0
     for prefix, child in sorted(module.named_modules(), key=lambda item: _position(item[0], order)):
-        trained = [name for name, leaf in child.named_parameters(recurse=False) if leaf.requires_grad]
+        trained = [
+            name for name, leaf in child.named_parameters(recurse=False) if leaf.requires_grad
+        ]
         names = [f"{prefix}.{name}" if prefix else name for name in trained]
         names = [name for name in names if name not in aliases]
         if isinstance(child, nn.Linear) and (names or _is_parametrised(child)):
@@ -116,7 +127,9 @@ def parts(
         if not names:
             continue
         if layers and (isinstance(child, NORMALISATION) or ".parametrizations." in f"{prefix}."):
-            layers[-1].extend(names)  # a parametrised layer keeps what it trains in a module below it
+            layers[-1].extend(
+                names
+            )  # a parametrised layer keeps what it trains in a module below it
         else:
             layers.append(names)
         if isinstance(child, NORMALISATION):
@@ -128,11 +141,17 @@ def parts(
     below = f"{name}." if name else ""
     entries = [entry for layer in layers for entry in layer]
     shared = [first for alias, first in aliases.items() if alias == name or alias.startswith(below)]
-    head = tuple(entry for entry in entries if entry == name or entry.startswith(below) or entry in shared)
+    head = tuple(
+        entry for entry in entries if entry == name or entry.startswith(below) or entry in shared
+    )
     if head_layer is not None:
-        layers.sort(key=lambda layer: bool(head) and set(layer) <= set(head))  # the head's come last
+        layers.sort(
+            key=lambda layer: bool(head) and set(layer) <= set(head)
+        )  # the head's come last
     linear_weight = ""
-    if any(prefix == name and isinstance(child, nn.Linear) for prefix, child in module.named_modules()):
+    if any(
+        prefix == name and isinstance(child, nn.Linear) for prefix, child in module.named_modules()
+    ):
         weight = aliases.get(f"{below}weight", f"{below}weight")
         linear_weight = weight if weight in head else ""
     facts["classes"] = facts.get("classes") or last_width

@@ -1,4 +1,6 @@
-"""Sums over samples of squared gradients, without holding a large tensor's gradient for each sample."""
+"""Sums over samples of squared gradients, without holding a large tensor's gradient for each
+sample.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,20 +20,31 @@ Taps = dict[str, tuple[nn.Module, Tensor]]
 
 
 def squared_gradients(
-    net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor, weight: Tensor
+    net: Bound,
+    loss: Callable[[Tree, Tensor, Tensor], Tensor],
+    params: Tree,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
 ) -> Tree:
-    """Return sum_n weight_n (d loss(params, x_n, y_n) / d params)^2 entry by entry, the network in evaluation mode.
+    """Return sum_n weight_n (d loss(params, x_n, y_n) / d params)^2 entry by entry, the network in
+    evaluation mode.
 
-    loss: of a batch of one sample; it calls `net`. params: the parameters asked for, by their names in the network.
+    loss: of a batch of one sample; it calls `net`. params: the parameters asked for, by their names
+    in the network.
     x, y, weight: `[samples, ...]`, `[samples]`, `[samples]`.
 
-    One sample's gradient of a linear layer's weight is the outer product of what reaches the output, d, and the
-    input, a, so the sum of its squares is the matrix product (weight d^2)^T a^2 (F. Dangel, F. Kunstner, P. Hennig,
-    BackPACK, ICLR 2020). A convolution's is summed over places first. All other parameters are differentiated sample
-    by sample.
+    One sample's gradient of a linear layer's weight is the outer product of what reaches the
+    output, d, and the input, a, so the sum of its squares is the matrix product (weight d^2)^T a^2
+    (F. Dangel, F. Kunstner, P. Hennig, BackPACK, ICLR 2020). A convolution's is summed over places
+    first. All other parameters are differentiated sample by sample.
     """
     layers = _layers(net, loss, params, x, y)
-    tapped = {f"{name}.{kind}" for name, (module, _) in layers.items() for kind, _ in module.named_parameters()}
+    tapped = {
+        f"{name}.{kind}"
+        for name, (module, _) in layers.items()
+        for kind, _ in module.named_parameters()
+    }
     rest = {name: value for name, value in params.items() if name not in tapped}
 
     def one(x: Tensor, y: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
@@ -40,21 +53,34 @@ def squared_gradients(
                 value = loss({**params, **rest}, x[None], y[None])
             return value, {name: inputs[0] for name, [(inputs, _)] in seen.items()}
 
-        return grad(objective, argnums=(0, 1), has_aux=True)(rest, {name: zeros for name, (_, zeros) in layers.items()})
+        return grad(objective, argnums=(0, 1), has_aux=True)(
+            rest, {name: zeros for name, (_, zeros) in layers.items()}
+        )
 
     total = tree.full_like(params, 0.0)
     for part in zip(*(whole.split(CHUNK) for whole in (x, y, weight)), strict=True):
         (others, deltas), inputs = vmap(one)(*part[:2])
-        now = {name: torch.tensordot(part[2], gradients.square(), 1) for name, gradients in others.items()}
+        now = {
+            name: torch.tensordot(part[2], gradients.square(), 1)
+            for name, gradients in others.items()
+        }
         for name, (module, _) in layers.items():
             squares = _squares(module, inputs[name][:, 0], deltas[name][:, 0], part[2])
-            now |= {f"{name}.{kind}": value for kind, value in squares.items() if f"{name}.{kind}" in params}
+            now |= {
+                f"{name}.{kind}": value
+                for kind, value in squares.items()
+                if f"{name}.{kind}" in params
+            }
         total = {name: value + now[name] for name, value in total.items()}
     return total
 
 
-def _layers(net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor) -> Taps:
-    """Linear layers and convolutions among `params` that a call uses once, and zeros of their output's shape."""
+def _layers(
+    net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor
+) -> Taps:
+    """Linear layers and convolutions among `params` that a call uses once, and zeros of their
+    output's shape.
+    """
     candidates: dict[str, nn.Module] = {
         name: module
         for name, module in net.net.module.named_modules()
@@ -70,7 +96,8 @@ def _layers(net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: 
     return {
         name: (candidates[name], torch.zeros_like(calls[0][1]))
         for name, calls in seen.items()
-        if len(calls) == 1 and calls[0][0][0].dim() == (2 if type(candidates[name]) is nn.Linear else 4)
+        if len(calls) == 1
+        and calls[0][0][0].dim() == (2 if type(candidates[name]) is nn.Linear else 4)
     }
 
 

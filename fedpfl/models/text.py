@@ -1,4 +1,6 @@
-"""A classifier for texts (after Joulin et al., Bag of Tricks for Efficient Text Classification, EACL 2017)."""
+"""A classifier for texts (after Joulin et al., Bag of Tricks for Efficient Text Classification,
+EACL 2017).
+"""
 
 from typing import Annotated
 
@@ -12,9 +14,9 @@ from fedpfl.models.shapes import tokens
 class Text(nn.Module):
     """Mean of the words' embeddings, fc, ReLU, classifier; embeddings and fc are `width` wide.
 
-    641,188 scalars for 4 classes as a default, however long the texts are.
-    Ids count from 1 and 0 is padding, which takes no part. Ids from `vocabulary` on share the last row, so that a
-    smaller vocabulary makes rare words one word where ids are sorted by frequency.
+    641,188 scalars for 4 classes as a default, however long the texts are. Ids count from 1 and 0
+    is padding, which takes no part. Ids from `vocabulary` on share the last row, so that a smaller
+    vocabulary makes rare words one word where ids are sorted by frequency.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """What a network does when it is called, found out by calling it before the first round.
 
-A network is kept as a pure function of its parameters and buffers. What else it changes or draws shows in a few calls
-on made-up samples: some of it is taken over (a frozen parameter that moves becomes a buffer), the rest is refused in
-one line, since it would leak from one client to the next.
+A network is kept as a pure function of its parameters and buffers. What else it changes or draws
+shows in a few calls on made-up samples: some of it is taken over (a frozen parameter that moves
+becomes a buffer), the rest is refused in one line, since it would leak from one client to the next.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ SEED = 20_261_125  # of the made-up samples and of what is drawn in the calls
 class Traits:
     """Hold what calls of a network showed.
 
-    draws: the generators of the process that it draws from (torch, numpy, random), in training or evaluation.
+    draws: the generators of the process that it draws from (torch, numpy, random), in training or
+    evaluation.
     recomputes: whether layers are called again in the backward pass (activation checkpointing).
-    moving: frozen parameters that a call changes by hand, such as averages: they are kept like buffers.
+    moving: frozen parameters that a call changes by hand, such as averages: they are kept like
+    buffers.
     changes_input: whether a call changes its samples in place.
     moves_in_evaluation: whether buffers change in evaluation mode too.
     trusted: whether the network is one of this package's, of which all this is known and tested.
@@ -45,7 +47,9 @@ class Traits:
 
 
 def made_up_samples(shape: tuple[int, ...], count: int, seed: int = SEED) -> Tensor:
-    """Return samples `[count, *shape]` to try a network on: normal numbers, or the token ids 0 and 1."""
+    """Return samples `[count, *shape]` to try a network on: normal numbers, or the token ids 0 and
+    1.
+    """
     generator = torch.Generator().manual_seed(seed)
     if kind(shape) == "token ids":
         return torch.randint(2, (count, *shape), generator=generator, dtype=torch.int32)
@@ -98,9 +102,13 @@ class _Observation:
 
         self.changes_input = not torch.equal(given, x)
         self.buffers = dict(self.module.named_buffers())
-        self.changed_buffers = {name for name, old in buffers.items() if _differs(old, self.buffers.get(name))}
+        self.changed_buffers = {
+            name for name, old in buffers.items() if _differs(old, self.buffers.get(name))
+        }
         now = dict(self.module.named_parameters())
-        self.changed_parameters = {name for name, old in parameters.items() if _differs(old, now.get(name))}
+        self.changed_parameters = {
+            name for name, old in parameters.items() if _differs(old, now.get(name))
+        }
 
     def gradients(self) -> list[Tensor | None]:
         """Return the gradients of all parameters, in order."""
@@ -112,11 +120,15 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        raise ValueError(f"cannot be copied, as each worker needs its own ({reason(error, kind=True)})") from None
+        raise ValueError(
+            f"cannot be copied, as each worker needs its own ({reason(error, kind=True)})"
+        ) from None
 
 
 def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
-    """Return whether the backward pass reads parameters again: with others in their place it gives other gradients."""
+    """Return whether the backward pass reads parameters again: with others in their place it gives
+    other gradients.
+    """
     used = copied(module).train()
     parameters = list(used.parameters())
     with seeded_process(SEED):
@@ -124,14 +136,17 @@ def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
         for layer in used.modules():
             for name, leaf in layer._parameters.items():
                 if leaf is not None:
-                    layer._parameters[name] = nn.Parameter(1.5 * leaf.detach() + 0.1, leaf.requires_grad)
+                    layer._parameters[name] = nn.Parameter(
+                        1.5 * leaf.detach() + 0.1, leaf.requires_grad
+                    )
         try:
             _backward(logits)
         except Exception:
             return True
     expected = observed.gradients()
     return any(
-        (leaf.grad is None) != (gradient is None) or (gradient is not None and not _equal(leaf.grad, gradient))
+        (leaf.grad is None) != (gradient is None)
+        or (gradient is not None and not _equal(leaf.grad, gradient))
         for leaf, gradient in zip(parameters, expected, strict=True)
     )
 
@@ -139,7 +154,9 @@ def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
 def _backward(logits: Tensor) -> None:
     """Differentiate the logits; raise ValueError where nothing leads back to the parameters."""
     if not logits.requires_grad:
-        raise ValueError("its logits have no gradient: forward must not detach them, or run under torch.no_grad")
+        raise ValueError(
+            "its logits have no gradient: forward must not detach them, or run under torch.no_grad"
+        )
     logits.float().logsumexp(1).sum().backward()
 
 
@@ -162,15 +179,20 @@ def _require_stable_parameters(module: nn.Module, shape: tuple[int, ...]) -> Non
     used = copied(module).train()
     with seeded_process(SEED), torch.no_grad():
         used(made_up_samples(shape, 3))
-    before, after = (list(dict(net.named_parameters(remove_duplicate=False))) for net in (module, used))
+    before, after = (
+        list(dict(net.named_parameters(remove_duplicate=False))) for net in (module, used)
+    )
     for name in sorted({*before} ^ {*after}):
-        raise ValueError(f"parameter {name} comes or goes in forward; make it in __init__, or a lazy layer of torch's")
+        raise ValueError(
+            f"parameter {name} comes or goes in forward; make it in __init__, or a lazy layer of torch's"
+        )
 
 
 def require_true_copy(module: nn.Module, built_alike: nn.Module, shape: tuple[int, ...]) -> None:
     """Raise ValueError where a copy of a network does not compute what the network itself does.
 
-    A hook or function that was made in __init__ and refers to the network by a closure still means the original one.
+    A hook or function that was made in __init__ and refers to the network by a closure still means
+    the original one.
     """
     copies = copied(module).eval(), built_alike.eval()
     for seed in (SEED, SEED + 1):  # what the first call left behind may show in the second
@@ -196,15 +218,20 @@ def _require_stable_buffers(module: nn.Module, observed: _Observation) -> None:
     for name, old in before.items():
         new = observed.buffers[name]
         if old.shape != new.shape or old.dtype != new.dtype:
-            forms = [f"{leaf.dtype}".removeprefix("torch.") + f" {list(leaf.shape)}" for leaf in (old, new)]
-            raise ValueError(f"buffer {name} is {forms[0]} before forward and {forms[1]} after it; keep its form")
+            forms = [
+                f"{leaf.dtype}".removeprefix("torch.") + f" {list(leaf.shape)}"
+                for leaf in (old, new)
+            ]
+            raise ValueError(
+                f"buffer {name} is {forms[0]} before forward and {forms[1]} after it; keep its form"
+            )
 
 
 def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
     """Raise ValueError where an attribute carries something from one call into the next.
 
-    A clean network gives the same whatever it was called on before. Attributes that are merely overwritten (features
-    kept for whoever looks) are the same after the same call, and do no harm.
+    A clean network gives the same whatever it was called on before. Attributes that are merely
+    overwritten (features kept for whoever looks) are the same after the same call, and do no harm.
     """
     used, fresh = copied(module).train(), copied(module).train()
     first, second = made_up_samples(shape, 3), made_up_samples(shape, 4, SEED + 1)
@@ -224,7 +251,9 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
                 raise ValueError(_HIDDEN.format(name=name))
     if not _equal(answer, expected):
         unlike = dict(_attributes(module))
-        names = [name for name, value in attributes[0].items() if not _equal(value, unlike.get(name))]
+        names = [
+            name for name, value in attributes[0].items() if not _equal(value, unlike.get(name))
+        ]
         raise ValueError(_HIDDEN.format(name=names[0] if names else "an attribute"))
 
 
@@ -237,14 +266,19 @@ _HIDDEN = (
 def _restore(used: nn.Module, module: nn.Module) -> None:
     """Give a used copy the parameters and buffers of the network again."""
     for target, source in zip(used.modules(), module.modules(), strict=True):
-        for tensors, originals in ((target._parameters, source._parameters), (target._buffers, source._buffers)):
+        for tensors, originals in (
+            (target._parameters, source._parameters),
+            (target._buffers, source._buffers),
+        ):
             for name, value in originals.items():
                 if value is not None:
                     tensors[name].data = value.detach().clone()  # type: ignore[union-attr]
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Give the values that modules keep beside parameters, buffers and layers, by name, as far as they compare."""
+    """Give the values that modules keep beside parameters, buffers and layers, by name, as far as
+    they compare.
+    """
     for prefix, layer in module.named_modules():
         for key, value in vars(layer).items():
             if key not in _MACHINERY:
@@ -260,7 +294,9 @@ _MACHINERY = {
 
 
 def _comparable(value: Any, depth: int = 3) -> Any:
-    """Return numbers, texts, tensors, states of generators and what holds them; of anything else its type."""
+    """Return numbers, texts, tensors, states of generators and what holds them; of anything else
+    its type.
+    """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return value
     if isinstance(value, Tensor):

@@ -13,11 +13,12 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class Transformer(nn.Module):
-    """Embeddings of tokens and places, blocks of attention, LayerNorm, and the classifier on one vector a text.
+    """Embeddings of tokens and places, blocks of attention, LayerNorm, and the classifier on one
+    vector a text.
 
     Ids from `vocabulary` on share the last row.
-    pool: mean over the words of a text, in which 0 is padding that takes no part, as in AG News; or the `last` token,
-        of texts in which 0 is a letter like others, as in Shakespeare.
+    pool: mean over the words of a text, in which 0 is padding that takes no part, as in AG News; or
+        the `last` token, of texts in which 0 is a letter like others, as in Shakespeare.
     """
 
     def __init__(
@@ -49,4 +50,6 @@ class Transformer(nn.Module):
         x = self.norm(x)
         if real is None:
             return self.classifier(x.select(-2, -1))
-        return self.classifier((x * real.unsqueeze(-1)).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1))
+        return self.classifier(
+            (x * real.unsqueeze(-1)).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1)
+        )

@@ -1,4 +1,6 @@
-"""Whether a network can be vectorised over clients: what engine=batched does to it, tried on two made-up clients."""
+"""Whether a network can be vectorised over clients: what engine=batched does to it, tried on two
+made-up clients.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ ACROSS_EVALUATION = "it looks at other samples of a batch in evaluation, and tho
 def find_obstacle(net: Net) -> str:
     """Return why the batched backend cannot take a network, in words; "" where it can.
 
-    A step and an evaluation of two clients, one with a padded minibatch, must equal each client's alone. Networks of
-    this package are known to.
+    A step and an evaluation of two clients, one with a padded minibatch, must equal each client's
+    alone. Networks of this package are known to.
     """
     if net.traits.trusted or not net.parts.sample:
         return ""
@@ -62,7 +64,9 @@ def _step(net: Net, client: int, rows: int, training: bool) -> Tree:
 
 
 def _steps_together(net: Net, training: bool) -> Tree:
-    """Return the same of both clients, vectorised; the second one's minibatch is padded with a sample of weight 0."""
+    """Return the same of both clients, vectorised; the second one's minibatch is padded with a
+    sample of weight 0.
+    """
     inputs = [_inputs(net, client) for client in (0, 1)]
     params, buffers = (tree.stack([values[place] for values in inputs]) for place in (0, 1))
     x = torch.stack([values[2] for values in inputs])
@@ -71,14 +75,22 @@ def _steps_together(net: Net, training: bool) -> Tree:
     weight[1, -1] = 0
 
     def one(_: Tensor, params: Tree, buffers: Tree, x: Tensor, weight: Tensor) -> Tree:
-        return _differentiate(net, params, buffers, x, weight.to(_float_type(params)), ROWS, training)
+        return _differentiate(
+            net, params, buffers, x, weight.to(_float_type(params)), ROWS, training
+        )
 
     with _ConstantDraws(), seeded_process(SEED):
         return vmap(one, randomness="different")(torch.arange(2), params, buffers, x, weight)
 
 
 def _differentiate(
-    net: Net, params: Tree, buffers: Tree, x: Tensor, weight: Tensor | None, rows: int, training: bool
+    net: Net,
+    params: Tree,
+    buffers: Tree,
+    x: Tensor,
+    weight: Tensor | None,
+    rows: int,
+    training: bool,
 ) -> Tree:
     """Return gradient, logits of the real rows and buffers of one client."""
 
@@ -90,7 +102,8 @@ def _differentiate(
         return (losses * shares).sum() / shares.sum(), (logits, bound.buffers.get("main", {}))
 
     gradient, (_, (logits, after)) = grad_and_value(objective, has_aux=True)(params)
-    # The one row more that the padded minibatch has is no client's: it is left out of the comparison.
+    # The one row more that the padded minibatch has is no client's: it is left out of the
+    # comparison.
     return {"gradient": gradient, "logits": logits[: ROWS - 1], "buffers": after}
 
 
@@ -120,13 +133,17 @@ def _agree(one: Tree, other: Tree) -> bool:
                 return False
             continue
         largest = float(a.abs().max()) if a.numel() else 0.0
-        if not torch.allclose(a, b.to(a.dtype), rtol=1e-3, atol=1e-5 * (1 + largest), equal_nan=True):
+        if not torch.allclose(
+            a, b.to(a.dtype), rtol=1e-3, atol=1e-5 * (1 + largest), equal_nan=True
+        ):
             return False
     return True
 
 
 class _ConstantDraws(TorchDispatchMode):
-    """Have every random operation of torch give a constant, so that results do not depend on who draws how much."""
+    """Have every random operation of torch give a constant, so that results do not depend on who
+    draws how much.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -16,24 +16,36 @@ Count = Annotated[int, AtLeast(1)]
 
 
 def vit(
-    shape: tuple[int, ...], classes: int, patch: Count = 4, layers: Count = 6, heads: Count = 4, width: Count = 128
+    shape: tuple[int, ...],
+    classes: int,
+    patch: Count = 4,
+    layers: Count = 6,
+    heads: Count = 4,
+    width: Count = 128,
 ) -> nn.Module:
-    """Build torchvision's VisionTransformer (Dosovitskiy et al., ICLR 2021) for square images, without dropout.
+    """Build torchvision's VisionTransformer (Dosovitskiy et al., ICLR 2021) for square images,
+    without dropout.
 
-    patch: pixels each way. Hidden layers are four times as wide as the stream, 1,205,898 scalars as a default for
-    [3, 32, 32] and 10 classes. Images of one channel have a first layer for one.
+    patch: pixels each way. Hidden layers are four times as wide as the stream, 1,205,898 scalars as
+    a default for [3, 32, 32] and 10 classes. Images of one channel have a first layer for one.
     """
     channels, height, side = image(shape, patch)
     if height != side or side % patch:
-        raise Unfit(f"images must be square, {patch} (model.patch) a divisor of their sides, got {height}x{side}")
+        raise Unfit(
+            f"images must be square, {patch} (model.patch) a divisor of their sides, got {height}x{side}"
+        )
     if width % heads:
         raise ValueError(f"model.width={width} must be a multiple of model.heads={heads}")
-    network = torchvision("models").VisionTransformer(side, patch, layers, heads, width, 4 * width, num_classes=classes)
+    network = torchvision("models").VisionTransformer(
+        side, patch, layers, heads, width, 4 * width, num_classes=classes
+    )
     if channels != network.conv_proj.in_channels:
         network.conv_proj = nn.Conv2d(channels, width, patch, patch)
     for block in network.encoder.layers:
         block.self_attention = ForTorchvision(width, heads)
-    nn.init.xavier_uniform_(network.heads.head.weight)  # torchvision's zeros would leave the body without a gradient
+    nn.init.xavier_uniform_(
+        network.heads.head.weight
+    )  # torchvision's zeros would leave the body without a gradient
     return network
 
 
@@ -59,13 +71,18 @@ def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_22
         import timm as library
         from timm.layers import set_fused_attn
     except ImportError:
-        raise FedpflError("model=timm needs the package timm; run `pip install fedpfl[timm]`") from None
+        raise FedpflError(
+            "model=timm needs the package timm; run `pip install fedpfl[timm]`"
+        ) from None
     channels, height, side = image(shape)
     set_fused_attn(False)  # whose kernels vmap has no rule for
     options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
     if not library.is_model(arch):
         near = ", ".join(library.list_models(f"*{arch}*")[:3]) or "see timm.list_models()"
         raise ValueError(f"timm has no {arch}; it has {near}")
-    if "img_size" in getattr(library.model_entrypoint(arch), "__code__", vit.__code__).co_varnames or "vit" in arch:
+    if (
+        "img_size" in getattr(library.model_entrypoint(arch), "__code__", vit.__code__).co_varnames
+        or "vit" in arch
+    ):
         options["img_size"] = (height, side)
     return library.create_model(arch, **options)

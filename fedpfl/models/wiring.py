@@ -1,4 +1,6 @@
-"""Which hidden neurons an entry of a parameter belongs to: what sub-models of a network are cut along."""
+"""Which hidden neurons an entry of a parameter belongs to: what sub-models of a network are cut
+along.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ class Axis(NamedTuple):
 class Wiring:
     """How hidden neurons and the entries of parameters and buffers belong together.
 
-    widths: neurons per group, from input to output. A group is named after the first layer that makes it; layers that
-    write to one residual stream share it.
-    axes: of each parameter and buffer, for each leading axis. None: input channels, tokens, classes, always active.
-    Axes beyond these (kernels) have no neurons.
+    widths: neurons per group, from input to output. A group is named after the first layer that
+    makes it; layers that write to one residual stream share it.
+    axes: of each parameter and buffer, for each leading axis. None: input channels, tokens,
+    classes, always active. Axes beyond these (kernels) have no neurons.
     """
 
     widths: dict[str, int]
@@ -47,11 +49,13 @@ class Wiring:
 
 
 def wire(module: nn.Module) -> Wiring:
-    """Follow the channels through the network, without an example. Other threads may compute meanwhile.
+    """Follow the channels through the network, without an example. Other threads may compute
+    meanwhile.
 
-    Convolutions, linear layers, embeddings and LSTM make neurons; what makes the output makes classes. Raises
-    ValueError for an operation that is not known to keep neurons apart.
-    Zeroed neurons are not always as good as absent ones: GroupNorm and LayerNorm take statistics over neurons.
+    Convolutions, linear layers, embeddings and LSTM make neurons; what makes the output makes
+    classes. Raises ValueError for an operation that is not known to keep neurons apart. Zeroed
+    neurons are not always as good as absent ones: GroupNorm and LayerNorm take statistics over
+    neurons.
     """
     names = dict(module.named_parameters(remove_duplicate=False))
     if not all(leaf.requires_grad for leaf in names.values()):
@@ -66,18 +70,25 @@ def wire(module: nn.Module) -> Wiring:
     walk = _Walk(module)
     for node in graph.nodes:
         walk.visit(node)
-    axes = {name: tuple(axis and walk.resolved(axis) for axis in along) for name, along in walk.axes.items()}
+    axes = {
+        name: tuple(axis and walk.resolved(axis) for axis in along)
+        for name, along in walk.axes.items()
+    }
     for name in (*names, *dict(module.named_buffers())):
         if name not in axes:
             raise ValueError(f"{name} belongs to no layer that is used")
-    return Wiring({g: n for g, n in walk.widths.items() if walk.find(g) == g and g not in walk.classes}, axes)
+    return Wiring(
+        {g: n for g, n in walk.widths.items() if walk.find(g) == g and g not in walk.classes}, axes
+    )
 
 
 _LOCK = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Layers are leaves, ours too. A trace patches nn.Module for all threads: the calls of others pass through."""
+    """Layers are leaves, ours too. A trace patches nn.Module for all threads: the calls of others
+    pass through.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,10 +96,16 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether it is a layer of torch or of ours."""
-        return isinstance(m, (*NORMALISATION, LSTMLayer)) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (*NORMALISATION, LSTMLayer)) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
     def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Make a node, or for another thread just call."""
         if threading.get_ident() != self._thread:
@@ -98,9 +115,11 @@ class _Tracer(fx.Tracer):
 
 @dataclass(frozen=True)
 class _Flow:
-    """What a value carries: neurons of `group` along axis `at` (from the end if negative) of `rank`, where known.
+    """What a value carries: neurons of `group` along axis `at` (from the end if negative) of
+    `rank`, where known.
 
-    group None: no neurons (inputs, sizes). flat: several entries per neuron, one neuron after the other.
+    group None: no neurons (inputs, sizes). flat: several entries per neuron, one neuron after the
+    other.
     """
 
     group: str | None = None
@@ -113,7 +132,9 @@ class _Flow:
         if self.rank is not None:
             return index % self.rank
         if (index < 0) != (self.at < 0):
-            raise ValueError("counts axes from the other end than the neurons' and their number is not known")
+            raise ValueError(
+                "counts axes from the other end than the neurons' and their number is not known"
+            )
         return index
 
 
@@ -142,7 +163,11 @@ class _Walk:
     def visit(self, node: fx.Node) -> None:
         """Find what the node's value carries."""
         given = [self.flows[inner] for inner in node.all_input_nodes]
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        name = (
+            node.target
+            if isinstance(node.target, str)
+            else getattr(node.target, "__name__", str(node.target))
+        )
         try:
             if node.op == "placeholder":
                 self.flows[node] = _Flow()
@@ -180,7 +205,9 @@ class _Walk:
             return self.make(name, layer.out_channels, named, inputs, _Flow(name, 1, rank))
         if isinstance(layer, nn.Linear):
             inputs, axes = self.along(given[0], -1, layer.in_features), given[0].rank
-            return self.make(name, layer.out_features, named, inputs, _Flow(name, (axes or 0) - 1, axes))
+            return self.make(
+                name, layer.out_features, named, inputs, _Flow(name, (axes or 0) - 1, axes)
+            )
         if isinstance(layer, nn.Embedding):
             if given[0].group is not None:
                 raise ValueError("takes token ids, not neurons")
@@ -198,7 +225,9 @@ class _Walk:
             raise ValueError(f"{type(layer).__name__} has no known wiring")
         return self.operation(type(layer).__name__, node, given, vars(layer))
 
-    def make(self, name: str, width: int, named: dict[str, Any], inputs: Axis | None, out: _Flow) -> _Flow:
+    def make(
+        self, name: str, width: int, named: dict[str, Any], inputs: Axis | None, out: _Flow
+    ) -> _Flow:
         """Make new neurons of a layer with weight `[out, in, ...]` and perhaps bias `[out]`."""
         if any(key not in (f"{name}.weight", f"{name}.bias") for key in named):
             raise ValueError(f"has more than weight and bias: {', '.join(named)}")
@@ -226,7 +255,10 @@ class _Walk:
             index, size = -1, int(layer.normalized_shape[0])
         else:
             assert isinstance(layer, nn.GroupNorm | nn.modules.batchnorm._NormBase)
-            index, size = 1, layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features
+            index, size = (
+                1,
+                layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features,
+            )
             if flow.rank is None and flow.at == -1:  # BatchNorm1d after a linear layer
                 flow = replace(flow, at=1, rank=2)
         axis = self.along(flow, index, size)
@@ -235,9 +267,15 @@ class _Walk:
         return flow
 
     def operation(
-        self, name: str, node: fx.Node, given: list[_Flow], settings: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        node: fx.Node,
+        given: list[_Flow],
+        settings: Mapping[str, Any] | None = None,
     ) -> _Flow:
-        """Return what a function, a method, or (then with settings) a layer without parameters gives."""
+        """Return what a function, a method, or (then with settings) a layer without parameters
+        gives.
+        """
         kind = name.replace("_", "").lower()
         rest = node.args[1:]
         options = {**node.kwargs, **(settings or {})}
@@ -280,7 +318,10 @@ class _Walk:
             a, b = self.find(flow.group), self.find(other.group)
             if a == b:
                 continue
-            if replace(flow, group=b) != replace(other, group=b) or self.widths[a] != self.widths[b]:
+            if (
+                replace(flow, group=b) != replace(other, group=b)
+                or self.widths[a] != self.widths[b]
+            ):
                 raise ValueError(f"neurons of {a} and {b} do not match")
             first, second = sorted((a, b), key=list(self.widths).index)
             self.above[second] = first
@@ -297,7 +338,11 @@ class _Walk:
             raise ValueError("takes neurons together")
         if keepdim:
             return flow
-        before = sum(index < flow.at for index in gone) if flow.at >= 0 else -sum(index > flow.at for index in gone)
+        before = (
+            sum(index < flow.at for index in gone)
+            if flow.at >= 0
+            else -sum(index > flow.at for index in gone)
+        )
         rank = None if flow.rank is None else flow.rank - len(gone)
         return replace(flow, at=flow.at - before, rank=rank)
 

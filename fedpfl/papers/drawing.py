@@ -24,18 +24,26 @@ Points = list[tuple[float, tuple[float, float]]]
 
 
 class Figure(NamedTuple):
-    """of: the groups it shows. paint: draws them. experiment: that makes its runs, if not its namesake."""
+    """of: the groups it shows. paint: draws them. experiment: that makes its runs, if not its
+    namesake.
+    """
 
     of: Callable[[Sequence[Group]], list[Group]]
     paint: Callable[[list[Group], Path, Selection], list[Path]]
     experiment: str = ""
 
-    def draw(self, name: str, gathered: Sequence[Group], folder: Path, rule: Selection) -> list[Path]:
-        """Draw `paper/figure` to `paper_figure.png` and `.pdf`. Raises FedpflError where no run fits."""
+    def draw(
+        self, name: str, gathered: Sequence[Group], folder: Path, rule: Selection
+    ) -> list[Path]:
+        """Draw `paper/figure` to `paper_figure.png` and `.pdf`. Raises FedpflError where no run
+        fits.
+        """
         shown = self.of(gathered)
         if not shown:
             experiment = self.experiment or name
-            raise FedpflError(f"no runs for {name}; run `python -m fedpfl.train experiment={experiment}`")
+            raise FedpflError(
+                f"no runs for {name}; run `python -m fedpfl.train experiment={experiment}`"
+            )
         return self.paint(shown, folder / name.replace("/", "_"), rule)
 
 
@@ -61,7 +69,9 @@ def alpha(run: Run) -> float | None:
 
 
 def value(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
-    """Return mean and standard deviation over seeds of the judged accuracy, or of another column of its row."""
+    """Return mean and standard deviation over seeds of the judged accuracy, or of another column of
+    its row.
+    """
     rows = judged(group, rule.select, rule.every).values()
     if rule.select == "validation" and not rows:
         raise unchosen(group)  # a figure has no notes
@@ -70,13 +80,25 @@ def value(group: Group, rule: Selection, column: str = "") -> tuple[float, float
 
 def line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> None:
     """Draw a line through the means, with error bars where there is a spread."""
-    across, means, spreads = [x for x, _ in points], [mean for _, (mean, _) in points], [std for _, (_, std) in points]
-    error = None if all(map(math.isnan, spreads)) else [0.0 if math.isnan(spread) else spread for spread in spreads]
-    ax.errorbar(across, means, yerr=error, label=legible(label), capsize=2, **{**look(place), **changes})
+    across, means, spreads = (
+        [x for x, _ in points],
+        [mean for _, (mean, _) in points],
+        [std for _, (_, std) in points],
+    )
+    error = (
+        None
+        if all(map(math.isnan, spreads))
+        else [0.0 if math.isnan(spread) else spread for spread in spreads]
+    )
+    ax.errorbar(
+        across, means, yerr=error, label=legible(label), capsize=2, **{**look(place), **changes}
+    )
 
 
 Lines = Callable[[Group], dict[str, str]]
-"""What a group's lines are called, each with its column of rounds.csv, empty for the judged accuracy."""
+"""What a group's lines are called, each with its column of rounds.csv, empty for the judged
+accuracy.
+"""
 
 
 def over(
@@ -97,7 +119,11 @@ def over(
         def draw(ax: Axes, members: list[Group]) -> None:
             placed = [(at, group) for group in members if (at := x(group.runs[0])) is not None]
             for number, name in enumerate(names):
-                own = [(at, value(group, rule, lines(group)[name])) for at, group in placed if name in lines(group)]
+                own = [
+                    (at, value(group, rule, lines(group)[name]))
+                    for at, group in placed
+                    if name in lines(group)
+                ]
                 if len(points := sorted(point for point in own if not math.isnan(point[1][0]))) > 1:
                     line(ax, points, name, number)
             own_columns = any(column for group in members for column in lines(group).values())
@@ -112,9 +138,13 @@ def over(
     return paint
 
 
-def of_method(method: str, recorded: Callable[[Group], Any]) -> Callable[[Sequence[Group]], list[Group]]:
+def of_method(
+    method: str, recorded: Callable[[Group], Any]
+) -> Callable[[Sequence[Group]], list[Group]]:
     """Return a choice of the method's runs that recorded it."""
-    return lambda every: [group for group in every if group.runs[0].method_name == method and recorded(group)]
+    return lambda every: [
+        group for group in every if group.runs[0].method_name == method and recorded(group)
+    ]
 
 
 def masks(group: Group) -> list[dict[str, Mask]]:

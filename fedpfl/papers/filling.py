@@ -1,7 +1,7 @@
 """Fill a paper's table from runs: `python -m fedpfl.report paper fedobp/table3 fedselect/table1`.
 
-Every cell shows the own value above the published one and their difference; what is missing is listed with the command
-that fills it.
+Every cell shows the own value above the published one and their difference; what is missing is
+listed with the command that fills it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ DIFFERENCES = {"percent": "difference", "decimal": "difference", "entries": "cha
 class Filled:
     """What runs say of a layout's cells.
 
-    speaking: the groups that fill the parts. parts, values: numbers by seed, of parts and of cells. reached: the state
-    of cells whose runs are not whole. ambiguous: groups that are one of several that fit.
+    speaking: the groups that fill the parts. parts, values: numbers by seed, of parts and of cells.
+    reached: the state of cells whose runs are not whole. ambiguous: groups that are one of several
+    that fit.
     """
 
     layout: Layout
@@ -48,7 +49,9 @@ class Filled:
     @property
     def places(self) -> list[Place]:
         """All cells, line by line."""
-        return [(i, j) for i in range(len(self.layout.lines)) for j in range(len(self.layout.places))]
+        return [
+            (i, j) for i in range(len(self.layout.lines)) for j in range(len(self.layout.places))
+        ]
 
     @property
     def shown(self) -> dict[Part, Group]:
@@ -59,7 +62,11 @@ class Filled:
     def hollow(self) -> set[Part]:
         """The parts whose runs hold no number where they are judged."""
         rule = self.rule
-        return {part for part, group in self.speaking.items() if emptiness([group], rule.select, rule.every, rule.by)}
+        return {
+            part
+            for part, group in self.speaking.items()
+            if emptiness([group], rule.select, rule.every, rule.by)
+        }
 
     def absent(self) -> Iterator[Part]:
         """Yield the parts that runs would fill."""
@@ -80,8 +87,9 @@ def fill(
 ) -> Table:
     """Fill table `paper/name` from groups of runs.
 
-    rule: None for the paper's own. only: columns of these data sets; by default the paper's, or those of the runs where
-    none of the papers' is among them. test: t or wilcoxon, against the last line.
+    rule: None for the paper's own. only: columns of these data sets; by default the paper's, or
+    those of the runs where none of the papers' is among them. test: t or wilcoxon, against the last
+    line.
     """
     whole = TABLES[name]
     assert isinstance(whole, Layout)
@@ -96,8 +104,14 @@ def fill(
     frame = pd.DataFrame([_record(name, filled, place, cells[place]) for place in filled.places])
     return Table(
         "",
-        (Column(""), *(Column(place.heading[1], "percent", place.heading[0]) for place in layout.places)),
-        [[Cell(line.label), *(cells[i, j] for j in range(len(layout.places)))] for i, line in enumerate(layout.lines)],
+        (
+            Column(""),
+            *(Column(place.heading[1], "percent", place.heading[0]) for place in layout.places),
+        ),
+        [
+            [Cell(line.label), *(cells[i, j] for j in range(len(layout.places)))]
+            for i, line in enumerate(layout.lines)
+        ],
         frame,
         _caption(filled),
         tuple(notes),
@@ -119,7 +133,9 @@ def _filled(layout: Layout, gathered: Sequence[Group], rule: Selection) -> Fille
             if len(own) > 1:
                 filled.ambiguous[best.title] = None
         filled.values[i, j] = _mean([filled.parts.get((i, j, alpha), {}) for alpha in place.alphas])
-    filled.reached = {part[:2]: group.status for part, group in filled.shown.items() if not group.whole}
+    filled.reached = {
+        part[:2]: group.status for part, group in filled.shown.items() if not group.whole
+    }
     return filled
 
 
@@ -128,8 +144,12 @@ def _notes(filled: Filled) -> Iterator[str]:
     layout, rule = filled.layout, filled.rule
     yield from published.departures(_setups(layout, filled.shown))
     yield from _mixed(layout, filled.speaking)
-    yield from chosen_on(rule.select) if any(line.kind == "percent" for line in layout.lines) else ()
-    yield from emptiness(_once(filled.speaking[part] for part in filled.hollow), rule.select, rule.every, rule.by)
+    yield from (
+        chosen_on(rule.select) if any(line.kind == "percent" for line in layout.lines) else ()
+    )
+    yield from emptiness(
+        _once(filled.speaking[part] for part in filled.hollow), rule.select, rule.every, rule.by
+    )
     if filled.ambiguous:
         which = few(filled.ambiguous)
         yield f"Several configurations fit {which}; shown is the one nearest to the paper's, then the longest."
@@ -137,7 +157,9 @@ def _notes(filled: Filled) -> Iterator[str]:
         told = few(dict.fromkeys(filled.reached.values()))
         yield f"° not all planned rounds: the last evaluation that there is ({told})."
     yield from filter(None, [layout.note])
-    untold = [(one.label, one.untold) for one in layout.lines] + [(one.setting, one.untold) for one in layout.places]
+    untold = [(one.label, one.untold) for one in layout.lines] + [
+        (one.setting, one.untold) for one in layout.places
+    ]
     for why in dict.fromkeys(why for _, why in untold if why):
         yield f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}."
 
@@ -181,8 +203,12 @@ def _mark(filled: Filled, cells: Mapping[Place, Cell]) -> None:
     """Mark the best and the second of each column, among accuracies."""
     ranked = [i for i, line in enumerate(filled.layout.lines) if line.kind == "percent"]
     for j in range(len(filled.layout.places)):
-        groups = [[group for part, group in filled.shown.items() if part[:2] == (i, j)] for i in ranked]
-        finished = [bool(own) and all(group.used[0].status == "finished" for group in own) for own in groups]
+        groups = [
+            [group for part, group in filled.shown.items() if part[:2] == (i, j)] for i in ranked
+        ]
+        finished = [
+            bool(own) and all(group.used[0].status == "finished" for group in own) for own in groups
+        ]
         mark([cells[i, j] for i in ranked], finished)
 
 
@@ -190,7 +216,9 @@ def _once(gathered: Iterable[Group]) -> list[Group]:
     return list({id(group): group for group in gathered}.values())
 
 
-def _setups(layout: Layout, shown: Mapping[Part, Group]) -> list[tuple[Group, Mapping[str, Any], str]]:
+def _setups(
+    layout: Layout, shown: Mapping[Part, Group]
+) -> list[tuple[Group, Mapping[str, Any], str]]:
     """What `departures` takes, for every group once."""
     found: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
     for (i, j, _), group in shown.items():
@@ -201,7 +229,9 @@ def _setups(layout: Layout, shown: Mapping[Part, Group]) -> list[tuple[Group, Ma
 
 
 def _values(group: Group, measure: Measure, rule: Selection) -> dict[int, float]:
-    """What the cell shows, by seed; nothing where a seed lacks it, as a mean of the others would not be the group's."""
+    """What the cell shows, by seed; nothing where a seed lacks it, as a mean of the others would
+    not be the group's.
+    """
     found = judged(group, rule.select, rule.every, rule.by)
     values = {run.seed: measure(run, row, rule) for run, row in found.items()}
     return {} if any(map(math.isnan, values.values())) else values
@@ -214,20 +244,30 @@ def _mean(parts: Sequence[dict[int, float]]) -> dict[int, float]:
 
 
 def _mixed(layout: Layout, speaking: Mapping[Part, Group]) -> list[str]:
-    """Say what of a column's runs is not as in most of them, but for the method and what a line is about."""
+    """Say what of a column's runs is not as in most of them, but for the method and what a line is
+    about.
+    """
     told: dict[str, None] = {}
     for j, place in enumerate(layout.places):
         for alpha in place.alphas:
-            alike = [i for i, line in enumerate(layout.lines) if all(key.startswith("method.") for key in line.where)]
+            alike = [
+                i
+                for i, line in enumerate(layout.lines)
+                if all(key.startswith("method.") for key in line.where)
+            ]
             shown = _once(speaking[i, j, alpha] for i in alike if (i, j, alpha) in speaking)
             for group, words in zip(shown, unlike(shown), strict=True):
                 if words:
-                    told[f"{group.runs[0].called} on {', '.join(place.heading)} ({', '.join(words)})"] = None
+                    told[
+                        f"{group.runs[0].called} on {', '.join(place.heading)} ({', '.join(words)})"
+                    ] = None
     return [f"Not alike in what a column should share: {few(told)}."] if told else []
 
 
 def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
-    """Compare the last line with each other one, paired over seeds; collects what differs, and says how it went."""
+    """Compare the last line with each other one, paired over seeds; collects what differs, and says
+    how it went.
+    """
     from fedpfl.report.compare import LEAST, paired_test
 
     last, counts = len(filled.layout.lines) - 1, set()
@@ -240,7 +280,9 @@ def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
                 differs.add((i, j))
     against = filled.layout.lines[last].label
     if not counts:
-        return f"No paired test against {against}: no two of its seeds were run with another method."
+        return (
+            f"No paired test against {against}: no two of its seeds were run with another method."
+        )
     name = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
     few_seeds = f" (never met with fewer than {LEAST[test]})" if min(counts) < LEAST[test] else ""
     numbers = " to ".join(map(str, sorted({min(counts), max(counts)})))
@@ -268,8 +310,13 @@ def _caption(filled: Filled) -> str:
     for i, line in enumerate(layout.lines):
         own = {j: sorted(values[i, j]) for j in range(len(layout.places)) if values[i, j]}
         one = len({tuple(told) for told in own.values()}) == 1
-        seeds |= {line.label if one else f"{line.label} on {', '.join(layout.places[j].heading)}": own[j] for j in own}
-    both = any(line.measure is tuned for line in layout.lines) and not rule.accuracy.startswith("cohort_")
+        seeds |= {
+            line.label if one else f"{line.label} on {', '.join(layout.places[j].heading)}": own[j]
+            for j in own
+        }
+    both = any(line.measure is tuned for line in layout.lines) and not rule.accuracy.startswith(
+        "cohort_"
+    )
     what = f"{which}, before fine-tuning but for FedAvg+FT," if both else which
     return f"{layout.title}. Test accuracy in percent, {what} at {when}; {over_which(seeds)}. {below}; {layout.about}."
 
@@ -277,7 +324,9 @@ def _caption(filled: Filled) -> str:
 def _missing(layout: Layout, whole: Layout, empty: Sequence[Part]) -> tuple[str, ...]:
     """Make the commands that fill the empty cells, as few as say it. whole: with all columns."""
     swept: dict[tuple[str, str], set[str]] = {}
-    for i, j in ((i, j) for i in range(len(whole.lines)) for j in range(len(whole.places)) if whole.swept):
+    for i, j in (
+        (i, j) for i in range(len(whole.lines)) for j in range(len(whole.places)) if whole.swept
+    ):
         for alpha in whole.places[j].alphas:
             words = whole.words(i, j, alpha)
             for key, value in words.items():

@@ -1,4 +1,6 @@
-"""What a paper's table is: its lines and columns, and which runs fill a cell with what, beside which number."""
+"""What a paper's table is: its lines and columns, and which runs fill a cell with what, beside
+which number.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from fedpfl.report.table import Table
 
 
 class Selection(NamedTuple):
-    """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in `accuracy_table`.
+    """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in
+    `accuracy_table`.
 
     published: it is the paper's own, by which other numbers are counted too.
     """
@@ -50,29 +53,43 @@ def accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def untrained(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the averaged model's accuracy, where others are judged right after training."""
-    return float(row.get("accuracy" if rule.accuracy.startswith("cohort_") else rule.accuracy, math.nan))
+    return float(
+        row.get("accuracy" if rule.accuracy.startswith("cohort_") else rule.accuracy, math.nan)
+    )
 
 
 def tuned(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the accuracy after fine-tuning."""
     if rule.accuracy.startswith("cohort_"):  # fine-tuning is judged on all clients
         return float(row.get("ft_accuracy", math.nan))
-    return float(row.get(rule.accuracy if rule.accuracy.startswith("ft_") else f"ft_{rule.accuracy}", math.nan))
+    return float(
+        row.get(
+            rule.accuracy if rule.accuracy.startswith("ft_") else f"ft_{rule.accuracy}", math.nan
+        )
+    )
 
 
 def has(run: Run, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a run has these values of its configuration, one of several; what it does not have is false."""
-    found = ((run.get(key), value if isinstance(value, tuple) else (value,)) for key, value in wanted.items())
+    """Return whether a run has these values of its configuration, one of several; what it does not
+    have is false.
+    """
+    found = (
+        (run.get(key), value if isinstance(value, tuple) else (value,))
+        for key, value in wanted.items()
+    )
     return all(own in values or (own is None and False in values) for own, values in found)
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One row of a table: which runs fill it, with what, beside which published number, and by which command.
+    """One row of a table: which runs fill it, with what, beside which published number, and by
+    which command.
 
-    experiment: `{}` stands for the place's. where: values that its runs must have and its command says, perhaps by data
-    set (empty: others); usual: that they must have besides. words: the command's, if not method and `where`.
-    known_as, metric, setting: under which the number is published, by default the label, the table's and the place's.
+    experiment: `{}` stands for the place's. where: values that its runs must have and its command
+    says, perhaps by data set (empty: others); usual: that they must have besides. words: the
+    command's, if not method and `where`.
+    known_as, metric, setting: under which the number is published, by default the label, the
+    table's and the place's.
     untold: why it has no own value.
     """
 
@@ -95,8 +112,10 @@ class Line:
 class Place:
     """One column of a table: what its runs are on.
 
-    setting: as published. where: values that its runs must have. alphas: of a Dirichlet partition; of several a cell
-    shows the mean. experiment, words: of the command. setup: what else is published of them. faulty: with the published
+    setting: as published. where: values that its runs must have. alphas: of a Dirichlet partition;
+    of several a cell
+    shows the mean. experiment, words: of the command. setup: what else is published of them.
+    faulty: with the published
     MedMNIST normalisation. measure: instead of the line's. untold: why there is no own value.
     """
 
@@ -114,15 +133,19 @@ class Place:
     @property
     def heading(self) -> tuple[str, str]:
         """The names of data set and setting."""
-        return DATASETS.get(self.dataset, self.dataset) + (" as published" if self.faulty else ""), self.setting
+        return DATASETS.get(self.dataset, self.dataset) + (
+            " as published" if self.faulty else ""
+        ), self.setting
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """A table: its lines and columns.
 
-    source: of the published numbers. rule, about: the paper's own, and what is known of it. setup: what the published
-    runs share, perhaps by run. note: more to say below it. swept: its experiments run exactly what the table shows.
+    source: of the published numbers. rule, about: the paper's own, and what is known of it. setup:
+    what the published
+    runs share, perhaps by run. note: more to say below it. swept: its experiments run exactly what
+    the table shows.
     """
 
     title: str
@@ -150,9 +173,16 @@ class Layout:
     def words(self, i: int, j: int, alpha: float | None) -> dict[str, str]:
         """Return the overrides that run what a cell shows at an alpha."""
         line, place = self.lines[i], self.places[j]
-        told = line.words or {"method": line.method} | {key: spelt(value) for key, value in self.where(i, j).items()}
+        told = line.words or {"method": line.method} | {
+            key: spelt(value) for key, value in self.where(i, j).items()
+        }
         more = {} if alpha is None else {"partition.alpha": f"{alpha:g}"}
-        return {"experiment": line.experiment.format(place.experiment), **told, **place.words, **more}
+        return {
+            "experiment": line.experiment.format(place.experiment),
+            **told,
+            **place.words,
+            **more,
+        }
 
     def setup_of(self, run: Run, j: int) -> Mapping[str, Any]:
         """Return the published set-up of a run in a column."""
@@ -162,22 +192,39 @@ class Layout:
     def fits(self, run: Run, i: int, j: int, alpha: float | None) -> bool:
         """Return whether a run may fill a cell, or its part at an alpha."""
         line, place = self.lines[i], self.places[j]
-        if line.untold or place.untold or (run.method_name, run.dataset_name) != (line.method, place.dataset):
+        if (
+            line.untold
+            or place.untold
+            or (run.method_name, run.dataset_name) != (line.method, place.dataset)
+        ):
             return False
-        if run.dataset.endswith("as published") != place.faulty or alpha not in (None, run.get("partition.alpha")):
+        if run.dataset.endswith("as published") != place.faulty or alpha not in (
+            None,
+            run.get("partition.alpha"),
+        ):
             return False
-        if run.get("system.profile") not in (None, "uniform"):  # takes other hours, and is not always reached
+        if run.get("system.profile") not in (
+            None,
+            "uniform",
+        ):  # takes other hours, and is not always reached
             return False
         return has(run, {**place.where, **self.where(i, j), **line.usual}) and line.fits(run)
 
     def on(self, datasets: Sequence[str]) -> Layout:
-        """Return the table with columns for these data sets: the paper's own, or else each of its settings."""
+        """Return the table with columns for these data sets: the paper's own, or else each of its
+        settings.
+        """
         places = []
         for name in datasets:
             own = [place for place in self.places if place.dataset == name]
-            other = {place.setting: dataclasses.replace(place, dataset=name) for place in reversed(self.places)}
+            other = {
+                place.setting: dataclasses.replace(place, dataset=name)
+                for place in reversed(self.places)
+            }
             places += own or [
-                dataclasses.replace(place, words={"dataset": name, **place.words} | {"dataset": name})
+                dataclasses.replace(
+                    place, words={"dataset": name, **place.words} | {"dataset": name}
+                )
                 for place in reversed(other.values())
             ]
         return dataclasses.replace(self, places=tuple(places))

@@ -15,7 +15,9 @@ from fedpfl.report.text import bare, few
 
 
 class Published(NamedTuple):
-    """One published number, an accuracy in percent or what its metric says; std is nan and note empty where unknown."""
+    """One published number, an accuracy in percent or what its metric says; std is nan and note
+    empty where unknown.
+    """
 
     value: float
     std: float
@@ -28,7 +30,9 @@ Key = tuple[str, str, str, str, str]
 
 
 def lookup(key: Key) -> Published | None:
-    """Return a published number. The data set may be a name of the configuration, the method in any spelling."""
+    """Return a published number. The data set may be a name of the configuration, the method in any
+    spelling.
+    """
     source, metric, method, dataset, setting = key
     return numbers().get((source, metric, bare(method), DATASETS.get(dataset, dataset), setting))
 
@@ -36,18 +40,26 @@ def lookup(key: Key) -> Published | None:
 @cache
 def numbers() -> dict[Key, Published]:
     """Return all published numbers."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*/published.csv"))]
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in sorted(Path(__file__).parent.glob("*/published.csv"))
+    ]
     return {
-        (row["source"], row["metric"], bare(row["method"]), row["dataset"], row["setting"]): Published(
-            float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
-        )
+        (
+            row["source"],
+            row["metric"],
+            bare(row["method"]),
+            row["dataset"],
+            row["setting"],
+        ): Published(float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"])
         for text in texts
         for row in csv.DictReader(text.splitlines())
     }
 
 
 def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
-    """Say in what runs depart from the published set-up, and what is known about the published code; a line each.
+    """Say in what runs depart from the published set-up, and what is known about the published
+    code; a line each.
 
     compared: groups, each with its set-up by dotted key and what is known.
     """

@@ -27,9 +27,9 @@ def show(
 ) -> Iterator[tuple[str, Table | list[Path]]]:
     """Yield what is asked for by name: tables, and the files that a figure was written to.
 
-    out: the folder of figures. rule: None for each table's own. names: of NAMES, or all of which there are runs. only:
-    `tables` or `figures`. datasets: only these columns. test: of `compare.LEAST`. Raises FedpflError where a figure has
-    no runs.
+    out: the folder of figures. rule: None for each table's own. names: of NAMES, or all of which
+    there are runs. only: `tables` or `figures`. datasets: only these columns. test: of
+    `compare.LEAST`. Raises FedpflError where a figure has no runs.
     """
     gathered = [one for one in gathered if not datasets or one.runs[0].dataset_name in datasets]
     for name in names or [name for name in NAMES if _has_runs(name, gathered)]:
@@ -47,7 +47,9 @@ def show(
 def _rule(paper: str) -> Selection:
     """The rule of a paper's first table."""
     return next(
-        table.rule for name, table in TABLES.items() if name.startswith(f"{paper}/") and isinstance(table, Layout)
+        table.rule
+        for name, table in TABLES.items()
+        if name.startswith(f"{paper}/") and isinstance(table, Layout)
     )
 
 

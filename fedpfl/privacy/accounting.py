@@ -11,21 +11,38 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError
 from fedpfl.privacy.settings import MOST_EPSILON, MOST_NOISE, Privacy
 
-ORDERS = (*(1 + step / 4 for step in range(1, 13)), *range(5, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)
+ORDERS = (
+    *(1 + step / 4 for step in range(1, 13)),
+    *range(5, 17),
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    64,
+    96,
+    128,
+    256,
+    512,
+)
 """Of Renyi divergences; fewer than the library's, which takes longer for no more."""
 LEAST = 0.1
-"""The noise that a calibration begins with, in lengths of clip: its epsilon is beyond what protects anybody."""
+"""The noise that a calibration begins with, in lengths of clip: its epsilon is beyond what protects
+anybody.
+"""
 
 
 @dataclass(frozen=True)
 class Account:
     """Account for `rounds` of a run in which about `cohort` of `clients` take part each time.
 
-    A client's update is at most `clip` long. Under `sampling=fixed` neighbours are federations in which one client is
-    replaced by another, whose updates differ by up to 2 clip (cohorts are drawn without replacement: Wang, Balle and
-    Kasiviswanathan, AISTATS 2019); under `poisson` those with one client more or less, and it is clip. The count of
-    short updates behind an adaptive clip counts each as 1/2 or -1/2, so that it differs by 1 or by 1/2 (Andrew et al.,
-    NeurIPS 2021, arXiv:1905.03871).
+    A client's update is at most `clip` long. Under `sampling=fixed` neighbours are federations in
+    which one client is replaced by another, whose updates differ by up to 2 clip (cohorts are drawn
+    without replacement: Wang, Balle and Kasiviswanathan, AISTATS 2019); under `poisson` those with
+    one client more or less, and it is clip. The count of short updates behind an adaptive clip
+    counts each as 1/2 or -1/2, so that it differs by 1 or by 1/2 (Andrew et al., NeurIPS 2021,
+    arXiv:1905.03871).
     """
 
     privacy: Privacy
@@ -35,7 +52,9 @@ class Account:
 
     @cached_property
     def noise(self) -> float:
-        """Return the noise on the sum of updates in lengths of clip: as given, or calibrated. Raises FedpflError."""
+        """Return the noise on the sum of updates in lengths of clip: as given, or calibrated.
+        Raises FedpflError.
+        """
         own = self.privacy
         if own.noise is not None:
             return own.noise
@@ -53,7 +72,11 @@ class Account:
         bracket = dp.LowerEndpointAndGuess(LEAST, 1.0)
         if self._fresh().compose(event(LEAST)).get_epsilon(self.delta) <= own.epsilon:
             return LEAST
-        return float(dp.calibrate_dp_mechanism(self._fresh, event, own.epsilon, self.delta, bracket, tol=1e-3))
+        return float(
+            dp.calibrate_dp_mechanism(
+                self._fresh, event, own.epsilon, self.delta, bracket, tol=1e-3
+            )
+        )
 
     @property
     def delta(self) -> float:
@@ -89,7 +112,9 @@ class Account:
         relation = relations.REPLACE_ONE if fixed else relations.ADD_OR_REMOVE_ONE
         if self.privacy.accounting == "rdp":
             return dp.rdp.RdpAccountant(ORDERS, neighboring_relation=relation)
-        return dp.pld.PLDAccountant(neighboring_relation=relation, value_discretization_interval=1e-3)
+        return dp.pld.PLDAccountant(
+            neighboring_relation=relation, value_discretization_interval=1e-3
+        )
 
     def _event(self, noise: float) -> Any:
         """Return what happens in a round."""
@@ -108,7 +133,9 @@ class Account:
         if not self.noise:
             return "no guarantee: updates are clipped, and there is no noise"
         if own.seed is not None:
-            return "no guarantee: whoever knows privacy.seed can take the noise off; it is for tests"
+            return (
+                "no guarantee: whoever knows privacy.seed can take the noise off; it is for tests"
+            )
         what = "replaced one client" if own.sampling == "fixed" else "had one client more or less"
         return (
             f"({self.epsilon(self.rounds):.3g}, {self.delta:.2g})-differentially private after {self.rounds} rounds "

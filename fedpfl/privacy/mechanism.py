@@ -13,24 +13,30 @@ from fedpfl.privacy.secret import Secret
 
 
 class Bound(NamedTuple):
-    """Tell of a cohort's updates how long they are, `[cohort]`, and which are longer than the bound."""
+    """Tell of a cohort's updates how long they are, `[cohort]`, and which are longer than the
+    bound.
+    """
 
     norms: Tensor
     clipped: Tensor
 
 
-def protected(uploads: Tree, reference: Tree, clip: Tensor, scale: float = 1.0) -> tuple[Tree, Bound]:
-    """Return uploads whose updates are at most `clip` long, and how long they were. An upload that is short enough
-    stays as it is, bit for bit, at scale 1.
+def protected(
+    uploads: Tree, reference: Tree, clip: Tensor, scale: float = 1.0
+) -> tuple[Tree, Bound]:
+    """Return uploads whose updates are at most `clip` long, and how long they were. An upload that
+    is short enough stays as it is, bit for bit, at scale 1.
 
-    uploads: stacked, `[cohort, ...]`. reference: what everybody knows an upload would be without training; an update
-    is the difference, its length the L2 norm over all entries. scale: of the updates that are returned.
+    uploads: stacked, `[cohort, ...]`. reference: what everybody knows an upload would be without
+    training; an update is the difference, its length the L2 norm over all entries. scale: of the
+    updates that are returned.
     """
     updates = tree.map(torch.sub, uploads, reference)
     squares = [leaf.double().flatten(1).square().sum(1) for leaf in tree.leaves(updates)]
     norms = torch.stack(squares).sum(0).sqrt()
     limit = clip.double().to(norms.device).expand_as(norms)
-    # What is not finite has no length; it must not reach the mean, where it would tell on its client.
+    # What is not finite has no length; it must not reach the mean, where it would tell on its
+    # client.
     sound = norms.isfinite()
     factors = torch.where(sound, scale * (limit / norms).clamp(max=1.0), 0.0)
     kept = norms <= limit

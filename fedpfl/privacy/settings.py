@@ -37,21 +37,29 @@ class Privacy(Checked):
         super().__post_init__()
         one = (self.epsilon is None) != (self.noise is None)
         self.check(one, "epsilon", "given, or else noise: one of the two")
-        self.check(self.clip is not None or self.noise == 0, "clip", "a number where there is noise")
         self.check(
-            self.clip is not None or self.quantile is None, "clip", "a number to begin with where quantile is set"
+            self.clip is not None or self.noise == 0, "clip", "a number where there is noise"
+        )
+        self.check(
+            self.clip is not None or self.quantile is None,
+            "clip",
+            "a number to begin with where quantile is set",
         )
         counted = self.quantile is not None or self.count_noise is None
         self.check(counted, "count_noise", "null where clip stays (quantile=null)")
         pld = self.sampling == "poisson" and self.quantile is None and self.noise is not None
         self.check(
-            self.accounting == "rdp" or pld, "accounting", "rdp, but for sampling=poisson with noise and a fixed clip"
+            self.accounting == "rdp" or pld,
+            "accounting",
+            "rdp, but for sampling=poisson with noise and a fixed clip",
         )
 
     def check_clients(self, clients: int) -> None:
         """Raise FedpflError where the guarantee would be none among so many clients."""
         if clients < 2:
-            raise FedpflError("privacy=client needs 2 clients or more: one has nobody to be hidden among")
+            raise FedpflError(
+                "privacy=client needs 2 clients or more: one has nobody to be hidden among"
+            )
         if self.delta is not None and self.delta * clients >= 1:
             raise FedpflError(
                 f"privacy.delta must be below 1 / clients, here {1 / clients:.3g}, got {self.delta:g}: with it, what "

@@ -1,4 +1,6 @@
-"""Who hears of a run while it goes on: the terminal, run.log, loggers of services, and classes of a user's."""
+"""Who hears of a run while it goes on: the terminal, run.log, loggers of services, and classes of a
+user's.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ from fedpfl.record.forecast import Forecast
 class RunInfo:
     """Describe a run at its beginning.
 
-    job_type: the method. config: resolved, plain values. path: the run directory, with `partition.png`. start_round:
-    rounds done before this process, 0 for a fresh run. lines: the first lines for the user. notes: those of them that
-    say what may go wrong. facts: what summary.json says at the beginning. forecast: seconds that rounds and evaluations
-    are expected to take, None where that is not known.
+    job_type: the method. config: resolved, plain values. path: the run directory, with
+    `partition.png`. start_round: rounds done before this process, 0 for a fresh run. lines: the
+    first lines for the user. notes: those of them that
+    say what may go wrong. facts: what summary.json says at the beginning. forecast: seconds that
+    rounds and evaluations are expected to take, None where that is not known.
     """
 
     name: str
@@ -41,7 +44,8 @@ class RunInfo:
 
 
 class Callback:
-    """Hear of a run while it goes on: a subclass overrides what it needs, and decides nothing of the run.
+    """Hear of a run while it goes on: a subclass overrides what it needs, and decides nothing of
+    the run.
 
     One that raises is told to end, named in one line and left out; the run goes on.
     """
@@ -50,7 +54,9 @@ class Callback:
         """Hear what is run, before its first round."""
 
     def on_round(self, round: Any) -> None:
-        """Hear of a finished round: `row` of rounds.csv, in a run also `clients` and the models after it."""
+        """Hear of a finished round: `row` of rounds.csv, in a run also `clients` and the models
+        after it.
+        """
 
     def on_evaluation(self, round: int) -> None:
         """Hear that all clients are about to be evaluated, after so many rounds."""
@@ -59,7 +65,9 @@ class Callback:
         """Hear a line for the user."""
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Hear how it ended, also after a failure. status: finished, diverged, failed or interrupted."""
+        """Hear how it ended, also after a failure. status: finished, diverged, failed or
+        interrupted.
+        """
 
 
 class _Notes(logging.Handler):
@@ -77,8 +85,8 @@ class _Notes(logging.Handler):
 class Callbacks(Callback):
     """Play several callbacks as one, that is ended once.
 
-    As a context manager it notes what the package logs, and ends them when the run did not: `failed` for an error, else
-    `interrupted`.
+    As a context manager it notes what the package logs, and ends them when the run did not:
+    `failed` for an error, else `interrupted`.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
@@ -102,9 +110,12 @@ class Callbacks(Callback):
         self._each(lambda one: one.on_note(text))
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """End each, once; later calls do nothing. An interrupt on the way is raised after the last one."""
+        """End each, once; later calls do nothing. An interrupt on the way is raised after the last
+        one.
+        """
         interrupt: BaseException | None = None
-        # Outward in, so that one that fails or takes long can still be told of on the terminal, which is first.
+        # Outward in, so that one that fails or takes long can still be told of on the terminal,
+        # which is first.
         while self._callbacks:
             one = self._callbacks.pop()
             try:
@@ -123,7 +134,9 @@ class Callbacks(Callback):
         package.propagate = False  # Hydra's own handler would print it again
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         package = logging.getLogger("fedpfl")
         package.removeHandler(self._handler)
         package.propagate = True
@@ -148,4 +161,6 @@ class Callbacks(Callback):
             self._note_failed(one, error)
 
     def _note_failed(self, one: Callback, error: Exception) -> None:
-        self.on_note(f"{type(one).__name__} failed and is left out, the run goes on: {reason(error)}")
+        self.on_note(
+            f"{type(one).__name__} failed and is left out, the run goes on: {reason(error)}"
+        )

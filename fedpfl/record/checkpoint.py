@@ -1,4 +1,6 @@
-"""state.pt: plain values and tensors in torch's archive, whose checksums are looked at before anything is loaded."""
+"""state.pt: plain values and tensors in torch's archive, whose checksums are looked at before
+anything is loaded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from fedpfl.ground import files
 from fedpfl.record import digests
 
 # For what a good file may be refused, as torch words it.
-_PASSING = ("memory", *map(os.strerror, (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)))
+_PASSING = (
+    "memory",
+    *map(os.strerror, (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)),
+)
 
 
 def save(payload: Mapping[str, Any], file: BinaryIO) -> None:
@@ -48,16 +53,22 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def check(path: Path) -> None:
-    """Raise FedpflError where a checkpoint is not as it was written. Torch itself does not look at the checksums."""
+    """Raise FedpflError where a checkpoint is not as it was written. Torch itself does not look at
+    the checksums.
+    """
     with _reading(path):
         digests.check_archive(path)
 
 
 def digest(path: Path) -> str:
-    """Return what tells checkpoints apart: a digest of the checksums of all parts. Raises as `check`."""
+    """Return what tells checkpoints apart: a digest of the checksums of all parts. Raises as
+    `check`.
+    """
     with _reading(path), zipfile.ZipFile(path) as archive:
         return files.digest(
-            repr([(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]).encode()
+            repr(
+                [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
+            ).encode()
         )
 
 
@@ -84,7 +95,9 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise files.unreadable(path, error) from None
-    except Exception as error:  # zipfile and torch raise a dozen kinds for a file that is not what it should be
+    except (
+        Exception
+    ) as error:  # zipfile and torch raise a dozen kinds for a file that is not what it should be
         if isinstance(error, MemoryError) or any(reason in str(error) for reason in _PASSING):
             raise files.unreadable(path, error) from None
         raise files.damaged(path) from None

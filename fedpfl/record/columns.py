@@ -1,6 +1,8 @@
-"""The columns of rounds.csv, each once: its name, words for people, unit, and what kind of number it is.
+"""The columns of rounds.csv, each once: its name, words for people, unit, and what kind of number
+it is.
 
-The name of what all clients are judged by says on whose samples (SPLITS), whether after fine-tuning, and which
+The name of what all clients are judged by says on whose samples (SPLITS), whether after
+fine-tuning, and which
 statistic over clients: `unseen_ft_accuracy_worst10`.
 """
 
@@ -10,8 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
-"""What models are judged on, each with what its columns begin with: the test and the held-out samples of clients that
-take part, and the test samples of clients that never do."""
+"""What models are judged on, each with what its columns begin with: the test and the held-out
+samples of clients that take part, and the test samples of clients that never do.
+"""
 TUNED = "ft_"
 """What stands before the statistic after fine-tuning."""
 VALIDATION = "val_accuracy"
@@ -32,11 +35,12 @@ PERSONAL = "personal/"
 class Metric:
     """Describe one number of a round.
 
-    about: of SPLITS or COMMON where it is known after evaluations only; `cohort`, `traffic`, `time`, `system` or
-    `privacy` where every round has it. heading: the shortest word, of a table's column. words: without unit and split,
-    as `mean over clients`.
-    label: all that there is to say, with the unit, of an axis. unit: %, s, bits or nothing. kind: how tables write it
-    (`report.table.number`). best: `max` or `min`, nothing where neither end is better. tuned: after fine-tuning.
+    about: of SPLITS or COMMON where it is known after evaluations only; `cohort`, `traffic`,
+    `time`, `system` or `privacy` where every round has it. heading: the shortest word, of a table's
+    column. words: without unit and split, as `mean over clients`.
+    label: all that there is to say, with the unit, of an axis. unit: %, s, bits or nothing. kind:
+    how tables write it (`report.table.number`). best: `max` or `min`, nothing where neither end is
+    better. tuned: after fine-tuning.
     asked: the measure, `common`, `system` or `privacy`, that only runs have which ask for it.
     """
 
@@ -60,17 +64,41 @@ class Metric:
 _STATISTICS = (
     ("accuracy", "mean", "mean over clients", "mean {} accuracy over clients", "max"),
     ("accuracy_pooled", "pooled", "pooled", "pooled {} accuracy", "max"),
-    ("accuracy_std", "std", "std over clients", "standard deviation of {} accuracy over clients", ""),
-    ("accuracy_worst10", "worst 10%", "worst 10%", "{} accuracy of the worst decile of clients", "max"),
+    (
+        "accuracy_std",
+        "std",
+        "std over clients",
+        "standard deviation of {} accuracy over clients",
+        "",
+    ),
+    (
+        "accuracy_worst10",
+        "worst 10%",
+        "worst 10%",
+        "{} accuracy of the worst decile of clients",
+        "max",
+    ),
     ("loss", "loss", "loss", "{} loss", "min"),
 )
 STATISTICS = tuple(name for name, *_ in _STATISTICS)
 """Over the clients of a split."""
 _MEASURES = (
     ("f1", "F1", "F1, mean over clients", "mean {} F1 over clients", "max"),
-    ("balanced", "balanced", "balanced accuracy, mean over clients", "mean balanced {} accuracy over clients", "max"),
+    (
+        "balanced",
+        "balanced",
+        "balanced accuracy, mean over clients",
+        "mean balanced {} accuracy over clients",
+        "max",
+    ),
     ("auroc", "AUROC", "AUROC, mean over clients", "mean {} AUROC over clients", "max"),
-    ("ece", "ECE", "calibration error, mean over clients", "mean {} calibration error over clients", "min"),
+    (
+        "ece",
+        "ECE",
+        "calibration error, mean over clients",
+        "mean {} calibration error over clients",
+        "min",
+    ),
 )
 MEASURES = tuple(name for name, *_ in _MEASURES)
 """Over the clients of a split, where the run's `metrics` name them."""
@@ -89,29 +117,108 @@ def _judged(about: str, tuned: bool) -> list[Metric]:
         unit, kind = ("", "short") if name == "loss" else ("%", "percent")
         text += f" ({unit})" if unit else ""
         asked = name if name in MEASURES else ""
-        metrics.append(Metric(column(name, about, tuned), about, heading, words, text, unit, kind, best, tuned, asked))
+        metrics.append(
+            Metric(
+                column(name, about, tuned),
+                about,
+                heading,
+                words,
+                text,
+                unit,
+                kind,
+                best,
+                tuned,
+                asked,
+            )
+        )
     return metrics
 
 
 _BEFORE, _AFTER = (f"cohort {when} local training" for when in ("before", "after"))
 _FIRST = (
-    Metric("participants", "cohort", "clients", "clients that took part", "clients that took part", kind="whole"),
+    Metric(
+        "participants",
+        "cohort",
+        "clients",
+        "clients that took part",
+        "clients that took part",
+        kind="whole",
+    ),
     Metric("seconds", "time", "s/round", "seconds per round", "time of a round (s)", "s", "number"),
     Metric(
-        "eval_seconds", "time", "s/evaluation", "seconds per evaluation", "time of an evaluation (s)", "s", "number"
+        "eval_seconds",
+        "time",
+        "s/evaluation",
+        "seconds per evaluation",
+        "time of an evaluation (s)",
+        "s",
+        "number",
     ),
-    Metric("cohort_before", "cohort", "before", _BEFORE, f"pooled test accuracy, {_BEFORE} (%)", "%", "percent", "max"),
-    Metric("cohort_after", "cohort", "after", _AFTER, f"pooled test accuracy, {_AFTER} (%)", "%", "percent", "max"),
-    Metric("train_loss", "cohort", "training loss", "training loss", "training loss of the cohort", best="min"),
+    Metric(
+        "cohort_before",
+        "cohort",
+        "before",
+        _BEFORE,
+        f"pooled test accuracy, {_BEFORE} (%)",
+        "%",
+        "percent",
+        "max",
+    ),
+    Metric(
+        "cohort_after",
+        "cohort",
+        "after",
+        _AFTER,
+        f"pooled test accuracy, {_AFTER} (%)",
+        "%",
+        "percent",
+        "max",
+    ),
+    Metric(
+        "train_loss",
+        "cohort",
+        "training loss",
+        "training loss",
+        "training loss of the cohort",
+        best="min",
+    ),
 )
 _PRIVACY = (
-    Metric("epsilon", PRIVACY, "epsilon", "epsilon", "privacy given away so far (epsilon)", asked=PRIVACY),
-    Metric("clipped_share", PRIVACY, "clipped", "share clipped", "share of updates that were clipped", asked=PRIVACY),
-    Metric("update_norm", PRIVACY, "|update|", "length of updates", "mean length of updates", asked=PRIVACY),
+    Metric(
+        "epsilon",
+        PRIVACY,
+        "epsilon",
+        "epsilon",
+        "privacy given away so far (epsilon)",
+        asked=PRIVACY,
+    ),
+    Metric(
+        "clipped_share",
+        PRIVACY,
+        "clipped",
+        "share clipped",
+        "share of updates that were clipped",
+        asked=PRIVACY,
+    ),
+    Metric(
+        "update_norm",
+        PRIVACY,
+        "|update|",
+        "length of updates",
+        "mean length of updates",
+        asked=PRIVACY,
+    ),
 )
 _ALL = "everybody's test samples"
 _COMMON = tuple(
-    Metric(f"{who}_accuracy", COMMON, heading, f"{words} on {_ALL}", f"accuracy of {label} on {_ALL} (%)", *ends)
+    Metric(
+        f"{who}_accuracy",
+        COMMON,
+        heading,
+        f"{words} on {_ALL}",
+        f"accuracy of {label} on {_ALL} (%)",
+        *ends,
+    )
     for who, heading, words, label in (
         ("common", "mean", "personal models", "personal models, mean over clients,"),
         ("server", "server", "the server's model", "the server's model"),
@@ -121,13 +228,41 @@ _COMMON = tuple(
 _SYSTEM = tuple(
     Metric(name, SYSTEM, heading, words, label, unit, kind, asked=SYSTEM)
     for name, heading, words, label, unit, kind in (
-        ("sim_seconds", "sim s/round", "simulated seconds", "simulated time of a round (s)", "s", "number"),
-        ("dropped", "dropped", "drawn clients left out", "drawn clients that took no part", "", "whole"),
-        ("late", "late", "clients not done in time", "clients not done in time, left out or cut short", "", "whole"),
+        (
+            "sim_seconds",
+            "sim s/round",
+            "simulated seconds",
+            "simulated time of a round (s)",
+            "s",
+            "number",
+        ),
+        (
+            "dropped",
+            "dropped",
+            "drawn clients left out",
+            "drawn clients that took no part",
+            "",
+            "whole",
+        ),
+        (
+            "late",
+            "late",
+            "clients not done in time",
+            "clients not done in time, left out or cut short",
+            "",
+            "whole",
+        ),
     )
 )
 _LAST = tuple(
-    Metric(f"{what}_{way}", "traffic", way, f"{what} {way}", f"{what} {way}, all clients of the cohort", unit)
+    Metric(
+        f"{what}_{way}",
+        "traffic",
+        way,
+        f"{what} {way}",
+        f"{what} {way}, all clients of the cohort",
+        unit,
+    )
     for what, unit in (("values", ""), ("bits", "bits"))
     for way in ("down", "up")
 )
@@ -145,18 +280,29 @@ METRICS = {
 """By name, in the order of the file; those of single methods are not among them."""
 
 
-def columns(validation: bool = False, unseen: bool = False, asked: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the columns of rounds.csv after `round`; a method's follow. Empty cells: nothing was measured.
+def columns(
+    validation: bool = False, unseen: bool = False, asked: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the columns of rounds.csv after `round`; a method's follow. Empty cells: nothing was
+    measured.
 
-    validation, unseen: whether there are held-out samples, and clients that never take part. asked: measures that are
-    wanted, `common`, and `system` in simulated time.
+    validation, unseen: whether there are held-out samples, and clients that never take part. asked:
+    measures that are wanted, `common`, and `system` in simulated time.
     """
     absent = {"validation" if not validation else "", "unseen" if not unseen else ""}
     return tuple(
-        name for name, metric in METRICS.items() if metric.about not in absent and metric.asked in ("", *asked)
+        name
+        for name, metric in METRICS.items()
+        if metric.about not in absent and metric.asked in ("", *asked)
     )
 
 
 def names(about: str, tuned: bool | None = None) -> tuple[str, ...]:
-    """Return the columns about a split, the cohort, traffic or time. tuned: only those after or before fine-tuning."""
-    return tuple(name for name, metric in METRICS.items() if metric.about == about and tuned in (None, metric.tuned))
+    """Return the columns about a split, the cohort, traffic or time. tuned: only those after or
+    before fine-tuning.
+    """
+    return tuple(
+        name
+        for name, metric in METRICS.items()
+        if metric.about == about and tuned in (None, metric.tuned)
+    )

@@ -24,17 +24,20 @@ label: ContextVar[str] = ContextVar("label", default="")
 class Console(Callback):
     """Show progress on the terminal: a bar with what is known, or plain lines where nobody watches.
 
-    Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
-    where the stream is no terminal and in the worker processes or threads of a parallel sweep, whose bars would
+    Plain: a line at most every `every` seconds, and for every evaluated and the last round.
+    plain=None decides: lines where the stream is no terminal and in the worker processes or threads
+    of a parallel sweep, whose bars would
     overwrite each other. quiet: nothing at all.
 
-    Of a run with a `label` only the bar is shown, or after a minute a line, of all such runs at most one a minute, and
-    what may go wrong, once, and how long it will take if that is more than a minute; how it ended is said by who plays
-    them.
+    Of a run with a `label` only the bar is shown, or after a minute a line, of all such runs at
+    most one a minute, and what may go wrong, once, and how long it will take if that is more than a
+    minute; how it ended is said by who plays them.
     """
 
     MINUTE: ClassVar[float] = 60.0  # seconds
-    _spoken: ClassVar[dict[str, float]] = {}  # when runs with a label said what: a warning, or "" for how far one is
+    _spoken: ClassVar[
+        dict[str, float]
+    ] = {}  # when runs with a label said what: a warning, or "" for how far one is
 
     def __init__(
         self,
@@ -44,7 +47,13 @@ class Console(Callback):
         every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._quiet, self._stream, self._plain, self._every, self._clock = quiet, stream, plain, every, clock
+        self._quiet, self._stream, self._plain, self._every, self._clock = (
+            quiet,
+            stream,
+            plain,
+            every,
+            clock,
+        )
         self._run: RunInfo | None = None
         self._bar: Any = None
         self._label = ""
@@ -60,7 +69,8 @@ class Console(Callback):
         """Print the first lines and start the bar."""
         self._run, self._round = run, run.start_round
         worker = (
-            multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread()
+            multiprocessing.parent_process() is not None
+            or threading.current_thread() is not threading.main_thread()
         )
         self._label = label.get()
         self._begun = self._before = self._clock()
@@ -104,7 +114,9 @@ class Console(Callback):
             self._say("  ".join(filter(None, (describe_row(row, self._run.rounds), eta))))
 
     def on_evaluation(self, round: int) -> None:
-        """Say that all clients are evaluated, on lines only where that takes long or nobody knows how long."""
+        """Say that all clients are evaluated, on lines only where that takes long or nobody knows
+        how long.
+        """
         assert self._run is not None
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], text="evaluating all clients")
@@ -120,7 +132,8 @@ class Console(Callback):
         return not last or max(last) >= self._every
 
     def _eta(self, left: int) -> str:
-        """Return the rest of the run, by the last rounds and evaluations or by what was timed before the first.
+        """Return the rest of the run, by the last rounds and evaluations or by what was timed
+        before the first.
 
         What was neither measured nor timed is named.
         """
@@ -177,7 +190,9 @@ class Console(Callback):
             transient=bool(self._label),
         )
         eta = self._eta(run.rounds - run.start_round) if run.forecast else ""
-        self._bar.add_task(self._label, total=run.rounds, completed=run.start_round, text="", eta=eta)
+        self._bar.add_task(
+            self._label, total=run.rounds, completed=run.start_round, text="", eta=eta
+        )
         self._bar.start()
 
 
@@ -196,14 +211,20 @@ def _long(run: RunInfo, least: float) -> str:
 
 def resumed(run: RunInfo) -> tuple[str, ...]:
     """Return where a resumed run goes on."""
-    return (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
+    return (
+        (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
+    )
 
 
 def describe_row(row: Mapping[str, Any], rounds: int) -> str:
-    """Write one round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`."""
+    """Write one round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %
+    0.82 s`.
+    """
     seconds = row.get("seconds")
     took = f"{seconds:.2f} s" if seconds is not None else ""
-    return "  ".join(filter(None, (f"round {row['round']}/{rounds}", cohort(row), everyone(row), took)))
+    return "  ".join(
+        filter(None, (f"round {row['round']}/{rounds}", cohort(row), everyone(row), took))
+    )
 
 
 def cohort(row: Mapping[str, Any]) -> str:
@@ -226,7 +247,11 @@ def everyone(row: Mapping[str, Any]) -> str:
             return f"{words} {more}"
         return f"{words} {plain:.2f} %" + (f" ({more})" if more else "")
 
-    return ", ".join(filter(None, (judged("all clients"), judged("validation", "val_"), judged("unseen", "unseen_"))))
+    return ", ".join(
+        filter(
+            None, (judged("all clients"), judged("validation", "val_"), judged("unseen", "unseen_"))
+        )
+    )
 
 
 def result(summary: Mapping[str, Any]) -> str:
@@ -236,7 +261,9 @@ def result(summary: Mapping[str, Any]) -> str:
 
 def untrained(summary: Mapping[str, Any]) -> str:
     """Say that no client of a finished run has made a step; `` of others."""
-    return "no client has made a step, so there is no accuracy" if summary.get("trained") == 0 else ""
+    return (
+        "no client has made a step, so there is no accuracy" if summary.get("trained") == 0 else ""
+    )
 
 
 def duration(seconds: float) -> str:
@@ -248,8 +275,9 @@ def duration(seconds: float) -> str:
 def progress(events: str, jobs: int, now: float) -> str:
     """Return how far a sweep is: `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
 
-    events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
-    0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
+    events: a line for each job that began: its number and when; another when it ended, with the
+    seconds that it took, 0 where it had nothing to do. The others are taken to need as long as
+    those that ended, as many at once as now.
     """
     ended, began = _jobs(events)
     done = f"{len(ended)}/{jobs} done"
@@ -260,7 +288,9 @@ def progress(events: str, jobs: int, now: float) -> str:
 
 
 def begins(events: str, jobs: int, now: float, number: int) -> str:
-    """Return which run of a sweep begins: `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`. Arguments as of `progress`."""
+    """Return which run of a sweep begins: `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`. Arguments as
+    of `progress`.
+    """
     _, began = _jobs(events)
     parts = [f"run {number} of {jobs}", f"elapsed {duration(now - min(began.values()))}"]
     if seconds := _seconds_left(events, jobs, now):

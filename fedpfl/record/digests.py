@@ -1,7 +1,8 @@
 """Digests of a run's files, by which every reader tells whether they are as the run wrote them.
 
-Those of a finished run stand in summary.json. Until then what a file is about to hold is noted in run.sums before it is
-written, so that neither a kill nor a copy made while the run goes on leaves anything that is not noted.
+Those of a finished run stand in summary.json. Until then what a file is about to hold is noted in
+run.sums before it is written, so that neither a kill nor a copy made while the run goes on leaves
+anything that is not noted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ NOTES = "run.sums"
 
 
 class Notes:
-    """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the file system does."""
+    """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the
+    file system does.
+    """
 
     def __init__(self, folder: Path, summary: Mapping[str, Any]):
         self._path, self._summary, self._known = folder / NOTES, dict(summary), _noted(folder)
@@ -36,7 +39,9 @@ class Notes:
         if (note := _note(name, digest)) in self._known:
             return
         if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            self._file = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
+            )
             files.append(self._file, b"\n")  # a kill may have left half a line
         files.append(self._file, note)
 
@@ -56,7 +61,9 @@ def check_archive(path: Path) -> None:
     """Raise OSError, ValueError or what zipfile does where a checkpoint is not as it was written."""
     with zipfile.ZipFile(path) as archive:
         # Checksums do not cover an entry's mark of being a folder, which would be read as nothing.
-        if archive.testzip() is not None or any(entry.external_attr for entry in archive.infolist()):
+        if archive.testzip() is not None or any(
+            entry.external_attr for entry in archive.infolist()
+        ):
             raise ValueError(f"{path} is damaged")
 
 
@@ -70,8 +77,9 @@ def is_whole(summary: Mapping[str, Any]) -> bool:
 def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> None:
     """Raise FedpflError where a file does not hold what the run wrote.
 
-    summary: of the same folder. content: None for no file. Of older runs, whose summary has no `files`, nothing is
-    known. An unfinished run's file may be any that it wrote, and rounds.csv may end in the middle of a row.
+    summary: of the same folder. content: None for no file. Of older runs, whose summary has no
+    `files`, nothing is known. An unfinished run's file may be any that it wrote, and rounds.csv may
+    end in the middle of a row.
     """
     if "files" not in summary or _known(folder, summary, name, content):
         return
@@ -79,7 +87,9 @@ def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | 
         now = json.loads(files.content(folder / "summary.json") or b"{}")
         if now.get("status") == "finished" and is_whole(now):  # meanwhile
             return check(folder, now, name, content)
-    raise FedpflError(f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can")
+    raise FedpflError(
+        f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can"
+    )
 
 
 def _known(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> bool:

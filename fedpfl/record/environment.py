@@ -22,9 +22,11 @@ _METHODS = "fedpfl.methods."
 
 
 def describe() -> dict[str, Any]:
-    """Return versions, hardware and git commit as plain values, None where one does not apply; neither host nor user.
+    """Return versions, hardware and git commit as plain values, None where one does not apply;
+    neither host nor user.
 
-    commit, dirty: of the checkout the running source is in, and whether its tracked files were changed.
+    commit, dirty: of the checkout the running source is in, and whether its tracked files were
+    changed.
     """
     commit, dirty = _git(Path(fedpfl.__file__).parent)
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -36,18 +38,25 @@ def describe() -> dict[str, Any]:
         "gpu": ", ".join(gpus) or None,
         "platform": platform.platform(),
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "commit": commit,
         "dirty": dirty,
     }
 
 
 def source(method: type) -> dict[str, str]:
-    """Return the version of fedpfl, and a digest of the files that a method's class and its bases are written in.
+    """Return the version of fedpfl, and a digest of the files that a method's class and its bases
+    are written in.
 
     With what these import of fedpfl.methods; other methods may change without a trace.
     """
-    names = {kind.__module__ for kind in method.__mro__ if kind.__module__.split(".")[0] not in sys.stdlib_module_names}
+    names = {
+        kind.__module__
+        for kind in method.__mro__
+        if kind.__module__.split(".")[0] not in sys.stdlib_module_names
+    }
     waiting, codes = sorted(names), dict[str, bytes]()
     while waiting:
         name = waiting.pop()
@@ -61,7 +70,8 @@ def source(method: type) -> dict[str, str]:
     return {"fedpfl": fedpfl.__version__, "method": digest.hexdigest()}
 
 
-@functools.cache  # what a sweep's later jobs run was loaded before its first, whatever the file says by then
+# What a sweep's later jobs run was loaded before its first, whatever the file says by then
+@functools.cache
 def _code(module: str) -> bytes:
     try:
         return Path(sys.modules[module].__file__ or "").read_bytes()
@@ -70,7 +80,9 @@ def _code(module: str) -> bytes:
 
 
 def imports(code: bytes, package: str = "") -> list[str]:
-    """Return modules that a file may import: `from a import b` may mean a or a.b. package: that it is part of."""
+    """Return modules that a file may import: `from a import b` may mean a or a.b. package: that it
+    is part of.
+    """
     found = []
     try:
         nodes = list(ast.walk(ast.parse(code)))
@@ -88,13 +100,16 @@ def imports(code: bytes, package: str = "") -> list[str]:
 
 def _cpu() -> str | None:
     with contextlib.suppress(OSError):
-        if model := re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+        if model := re.search(
+            r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        ):
             return model[1].strip()
     return platform.processor() or platform.machine() or None
 
 
 def _git(package: Path) -> tuple[str | None, bool | None]:
-    # An installed package may lie inside someone else's checkout (.venv): only tracked source has a commit.
+    # An installed package may lie inside someone else's checkout (.venv): only tracked source has a
+    # commit.
     if _ask_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     commit = _ask_git(package, "rev-parse", "--verify", "HEAD")

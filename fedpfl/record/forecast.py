@@ -1,4 +1,6 @@
-"""What is left of a run: rounds and evaluations by kind, and the seconds that they are expected to take."""
+"""What is left of a run: rounds and evaluations by kind, and the seconds that they are expected to
+take.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Remaining(NamedTuple):
         return sum(count * each for count, each in zip(self, forecast, strict=True))
 
     def describe(self, forecast: Forecast) -> str:
-        """Write what it is made of: `400 rounds of 1.2 s, 36 evaluations of 8 s, 4 with fine-tuning of 30 s`."""
+        """Write what it is made of: `400 rounds of 1.2 s, 36 evaluations of 8 s, 4 with fine-tuning
+        of 30 s`.
+        """
         words = [f"{many(self.rounds, 'round')} of {_short(forecast.round)}"]
         if self.evaluations:
             words.append(f"{many(self.evaluations, 'evaluation')} of {_short(forecast.evaluation)}")

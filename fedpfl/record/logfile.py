@@ -49,7 +49,9 @@ class LogFile(Callback):
 
 
 def add_to_log(path: Path, text: str) -> None:
-    """Write a line to the `run.log` of a run that has ended; what cannot be written was said on the terminal."""
+    """Write a line to the `run.log` of a run that has ended; what cannot be written was said on the
+    terminal.
+    """
     with contextlib.suppress(OSError), (path / "run.log").open("a", encoding="utf-8") as file:
         file.write(_stamped(text))
 

@@ -23,13 +23,18 @@ GROUPS = {"csv": Callback, "mlflow": MlflowLogger, "tensorboard": TensorboardLog
 
 
 def mirrors(logger: Mapping[str, Any], say: Callable[[str], None] | None = None) -> list[Mirror]:
-    """Return the loggers that `logger` asks for, not begun; none for `none` and `csv`, as the files are always written.
+    """Return the loggers that `logger` asks for, not begun; none for `none` and `csv`, as the files
+    are always written.
 
     say: told where the run can be seen. Raises FedpflError, in one line, for what cannot work.
     """
     rest = {"name": "none", **logger}
     name = rest.pop("name")
-    groups = {key: typed(kind, rest.pop(key), f"logger.{key}") for key, kind in GROUPS.items() if key in rest}
+    groups = {
+        key: typed(kind, rest.pop(key), f"logger.{key}")
+        for key, kind in GROUPS.items()
+        if key in rest
+    }
     if name not in NAMES:
         raise FedpflError(
             f"logger.name={name} is unknown; choose one of {', '.join(NAMES)}, or give logger={', '.join(GROUPS)}"
@@ -44,7 +49,9 @@ def mirrors(logger: Mapping[str, Any], say: Callable[[str], None] | None = None)
     return [*asked.values()]
 
 
-def opened(logger: Mapping[str, Any], run: RunInfo, quiet: bool = False, more: Iterable[Callback] = ()) -> Callbacks:
+def opened(
+    logger: Mapping[str, Any], run: RunInfo, quiet: bool = False, more: Iterable[Callback] = ()
+) -> Callbacks:
     """Return terminal, run.log, what `logger` asks for and `more`, begun. Raises as `mirrors` does.
 
     quiet: no terminal.

@@ -1,7 +1,9 @@
-"""What the loggers of tracking services share. Never needed: tables and figures read the run directory.
+"""What the loggers of tracking services share. Never needed: tables and figures read the run
+directory.
 
-All get the same values under the same names. A killed process takes along what a service had not yet written or
-uploaded, so a resumed run does not trust it: the rounds that it lacks are read back from rounds.csv and sent.
+All get the same values under the same names. A killed process takes along what a service had not
+yet written or uploaded, so a resumed run does not trust it: the rounds that it lacks are read back
+from rounds.csv and sent.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Mirror(Callback, ABC):
         self._overview = Overview()
 
     def on_begin(self, run: RunInfo) -> None:
-        """Start or continue the record, and send the partition and the rounds before this process that it lacks."""
+        """Start or continue the record, and send the partition and the rounds before this process
+        that it lacks.
+        """
         self._overview = Overview(run.facts.get("cohort"))
         self._facts = {**_plain(run.facts), **_marks(run)}
         self._next = self._start(run, {**self._facts, "status": "running"})
@@ -53,7 +57,9 @@ class Mirror(Callback, ABC):
         self._send(row, values)
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the record, once."""
+        """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the
+        record, once.
+        """
         known = self._facts | _plain(summary)
         rest = {key: value for key, value in known.items() if key not in self._sent}
         self._finish(status, {**rest, **self._overview.fields(), "status": status})
@@ -68,7 +74,9 @@ class Mirror(Callback, ABC):
 
     @abstractmethod
     def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Send a round. row: with None where nothing was measured. values: without, and with the traffic."""
+        """Send a round. row: with None where nothing was measured. values: without, and with the
+        traffic.
+        """
 
     @abstractmethod
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
@@ -76,7 +84,9 @@ class Mirror(Callback, ABC):
 
 
 def run_id(run: RunInfo) -> str:
-    """Return one id per identity, seed and run directory: a baseline of two experiments keeps a record in each."""
+    """Return one id per identity, seed and run directory: a baseline of two experiments keeps a
+    record in each.
+    """
     text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -84,21 +94,34 @@ def run_id(run: RunInfo) -> str:
 def require(package: str) -> None:
     """Raise FedpflError where the package that a logger of the same name needs is not installed."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:  # a folder of that name in the working directory is no package
-        raise FedpflError(f"logger={package} needs the package {package}: pip install {package}, or another logger")
+    if (
+        spec is None or spec.origin is None
+    ):  # a folder of that name in the working directory is no package
+        raise FedpflError(
+            f"logger={package} needs the package {package}: pip install {package}, or another logger"
+        )
 
 
 def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a table can show of summary.json; a traceback is in run.log."""
-    return {key: value for key, value in summary.items() if value is not None and key != "traceback"}
+    return {
+        key: value for key, value in summary.items() if value is not None and key != "traceback"
+    }
 
 
 def _marks(run: RunInfo) -> dict[str, Any]:
     """Return values that sweeps go over, where the run has them, and the source's commit."""
-    chosen = {"q": run.config.get("method", {}).get("q"), "alpha": run.config.get("partition", {}).get("alpha")}
-    marks: dict[str, Any] = {key: value for key, value in chosen.items() if isinstance(value, int | float)}
+    chosen = {
+        "q": run.config.get("method", {}).get("q"),
+        "alpha": run.config.get("partition", {}).get("alpha"),
+    }
+    marks: dict[str, Any] = {
+        key: value for key, value in chosen.items() if isinstance(value, int | float)
+    }
     if "q" in marks:
-        marks["one_minus_q"] = round(1 - marks["q"], 12)  # of a q near 1 a logarithmic axis shows more
+        marks["one_minus_q"] = round(
+            1 - marks["q"], 12
+        )  # of a q near 1 a logarithmic axis shows more
     commit = run.facts.get("environment", {}).get("commit")
     return marks | ({"commit": commit} if commit else {})
 

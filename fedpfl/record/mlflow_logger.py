@@ -1,4 +1,6 @@
-"""MLflow as a mirror of rounds.csv. The tracking store tells which rounds it has, and is sent the others."""
+"""MLflow as a mirror of rounds.csv. The tracking store tells which rounds it has, and is sent the
+others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ID = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
 
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""What MLflow's environment variables are where the user has not set them: by default it waits for many minutes."""
+"""What MLflow's environment variables are where the user has not set them: by default it waits for
+many minutes.
+"""
 
 MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 5000  # of a request, and characters of a value
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
@@ -51,7 +55,9 @@ class MlflowLogger(Mirror):
             self._client, self._id = client, known[0]
             client.update_run(self._id, status="RUNNING")
             self._tell(facts)
-            return 1 + max((one.step for one in client.get_metric_history(self._id, "round")), default=-1)
+            return 1 + max(
+                (one.step for one in client.get_metric_history(self._id, "round")), default=-1
+            )
         for old in known:  # begun afresh, the run replaces it
             client.delete_run(old)
         tags = {ID: key, "group": run.group, "tags": ", ".join(run.tags)}
@@ -59,24 +65,37 @@ class MlflowLogger(Mirror):
         self._client = client
         self._tell(facts)
         config = (*flat(run.config), ("identity", run.identity))  # to group seeds by
-        params = {_name(key): str(value)[:MAX_TEXT] for key, value in config if value not in (None, "")}
+        params = {
+            _name(key): str(value)[:MAX_TEXT] for key, value in config if value not in (None, "")
+        }
         self._batches("params", [Param(key, value) for key, value in params.items()], MAX_PARAMS)
         return 0
 
     def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self._round = row["round"]
         # The round last: where it is, the others are.
-        self._log({**{key: value for key, value in values.items() if key != "round"}, "round": self._round})
+        self._log(
+            {
+                **{key: value for key, value in values.items() if key != "round"},
+                "round": self._round,
+            }
+        )
 
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
         if self._client is None:
             return
         try:
             held = self._client.get_run(self._id).data.metrics
-            numbers = {_name(key): float(value) for key, value in summary.items() if isinstance(value, int | float)}
+            numbers = {
+                _name(key): float(value)
+                for key, value in summary.items()
+                if isinstance(value, int | float)
+            }
             self._log({key: value for key, value in numbers.items() if held.get(key) != value})
             self._tell(summary)
-            self._client.log_dict(self._id, json.loads(json.dumps(summary, default=str)), "summary.json")
+            self._client.log_dict(
+                self._id, json.loads(json.dumps(summary, default=str)), "summary.json"
+            )
         finally:
             client, self._client = self._client, None
             client.set_terminated(self._id, STATUS.get(status, "FAILED"))
@@ -85,14 +104,18 @@ class MlflowLogger(Mirror):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        metrics = [Metric(_name(key), float(value), now, self._round) for key, value in values.items()]
+        metrics = [
+            Metric(_name(key), float(value), now, self._round) for key, value in values.items()
+        ]
         self._batches("metrics", metrics, MAX_METRICS)
 
     def _tell(self, facts: Mapping[str, Any]) -> None:
         """Send the texts among them as tags."""
         from mlflow.entities import RunTag
 
-        texts = {_name(key): value[:MAX_TEXT] for key, value in facts.items() if isinstance(value, str)}
+        texts = {
+            _name(key): value[:MAX_TEXT] for key, value in facts.items() if isinstance(value, str)
+        }
         self._batches("tags", [RunTag(key, value) for key, value in texts.items()], MAX_PARAMS)
 
     def _batches(self, kind: str, entries: list[Any], most: int) -> None:
@@ -101,7 +124,9 @@ class MlflowLogger(Mirror):
 
 
 def _experiment(client: Any, name: str) -> str:
-    """Return the experiment's id; it is made where there is none, perhaps by another process at the same moment."""
+    """Return the experiment's id; it is made where there is none, perhaps by another process at the
+    same moment.
+    """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:

@@ -1,4 +1,6 @@
-"""What a table of runs wants of one run: a few plain numbers, kept up to date while its rows come in."""
+"""What a table of runs wants of one run: a few plain numbers, kept up to date while its rows come
+in.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,16 @@ class Overview:
 
     @property
     def traffic_gb(self) -> float | None:
-        """Return all that was sent in both directions so far, in 10^9 bytes; None where no row says it."""
+        """Return all that was sent in both directions so far, in 10^9 bytes; None where no row says
+        it.
+        """
         return sum(self._bits.values()) / 8e9 if self._counted else None
 
     def fields(self) -> dict[str, float]:
         """Return the numbers by names without dots, which all panels of W&B can use.
 
-        last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median. personal_entries: of
-        all tensors, after the last round that counts them.
+        last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median.
+        personal_entries: of all tensors, after the last round that counts them.
         """
         fields = dict(self._marks)
         if self._seconds:

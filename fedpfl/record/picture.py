@@ -13,7 +13,9 @@ from fedpfl.ground import drawing
 
 
 def partition_png(label_counts: Any, title: str) -> bytes:
-    """Return the content of a png file with `partition_picture`, which the runs of a sweep may have in common."""
+    """Return the content of a png file with `partition_picture`, which the runs of a sweep may have
+    in common.
+    """
     return _png(tuple(map(tuple, np.asarray(label_counts).tolist())), title)
 
 
@@ -25,10 +27,11 @@ def _png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
 
 
 def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
-    """Draw clients x classes as a heat map below each client's sample count; darker is more, also in grey.
+    """Draw clients x classes as a heat map below each client's sample count; darker is more, also
+    in grey.
 
-    label_counts: samples `[clients, classes]`. path: a file, its ending gives the format (png, pdf, svg), or an open
-    binary file for png.
+    label_counts: samples `[clients, classes]`. path: a file, its ending gives the format (png, pdf,
+    svg), or an open binary file for png.
     """
     drawing.matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
@@ -52,16 +55,22 @@ def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str
     norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
     greys = ListedColormap([str(level) for level in np.linspace(0.88, 0.0, 256)])
     cells = np.ma.masked_equal(counts.T, 0)
-    image = map_axes.imshow(cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest")
+    image = map_axes.imshow(
+        cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest"
+    )
     map_axes.set_xlabel("client")
     map_axes.set_ylabel("class")
     for axis in (map_axes.xaxis, map_axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=20 if axis is map_axes.xaxis else 12, integer=True))
+        axis.set_major_locator(
+            MaxNLocator(nbins=20 if axis is map_axes.xaxis else 12, integer=True)
+        )
     if written:
         for client, label in zip(*np.nonzero(counts), strict=True):
             count = int(counts[client, label])
             color = "white" if norm(count) > 0.5 else "black"
-            map_axes.text(client, label, str(count), ha="center", va="center", fontsize=6.5, color=color)
+            map_axes.text(
+                client, label, str(count), ha="center", va="center", fontsize=6.5, color=color
+            )
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
 
     if clients <= 200:

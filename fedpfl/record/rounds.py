@@ -1,4 +1,6 @@
-"""The tables of numbers in a run directory, rounds.csv and clients.csv: how they are written, and the one reader."""
+"""The tables of numbers in a run directory, rounds.csv and clients.csv: how they are written, and
+the one reader.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def line(cells: Iterable[Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """Write a number, Python's, NumPy's or PyTorch's, so that it reads back as it is; None as nothing."""
+    """Write a number, Python's, NumPy's or PyTorch's, so that it reads back as it is; None as
+    nothing.
+    """
     value = scalar(value)
     if value is None:
         return ""
@@ -29,9 +33,11 @@ def scalar(value: Any) -> Any:
 
 
 def cells(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the columns' names and each row's cells; the line that a run was caught writing is left out.
+    """Return the columns' names and each row's cells; the line that a run was caught writing is
+    left out.
 
-    Raises ValueError, without the file's name, where a row has more or fewer cells than there are columns.
+    Raises ValueError, without the file's name, where a row has more or fewer cells than there are
+    columns.
     """
     whole = text[: text.rfind("\n") + 1]
     try:
@@ -51,7 +57,8 @@ def cells(text: str) -> tuple[list[str], list[list[str]]]:
 def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
     """Read the numbers of each column: a whole one is an int, an empty cell None.
 
-    only: the columns to look at, as far as they are there. Raises ValueError, as `cells`, and for what is no number.
+    only: the columns to look at, as far as they are there. Raises ValueError, as `cells`, and for
+    what is no number.
     """
     header, rows = cells(text)
     return {

@@ -24,21 +24,29 @@ from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_png
 
 _BESIDE = ("rounds.csv", "clients.csv", "common.csv")  # what a checkpoint holds a copy of
-_KEPT = (*_BESIDE, "config.yaml", "partition.npz", "masks.json")  # by what a finished run is checked
+_KEPT = (
+    *_BESIDE,
+    "config.yaml",
+    "partition.npz",
+    "masks.json",
+)  # by what a finished run is checked
 SECRET = "privacy.key"
-"""What a private run's noise and cohorts are drawn from: gone once it is finished, when nobody needs it."""
+"""What a private run's noise and cohorts are drawn from: gone once it is finished, when nobody
+needs it.
+"""
 _REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png", SECRET)
 _CLEARED = "cleared"  # in the summary of a run whose files are being removed
 
 
 class RunDirectory:
-    """Write and read one run's files. One process writes: a lock on `run.lock` is held until `close()`.
+    """Write and read one run's files. One process writes: a lock on `run.lock` is held until
+    `close()`.
 
-    A method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
-    gone, for then another process may write there.
+    A method that writes raises FedpflError where the file system refuses (full, read-only), or
+    where `run.lock` is gone, for then another process may write there.
 
-    A checkpoint holds the text of the files that belong to it, which are written anew from it. `digests` has what
-    readers know the files by.
+    A checkpoint holds the text of the files that belong to it, which are written anew from it.
+    `digests` has what readers know the files by.
     """
 
     def __init__(self, path: Path, identity: str, held: int, code: Mapping[str, str] | None = None):
@@ -70,13 +78,16 @@ class RunDirectory:
     ) -> Self:
         """Create or reopen the directory and hold it.
 
-        config_yaml: the resolved configuration's text; a finished run keeps the one it had. identity: equal only for
-        configurations that compute the same; whoever passes one without the seed keeps one directory per seed. data,
-        code: what else the numbers come from; None where unknown. A finished run of other data is removed to make
-        place; other code is noted. restart: remove what an earlier run of this identity wrote.
+        config_yaml: the resolved configuration's text; a finished run keeps the one it had.
+        identity: equal only for configurations that compute the same; whoever passes one without
+        the seed keeps one directory per seed. data,
+        code: what else the numbers come from; None where unknown. A finished run of other data is
+        removed to make place; other code is noted. restart: remove what an earlier run of this
+        identity wrote.
 
-        Raises FedpflError where another living process holds the directory, it belongs to a different run or to none,
-        an unfinished run was begun with other data, a file is damaged, or it cannot be written.
+        Raises FedpflError where another living process holds the directory, it belongs to a
+        different run or to none, an unfinished run was begun with other data, a file is damaged, or
+        it cannot be written.
         """
         path = Path(path)
         with files.writing(path):
@@ -95,7 +106,9 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """Return what the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
+        """Return what the files say: `new`, `interrupted` (begun and not ended), `finished`,
+        `diverged` or `failed`.
+        """
         status = str(self._summary.get("status", "new"))
         return status if status == "new" else lock.verdict(status, held=False)
 
@@ -105,9 +118,11 @@ class RunDirectory:
         return dict(self._summary)
 
     def restore(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return the last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
+        """Return the last checkpoint, else `earlier` (of another run), or None; the rows are those
+        up to it.
 
-        Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are read.
+        Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are
+        read.
 
         Raises FedpflError where state.pt is damaged, cannot be read or belongs to a different run.
         """
@@ -117,7 +132,9 @@ class RunDirectory:
             earlier = saved(self.path, self._summary)
         if earlier is not None and "files" not in earlier:
             raise files.damaged(self.path / "state.pt", "is of an older version")
-        payload = {key: value for key, value in (earlier or {}).items() if key not in ("identity", "data")}
+        payload = {
+            key: value for key, value in (earlier or {}).items() if key not in ("identity", "data")
+        }
         texts = payload.pop("files", {})
         self._guard()
         with files.writing(self.path / "rounds.csv"):
@@ -152,7 +169,8 @@ class RunDirectory:
         return content.hex()
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Append one round to rounds.csv; numbers are written with full precision, None as an empty cell.
+        """Append one round to rounds.csv; numbers are written with full precision, None as an empty
+        cell.
 
         The first row fixes the columns. Raises FedpflError for a later row with an unknown key.
         """
@@ -169,7 +187,9 @@ class RunDirectory:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
                 self._rows = self._noted.of(self._written.get("rounds.csv", b""))
-                self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+                self._rounds = os.open(
+                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
+                )
             self._rows.update(line)
             self._noted.add("rounds.csv", self._rows)
             files.append(self._rounds, line)
@@ -177,10 +197,12 @@ class RunDirectory:
         self._written["rounds.csv"] = self._written.get("rounds.csv", b"") + line
 
     def checkpoint(self, payload: Mapping[str, Any]) -> None:
-        """Replace state.pt, whole or not at all. `payload["round"]`: the last round whose row is written.
+        """Replace state.pt, whole or not at all. `payload["round"]`: the last round whose row is
+        written.
 
-        It may hold tensors, numbers, strings, None, and dicts, lists and tuples of these; anything else could not be
-        loaded again safely and raises TypeError. Raises FedpflError where the rows are no longer in rounds.csv.
+        It may hold tensors, numbers, strings, None, and dicts, lists and tuples of these; anything
+        else could not be loaded again safely and raises TypeError. Raises FedpflError where the
+        rows are no longer in rounds.csv.
         """
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
@@ -204,7 +226,9 @@ class RunDirectory:
         Raises ValueError for a row with other keys.
         """
         columns = tuple(rows[0]) if rows else ()
-        text = "".join([rounds.line(columns), *(_line(row, columns) for row in rows)]) if rows else ""
+        text = (
+            "".join([rounds.line(columns), *(_line(row, columns) for row in rows)]) if rows else ""
+        )
         self._write(name, text.encode())
 
     def write_partition(
@@ -219,11 +243,16 @@ class RunDirectory:
     ) -> None:
         """Write partition.npz, and partition.png where it is not there.
 
-        train, test, validation: each client's sample indices. label_counts: samples `[clients, classes]`. unseen: who
-        never takes part. An empty `validation` or `unseen` is left out. trained: on what the run's models are.
+        train, test, validation: each client's sample indices. label_counts: samples `[clients,
+        classes]`. unseen: who never takes part. An empty `validation` or `unseen` is left out.
+        trained: on what the run's models are.
         """
-        splits = {"train": train, "test": test} | ({"validation": validation} if len(validation) else {})
-        arrays: dict[str, Any] = {f"{name}_indices": _joined(parts) for name, parts in splits.items()}
+        splits = {"train": train, "test": test} | (
+            {"validation": validation} if len(validation) else {}
+        )
+        arrays: dict[str, Any] = {
+            f"{name}_indices": _joined(parts) for name, parts in splits.items()
+        }
         arrays |= {f"{name}_offsets": _offsets(parts) for name, parts in splits.items()}
         arrays |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
         arrays |= trained.to_arrays() if trained else {}
@@ -241,23 +270,33 @@ class RunDirectory:
     def write_summary(self, **fields: Any) -> None:
         """Merge the fields into summary.json; numbers that are not finite become null.
 
-        A new status without an error drops the old error. Raises FedpflError for `finished` where a file of the run is
-        not there as it was written.
+        A new status without an error drops the old error. Raises FedpflError for `finished` where a
+        file of the run is not there as it was written.
         """
         if ends := fields.get("status") == "finished":
             self._check(*self._written)
             with files.writing(self.path / "rounds.csv"):
                 if self._rounds is not None:
                     os.fsync(self._rounds)
-            fields["files"] = {name: files.digest(content) for name, content in self._written.items()}
+            fields["files"] = {
+                name: files.digest(content) for name, content in self._written.items()
+            }
             if (state := self.path / "state.pt").exists():
                 fields["files"]["state.pt"] = checkpoint.digest(state)
         elif self.status != "finished":
             fields["files"] = {}  # they are noted
-        summary = {key: value for key, value in self._summary.items() if key != "error" or "status" not in fields}
-        summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
+        summary = {
+            key: value
+            for key, value in self._summary.items()
+            if key != "error" or "status" not in fields
+        }
+        summary |= {key: _jsonable(value) for key, value in fields.items()} | {
+            "identity": self._identity
+        }
         summary |= {"code": self._codes} if self._codes else {}
-        text = json.dumps({**summary, "digest": digests.of_summary(summary)}, indent=2, allow_nan=False)
+        text = json.dumps(
+            {**summary, "digest": digests.of_summary(summary)}, indent=2, allow_nan=False
+        )
         self._write("summary.json", f"{text}\n".encode())
         self._summary = summary
         if ends:
@@ -275,9 +314,12 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         try:
-            # An interrupt (Ctrl-C, a scheduler's signal) stays `running` on disk, which reads as interrupted.
+            # An interrupt (Ctrl-C, a scheduler's signal) stays `running` on disk, which reads as
+            # interrupted.
             if isinstance(error, Exception) and self._summary.get("status") == "running":
                 with contextlib.suppress(FedpflError):
                     self.write_summary(status="failed", error=reason(error, kind=True))
@@ -294,7 +336,9 @@ class RunDirectory:
         other = None not in (data, known) and data != known
         if restart or self._summary.get(_CLEARED):
             if not restart:
-                self.notes.append("files       of a run that an earlier command began to remove are gone: run anew")
+                self.notes.append(
+                    "files       of a run that an earlier command began to remove are gone: run anew"
+                )
             self._clear()
         elif not whole:
             raise files.damaged(self.path / "summary.json")
@@ -305,16 +349,20 @@ class RunDirectory:
             raise files.damaged(self.path, f"was begun with other data ({COVERED})")
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
-            files.remove(self.path, digests.NOTES, SECRET)  # which a kill right after the end may have left
+            files.remove(
+                self.path, digests.NOTES, SECRET
+            )  # which a kill right after the end may have left
             return
         if not self._summary or data not in (None, self._summary.get("data")):
             self.write_summary(data=data)  # from here on the directory belongs to this identity
         self._write("config.yaml", config_yaml.encode())
 
     def _is_whole(self) -> bool:
-        """Tell whether a finished run's files are as it left them; what state.pt can mend makes it unfinished again.
+        """Tell whether a finished run's files are as it left them; what state.pt can mend makes it
+        unfinished again.
 
-        Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or damaged itself.
+        Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or
+        damaged itself.
         """
         state, wrong = self.path / "state.pt", ""
         known = {"config.yaml": None, "rounds.csv": None} | self._summary.get("files", {})
@@ -338,14 +386,23 @@ class RunDirectory:
     def _compare(self, codes: list[Mapping[str, str]]) -> None:
         """Note where other code took part in what there is."""
         if self._code and any(code != self._code for code in codes):
-            self.notes.append("code        of the method changed since the run began; restart=true runs it anew")
+            self.notes.append(
+                "code        of the method changed since the run began; restart=true runs it anew"
+            )
         self._codes = [*codes, *(code for code in self._codes if code not in codes)]
 
     def _clear(self) -> None:
-        """Remove what the run wrote, and say so before, so that after a kill the next command does the same."""
+        """Remove what the run wrote, and say so before, so that after a kill the next command does
+        the same.
+        """
         self._summary = {}
         self.write_summary(**{_CLEARED: True})
-        files.remove(self.path, *(name for name in _REPLACED if name != "summary.json"), digests.NOTES, "run.log")
+        files.remove(
+            self.path,
+            *(name for name in _REPLACED if name != "summary.json"),
+            digests.NOTES,
+            "run.log",
+        )
         self._summary = {}
 
     def _write(self, name: str, content: bytes) -> None:
@@ -362,7 +419,9 @@ class RunDirectory:
 
     @property
     def _noted(self) -> digests.Notes:
-        """What the files are known by until the run is finished. The summary tells by now whose they are."""
+        """What the files are known by until the run is finished. The summary tells by now whose
+        they are.
+        """
         if self._notes is None:
             self._notes = digests.Notes(self.path, self._summary)
         return self._notes
@@ -378,7 +437,9 @@ class RunDirectory:
                 )
 
     def _guard(self) -> None:
-        """Raise FedpflError where run.lock is no longer the file that is held: another process may hold another."""
+        """Raise FedpflError where run.lock is no longer the file that is held: another process may
+        hold another.
+        """
         assert self._lock is not None, "the run directory is closed"
         if not lock.holds(self._lock, self.path):
             raise FedpflError(
@@ -402,7 +463,9 @@ class RunDirectory:
 
 
 def differences_from(path: Path, config: Any) -> str:
-    """Return by which keys the run in a directory is another than that of `config`, "" where it cannot be told."""
+    """Return by which keys the run in a directory is another than that of `config`, "" where it
+    cannot be told.
+    """
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
         there = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         if isinstance(there, Mapping) and isinstance(config, Mapping):
@@ -411,22 +474,28 @@ def differences_from(path: Path, config: Any) -> str:
 
 
 def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the summary and the checkpoint of a finished run. Raises FedpflError where it is none or has none."""
+    """Return the summary and the checkpoint of a finished run. Raises FedpflError where it is none
+    or has none.
+    """
     summary, whole = _read_summary(path)
     if not whole:
         raise files.damaged(path / "summary.json")
     if summary.get("status") != "finished":
-        raise FedpflError(f"{path} holds no finished run; give the directory of one, outputs/.../seed...")
+        raise FedpflError(
+            f"{path} holds no finished run; give the directory of one, outputs/.../seed..."
+        )
     if not (path / "state.pt").exists():
-        raise FedpflError(f"{path} has no state.pt, as of a run with checkpoint.keep=false; run it anew")
+        raise FedpflError(
+            f"{path} has no state.pt, as of a run with checkpoint.keep=false; run it anew"
+        )
     return summary, saved(path, summary)
 
 
 def saved(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checkpoint in a run directory, as `checkpoint.load` does.
 
-    summary: of the run. Raises FedpflError where it is damaged, cannot be read, or is not this run's, on its data and
-    by its code; of older runs not all of these are known.
+    summary: of the run. Raises FedpflError where it is damaged, cannot be read, or is not this
+    run's, on its data and by its code; of older runs not all of these are known.
     """
     state = path / "state.pt"
     _same(state, summary)
@@ -467,7 +536,9 @@ class Absent:
     """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
     def __init__(self, path: Path):
-        self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go
+        self.path = (
+            path if path.is_dir() else None
+        )  # on another machine; what is mapped then goes where such files go
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given, **named: None
@@ -480,7 +551,9 @@ class Absent:
 
 
 def _is_new(path: Path) -> bool:
-    """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody else's."""
+    """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody
+    else's.
+    """
     for name in (*_REPLACED, digests.NOTES, "run.log", "run.lock"):
         files.regular(path / name)
         files.regular(files.temporary(path / name))
@@ -507,7 +580,9 @@ def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
             f"{path / 'summary.json'} cannot be read as a run's; choose another directory with hydra.run.dir=..., or "
             f"remove {path} if that was a run"
         )
-    return {key: value for key, value in summary.items() if key != "digest"}, digests.is_whole(summary)
+    return {key: value for key, value in summary.items() if key != "digest"}, digests.is_whole(
+        summary
+    )
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:

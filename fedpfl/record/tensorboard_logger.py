@@ -57,15 +57,22 @@ class TensorboardLogger(Mirror):
             return
         writer, self._writer = self._writer, None
         numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
-        texts = {key: value if isinstance(value, int | float) else str(value) for key, value in self._config.items()}
+        texts = {
+            key: value if isinstance(value, int | float) else str(value)
+            for key, value in self._config.items()
+        }
         try:
             writer.add_text("summary", _code(summary), self._round)
             # `.`: beside the other values, not as a run of its own.
-            writer.add_hparams({**texts, "status": status}, numbers, run_name=".", global_step=self._round)
+            writer.add_hparams(
+                {**texts, "status": status}, numbers, run_name=".", global_step=self._round
+            )
         finally:
             writer.close()
 
 
 def _code(values: Mapping[str, Any]) -> str:
     """Return nested values as TensorBoard's Markdown."""
-    return "\n".join(f"    {line}" for line in json.dumps(values, indent=2, default=str).splitlines())
+    return "\n".join(
+        f"    {line}" for line in json.dumps(values, indent=2, default=str).splitlines()
+    )

@@ -26,9 +26,15 @@ MAX_TAG = 64  # characters, W&B's limit
 PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offline
 
 CLOUD = ("api.forge.coreweave.com", "api.wandb.ai")
-"""The public server: under the first name `wandb login` keeps the key since 0.31, under the second before."""
+"""The public server: under the first name `wandb login` keeps the key since 0.31, under the second
+before.
+"""
 
-SUMMARIES = {name: f"{metric.best},last" for name, metric in METRICS.items() if metric.evaluated and metric.best}
+SUMMARIES = {
+    name: f"{metric.best},last"
+    for name, metric in METRICS.items()
+    if metric.evaluated and metric.best
+}
 """What W&B keeps of a column; of the others the last value."""
 
 
@@ -45,7 +51,11 @@ class Options(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(all(0 < len(tag) <= MAX_TAG for tag in self.tags), "tags", f"words of at most {MAX_TAG} characters")
+        self.check(
+            all(0 < len(tag) <= MAX_TAG for tag in self.tags),
+            "tags",
+            f"words of at most {MAX_TAG} characters",
+        )
 
 
 class WandbLogger(Mirror):
@@ -74,7 +84,9 @@ class WandbLogger(Mirror):
         self._run.log({name: wandb.Image(str(path))})
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
-        """Start or continue the W&B run; offline where `auto` cannot reach the server. Raises wandb's errors."""
+        """Start or continue the W&B run; offline where `auto` cannot reach the server. Raises
+        wandb's errors.
+        """
         mode = choose_mode(self._options.mode)
         try:
             self._run = self._init(run, mode)
@@ -95,11 +107,14 @@ class WandbLogger(Mirror):
             self._say(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
         elif self._run.url:
             self._say(f"W&B {self._run.url}")
-        # Of a continued run the server may hold fewer rounds than the last checkpoint, or more, which are the same.
+        # Of a continued run the server may hold fewer rounds than the last checkpoint, or more,
+        # which are the same.
         return self._run.step if run.start_round and not self._run.offline else 0
 
     def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Send a round; where all clients were evaluated, the mask distribution over the layers and the runs table."""
+        """Send a round; where all clients were evaluated, the mask distribution over the layers and
+        the runs table.
+        """
         import wandb
 
         for name in row:
@@ -133,11 +148,13 @@ class WandbLogger(Mirror):
         folder = Path(self._options.dir or run.path)
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
-            silent=True,  # what matters is told above; wandb's own lines would break the progress bar
+            # What matters is told above; wandb's own lines would break the progress bar
+            silent=True,
             console="off",
             reinit="create_new",
             init_timeout=PATIENCE if self._options.mode == "auto" else 90,
-            finish_timeout=300,  # seconds; without a network the rest stays on disk for `wandb sync`
+            # Seconds; without a network the rest stays on disk for `wandb sync`
+            finish_timeout=300,
         )
         return wandb.init(
             project=self._options.project,
@@ -148,7 +165,8 @@ class WandbLogger(Mirror):
             tags=list(dict.fromkeys((*(tag[:MAX_TAG] for tag in run.tags), *self._options.tags))),
             config={**run.config, "identity": run.identity},  # to group seeds by
             id=run_id(run),
-            # Begun afresh or offline it is complete by itself, and replaces what the server has under this id.
+            # Begun afresh or offline it is complete by itself, and replaces what the server has
+            # under this id.
             resume="allow" if run.start_round and mode == "online" else None,
             dir=str(folder),
             mode=mode,  # type: ignore[arg-type]
@@ -157,7 +175,9 @@ class WandbLogger(Mirror):
 
 
 def choose_mode(mode: str) -> str:
-    """Return the mode: `auto` becomes WANDB_MODE where it is set, online for a user who is logged in, else offline."""
+    """Return the mode: `auto` becomes WANDB_MODE where it is set, online for a user who is logged
+    in, else offline.
+    """
     if mode != "auto":
         return mode
     wish = os.environ.get("WANDB_MODE", "")
@@ -167,7 +187,9 @@ def choose_mode(mode: str) -> str:
 
 
 def logged_in() -> bool:
-    """Tell whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the netrc file."""
+    """Tell whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the
+    netrc file.
+    """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     hosts = _hosts()
@@ -183,7 +205,9 @@ def logged_in() -> bool:
 
 
 def _hosts() -> tuple[str, ...]:
-    """Return under which names a key for the server may be kept: of WANDB_BASE_URL, else of `wandb login --host`."""
+    """Return under which names a key for the server may be kept: of WANDB_BASE_URL, else of `wandb
+    login --host`.
+    """
     url = os.environ.get("WANDB_BASE_URL")
     if not url:
         settings = configparser.ConfigParser(interpolation=None)

@@ -1,1 +1,3 @@
-"""A federation of real nodes: what travels (wire), the server's side (server), a node's (node), and Flower's apps."""
+"""A federation of real nodes: what travels (wire), the server's side (server), a node's (node), and
+Flower's apps.
+"""

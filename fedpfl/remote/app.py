@@ -1,4 +1,6 @@
-"""The two halves of a federation as programs: what the server plays over a grid, and the node that answers it."""
+"""The two halves of a federation as programs: what the server plays over a grid, and the node that
+answers it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,22 @@ from fedpfl.runner.faults import mended
 OWN = "federate."
 PLACE = "outputs/federated/${fedpfl.run_subdir:}"
 """Where runs lie: apart from the same runs in one process, whose numbers are the same."""
-COLUMNS = ("round", "counted_down", "counted_up", "bytes_down", "bytes_up", "judged_down", "judged_up", "answers")
+COLUMNS = (
+    "round",
+    "counted_down",
+    "counted_up",
+    "bytes_down",
+    "bytes_up",
+    "judged_down",
+    "judged_up",
+    "answers",
+)
 
 
 def composed(words: Sequence[str]) -> tuple[Federate, Any]:
-    """Return how the federation is played, and the configuration, as `fedpfl train` takes it. Raises FedpflError."""
+    """Return how the federation is played, and the configuration, as `fedpfl train` takes it.
+    Raises FedpflError.
+    """
     register()
     given: dict[str, Any] = {}
     for word in (own for own in words if own.startswith(OWN)):
@@ -39,8 +52,15 @@ def composed(words: Sequence[str]) -> tuple[Federate, Any]:
         except yaml.YAMLError:
             raise FedpflError(f"{word}: its value cannot be read") from None
     rest = [word for word in words if not word.startswith(OWN)]
-    usual = {"checkpoint.seconds": "0", "hydra.run.dir": PLACE}  # nodes keep the states of two rounds
-    rest += [f"{key}={value}" for key, value in usual.items() if not any(word.startswith(f"{key}=") for word in rest)]
+    usual = {
+        "checkpoint.seconds": "0",
+        "hydra.run.dir": PLACE,
+    }  # nodes keep the states of two rounds
+    rest += [
+        f"{key}={value}"
+        for key, value in usual.items()
+        if not any(word.startswith(f"{key}=") for word in rest)
+    ]
     try:
         plugins.load(overrides.chosen(rest, "plugins"))
         return typed(Federate, given, "federate"), overrides.composed_once(rest)
@@ -49,15 +69,23 @@ def composed(words: Sequence[str]) -> tuple[Federate, Any]:
 
 
 def shares(run: Run, own: Federate) -> str:
-    """Return what leaves clients beyond what is sent, "" if nothing does. Raises FedpflError where it may not."""
+    """Return what leaves clients beyond what is sent, "" if nothing does. Raises FedpflError where
+    it may not.
+    """
     if run.unseen:
         raise FedpflError("a federation has no newcomers; set unseen=0")
     if run.clock:
-        raise FedpflError("a federation's time is real, and clients are late by themselves; set system=none")
+        raise FedpflError(
+            "a federation's time is real, and clients are late by themselves; set system=none"
+        )
     if run.settings.metrics or run.eval.common:
-        raise FedpflError("the clients of a federation tell accuracies alone; leave out metrics and eval.common")
+        raise FedpflError(
+            "the clients of a federation tell accuracies alone; leave out metrics and eval.common"
+        )
     if run.privacy:
-        raise FedpflError("nodes would send their uploads before they are clipped and noised; set privacy=none")
+        raise FedpflError(
+            "nodes would send their uploads before they are clipped and noised; set privacy=none"
+        )
     why, name = rehearsal.needs(run), run.config["method"]["name"]
     if not why:
         return ""
@@ -93,31 +121,45 @@ def serve(grid: Grid, words: Sequence[str]) -> Path:
     return path
 
 
-def node(words: Sequence[str], clients: Sequence[int] | None, number: int, nodes: int, folder: Path, data: str) -> Node:
+def node(
+    words: Sequence[str],
+    clients: Sequence[int] | None,
+    number: int,
+    nodes: int,
+    folder: Path,
+    data: str,
+) -> Node:
     """Return the node of some clients, or of each one of so many. Raises FedpflError.
 
-    folder: where their states are kept, apart for each run. data: where the data are, "" for where the words say.
+    folder: where their states are kept, apart for each run. data: where the data are, "" for where
+    the words say.
     """
     _, cfg = composed([*words, *([f"data_dir={data}"] if data else [])])
     run = build(check(cfg))
     known = key(run)
     own = range(number, run.federation.clients, nodes) if clients is None else clients
     if wrong := [client for client in own if not 0 <= client < run.federation.clients]:
-        raise FedpflError(f"there is no client {wrong[0]}: the federation has {run.federation.clients}")
+        raise FedpflError(
+            f"there is no client {wrong[0]}: the federation has {run.federation.clients}"
+        )
     backend = engine.make(run.engine, run.net, run.device)
     place = folder / "-".join(known.values())
     return Node(backend, run.method, run.federation, known, own, run.settings.seed, place)
 
 
 class Wire(Callback):
-    """Write `wire.csv`: by round, the bytes that were counted, those of all messages, and those of evaluations."""
+    """Write `wire.csv`: by round, the bytes that were counted, those of all messages, and those of
+    evaluations.
+    """
 
     def __init__(self, path: Path, made: Sequence[Remote]):
         self._path, self._made = path / "wire.csv", made
 
     def on_begin(self, run: Any) -> None:
         """Begin the file, or go on with the rounds that are done."""
-        lines = self._path.read_text().splitlines() if run.start_round and self._path.is_file() else []
+        lines = (
+            self._path.read_text().splitlines() if run.start_round and self._path.is_file() else []
+        )
         done = [line for line in lines[1:] if int(line.partition(",")[0]) <= run.start_round]
         self._path.write_text("\n".join([",".join(COLUMNS), *done, ""]))
 
@@ -125,7 +167,11 @@ class Wire(Callback):
         """Write a line."""
         (remote,) = self._made
         row, sums = round.row, dict.fromkeys(COLUMNS, 0)
-        sums |= {"round": row["round"], "counted_down": row["bits_down"] / 8, "counted_up": row["bits_up"] / 8}
+        sums |= {
+            "round": row["round"],
+            "counted_down": row["bits_down"] / 8,
+            "counted_up": row["bits_up"] / 8,
+        }
         sums["answers"] = row["participants"]
         for own in remote.carried:
             kind = "bytes" if own.kind == "train" else "judged"

@@ -34,7 +34,9 @@ class FlowerGrid(Grid):
         """See Grid."""
         return sorted(self._grid.get_node_ids())
 
-    def send(self, messages: Sequence[tuple[int, bytes]], timeout: float) -> list[bytes | str | None]:
+    def send(
+        self, messages: Sequence[tuple[int, bytes]], timeout: float
+    ) -> list[bytes | str | None]:
         """See Grid."""
         sent = [Message(record(message), node, KIND, ttl=timeout) for node, message in messages]
         replies = self._grid.send_and_receive(sent, timeout=timeout) if sent else ()
@@ -59,7 +61,9 @@ def _content(reply: Any) -> bytes | str:
 
 
 def server() -> ServerApp:
-    """Return the app that plays the rounds; the run's configuration has the words of the command under `words`."""
+    """Return the app that plays the rounds; the run's configuration has the words of the command
+    under `words`.
+    """
     made = ServerApp()
 
     @made.main()
@@ -76,8 +80,8 @@ def server() -> ServerApp:
 def client() -> ClientApp:
     """Return the app that answers at a node.
 
-    A node's configuration names its clients (`clients="0,3"`, or `partition-id` of `num-partitions`), where their
-    states are kept (`state`), and where the data are (`data-dir`).
+    A node's configuration names its clients (`clients="0,3"`, or `partition-id` of
+    `num-partitions`), where their states are kept (`state`), and where the data are (`data-dir`).
     """
     made = ClientApp()
 
@@ -87,7 +91,13 @@ def client() -> ClientApp:
         clients, state = str(given.get("clients", "")), str(given.get("state", "federated"))
         place = int(given.get("partition-id", 0)), int(given.get("num-partitions", 1))
         try:
-            here = _node(str(context.run_config["words"]), clients, *place, state, str(given.get("data-dir", "")))
+            here = _node(
+                str(context.run_config["words"]),
+                clients,
+                *place,
+                state,
+                str(given.get("data-dir", "")),
+            )
             answered = here.answer(cast(bytes, message.content[RECORD][FIELD]))
         except FedpflError as error:
             answered = wire.packed({"fault": str(error)}, {})

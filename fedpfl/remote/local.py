@@ -1,4 +1,6 @@
-"""A federation in processes of this machine: Flower's own commands, started on 127.0.0.1 and ended with the run."""
+"""A federation in processes of this machine: Flower's own commands, started on 127.0.0.1 and ended
+with the run.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,14 @@ def write(folder: Path, words: Sequence[str]) -> None:
 def play(words: Sequence[str], nodes: int, states: Path, log: Path) -> None:
     """Play a federation to its end, on a SuperLink and so many SuperNodes.
 
-    states: where nodes keep theirs, one folder for each. log: the file for what Flower says. Raises FedpflError.
+    states: where nodes keep theirs, one folder for each. log: the file for what Flower says. Raises
+    FedpflError.
     """
-    with tempfile.TemporaryDirectory(prefix="fedpfl-") as place, log.open("ab") as said, started() as start:
+    with (
+        tempfile.TemporaryDirectory(prefix="fedpfl-") as place,
+        log.open("ab") as said,
+        started() as start,
+    ):
         folder = Path(place)
         write(folder / "app", words)
         link, *ports = free(nodes + 1)
@@ -87,7 +94,10 @@ def superlink(start: Start, port: int, **more: Any) -> subprocess.Popen:
     link = start("flower-superlink", *here, "--disable-runtime-dependency-installation", **more)
     until = time.monotonic() + PATIENCE
     while link.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2),
+        ):
             return link
         time.sleep(0.3)
     raise FedpflError(f"Flower's SuperLink has not come up on port {port}")
@@ -96,7 +106,9 @@ def superlink(start: Start, port: int, **more: Any) -> subprocess.Popen:
 def supernode(start: Start, link: int, port: int, config: str, **more: Any) -> subprocess.Popen:
     """Start a SuperNode of the SuperLink at port `link`."""
     here = ("--host", "127.0.0.1", "--port", str(port), "--node-config", config)
-    return start("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link}", *here, **more)
+    return start(
+        "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link}", *here, **more
+    )
 
 
 def command(name: str) -> str:
@@ -108,12 +120,21 @@ def command(name: str) -> str:
 
 
 def around(folder: Path, port: int) -> dict[str, str]:
-    """Return the environment of Flower's processes: its files in `folder`, which names the SuperLink; no telemetry."""
+    """Return the environment of Flower's processes: its files in `folder`, which names the
+    SuperLink; no telemetry.
+    """
     home = folder / "flwr"
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(f'[superlink.{LINK}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    (home / "config.toml").write_text(
+        f'[superlink.{LINK}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    own = {"FLWR_HOME": str(home), "PATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    own = {
+        "FLWR_HOME": str(home),
+        "PATH": path,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
     return {**os.environ, **own}
 
 
@@ -128,7 +149,9 @@ def free(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def started() -> Iterator[Start]:
-    """Give what starts Flower's commands, each in a group of its own; all of these are ended in the end."""
+    """Give what starts Flower's commands, each in a group of its own; all of these are ended in the
+    end.
+    """
     running: list[subprocess.Popen] = []
 
     def start(name: str, *words: str, **more: Any) -> subprocess.Popen:

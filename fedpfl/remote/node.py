@@ -1,4 +1,6 @@
-"""A node's side of a federation: it plays its clients' part with their data and states, which stay here."""
+"""A node's side of a federation: it plays its clients' part with their data and states, which stay
+here.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,15 @@ from fedpfl.record import checkpoint
 from fedpfl.remote import wire
 from fedpfl.remote.server import Needs, other
 
-KEPT = 2  # states of each client: a server that goes on from its last checkpoint asks for a round again
+# States of each client: a server that goes on from its last checkpoint asks for a round again
+KEPT = 2
 
 
 class Node:
     """Answer the server's messages for some clients of a federation.
 
-    key: what server and nodes must have in common. folder: where the clients' states are kept, in memory without one.
+    key: what server and nodes must have in common. folder: where the clients' states are kept, in
+    memory without one.
     """
 
     def __init__(
@@ -43,7 +47,12 @@ class Node:
         seed: int,
         folder: Path | None = None,
     ):
-        self._backend, self._method, self._federation, self._key = backend, method, federation, dict(key)
+        self._backend, self._method, self._federation, self._key = (
+            backend,
+            method,
+            federation,
+            dict(key),
+        )
         self._clients, self._shelf = sorted(clients), Shelf(folder)
         self._first = begin(method, backend.net, federation.clients, federation.x.device, seed=seed)
         roles = method.buffers()
@@ -79,7 +88,9 @@ class Node:
                 part: first.take(part, client) for part in ("client", "buffers", "facts")
             }
             if about["participated"] and not bool(row["facts"]["participated"]):
-                raise FedpflError("the client's state is lost: it took part, and there is none here")
+                raise FedpflError(
+                    "the client's state is lost: it took part, and there is none here"
+                )
         rows = Rows(first.initial, {}, first.clients, first.device)
         rows.put_([client], tree.repeat(row, 1))
         method, server = self._method, trees.get("server")
@@ -94,18 +105,28 @@ class Node:
                 return tree.take(self._backend._one(call), 0)
             turn = None if asks["turn"] is None else Turn([client], trains=asks["turn"])
             about_it = (_local(asks["local"]), Draws(**asks["draws"]), asks["stopping"], turn, laid)
-            part = self._backend._one(TrainCall(method, self._federation, state, [client], *about_it))
+            part = self._backend._one(
+                TrainCall(method, self._federation, state, [client], *about_it)
+            )
         part = tree.take(part, 0)
         return part if about["shares"] else self._kept(client, number + 1, row, part)
 
-    def _kept(self, client: int, number: int, row: dict[str, Tree], part: Participation) -> Participation:
+    def _kept(
+        self, client: int, number: int, row: dict[str, Tree], part: Participation
+    ) -> Participation:
         """Return what leaves the node of a participation; its state is kept."""
         dealt = self._first.rows.dealt
         for name in dealt:
-            if not all(map(torch.equal, tree.leaves(part.clients[name]), tree.leaves(row["client"][name]))):
+            if not all(
+                map(torch.equal, tree.leaves(part.clients[name]), tree.leaves(row["client"][name]))
+            ):
                 raise Needs(f"a client's {name}, which the server knows, has changed")
         facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
-        own = {"client": part.clients, "buffers": tree.without(part.buffers, self._shared), "facts": facts}
+        own = {
+            "client": part.clients,
+            "buffers": tree.without(part.buffers, self._shared),
+            "facts": facts,
+        }
         self._shelf.keep(client, number, own)
         travel: dict[str, Any] = {
             name: {role: own for role, own in getattr(part, name).items() if role in self._shared}
@@ -114,7 +135,9 @@ class Node:
         return part._replace(clients=tree.named(part.clients, dealt), **travel)
 
     def _given(self, about: dict[str, Any], sent: Tree | None) -> tuple[Method, Tree]:
-        """Return the method as it is where only so much was sent, and what is known here of the server's side."""
+        """Return the method as it is where only so much was sent, and what is known here of the
+        server's side.
+        """
         begun = dict(tree.items(self._first.server))
         known = {path: begun[path] for path in about["initial"]}
         if sent is not None:
@@ -123,7 +146,9 @@ class Node:
                     continue
                 if own.mask is None:
                     known[place] = own.value
-                elif own.value.is_floating_point():  # whoever looks at the rest gets what nobody takes for a number
+                elif (
+                    own.value.is_floating_point()
+                ):  # whoever looks at the rest gets what nobody takes for a number
                     known[place] = torch.where(own.mask, own.value, torch.nan)
             sent = _filled(sent, begun)
         method = copy.copy(self._method)
@@ -138,13 +163,17 @@ class Node:
 
 
 class Shelf:
-    """Keep the last states of clients, each as it was after a round, in checkpoints `client<k>/round<n>.pt`."""
+    """Keep the last states of clients, each as it was after a round, in checkpoints
+    `client<k>/round<n>.pt`.
+    """
 
     def __init__(self, folder: Path | None):
         self._folder, self._memory = folder, dict[tuple[int, int], Tree]()
 
     def state(self, client: int, number: int) -> Tree | None:
-        """Return a client's last state of round `number` or an earlier one; None before its first participation."""
+        """Return a client's last state of round `number` or an earlier one; None before its first
+        participation.
+        """
         there = [own for own in self._rounds(client) if own <= number]
         if not there:
             return None
@@ -161,7 +190,9 @@ class Shelf:
             with files.writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             with files.replacing(path, lambda: None) as file:
-                checkpoint.save(checkpoint.plain({"round": number, "row": tree.to(row, "cpu")}), file)
+                checkpoint.save(
+                    checkpoint.plain({"round": number, "row": tree.to(row, "cpu")}), file
+                )
         for gone in sorted(self._rounds(client))[:-KEPT]:
             self._drop(client, gone)
 
@@ -179,7 +210,10 @@ class Shelf:
     def _rounds(self, client: int) -> list[int]:
         if self._folder is None:
             return [number for own, number in self._memory if own == client]
-        found = (path.stem.removeprefix("round") for path in self._path(client, 0).parent.glob("round*.pt"))
+        found = (
+            path.stem.removeprefix("round")
+            for path in self._path(client, 0).parent.glob("round*.pt")
+        )
         return [int(number) for number in found if number.isdigit()]
 
     def _path(self, client: int, number: int) -> Path:
@@ -193,7 +227,9 @@ def _told(method: Method) -> Any:
     try:
         yield
     except KeyError as entry:
-        raise Needs(f"a hook of {type(method).__name__} asks for {entry}, which is not sent") from entry
+        raise Needs(
+            f"a hook of {type(method).__name__} asks for {entry}, which is not sent"
+        ) from entry
 
 
 def _local(said: dict[str, Any]) -> Local:
@@ -208,12 +244,20 @@ def _filled(sent: Tree, begun: dict[str, Tree]) -> Tree:
     """Return what was sent, with what was known in the place of its names."""
     if isinstance(sent, Known):
         return Known(tree.map(begun.__getitem__, sent.values))
-    return {name: _filled(part, begun) for name, part in sent.items()} if type(sent) is dict else sent
+    return (
+        {name: _filled(part, begun) for name, part in sent.items()} if type(sent) is dict else sent
+    )
 
 
 def _pruned(server: Tree, known: dict[str, Tree], at: str = "") -> Tree:
     """Return the server's tree as far as it is known."""
     if not isinstance(server, dict):
         return known.get(at, {})
-    parts = {name: _pruned(part, known, f"{at}.{name}" if at else name) for name, part in server.items()}
-    return {name: part for name, part in parts.items() if tree.leaves(part) or not tree.leaves(server[name])}
+    parts = {
+        name: _pruned(part, known, f"{at}.{name}" if at else name) for name, part in server.items()
+    }
+    return {
+        name: part
+        for name, part in parts.items()
+        if tree.leaves(part) or not tree.leaves(server[name])
+    }

@@ -1,4 +1,6 @@
-"""The server's side of a federation: a backend whose clients are elsewhere, each asked by a message."""
+"""The server's side of a federation: a backend whose clients are elsewhere, each asked by a
+message.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ LARGEST = 4  # times what the server and a client hold, beyond which an answer i
 class Federate(Checked):
     """Say how a federation is played.
 
-    share_states: clients' states may go to the server, and all that the server holds to clients, for methods that need
-    more than what is sent. timeout: seconds for the answers to a round, and for nodes to come in the beginning.
+    share_states: clients' states may go to the server, and all that the server holds to clients,
+    for methods that need
+    more than what is sent. timeout: seconds for the answers to a round, and for nodes to come in
+    the beginning.
     minimum: answers without which a round is given up. nodes: how many are started on this machine.
     """
 
@@ -56,8 +60,12 @@ class Grid(ABC):
         """Return the numbers of the nodes that are there now."""
 
     @abstractmethod
-    def send(self, messages: Sequence[tuple[int, bytes]], timeout: float) -> list[bytes | str | None]:
-        """Return for each (node, message) the answer: None where none came in time, a text where the node failed."""
+    def send(
+        self, messages: Sequence[tuple[int, bytes]], timeout: float
+    ) -> list[bytes | str | None]:
+        """Return for each (node, message) the answer: None where none came in time, a text where
+        the node failed.
+        """
 
 
 class Carried(NamedTuple):
@@ -73,15 +81,23 @@ class Carried(NamedTuple):
 class Remote(Backend):
     """Ask each client of a call at its node, and go on with those that answer.
 
-    key: what server and nodes must have in common, by name. first: the state before round 1. leaves: what leaves
-    clients beyond what is sent, in words: their states then live here and travel with each message; "": they live at
-    the nodes.
+    key: what server and nodes must have in common, by name. first: the state before round 1.
+    leaves: what leaves
+    clients beyond what is sent, in words: their states then live here and travel with each message;
+    "": they live at the nodes.
     """
 
     name = "nodes"
 
     def __init__(
-        self, net: Net, engine: Engine, grid: Grid, key: Mapping[str, str], first: State, own: Federate, leaves: str
+        self,
+        net: Net,
+        engine: Engine,
+        grid: Grid,
+        key: Mapping[str, str],
+        first: State,
+        own: Federate,
+        leaves: str,
     ):
         self.net, self.engine, self.shares, self._told = net, engine, bool(leaves), leaves
         self._grid, self._key, self._own = grid, dict(key), own
@@ -100,7 +116,11 @@ class Remote(Backend):
             return state
         rows, dealt = state.rows, state.rows.dealt
         own = tree.named(rows.take("client", range(rows.clients)), dealt) if dealt else {}
-        known = {"client": tree.named(rows.initial["client"], dealt), "buffers": {}, "facts": rows.initial["facts"]}
+        known = {
+            "client": tree.named(rows.initial["client"], dealt),
+            "buffers": {},
+            "facts": rows.initial["facts"],
+        }
         return replace(state, rows=Rows(known, own, rows.clients, rows.device))
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -135,17 +155,26 @@ class Remote(Backend):
     def _message(self, call: Call, client: int) -> bytes:
         """Return the message to a client."""
         state = call.state
-        about: dict[str, Any] = {"key": self._key, "client": client, "round": state.round, "asks": _asks(call)}
+        about: dict[str, Any] = {
+            "key": self._key,
+            "client": client,
+            "round": state.round,
+            "asks": _asks(call),
+        }
         about["shares"] = self.shares
         trees: dict[str, Tree] = {"shared": state.server_buffers}
         if self.shares:
             trees["server"] = state.server
-            trees["row"] = {part: state.rows.take(part, client) for part in ("client", "buffers", "facts")}
+            trees["row"] = {
+                part: state.rows.take(part, client) for part in ("client", "buffers", "facts")
+            }
             trees["laid"] = tree.take(call.laid or {}, call.clients.index(client))
             return wire.packed(about, trees)
         about["participated"] = bool(state.facts(client)["participated"])
         entries = dict(tree.items(state.server))
-        about["initial"] = [path for path, leaf in entries.items() if torch.equal(leaf, self._first[path])]
+        about["initial"] = [
+            path for path, leaf in entries.items() if torch.equal(leaf, self._first[path])
+        ]
         if (sent := self._download(call, client)) is not None:
             places = {id(leaf): path for path, leaf in entries.items()}
             about["places"] = [places.get(id(own.value)) for own in wire.leaves(sent)]
@@ -157,7 +186,9 @@ class Remote(Backend):
         method, server, trains = call.method, call.state.server, isinstance(call, TrainCall)
         known = call.state.client(client)
         if trains:
-            known |= tree.to(method.sample(server, call.draws.server(client)), call.state.rows.device)
+            known |= tree.to(
+                method.sample(server, call.draws.server(client)), call.state.rows.device
+            )
         with contextlib.suppress(KeyError):  # `download` may ask for nothing of it
             known = method.prepare(server, known)
         try:
@@ -165,7 +196,9 @@ class Remote(Backend):
         except KeyError as entry:
             if not trains:
                 return None
-            raise Needs(f"{type(method).__name__}.download asks for {entry} of a client's state") from None
+            raise Needs(
+                f"{type(method).__name__}.download asks for {entry} of a client's state"
+            ) from None
 
     # ---- who is asked, and what comes back
 
@@ -196,7 +229,9 @@ class Remote(Backend):
         log.warning("%s; %s %s goes on without it", fault, what, call.draws.round)
 
     def _meet(self, clients: Sequence[int], number: int) -> None:
-        """Find out after round `number` where clients are; wait in the beginning for those that were never there."""
+        """Find out after round `number` where clients are; wait in the beginning for those that
+        were never there.
+        """
         until = time.monotonic() + self._own.timeout
         while True:
             nodes = self._grid.nodes()
@@ -225,7 +260,9 @@ class Remote(Backend):
         if isinstance(answer, str):
             raise FedpflError(answer)
         if len(answer) > self._largest:
-            raise FedpflError(f"an answer of {len(answer):,} bytes, where {self._largest:,} are the most")
+            raise FedpflError(
+                f"an answer of {len(answer):,} bytes, where {self._largest:,} are the most"
+            )
         about, trees = wire.unpacked(answer)
         if "fault" in about:
             raise (Needs if about.get("needs") else FedpflError)(str(about["fault"]))
@@ -259,7 +296,11 @@ class Silent(FedpflError):
 def other(key: Any, own: Mapping[str, str], who: str = "it", here: str = "the server") -> str:
     """Say in what `who` differs from here; "" where it does not."""
     key = key if isinstance(key, dict) else {}
-    told = [f"{who} has {name} {key.get(name)}, {here} {own[name]}" for name in own if key.get(name) != own[name]]
+    told = [
+        f"{who} has {name} {key.get(name)}, {here} {own[name]}"
+        for name in own
+        if key.get(name) != own[name]
+    ]
     return f"{told[0]}; give both the same command, data and packages" if told else ""
 
 
@@ -267,7 +308,12 @@ def _asks(call: Call) -> dict[str, Any]:
     """Return the question in plain values."""
     if isinstance(call, TrainCall):
         turn = None if call.turn is None else call.turn.trains
-        return {"draws": asdict(call.draws), "local": _said(call.local), "stopping": call.stopping, "turn": turn}
+        return {
+            "draws": asdict(call.draws),
+            "local": _said(call.local),
+            "stopping": call.stopping,
+            "turn": turn,
+        }
     tunings = {name: getattr(call, name) for name in ("tuning", "before")}
     return {
         name: own and {"local": _said(own.local), "draws": asdict(own.draws), "part": own.part}
@@ -280,13 +326,18 @@ def _said(local: Local) -> dict[str, Any]:
 
 
 def _known(sent: Tree, places: Mapping[int, str]) -> Tree:
-    """Return what is sent with the names of the server's entries in the place of what clients know of it.
+    """Return what is sent with the names of the server's entries in the place of what clients know
+    of it.
 
     Raises Needs where a client has no such entry.
     """
     if isinstance(sent, Known):
         unknown = [name for name, leaf in tree.items(sent.values) if id(leaf) not in places]
         if unknown:
-            raise Needs(f"download counts on a client's knowing {unknown[0]}, which is not as it was in the beginning")
+            raise Needs(
+                f"download counts on a client's knowing {unknown[0]}, which is not as it was in the beginning"
+            )
         return Known(tree.map(lambda leaf: places[id(leaf)], sent.values))
-    return {name: _known(part, places) for name, part in sent.items()} if type(sent) is dict else sent
+    return (
+        {name: _known(part, places) for name, part in sent.items()} if type(sent) is dict else sent
+    )

@@ -1,7 +1,9 @@
-"""What travels between server and nodes, as bytes: a header in JSON, and safetensors. Nothing in it is executed.
+"""What travels between server and nodes, as bytes: a header in JSON, and safetensors. Nothing in it
+is executed.
 
-Of `Masked` and `Agreed` trees the selected entries alone are written, with their positions; bool tensors are packed to
-bits; bf16 travels as it is in memory. The leaves of `Known` trees are texts: where the client has them.
+Of `Masked` and `Agreed` trees the selected entries alone are written, with their positions; bool
+tensors are packed to bits; bf16 travels as it is in memory. The leaves of `Known` trees are texts:
+where the client has them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Agreed, Known, Masked, Tree
 
-RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Counts, Participation, Traffic, Masked, Agreed)}
+RECORDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Counts, Participation, Traffic, Masked, Agreed)
+}
 SELECTED: dict[str, Any] = {kind.__name__: kind for kind in (Masked, Agreed)}
 _LENGTH = struct.Struct("<Q")
 
@@ -52,7 +56,15 @@ def unpacked(message: bytes) -> tuple[dict[str, Any], Tree]:
         header = json.loads(message[_LENGTH.size : _LENGTH.size + length])
         tensors = load(message[_LENGTH.size + length :])
         return dict(header["about"]), _read(header["form"], tensors)
-    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, struct.error, SafetensorError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        RuntimeError,
+        struct.error,
+        SafetensorError,
+    ) as error:
         raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
 
 
@@ -76,12 +88,18 @@ def _written(value: Tree, tensors: dict[str, Tensor], whole: bool = False) -> An
         return ["known", value.values]
     if isinstance(value, tuple):
         parts = value._asdict()  # type: ignore[attr-defined]
-        return ["record", type(value).__name__, {name: _written(part, tensors, whole) for name, part in parts.items()}]
+        return [
+            "record",
+            type(value).__name__,
+            {name: _written(part, tensors, whole) for name, part in parts.items()},
+        ]
     if isinstance(value, dict):
         return ["dict", {name: _written(part, tensors, whole) for name, part in value.items()}]
     once = value.detach().cpu()
     for axis in range(value.dim()):
-        if not value.stride(axis):  # expanded, and so it is again: products of it may be rounded otherwise
+        if not value.stride(
+            axis
+        ):  # expanded, and so it is again: products of it may be rounded otherwise
             once = once.narrow(axis, 0, min(1, value.shape[axis]))
     leaf = once.clone(memory_format=torch.contiguous_format)  # safetensors wants memory of its own
     if leaf.dtype == torch.bool:
@@ -102,7 +120,13 @@ def _selected(value: Masked | Agreed, tensors: dict[str, Tensor]) -> Any:
     else:
         kind, listed = ("these", flat) if count <= total - count else ("others", ~flat)
         where = [kind, _put(listed.nonzero()[:, 0].to(torch.int32), tensors)]
-    return ["selected", type(value).__name__, shapes, where, [_written(leaf[mask], tensors) for leaf, mask in pairs]]
+    return [
+        "selected",
+        type(value).__name__,
+        shapes,
+        where,
+        [_written(leaf[mask], tensors) for leaf, mask in pairs],
+    ]
 
 
 def _put(leaf: Tensor, tensors: dict[str, Tensor]) -> str:
@@ -139,14 +163,21 @@ def _read(form: Any, tensors: dict[str, Tensor]) -> Tree:
     if kind != "selected":
         raise ValueError(kind)
     name, shapes, where, values = rest
-    return SELECTED[name](*_placed(shapes, where, [_read(part, tensors) for part in values], tensors))
+    return SELECTED[name](
+        *_placed(shapes, where, [_read(part, tensors) for part in values], tensors)
+    )
 
 
-def _placed(shapes: Any, where: list[str], chosen: list[Tensor], tensors: dict[str, Tensor]) -> tuple[Tree, Tree]:
+def _placed(
+    shapes: Any, where: list[str], chosen: list[Tensor], tensors: dict[str, Tensor]
+) -> tuple[Tree, Tree]:
     """Return the tree of selected entries, zeros elsewhere, and its mask."""
     sizes = tree.leaves(shapes)
     flat = _positions(where[0], where[1], sum(map(math.prod, sizes)), tensors)
-    masks = [own.view(size) for own, size in zip(flat.split([*map(math.prod, sizes)]), sizes, strict=True)]
+    masks = [
+        own.view(size)
+        for own, size in zip(flat.split([*map(math.prod, sizes)]), sizes, strict=True)
+    ]
     whole = [own.new_zeros(size) for own, size in zip(chosen, sizes, strict=True)]
     for leaf, mask, own in zip(whole, masks, chosen, strict=True):
         if own.shape != (int(mask.sum()),):

@@ -1,6 +1,8 @@
-"""Tables and figures from run directories, which are read without torch; `python -m fedpfl.report` is the command.
+"""Tables and figures from run directories, which are read without torch; `python -m fedpfl.report`
+is the command.
 
-`load` finds runs, `grouping` gathers the seeds of a configuration, `tables` and `figures` show them.
+`load` finds runs, `grouping` gathers the seeds of a configuration, `tables` and `figures` show
+them.
 """
 
 from fedpfl.report.grouping import Group, groups

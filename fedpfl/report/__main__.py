@@ -1,4 +1,6 @@
-"""Tables and figures from run directories: `python -m fedpfl.report [COMMAND] [ROOT ...]`; see `--help`."""
+"""Tables and figures from run directories: `python -m fedpfl.report [COMMAND] [ROOT ...]`; see
+`--help`.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,22 @@ from fedpfl.report.tables import ACCURACIES, COLUMNS, CURVES, SELECTIONS, accura
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, 2 for a mistake of the user's, or 1 where `clean` left something."""
+    """Run the command; returns the exit code: 0, 2 for a mistake of the user's, or 1 where `clean`
+    left something.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words.pop(0) if words and words[0] in COMMANDS else ""
     act, text, example, options = COMMANDS[name]
-    others = "".join(f"  {one:8}  {re.split('[.:;]', about)[0]}\n" for one, (_, about, *_) in COMMANDS.items() if one)
+    others = "".join(
+        f"  {one:8}  {re.split('[.:;]', about)[0]}\n"
+        for one, (_, about, *_) in COMMANDS.items()
+        if one
+    )
     parser = Parser(
         prog=f"python -m fedpfl.report {name}".strip(),
         description=text,
-        epilog=f"{FILTERS}\n\n{example}" + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
+        epilog=f"{FILTERS}\n\n{example}"
+        + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         repeats=True,
     )
@@ -85,11 +94,15 @@ def _mute() -> None:
 
 
 def _show(options: Namespace, only: str = "") -> None:
-    """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
+    """Show the table and the figures of all runs, or only one of both, and the paper's if asked
+    for.
+    """
     members = _found(options)
     fairness = only != "figures" and options.fairness
     if fairness and options.select != "last":
-        raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
+        raise FedpflError(
+            "--fairness is of the last evaluation, which clients.csv holds; leave out --select"
+        )
     if only != "figures":
         _of_one_table(options, bool(options.fairness or options.reference or options.paper))
         known = partial(beside, everywhere=options.published)
@@ -102,7 +115,12 @@ def _show(options: Namespace, only: str = "") -> None:
     if only != "tables":
         _figures(options, members)
     if options.paper:
-        _papers(members, options, Selection(select=options.select, every=options.every or 100), only=only)
+        _papers(
+            members,
+            options,
+            Selection(select=options.select, every=options.every or 100),
+            only=only,
+        )
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
@@ -121,7 +139,9 @@ def _paper(options: Namespace) -> None:
     names = {word: name for word in options.words if (name := full(word))}
     options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
     if absent := [root for root in options.roots if not root.is_dir()]:
-        raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}")
+        raise FedpflError(
+            f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}"
+        )
     rule: Selection | None = Selection(options.accuracy, options.select, options.every or 100)
     if options.select == AS_PUBLISHED:
         if options.every or options.accuracy != "accuracy":
@@ -129,7 +149,10 @@ def _paper(options: Namespace) -> None:
                 f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
             )
         rule = None
-    members, asked = runs(*options.roots, where=options.where, trials=options.trials), [*names.values()]
+    members, asked = (
+        runs(*options.roots, where=options.where, trials=options.trials),
+        [*names.values()],
+    )
     _of_one_table(options, len(asked) != 1)
     wishes = {"datasets": options.dataset, "test": options.test or ""}
     _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
@@ -140,7 +163,9 @@ def _of_one_table(options: Namespace, several: bool) -> None:
         raise FedpflError("--caption is of one table; ask for one alone")
 
 
-def _papers(members: Sequence[Run], options: Namespace, rule: Selection | None, **wishes: Any) -> None:
+def _papers(
+    members: Sequence[Run], options: Namespace, rule: Selection | None, **wishes: Any
+) -> None:
     shown = False
     for name, made in show(groups(members), _folder(options, "figures"), rule, **wishes):
         shown = True
@@ -161,7 +186,15 @@ def _html(options: Namespace) -> None:
     table = partial(accuracy_table, beside=beside)
     out = _folder(options, "report")
     _wrote(
-        write(options.roots, out, options.select, options.every or 1, options.where, table=table, trials=options.trials)
+        write(
+            options.roots,
+            out,
+            options.select,
+            options.every or 1,
+            options.where,
+            table=table,
+            trials=options.trials,
+        )
     )
 
 
@@ -174,7 +207,9 @@ def _list(options: Namespace) -> None:
     if options.format == "json":
         text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
     else:
-        text = render(listing.table(listed), options.format, screen() or 1 << 30)  # a pipe gets whole lines
+        text = render(
+            listing.table(listed), options.format, screen() or 1 << 30
+        )  # a pipe gets whole lines
     print(text, end="")
 
 
@@ -182,13 +217,17 @@ def _compare(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
     a, b = sides(options.roots, options.where, options.trials)
-    print(_text(compare(a, b, options.test, options.metric, options.select), options.format), end="")
+    print(
+        _text(compare(a, b, options.test, options.metric, options.select), options.format), end=""
+    )
     if options.out:
         _wrote(comparison(a, b, options.metric, options.out))
 
 
 def _ranks(options: Namespace) -> None:
-    tables, result = rank_tables(_found(options), options.accuracy, options.select, options.every or 1)
+    tables, result = rank_tables(
+        _found(options), options.accuracy, options.select, options.every or 1
+    )
     print(_text(tables, options.format), end="")
     _wrote(diagram(result, _folder(options, "figures") / "ranks"))
 
@@ -218,13 +257,17 @@ def _text(tables: Table | Sequence[Table], form: str | None) -> str:
 
 
 def _write(name: str, table: Table, options: Namespace) -> None:
-    """Print a table, or write it below `options.out` in `options.format`, by default in all but the terminal's."""
+    """Print a table, or write it below `options.out` in `options.format`, by default in all but the
+    terminal's.
+    """
     table = replace(table, pm=options.pm, caption=options.caption or table.caption)
     if options.format in (None, "terminal") or not options.out:
         print(_text(table, options.format), end="")
     if not options.out:
         return
-    for form in [options.format] if options.format else [form for form in FORMATS if form != "terminal"]:
+    for form in (
+        [options.format] if options.format else [form for form in FORMATS if form != "terminal"]
+    ):
         target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"
         with output(target) as file:
             file.write_text(render(table, form), encoding="utf-8")
@@ -233,7 +276,11 @@ def _write(name: str, table: Table, options: Namespace) -> None:
 
 def _slug(text: str) -> str:
     name = re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
-    return name if len(name) <= 100 else f"{name[:90]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return (
+        name
+        if len(name) <= 100
+        else f"{name[:90]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    )
 
 
 def _positive(text: str) -> int:
@@ -252,18 +299,34 @@ def _option(name: str, text: str, **settings: Any) -> Option:
 
 Option = tuple[str, dict[str, Any]]
 LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
-ROOTS = _option("words", "folders of runs, default: outputs; and filters", nargs="*", metavar="ROOT|KEY=VALUE")
-FORMAT = _option("--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS])
+ROOTS = _option(
+    "words", "folders of runs, default: outputs; and filters", nargs="*", metavar="ROOT|KEY=VALUE"
+)
+FORMAT = _option(
+    "--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS]
+)
 SELECT = "which evaluation is judged; validation: the best on held-out samples; best-checkpoint: the best on test data"
 FAIR = ("last", "validation")
 OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
 TRIALS = _option("--trials", "also trials of searches", action="store_true")
-EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
+EVERY_N = _option(
+    "--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N"
+)
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
-OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
-ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
+OUT = _option(
+    "--out",
+    "write there; default of figures: ROOT/figures, of pages: ROOT/report",
+    type=Path,
+    metavar="DIR",
+)
+ACCURACY = _option(
+    "--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"
+)
 REFERENCE = _option(
-    "--reference", "published curves (method,round,accuracy_before,accuracy_after)", type=Path, metavar="CSV"
+    "--reference",
+    "published curves (method,round,accuracy_before,accuracy_after)",
+    type=Path,
+    metavar="CSV",
 )
 PAPER = _option("--paper", "also the paper's, as far as there are runs", action="store_true")
 FIELDS = ", ".join(key for key in COLUMNS if key not in METRICS)
@@ -275,9 +338,14 @@ LOOK = (FORMAT, PM, CAPTION)
 SUCH = "of the curves, such as accuracy_pooled, accuracy_worst10, ft_accuracy; default: accuracy"
 METRIC = _option("--metric", SUCH, choices=CURVES, default="accuracy", metavar="COLUMN")
 ALONG = _option(
-    "--over", "along the axis: rounds, gigabytes, hours of training or simulated ones", choices=[*OVER], default="round"
+    "--over",
+    "along the axis: rounds, gigabytes, hours of training or simulated ones",
+    choices=[*OVER],
+    default="round",
 )
-FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true")
+FAIRNESS = _option(
+    "--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true"
+)
 TABLE = (ROOTS, _option("--columns", CHOSEN, **LIST), *LOOK, *JUDGED, PUBLISHED, FAIRNESS)
 DRAWN = (METRIC, ALONG)
 ALSO = (REFERENCE, PAPER, OUT)
@@ -312,7 +380,12 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
         "Example: python -m fedpfl.report paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         (
-            _option("words", "fedobp/table3, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"),
+            _option(
+                "words",
+                "fedobp/table3, figure2, ...; folders; filters",
+                nargs="*",
+                metavar="NAME|ROOT|KEY=VALUE",
+            ),
             _option("--only", "of what there are runs", choices=("tables", "figures")),
             _option("--dataset", "only these columns, such as fmnist", **LIST),
             ACCURACY,
@@ -338,7 +411,9 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             _option("--status", f"only these: {', '.join(STATUSES)}", **LIST),
             _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
             _option("--reverse", "the other way round", action="store_true"),
-            _option("--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"),
+            _option(
+                "--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"
+            ),
         ),
     ),
     "compare": (
@@ -347,8 +422,18 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Example: python -m fedpfl.report compare outputs/demo method=fedavg,fedobp --test wilcoxon",
         (
             _option("words", SIDES, nargs="*", metavar="A|B|KEY=VALUE"),
-            _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
-            _option("--select", "validation: at the best accuracy on held-out samples", choices=FAIR, default="last"),
+            _option(
+                "--test",
+                "paired over seeds, two-sided; default: t",
+                choices=[*LEAST, "none"],
+                default="t",
+            ),
+            _option(
+                "--select",
+                "validation: at the best accuracy on held-out samples",
+                choices=FAIR,
+                default="last",
+            ),
             METRIC,
             _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
             _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),

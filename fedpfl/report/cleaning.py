@@ -21,11 +21,21 @@ from fedpfl.report.table import Cell, Column, Table, number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 USUAL = ("failed", "diverged", "broken")
-"""Without `--status`; a run that its command would go on with must be named besides, see `resumable_as`."""
+"""Without `--status`; a run that its command would go on with must be named besides, see
+`resumable_as`.
+"""
 
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
 _RESULTS = (
-    *("state.pt", "rounds.csv", "clients.csv", "common.csv", "masks.json", "partition.npz", "partition.png"),
+    *(
+        "state.pt",
+        "rounds.csv",
+        "clients.csv",
+        "common.csv",
+        "masks.json",
+        "partition.npz",
+        "partition.png",
+    ),
     *("run.sums", "run.log", "privacy.key"),
 )
 FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
@@ -35,7 +45,13 @@ _FOLDERS = {
     "tensorboard": ("events.out.tfevents.",),
 }
 """Folders of loggers, and how the names in them begin."""
-COLUMNS = (Column("status"), Column("holds"), Column("size", "size"), Column("age", "age"), Column("path", "long"))
+COLUMNS = (
+    Column("status"),
+    Column("holds"),
+    Column("size", "size"),
+    Column("age", "age"),
+    Column("path", "long"),
+)
 
 MENDABLE = "its own command goes on from its checkpoint; remove it with --status {},broken"
 
@@ -47,8 +63,8 @@ class Kept(Exception):
 def resumable_as(seen: Directory) -> str:
     """Return the status to name a run by that its command would resume or mend, empty for others.
 
-    It has a checkpoint: an interrupted run, damaged or not, and a failed one, as after a full disk. A diverged one
-    would diverge again, and one whose files were being removed is begun anew.
+    It has a checkpoint: an interrupted run, damaged or not, and a failed one, as after a full disk.
+    A diverged one would diverge again, and one whose files were being removed is begun anew.
     """
     recorded, state = _recorded(seen.path), seen.path / "state.pt"
     if recorded.get("cleared") or not state.is_file():
@@ -71,7 +87,9 @@ def _is_sound(state: Path) -> bool:
 
 
 def contents(seen: Directory) -> list[Path]:
-    """Return what a directory that may be removed holds, in the order to remove it. Raises Kept where it may not."""
+    """Return what a directory that may be removed holds, in the order to remove it. Raises Kept
+    where it may not.
+    """
     recorded = _recorded(seen.path)
     if not isinstance(recorded.get("identity"), str):
         raise Kept("nothing says that fedpfl wrote it: its summary.json holds no identity")
@@ -80,7 +98,9 @@ def contents(seen: Directory) -> list[Path]:
     if seen.held or seen.status == "running":
         raise Kept("a run is being written there")
     if not seen.quiet and (seen.held is None or seen.status in ("interrupted", "broken")):
-        raise Kept("written a moment ago, perhaps by a process that cannot be seen; it may go later")
+        raise Kept(
+            "written a moment ago, perhaps by a process that cannot be seen; it may go later"
+        )
     paths = list(seen.path.iterdir())
     if strange := [path.name for path in paths if not _written_by_a_run(path)]:
         raise Kept(f"it holds {strange[0]}, which no run wrote")
@@ -90,7 +110,8 @@ def contents(seen: Directory) -> list[Path]:
 def remove(seen: Directory, roots: Sequence[Path]) -> None:
     """Remove a run directory's files, it, and the folders up to its root that are empty then.
 
-    Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system refuses.
+    Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system
+    refuses.
     """
     with hold(seen.path) as taken:
         if taken is False:
@@ -119,12 +140,21 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {}
 
 
-def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], yes: bool, trials: bool = False) -> int:
-    """List the runs of these statuses, ask unless `yes`, and remove them; returns 1 where one stayed after all.
+def clean(
+    roots: Sequence[Path],
+    statuses: Sequence[str],
+    where: Sequence[str],
+    yes: bool,
+    trials: bool = False,
+) -> int:
+    """List the runs of these statuses, ask unless `yes`, and remove them; returns 1 where one
+    stayed after all.
 
-    statuses: none for the usual ones, and of these only runs that no command would go on with. Says which may not go,
-    and why. where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root
-    does not exist, no run is let through, nobody can be asked, or for a status that is never removed.
+    statuses: none for the usual ones, and of these only runs that no command would go on with. Says
+    which may not go,
+    and why. where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises
+    FedpflError where a root does not exist, no run is let through, nobody can be asked, or for a
+    status that is never removed.
     """
     chosen = _removable(roots, statuses, where, trials)
     if not chosen:
@@ -132,7 +162,10 @@ def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], 
         return 0
     rows = []
     for seen, size in chosen:
-        holds, age = "checkpoint" if (seen.path / "state.pt").exists() else "", time.time() - seen.changed
+        holds, age = (
+            "checkpoint" if (seen.path / "state.pt").exists() else "",
+            time.time() - seen.changed,
+        )
         rows.append([Cell(seen.words), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))])
     print(render(Table("", COLUMNS, rows), width=screen()))
     what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
@@ -156,7 +189,9 @@ def _removable(
 ) -> list[tuple[Directory, int]]:
     """The directories that may go, each with its size in bytes."""
     if unknown := [word for word in statuses if word not in REMOVABLE]:
-        raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
+        raise FedpflError(
+            f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}"
+        )
     looked, chosen = survey(*roots, where=where, trials=trials), []
     resumable = Counter({"interrupted": sum(seen.status == "interrupted" for seen in looked)})
     for seen in looked:
@@ -186,7 +221,9 @@ def _left(seen: Directory, reason: Exception) -> None:
 
 def _agreed(question: str) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
-        raise FedpflError("removed nothing: there is no terminal to ask on; add --yes to remove what is listed")
+        raise FedpflError(
+            "removed nothing: there is no terminal to ask on; add --yes to remove what is listed"
+        )
     try:
         return input(question).strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):
@@ -195,12 +232,16 @@ def _agreed(question: str) -> bool:
 
 
 def _written_by_a_run(path: Path) -> bool:
-    """Whether it is a file of a run's, or a logger's folder with nothing else in it; a link is neither."""
+    """Whether it is a file of a run's, or a logger's folder with nothing else in it; a link is
+    neither.
+    """
     if path.is_symlink():
         return False
     if path.is_file():
         return path.name in _TEMPORARY or path.name in FILES or path.name.startswith(".clients.")
-    return path.name in _FOLDERS and all(one.name.startswith(_FOLDERS[path.name]) for one in path.iterdir())
+    return path.name in _FOLDERS and all(
+        one.name.startswith(_FOLDERS[path.name]) for one in path.iterdir()
+    )
 
 
 def _size(path: Path) -> int:

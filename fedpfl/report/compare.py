@@ -26,7 +26,10 @@ from fedpfl.report.text import few
 
 LEAST = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
-_TOLD = {"wilcoxon": "Wilcoxon's signed-rank test", "t": "the paired t-test, which takes the differences as normal,"}
+_TOLD = {
+    "wilcoxon": "Wilcoxon's signed-rank test",
+    "t": "the paired t-test, which takes the differences as normal,",
+}
 
 _CLIENTS = (
     "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over them, in points; worst "
@@ -42,7 +45,10 @@ def _called(name: str) -> str:
 
 def _apart(about: str) -> dict[str, str]:
     """What is compared of those who are judged apart, before and after fine-tuning."""
-    return {name: _called(name) + (", fine-tuned" if METRICS[name].tuned else "") for name in names(about)}
+    return {
+        name: _called(name) + (", fine-tuned" if METRICS[name].tuned else "")
+        for name in names(about)
+    }
 
 
 COST = "Training and cost"
@@ -52,7 +58,8 @@ FINAL = {
     "On held-out samples": _apart("validation"),
     "On everybody's samples": {name: _called(name) for name in names(COMMON)},
     "Of clients that never take part": _apart("unseen"),
-    COST: {name: _called(name) for name in ("train_loss", *names("traffic"), "seconds")} | {"hours": "hours"},
+    COST: {name: _called(name) for name in ("train_loss", *names("traffic"), "seconds")}
+    | {"hours": "hours"},
 }
 """What is compared at the end: by table, what a number is called."""
 
@@ -86,10 +93,11 @@ class Measure:
 
 
 def paired_test(pairs: Sequence[float], test: str) -> float:
-    """Return the two-sided p value of differences, such as those of B and A by seed, if only chance made them.
+    """Return the two-sided p value of differences, such as those of B and A by seed, if only chance
+    made them.
 
-    test: of LEAST. Differences of 0 say nothing to Wilcoxon's test and are left out there. nan with fewer than LEAST,
-    and for `t` where all are the same, which leaves no spread to judge by.
+    test: of LEAST. Differences of 0 say nothing to Wilcoxon's test and are left out there. nan with
+    fewer than LEAST, and for `t` where all are the same, which leaves no spread to judge by.
     """
     if test == "wilcoxon":
         pairs = changes(pairs)
@@ -106,43 +114,63 @@ def paired_test(pairs: Sequence[float], test: str) -> float:
 
 
 def changes(pairs: Iterable[float]) -> list[float]:
-    """Return the differences that are more than rounding, which would make 0 of none and equal ones unequal."""
+    """Return the differences that are more than rounding, which would make 0 of none and equal ones
+    unequal.
+    """
     return [change for pair in pairs if (change := round(pair, 9))]
 
 
-def sides(paths: Sequence[Path], where: Sequence[str] = (), trials: bool = False) -> tuple[Group, Group]:
-    """Return the two configurations to compare: one below each of two paths, or the two below a single one.
+def sides(
+    paths: Sequence[Path], where: Sequence[str] = (), trials: bool = False
+) -> tuple[Group, Group]:
+    """Return the two configurations to compare: one below each of two paths, or the two below a
+    single one.
 
-    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where there are fewer,
-    or more.
+    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError
+    where there are fewer, or more.
     """
     if len(paths) > 2:
-        raise FedpflError(f"compare takes two paths, or one that holds two configurations; these are {len(paths)}")
+        raise FedpflError(
+            f"compare takes two paths, or one that holds two configurations; these are {len(paths)}"
+        )
     each = 1 if len(paths) == 2 else 2
     found = []
     for path in paths:
         below = groups(runs(path, where=where, trials=trials))
         if not below:
-            raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
+            raise FedpflError(
+                f"no readable run below {path}; name a run directory or the folder of a configuration"
+            )
         if len(below) < each:
-            raise FedpflError(f"{path} holds one configuration alone, {below[0].title}; name two paths, or another one")
+            raise FedpflError(
+                f"{path} holds one configuration alone, {below[0].title}; name two paths, or another one"
+            )
         if len(below) > each:
             shown = [f"{group.title} ({_place(group.runs)})" for group in below]
-            wanted = "name one of them" if each == 1 else "name two of them, or choose two by filters"
-            raise FedpflError(f"{path} holds {len(below)} configurations, {wanted}: {few(shown, '; ')}")
+            wanted = (
+                "name one of them" if each == 1 else "name two of them, or choose two by filters"
+            )
+            raise FedpflError(
+                f"{path} holds {len(below)} configurations, {wanted}: {few(shown, '; ')}"
+            )
         found += below
     return found[0], found[1]
 
 
-def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy", select: str = "last") -> list[Table]:
-    """Compare two configurations, by the runs that speak for each (see `Group.used`); the notes stand below the last.
+def compare(
+    a: Group, b: Group, test: str = "t", metric: str = "accuracy", select: str = "last"
+) -> list[Table]:
+    """Compare two configurations, by the runs that speak for each (see `Group.used`); the notes
+    stand below the last.
 
-    test: of the paired differences over seeds, of LEAST, or none. metric: of the curve, a column of rounds.csv. select:
-    `last`, or `validation` for the final accuracies at each run's best validation accuracy. Raises FedpflError where it
-    has none.
+    test: of the paired differences over seeds, of LEAST, or none. metric: of the curve, a column of
+    rounds.csv. select: `last`, or `validation` for the final accuracies at each run's best
+    validation accuracy. Raises FedpflError where it has none.
     """
     if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
-        raise FedpflError(f"{_place(a.runs)} and {_place(b.runs)} hold the same runs; name two different ones")
+        raise FedpflError(
+            f"{_place(a.runs)} and {_place(b.runs)} hold the same runs; name two different ones"
+        )
     test = "" if test == "none" else test
     a, b = labelled(a, b)
     for group in (a, b) if select == "validation" else ():
@@ -156,18 +184,27 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy", selec
         _runs(a, b),
         _different("setting", a.used, b.used, lambda run: run.config),
         _different("environment", a.used, b.used, lambda run: run.environment),
-        *(_measured(a, b, heading, Column(""), measures, test, "final") for heading, measures in final.items()),
+        *(
+            _measured(a, b, heading, Column(""), measures, test, "final")
+            for heading, measures in final.items()
+        ),
         _measured(a, b, over_rounds, Column("round", "whole"), curve, "", "curve"),
         clients,
     ]
     *tables, last = [table for table in tables if table.rows]
-    notes = (*_about_runs(a, b, select), *strange, *_about_seeds(a, b, test, [*chain(*final.values())]))
+    notes = (
+        *_about_runs(a, b, select),
+        *strange,
+        *_about_seeds(a, b, test, [*chain(*final.values())]),
+    )
     frame = pd.concat([last.frame, pd.DataFrame({"section": "note", "note": notes})])
     return [*tables, replace(last, notes=notes, frame=frame)]
 
 
 def labelled(a: Group, b: Group) -> tuple[Group, Group]:
-    """Return both with labels that tell them apart; the same configuration run twice keeps its label."""
+    """Return both with labels that tell them apart; the same configuration run twice keeps its
+    label.
+    """
     both = groups([*a.runs, *b.runs])
     if len(both) < 2:
         return a, b
@@ -180,15 +217,21 @@ def _runs(a: Group, b: Group) -> Table:
     for side, group in (("a", a), ("b", b)):
         seeds, place = [str(run.seed) for run in group.used], str(_place(group.runs))
         told = ", ".join(seeds) + ("" if group.status == "finished" else f"; {group.status}")
-        rows.append([*map(Cell, (side.upper(), group.method, group.dataset, group.partition, told, place))])
+        rows.append(
+            [*map(Cell, (side.upper(), group.method, group.dataset, group.partition, told, place))]
+        )
         own = {side: place, f"{side}_seeds": " ".join(seeds)}
         records.append({"section": "run", "what": group.title, "note": group.status} | own)
     heads = [Column(name) for name in ("", "method", "data set", "partition", "seeds")]
     return Table("Runs", (*heads, Column("path", "long")), rows, pd.DataFrame(records))
 
 
-def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callable[[Run], Any]) -> Table:
-    """Show the keys whose values are not the same; where one side's runs differ among themselves, all its values."""
+def _different(
+    section: str, a: Sequence[Run], b: Sequence[Run], values: Callable[[Run], Any]
+) -> Table:
+    """Show the keys whose values are not the same; where one side's runs differ among themselves,
+    all its values.
+    """
     sides = [[dict(flat(values(run))) for run in members] for members in (a, b)]
     essences = [dict(flat(essence(members[0].config))) for members in (a, b)]
     found = []
@@ -202,14 +245,20 @@ def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callabl
         found.append((key, *shown, "cannot change results" if idle else ""))
     found.sort(key=lambda one: one[3])
     heads = (Column("key"), Column("A"), Column("B"), Column(""))
-    frame = pd.DataFrame([(section, *one) for one in found], columns=["section", "what", "a", "b", "note"])
+    frame = pd.DataFrame(
+        [(section, *one) for one in found], columns=["section", "what", "a", "b", "note"]
+    )
     name = "Configuration" if section == "setting" else "Environment"
-    return Table(f"{name}: what differs", heads, [[Cell(text) for text in one] for one in found], frame)
+    return Table(
+        f"{name}: what differs", heads, [[Cell(text) for text in one] for one in found], frame
+    )
 
 
 def _final(a: Group, b: Group, heading: str, select: str) -> list[Measure]:
     def by_seed(name: str, group: Group) -> dict[int, float]:
-        rows = {run: run.last if name == "train_loss" else _judged(run, select) for run in group.used}
+        rows = {
+            run: run.last if name == "train_loss" else _judged(run, select) for run in group.used
+        }
         values = {run.seed: run.value(name, row) for run, row in rows.items()}
         # As in tables, a mean that some seed lacks is no mean of the configuration.
         return {} if any(map(math.isnan, values.values())) else values
@@ -231,19 +280,31 @@ def _curve(a: Group, b: Group, metric: str) -> list[Measure]:
     if any(metric not in run.rounds for run in (*a.used, *b.used)):
         return []
     left, right = (
-        pd.DataFrame({run.seed: run.rounds.set_index("round")[metric] for run in own.used}) for own in (a, b)
+        pd.DataFrame({run.seed: run.rounds.set_index("round")[metric] for run in own.used})
+        for own in (a, b)
     )
     common = pd.concat([left, right], axis=1).dropna().sort_index().index
     places = {round(quarter * (len(common) - 1) / 4) for quarter in range(5)} if len(common) else ()
     chosen = [int(common[place]) for place in sorted(places)]
-    return [Measure(metric, str(place), left.loc[place].to_dict(), right.loc[place].to_dict()) for place in chosen]
+    return [
+        Measure(metric, str(place), left.loc[place].to_dict(), right.loc[place].to_dict())
+        for place in chosen
+    ]
 
 
 def _measured(
-    a: Group, b: Group, heading: str, first: Column, measures: Sequence[Measure], test: str, section: str
+    a: Group,
+    b: Group,
+    heading: str,
+    first: Column,
+    measures: Sequence[Measure],
+    test: str,
+    section: str,
 ) -> Table:
     """A row per measure."""
-    alike = {run.seed for run in a.used} == {run.seed for run in b.used}  # then the paired difference is that of means
+    alike = {run.seed for run in a.used} == {
+        run.seed for run in b.used
+    }  # then the paired difference is that of means
     columns = [first, Column("A", "short"), Column("B", "short"), Column("B - A", "change")]
     columns += [Column("paired", "change"), Column("± error", "short"), Column("p", "p")]
     rows, records = [], []
@@ -255,17 +316,24 @@ def _measured(
         cells = [Cell(one.words), *(Cell(told[x], told[f"{x}_seed_std"], kind) for x in "ab")]
         cells += [Cell(told["difference"], kind=change), Cell(paired, kind=change)]
         rows.append([*cells, Cell(number(kind, told["paired_error"], 2)), Cell(told["p"])])
-        records.append({"section": section} | told | ({"at": int(one.words)} if section == "curve" else {}))
+        records.append(
+            {"section": section} | told | ({"at": int(one.words)} if section == "curve" else {})
+        )
     return Table(heading, tuple(columns), rows, pd.DataFrame(records))
 
 
 def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
-    """How many clients are better on each side, for pairs of runs with the same partition, and why others have none."""
+    """How many clients are better on each side, for pairs of runs with the same partition, and why
+    others have none.
+    """
     of_a, of_b = ({run.seed: run for run in group.used} for group in (a, b))
     pairs = [(str(seed), of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
     if not pairs and len(of_a) == len(of_b) == 1:
         pairs = [(f"{a.used[0].seed} | {b.used[0].seed}", a.used[0], b.used[0])]
-    words = {name: (told, name, name) for name, told in (("accuracy", "before"), ("ft_accuracy", "fine-tuned"))}
+    words = {
+        name: (told, name, name)
+        for name, told in (("accuracy", "before"), ("ft_accuracy", "fine-tuned"))
+    }
     columns = [judged_as(group)[1] for group in (a, b)]
     if columns[0] != columns[1]:
         words["judged"] = "FedAvg alone fine-tuned", columns[0], columns[1]
@@ -291,33 +359,56 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         strange.append("Clients that never take part in A or in B are not compared.")
     frame = pd.DataFrame(records).assign(section="clients")
     rows = [
-        [Cell(one["at"]), Cell(words[one["what"]][0]), *(Cell(one[key]) for key in ("a", "equal", "b", *Harm._fields))]
+        [
+            Cell(one["at"]),
+            Cell(words[one["what"]][0]),
+            *(Cell(one[key]) for key in ("a", "equal", "b", *Harm._fields)),
+        ]
         for one in records
     ]
     for name, own in frame.groupby("what", sort=False) if records else ():
         if len(own) > 1:
             spread = {key: Cell(*over_seeds([*own[key].dropna()])) for key in Harm._fields}
             sums = own[["a", "equal", "b"]].sum()
-            rows.append([Cell("all"), Cell(words[str(name)][0]), *map(Cell, sums), *spread.values()])
-    heads = [Column("seed"), Column(""), *(Column(name, "whole") for name in ("in A", "equal", "in B"))]
-    heads += [Column(name, "percent", "B instead of A") for name in ("harmed %", "their loss", "worst 10%")]
-    return Table("Clients that are better, by their own accuracy", tuple(heads), rows, frame, _CLIENTS), strange
+            rows.append(
+                [Cell("all"), Cell(words[str(name)][0]), *map(Cell, sums), *spread.values()]
+            )
+    heads = [
+        Column("seed"),
+        Column(""),
+        *(Column(name, "whole") for name in ("in A", "equal", "in B")),
+    ]
+    heads += [
+        Column(name, "percent", "B instead of A")
+        for name in ("harmed %", "their loss", "worst 10%")
+    ]
+    return Table(
+        "Clients that are better, by their own accuracy", tuple(heads), rows, frame, _CLIENTS
+    ), strange
 
 
 def _changes(
     seed: str, one: Run, other: Run, words: Mapping[str, tuple[str, str, str]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """What becomes of the clients of a run that take part in both, by key of `words`; and who lacks an accuracy."""
+    """What becomes of the clients of a run that take part in both, by key of `words`; and who lacks
+    an accuracy.
+    """
     left, right = one.clients, other.clients
-    took_part = left.index.isin(one.participating.index) & right.index.isin(other.participating.index)
+    took_part = left.index.isin(one.participating.index) & right.index.isin(
+        other.participating.index
+    )
     records, notes = list[dict[str, Any]](), list[str]()
     for what, (_, of_left, of_right) in words.items():
         if of_left not in left or of_right not in right:
             continue
         gained = (right[of_right] - left[of_left])[took_part]
-        record = {"at": seed, "what": what} | dict(zip(("a", "equal", "b"), counts(gained), strict=True))
+        record = {"at": seed, "what": what} | dict(
+            zip(("a", "equal", "b"), counts(gained), strict=True)
+        )
         records.append(record | harm(gained.dropna())._asdict())
-        if "test" in left and (silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())):
+        if "test" in left and (
+            silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())
+        ):
             lacks = " or ".join(dict.fromkeys((of_left, of_right)))
             notes.append(
                 f"Seed {seed}: {silent} clients with test samples lack {lacks} in A or in B; they do not count."
@@ -329,9 +420,15 @@ def _about_runs(a: Group, b: Group, select: str) -> list[str]:
     """What a reader must know of the runs."""
     told, reached = list[str](), list[list[int]]()
     if select == "validation":
-        told.append("Each run is judged at its first evaluation of the best validation accuracy, clients at the last.")
+        told.append(
+            "Each run is judged at its first evaluation of the best validation accuracy, clients at the last."
+        )
     for letter, group in (("A", a), ("B", b)):
-        told += [f"{letter} is not simply finished: {group.status}."] if group.status != "finished" else []
+        told += (
+            [f"{letter} is not simply finished: {group.status}."]
+            if group.status != "finished"
+            else []
+        )
         told += [f"{letter}: {note}" for note in attendance_notes([group])]
         rounds = {int(row["round"]) for run in group.used if len(row := _judged(run, select))}
         reached.append(sorted(rounds))
@@ -339,7 +436,9 @@ def _about_runs(a: Group, b: Group, select: str) -> list[str]:
         words = [", ".join(map(str, own)) or "none" for own in reached]
         told.append(f"The final numbers are of different rounds: A of {words[0]}, B of {words[1]}.")
     if (a.dataset, a.partition) != (b.dataset, b.partition):
-        told.append("A and B are different tasks (data set or partition): their difference is not a method's.")
+        told.append(
+            "A and B are different tasks (data set or partition): their difference is not a method's."
+        )
     prints = [{run.fingerprint for run in group.runs} - {""} for group in (a, b)]
     if all(prints) and prints[0] != prints[1]:
         told.append("A and B did not read the same data: their fingerprints differ.")
@@ -359,15 +458,21 @@ def _about_seeds(a: Group, b: Group, test: str, final: Iterable[Measure]) -> lis
     if both == 0:
         told.append("No seed is in both, so nothing can be paired, and no test is made.")
     elif both == 1:
-        told.append("One seed is in both: one pair has no standard error, and says nothing of how another would end.")
+        told.append(
+            "One seed is in both: one pair has no standard error, and says nothing of how another would end."
+        )
     elif test and both < LEAST[test]:
         why = f"from {LEAST[test]} pairs on one is made"
         if test == "wilcoxon":
             why = f"with {both} its p cannot fall below {2 / 2**both:.3g}, from {LEAST[test]} on it can fall below 0.05"
         told.append(f"{both} pairs of seeds are too few for {_TOLD[test].rstrip(',')}: {why}.")
     elif test:
-        told.append(f"p: {_TOLD[test]} of the {both} pairs of seeds, two-sided, not corrected for the number of rows.")
-        if test == "wilcoxon" and any(one.tested and len(changes(one.pairs)) < LEAST[test] for one in final):
+        told.append(
+            f"p: {_TOLD[test]} of the {both} pairs of seeds, two-sided, not corrected for the number of rows."
+        )
+        if test == "wilcoxon" and any(
+            one.tested and len(changes(one.pairs)) < LEAST[test] for one in final
+        ):
             told.append("Where fewer than 6 pairs differ at all, there is no p.")
     return told
 

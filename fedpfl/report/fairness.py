@@ -1,4 +1,6 @@
-"""Who is helped and who is harmed: every client's accuracy beside what FedAvg+FT and Local-Only give it."""
+"""Who is helped and who is harmed: every client's accuracy beside what FedAvg+FT and Local-Only
+give it.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,36 @@ from fedpfl.report.tables import ROW, over_which, row_of
 from fedpfl.report.text import few, span
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
-"""What a client could have without a personalised method, by the method's name in the configuration."""
+"""What a client could have without a personalised method, by the method's name in the
+configuration.
+"""
 _AGAINST = (
-    ("harmed", "harmed %", 0, "vs: against the same client of the same split and seed; harmed %: who is worse there"),
-    ("loss", "their loss", 0, "their loss: its mean over them, in points, over the seeds that have any"),
-    ("change", "worst 10%", 3, "worst 10% vs: mean change, in points, of the tenth that gains least"),
+    (
+        "harmed",
+        "harmed %",
+        0,
+        "vs: against the same client of the same split and seed; harmed %: who is worse there",
+    ),
+    (
+        "loss",
+        "their loss",
+        0,
+        "their loss: its mean over them, in points, over the seeds that have any",
+    ),
+    (
+        "change",
+        "worst 10%",
+        3,
+        "worst 10% vs: mean change, in points, of the tenth that gains least",
+    ),
 )
 COLUMNS = {
     **ROW,
     "accuracy": Column("mean", "percent", "clients"),
     "accuracy_worst10": Column("worst 10%", "percent", "clients", 2),
-    "accuracy_std": Column("std", "percent", "clients", 1, "std: population standard deviation over clients"),
+    "accuracy_std": Column(
+        "std", "percent", "clients", 1, "std: population standard deviation over clients"
+    ),
     **{
         f"{key}_{name}": Column(heading, "percent", f"vs {told}", spare, meaning)
         for name, told in BASELINES.items()
@@ -50,8 +71,8 @@ CAPTION = (
 class Harm(NamedTuple):
     """What changes do to clients.
 
-    harmed: percent of clients that lose. loss: their mean loss in points, nan without any. change: mean over the tenth
-    of clients, at least one, that gains least, in points.
+    harmed: percent of clients that lose. loss: their mean loss in points, nan without any. change:
+    mean over the tenth of clients, at least one, that gains least, in points.
     """
 
     harmed: float
@@ -63,8 +84,8 @@ class Harm(NamedTuple):
 class Fair:
     """One configuration beside its baselines.
 
-    own: accuracy by client, for each run that speaks. pairs: by name of BASELINES, for each of these runs that has the
-    baseline, a row per client with the columns `baseline` and `own`.
+    own: accuracy by client, for each run that speaks. pairs: by name of BASELINES, for each of
+    these runs that has the baseline, a row per client with the columns `baseline` and `own`.
     """
 
     group: Group
@@ -80,7 +101,9 @@ def counts(changes: pd.Series) -> tuple[int, int, int]:
 
 
 def harm(changes: pd.Series) -> Harm:
-    """Return what the changes of clients' accuracy, own minus the baseline's, come to; nan without clients."""
+    """Return what the changes of clients' accuracy, own minus the baseline's, come to; nan without
+    clients.
+    """
     lose, count = counts(changes)[0], len(changes)
     changes = changes.sort_values()
     return Harm(
@@ -91,12 +114,16 @@ def harm(changes: pd.Series) -> Harm:
 
 
 def worst_decile(values: pd.Series) -> pd.Series:
-    """Return the least tenth, at least one value; of equal ones the first. As `accuracy_worst10` counts."""
+    """Return the least tenth, at least one value; of equal ones the first. As `accuracy_worst10`
+    counts.
+    """
     return values.sort_values(kind="stable").iloc[: decile(len(values))]
 
 
 def judged_as(group: Group, column: str = "accuracy") -> tuple[str, str]:
-    """Return the label and the column that a configuration is judged by: FedAvg after fine-tuning, as FedAvg+FT."""
+    """Return the label and the column that a configuration is judged by: FedAvg after fine-tuning,
+    as FedAvg+FT.
+    """
     if group.runs[0].method_name != "fedavg" or column.startswith("ft_"):
         return group.method, column
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
@@ -119,7 +146,9 @@ def same_split(one: Run, other: Run) -> bool:
 
 
 def compared(gathered: Sequence[Group]) -> tuple[list[Fair], tuple[str, ...]]:
-    """Put every configuration beside the baselines among them; returns also what a reader must know, a line each."""
+    """Put every configuration beside the baselines among them; returns also what a reader must
+    know, a line each.
+    """
     accuracies: dict[Run, pd.Series] = {}
     strange, apart = list[str](), defaultdict[tuple[str, str], list[str]](list)
     lacking, several = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
@@ -154,9 +183,18 @@ def compared(gathered: Sequence[Group]) -> tuple[list[Fair], tuple[str, ...]]:
                     apart[told, ", ".join(other)].append(group.title)
         found.append(Fair(group, own, pairs))
     notes = [
-        *(f"No {told} of the same data, split and seed: {few(where)}." for told, where in lacking.items()),
-        *(f"Several {told} fit, choose one by filters: {few(where)}." for told, where in several.items()),
-        *(f"{told} was run with another {keys} than {few(where)}." for (told, keys), where in apart.items()),
+        *(
+            f"No {told} of the same data, split and seed: {few(where)}."
+            for told, where in lacking.items()
+        ),
+        *(
+            f"Several {told} fit, choose one by filters: {few(where)}."
+            for told, where in several.items()
+        ),
+        *(
+            f"{told} was run with another {keys} than {few(where)}."
+            for (told, keys), where in apart.items()
+        ),
     ]
     return found, (*notes, *strange)
 
@@ -170,7 +208,8 @@ def fairness_table(runs: Iterable[Run]) -> Table:
     if not any(fair.pairs for fair in found):
         raise FedpflError(
             "no run here has FedAvg (with eval.finetune_epochs) or Local-Only of the same data, split and seed beside "
-            "it; run method=fedavg,local_only, and let filters through" + "".join(f". {line}" for line in notes[-1:])
+            "it; run method=fedavg,local_only, and let filters through"
+            + "".join(f". {line}" for line in notes[-1:])
         )
     return as_table(found, notes)
 
@@ -184,7 +223,9 @@ def as_table(found: Sequence[Fair], notes: tuple[str, ...]) -> Table:
 
 
 def _accuracies(run: Run, column: str) -> pd.Series:
-    """Accuracy by client, of those that may take part and have test samples. Raises FedpflError where one has none."""
+    """Accuracy by client, of those that may take part and have test samples. Raises FedpflError
+    where one has none.
+    """
     clients = run.participating
     if "test" in clients:
         clients = clients[clients["test"] > 0]
@@ -194,12 +235,18 @@ def _accuracies(run: Run, column: str) -> pd.Series:
     if own.index.has_duplicates:
         raise FedpflError(f"{run.path}: clients.csv names a client twice")
     if own.isna().any() or own.empty:
-        raise FedpflError(f"{run.path}: clients.csv has no {column} of {int(own.isna().sum()) or 'any'} clients")
+        raise FedpflError(
+            f"{run.path}: clients.csv has no {column} of {int(own.isna().sum()) or 'any'} clients"
+        )
     return own
 
 
-def _pairs(own: dict[Run, pd.Series], rival: Group, accuracies: dict[Run, pd.Series]) -> dict[Run, pd.DataFrame]:
-    """The clients' accuracies beside the baseline's, for every run that it has the split and seed of."""
+def _pairs(
+    own: dict[Run, pd.Series], rival: Group, accuracies: dict[Run, pd.Series]
+) -> dict[Run, pd.DataFrame]:
+    """The clients' accuracies beside the baseline's, for every run that it has the split and seed
+    of.
+    """
     found: dict[Run, pd.DataFrame] = {}
     for run, values in own.items():
         for other in rival.used:
@@ -210,7 +257,9 @@ def _pairs(own: dict[Run, pd.Series], rival: Group, accuracies: dict[Run, pd.Ser
 
 
 def _other_settings(group: Group, baseline: Group) -> list[str]:
-    """In which keys, but for the method's, both were not configured alike; and whether they came as far."""
+    """In which keys, but for the method's, both were not configured alike; and whether they came as
+    far.
+    """
     one, other = (dict(flat(essence(own.runs[0].config))) for own in (group, baseline))
     keys = [
         key

@@ -1,4 +1,6 @@
-"""Figures of what ran. One style, below; lines differ in dash and marker, so grey print is readable."""
+"""Figures of what ran. One style, below; lines differ in dash and marker, so grey print is
+readable.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,13 @@ STYLE: Any = {
     "lines.markersize": 3.8,
 }
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+    (0, (3, 1, 1, 1, 1, 1)),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 THIN = 0.7
 PANEL = (4.6, 3.0)
@@ -61,18 +69,24 @@ def accuracy_figure(
     label: Callable[[Group], str] = lambda group: group.method,
     along: str = "round",
 ) -> list[Path]:
-    """Draw the accuracy of all clients over rounds, a panel per data set and partition; returns the files written.
+    """Draw the accuracy of all clients over rounds, a panel per data set and partition; returns the
+    files written.
 
-    One line per configuration: the mean over seeds, a band of one sample standard deviation. Thin lines: the running
-    mean of the cohort's pooled accuracy before local training, which is known in every round.
-    path: without suffix. metric: of CURVES. label: what a line is called. along: of OVER. Raises FedpflError where no
-    run has the metric.
+    One line per configuration: the mean over seeds, a band of one sample standard deviation. Thin
+    lines: the running mean of the cohort's pooled accuracy before local training, which is known in
+    every round.
+    path: without suffix. metric: of CURVES. label: what a line is called. along: of OVER. Raises
+    FedpflError where no run has the metric.
     """
     gathered = groups(runs)
     if all(by_round(group, metric).empty for group in gathered):
-        if notes := attendance_notes([group for group in gathered if any(run.is_untrained for run in group.used)]):
+        if notes := attendance_notes(
+            [group for group in gathered if any(run.is_untrained for run in group.used)]
+        ):
             raise FedpflError(f"nothing to draw. {notes[0]}")
-        raise FedpflError(f"no run here has {metric}: {METRICS[metric].label}; choose another --metric")
+        raise FedpflError(
+            f"no run here has {metric}: {METRICS[metric].label}; choose another --metric"
+        )
     if along != "round" and all(totals(group)[along].isna().all() for group in gathered):
         raise FedpflError(f"no run here tells {OVER[along]}; choose another --over")
     methods = list(dict.fromkeys(map(label, gathered)))
@@ -83,12 +97,15 @@ def accuracy_figure(
         for group in members:
             draw_line(ax, group, metric, label(group), methods.index(label(group)), along)
         if max(len(run.evaluations) for group in members for run in group.used) > 2:
-            # Limits from the evaluations alone: the first rounds of a cohort would squeeze the rest.
+            # Limits from the evaluations alone: the first rounds of a cohort would squeeze the
+            # rest.
             ax.set_ylim(ax.get_ylim())
         for group in members if cohort else ():
             thin = smooth(by_round(group, "cohort_before")["mean"], windows[id(group)])
             color = look(methods.index(label(group)))["color"]
-            ax.plot(_at(group, thin, along), thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
+            ax.plot(
+                _at(group, thin, along), thin, color=color, linewidth=THIN, alpha=0.45, zorder=1
+            )
         ax.set(xlabel=OVER[along], ylabel=_title(metric), xlim=(0, None))
 
     note = f"thin: cohort before training, mean of {max(windows.values())} rounds" if cohort else ""
@@ -114,17 +131,23 @@ def by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
     return by(gathered, lambda group: group.setting)
 
 
-def draw_line(ax: Axes, group: Group, metric: str, label: str, place: int, along: str = "round") -> None:
+def draw_line(
+    ax: Axes, group: Group, metric: str, label: str, place: int, along: str = "round"
+) -> None:
     """Draw a metric's mean over seeds with a band of one sample standard deviation. along: of OVER."""
     over, own = by_round(group, metric), look(place)
     over.index = _at(group, over, along)
     absent = "; ".join(dict.fromkeys(run.attendance for run in group.used if run.attendance))
     label = "\n".join(filter(None, (legible(label), clip(absent, 60))))
-    ax.plot(over.index, over["mean"], label=label, **own, markevery=max(1, len(over) // 10), zorder=3)
+    ax.plot(
+        over.index, over["mean"], label=label, **own, markevery=max(1, len(over) // 10), zorder=3
+    )
     band = over[over["count"] > 1]
     if len(band):
         low, high = band["mean"] - band["std"], band["mean"] + band["std"]
-        ax.fill_between(band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2)
+        ax.fill_between(
+            band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2
+        )
 
 
 def _at(group: Group, over: pd.DataFrame | pd.Series, along: str) -> pd.Index:
@@ -137,7 +160,9 @@ def _title(metric: str) -> str:
 
 
 def legible(text: str) -> str:
-    """Return text as a figure can show it: short, and without an underscore in front, which would hide it."""
+    """Return text as a figure can show it: short, and without an underscore in front, which would
+    hide it.
+    """
     return clip(f" {text}" if text.startswith("_") else text, 60)
 
 
@@ -159,9 +184,11 @@ def panels(
     note: str = "",
     size: tuple[float, float] | None = None,
 ) -> list[Path]:
-    """Draw a panel per title, in rows of at most three, with one legend below; returns the files written.
+    """Draw a panel per title, in rows of at most three, with one legend below; returns the files
+    written.
 
-    path: with a suffix or, for PNG and PDF, without. note: what thin lines are. size: of a panel in inches.
+    path: with a suffix or, for PNG and PDF, without. note: what thin lines are. size: of a panel in
+    inches.
     """
     rc_context = drawing.matplotlib().rc_context
     from matplotlib.figure import Figure  # rather than pyplot: no window system, no global state
@@ -195,7 +222,9 @@ def _legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
         # Inches that an entry takes at the legend's font size: its letters, its line and the gap.
         across = max(1, min(len(lines), int(width / (0.062 * max(map(len, lines)) + 0.65))))
         figure.set_size_inches(width, height + 0.18 * math.ceil(len(lines) / across))
-        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=across, handlelength=3.2)
+        figure.legend(
+            lines.values(), lines.keys(), loc="outside lower center", ncols=across, handlelength=3.2
+        )
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:

@@ -1,4 +1,6 @@
-"""Choose runs by their configuration: `method=fedobp,fedavg partition.alpha=0.1`, any key of config.yaml."""
+"""Choose runs by their configuration: `method=fedobp,fedavg partition.alpha=0.1`, any key of
+config.yaml.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _MOST = 12  # values that an error tells
 
 
 def is_filter(word: str) -> bool:
-    """Return whether a word is `key=value`, not a path; a folder of such a name is written `./key=value`."""
+    """Return whether a word is `key=value`, not a path; a folder of such a name is written
+    `./key=value`.
+    """
     return _FILTER.match(word) is not None
 
 
@@ -27,8 +31,9 @@ def choose(
 ) -> list[bool]:
     """Return which configurations all filters let through; those of one key are alternatives.
 
-    A group, such as `method`, stands for its name. named: by group, what each configuration's is called for people,
-    which is understood too. Raises FedpflError for a key or a value that none has, and where none has all.
+    A group, such as `method`, stands for its name. named: by group, what each configuration's is
+    called for people, which is understood too. Raises FedpflError for a key or a value that none
+    has, and where none has all.
     """
     wanted: dict[str, list[str]] = {}
     for word in filters:
@@ -37,13 +42,17 @@ def choose(
     kept = [True] * len(configs)
     for key, words in wanted.items() if configs else ():
         values = _values(configs, key)
-        plain = bare if any(isinstance(config.get(key), Mapping) for config in configs) else _canonical
+        plain = (
+            bare if any(isinstance(config.get(key), Mapping) for config in configs) else _canonical
+        )
         texts = [set() if value is ... else {plain(_shown(value))} for value in values]
         for own, names in zip(texts, named, strict=True):
             own |= {plain(names[key])} if own and key in names else set()
         for word in words:
             if not any(plain(word) in own for own in texts):
-                raise FedpflError(f"{key}={word}: no such run here; there are: {_there(values, word)}")
+                raise FedpflError(
+                    f"{key}={word}: no such run here; there are: {_there(values, word)}"
+                )
         asked = set(map(plain, words))
         kept = [before and bool(own & asked) for before, own in zip(kept, texts, strict=True)]
     if configs and not any(kept):
@@ -52,17 +61,23 @@ def choose(
 
 
 def since(key: str) -> Any:
-    """Return the value that all runs had before there was the key, ... where it has always been or is unknown."""
+    """Return the value that all runs had before there was the key, ... where it has always been or
+    is unknown.
+    """
     return dotted.at(LATER, key, ...)
 
 
 def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    """The key's value in each configuration, ... where there is none. Raises FedpflError where there is none at all."""
+    """The key's value in each configuration, ... where there is none. Raises FedpflError where
+    there is none at all.
+    """
     values = [_value(config, key) for config in configs]
     if all(value is ... for value in values):
         raise FedpflError(f"{key}: no run here has such a key{_meant(key, configs)}")
     if groups := [value for value in values if isinstance(value, Mapping)]:
-        raise FedpflError(f"{key} is a group; name a key of it: {', '.join(f'{key}.{one}' for one in groups[0])}")
+        raise FedpflError(
+            f"{key} is a group; name a key of it: {', '.join(f'{key}.{one}' for one in groups[0])}"
+        )
     return values
 
 
@@ -99,6 +114,8 @@ def _canonical(text: str) -> str:
 
 def _meant(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
     """What was probably meant by an unknown key."""
-    known = dict.fromkeys(one.removesuffix(".name") for config in configs for one, _ in dotted.flat(config))
+    known = dict.fromkeys(
+        one.removesuffix(".name") for config in configs for one, _ in dotted.flat(config)
+    )
     ends = [one for one in known if one.rpartition(".")[2] == key]
     return f"; did you mean {' or '.join(ends[:3])}?" if ends else near(key, known)

@@ -21,9 +21,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one configuration that differ by seed only. method: a label unique within data set and partition.
+    """The runs of one configuration that differ by seed only. method: a label unique within data
+    set and partition.
 
-    apart: the part of the label that says in what else than the method it differs from most of its setting.
+    apart: the part of the label that says in what else than the method it differs from most of its
+    setting.
     """
 
     dataset: str
@@ -55,7 +57,9 @@ class Group:
 
     @property
     def status(self) -> str:
-        """`finished`, or what else there is: `2 finished, 1 failed left out`, `running 40/400`, `finished 91/400`."""
+        """`finished`, or what else there is: `2 finished, 1 failed left out`, `running 40/400`,
+        `finished 91/400`.
+        """
         used = self.used
         word = used[0].status
         if not self.whole:
@@ -70,22 +74,29 @@ class Group:
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each configuration, ordered by data set, partition and method.
 
-    A label names only what tells it apart from others here: `FedOBP (q=0.98)` where there is another q, what of the
-    method differs between its configurations, and what else is not as in most of its data set and partition:
-    `FedAvg (clients=30)` (see `worlds`).
+    A label names only what tells it apart from others here: `FedOBP (q=0.98)` where there is
+    another q, what of the method differs between its configurations, and what else is not as in
+    most of its data set and partition: `FedAvg (clients=30)` (see `worlds`).
     """
     settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     quantiles: dict[str, set[float | None]] = defaultdict(set)
     for alike in by(runs, lambda run: run.identity).values():
         for members in _same_data(alike):
             first = members[0]
-            settings[first.dataset, first.partition].append(sorted(members, key=lambda run: run.seed))
+            settings[first.dataset, first.partition].append(
+                sorted(members, key=lambda run: run.seed)
+            )
             quantiles[first.method_name].add(first.q)
     found = []
     for (dataset, partition), rivals in settings.items():
         several = [len(quantiles[members[0].method_name]) > 1 for members in rivals]
-        names = [labels.method(own[0].config["method"], q) for own, q in zip(rivals, several, strict=True)]
-        for members, (label, apart) in zip(rivals, _labelled(names, list(map(_values, rivals))), strict=True):
+        names = [
+            labels.method(own[0].config["method"], q)
+            for own, q in zip(rivals, several, strict=True)
+        ]
+        for members, (label, apart) in zip(
+            rivals, _labelled(names, list(map(_values, rivals))), strict=True
+        ):
             found.append(Group(dataset, partition, label, tuple(members), apart))
     order = list(METHODS)
 
@@ -99,7 +110,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 
 
 def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
-    """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or none."""
+    """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or
+    none.
+    """
     values = [_values(group.runs) for group in gathered]
     by_setting = by(zip(gathered, values, strict=True), lambda one: one[0].setting)
     keys = [key for key in _differing(values) if not _in_titles(key)]
@@ -112,14 +125,21 @@ def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
                 config = next(one for _, one in members if _text(one, key) == usual)
                 where[_word(key, config, keys)].append(setting)
         for text, settings in where.items():
-            parts.append(text if len(settings) == len(by_setting) else f"{text} ({few(settings, '; ')})")
+            parts.append(
+                text if len(settings) == len(by_setting) else f"{text} ({few(settings, '; ')})"
+            )
     return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
 
 
 def unlike(gathered: Sequence[Group]) -> list[list[str]]:
-    """Say of each group in what else than its method it differs from most of them: `["clients=30"]`."""
+    """Say of each group in what else than its method it differs from most of them:
+    `["clients=30"]`.
+    """
     values = [_values(group.runs) for group in gathered]
-    return [[_word(key, own, keys) for key in keys] for keys, own in zip(_apart(values), values, strict=True)]
+    return [
+        [_word(key, own, keys) for key in keys]
+        for keys, own in zip(_apart(values), values, strict=True)
+    ]
 
 
 def canonical(value: Any) -> str:
@@ -138,20 +158,27 @@ def by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item
 def _same_data(alike: Sequence[Run]) -> Iterable[list[Run]]:
     """The runs of one configuration, by the data that they read.
 
-    Older runs recorded these together with their split, which most partitions draw by the seed: where every seed has
-    another one, it says nothing about the data.
+    Older runs recorded these together with their split, which most partitions draw by the seed:
+    where every seed has another one, it says nothing about the data.
     """
     older = [run for run in alike if run.fingerprint and "read" not in run.summary]
-    drawn = len(older) == len({run.seed for run in older}) == len({run.fingerprint for run in older})
+    drawn = (
+        len(older) == len({run.seed for run in older}) == len({run.fingerprint for run in older})
+    )
     data = {run: "" if drawn and run in older else run.fingerprint for run in alike}
-    # Where a run does not tell what it read, it belongs to the only data that are known, unless it computed the mean or
-    # standard deviation: those were once of all samples.
-    known, computed = {*data.values()} - {""}, None in map(alike[0].config["dataset"].get, ("mean", "std"), (0, 0))
+    # Where a run does not tell what it read, it belongs to the only data that are known, unless it
+    # computed the mean or standard deviation: those were once of all samples.
+    known, computed = (
+        {*data.values()} - {""},
+        None in map(alike[0].config["dataset"].get, ("mean", "std"), (0, 0)),
+    )
     only = min(known) if len(known) == 1 and not computed else ""
     return by(alike, lambda run: data[run] or only).values()
 
 
-def _labelled(names: Sequence[str], values: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
+def _labelled(
+    names: Sequence[str], values: Sequence[dict[str, Any]]
+) -> list[tuple[str, tuple[str, ...]]]:
     """Each configuration's label, and the words in it that are not about the method.
 
     names: the methods' labels. values: of one data set and partition, by dotted key.
@@ -167,10 +194,15 @@ def _labelled(names: Sequence[str], values: Sequence[dict[str, Any]]) -> list[tu
         return [_word(key, values[at], keys) for key in keys]
 
     for alike in _places([labels.bracketed(name, words(at)) for at, name in enumerate(names)]):
-        for key in _differing([values[at] for at in alike]):  # what is as in most may still be what tells two apart
+        for key in _differing(
+            [values[at] for at in alike]
+        ):  # what is as in most may still be what tells two apart
             for at in alike:
                 apart[at] += [key] if key in values[at] and key not in first[at] + apart[at] else []
-    return [(labels.bracketed(name, words(at)), tuple(words(at)[len(first[at]) :])) for at, name in enumerate(names)]
+    return [
+        (labels.bracketed(name, words(at)), tuple(words(at)[len(first[at]) :]))
+        for at, name in enumerate(names)
+    ]
 
 
 def _values(members: Sequence[Run]) -> dict[str, Any]:
@@ -186,7 +218,9 @@ def _word(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
 def _in_titles(key: str) -> bool:
     """Whether labels of data sets, partitions and methods tell a key's value."""
     group, _, name = key.partition(".")
-    return group in ("method", "dataset", "data") or (group == "partition" and name not in labels.SPLIT_DETAILS)
+    return group in ("method", "dataset", "data") or (
+        group == "partition" and name not in labels.SPLIT_DETAILS
+    )
 
 
 def _text(config: dict[str, Any], key: str) -> str | None:
@@ -200,7 +234,9 @@ def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """For each configuration the keys, but for the method's, in which it is not like most; without a majority all."""
+    """For each configuration the keys, but for the method's, in which it is not like most; without
+    a majority all.
+    """
     found: list[list[str]] = [[] for _ in configs]
     for key in _differing(configs):
         if key.startswith("method."):
@@ -213,7 +249,9 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
             if value != usual and (value is not None or usual is not ...):
                 found[place].append(key)
 
-    def goes_without_saying(key: str, own: list[str]) -> bool:  # that privacy=none has no privacy.clip
+    def goes_without_saying(
+        key: str, own: list[str]
+    ) -> bool:  # that privacy=none has no privacy.clip
         named = f"{key.partition('.')[0]}.name"
         return key != named and named in own
 
@@ -228,4 +266,6 @@ def _usual(values: Sequence[str | None]) -> Any:
 
 def _places(names: Sequence[str]) -> list[list[int]]:
     """The places of each name that occurs more than once."""
-    return [places for places in by(range(len(names)), names.__getitem__).values() if len(places) > 1]
+    return [
+        places for places in by(range(len(names)), names.__getitem__).values() if len(places) > 1
+    ]

@@ -33,8 +33,22 @@ from fedpfl.report.tables import COLUMNS, ROW, accuracy_table, chosen_on
 from fedpfl.report.text import clip, plain
 
 SETUP = (
-    *("model.name", "clients", "participation", "local.epochs", "local.steps", "local.batch_size", "local.lr"),
-    *("local.momentum", "local.weight_decay", "eval.every", "eval.finetune_epochs", "engine.precision"),
+    *(
+        "model.name",
+        "clients",
+        "participation",
+        "local.epochs",
+        "local.steps",
+        "local.batch_size",
+        "local.lr",
+    ),
+    *(
+        "local.momentum",
+        "local.weight_decay",
+        "eval.every",
+        "eval.finetune_epochs",
+        "engine.precision",
+    ),
 )
 """What of the configuration the page names."""
 SUMMARY = {
@@ -45,18 +59,26 @@ SUMMARY = {
     "hours": Column("hours of runs", "number"),
     "sent": Column("sent in all", "size"),
 }
-SPENT = {key: Column(title, "number", "whole run so far") for key, title in OVER.items() if key != "round"}
+SPENT = {
+    key: Column(title, "number", "whole run so far")
+    for key, title in OVER.items()
+    if key != "round"
+}
 COST = {
     **ROW,
     "accuracy": Column("accuracy", "percent"),
-    **{key: COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")},
+    **{
+        key: COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")
+    },
     **SPENT,
     "whole": Column("hours, evaluation included", "number", "whole run so far"),
 }
 
 
 class Experiment(NamedTuple):
-    """What one page shows. name: of its file. base: the folder that holds its runs. skipped: a line per directory."""
+    """What one page shows. name: of its file. base: the folder that holds its runs. skipped: a line
+    per directory.
+    """
 
     name: str
     base: Path
@@ -74,11 +96,12 @@ def write(
     table: Callable[..., Table] = accuracy_table,
     trials: bool = False,
 ) -> list[Path]:
-    """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
+    """Write a page per experiment into `out`, and `index.html` where there are several; returns the
+    files.
 
-    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as `method=fedobp`. trials:
-    as in `read_directories`. Raises FedpflError where a root does not exist, nothing can be read, or no run is let
-    through.
+    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as
+    `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root does not
+    exist, nothing can be read, or no run is let through.
     """
     listed = experiments(roots, warn, trials)
     kept = set(chosen([run for experiment in listed for run in experiment.runs], where))
@@ -91,7 +114,9 @@ def write(
             accuracy, gathered = table(members, select, every), groups(members)
             summary = _summary(gathered)
             pages[experiment.name] = _page(experiment, gathered, out, accuracy, summary, notes)
-            records.append({"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)})
+            records.append(
+                {"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)}
+            )
     if len(listed) > 1:
         pages["index"] = _index(records, select, [line for one in listed for line in one.skipped])
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
@@ -106,7 +131,8 @@ def write(
 def experiments(
     roots: Sequence[Path], warn: Callable[[str], None] = to_stderr, trials: bool = False
 ) -> list[Experiment]:
-    """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one that holds a run.
+    """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one
+    that holds a run.
 
     Of one configuration that ran in two experiments, both have a run.
     """
@@ -126,12 +152,16 @@ def experiments(
             count += 1
             name = f"{base.name}-{count}"
         names.add(name.casefold())
-        listed.append(Experiment(name, base, members, [line.removeprefix("skipped ") for line in skipped]))
+        listed.append(
+            Experiment(name, base, members, [line.removeprefix("skipped ") for line in skipped])
+        )
     return listed
 
 
 def plotly_name() -> str:
-    """Return the name of plotly's script beside the pages; it tells its version, so that browsers may keep it."""
+    """Return the name of plotly's script beside the pages; it tells its version, so that browsers
+    may keep it.
+    """
     return f"plotly-{version('plotly')}.min.js"
 
 
@@ -145,13 +175,17 @@ def _page(
 ) -> str:
     """The experiment's page. out: the folder it is written to, which its links start from."""
     fair, strange = compared(gathered)
-    drawing = Drawing(gathered, [float(value) for value in accuracy.frame["accuracy"]], notes.append, fair)
+    drawing = Drawing(
+        gathered, [float(value) for value in accuracy.frame["accuracy"]], notes.append, fair
+    )
     facts, overview = _overview(gathered, out, experiment.base)
     tiles = {column.heading: Cell(summary[key]).text(column) for key, column in SUMMARY.items()}
     tables = {"cost": _costs(gathered, accuracy.frame, drawing.totals)}
     if drawing.charts["fairness"]:
         tables["fairness"] = as_table(fair, strange)
-    newest = datetime.fromtimestamp(max(run.changed for group in gathered for run in group.runs), UTC)
+    newest = datetime.fromtimestamp(
+        max(run.changed for group in gathered for run in group.runs), UTC
+    )
     return _rendered(
         "page.html",
         title=experiment.name,
@@ -173,7 +207,9 @@ def _page(
 
 def single(table: Table) -> str:
     """Return a page of one table."""
-    return _rendered("index.html", title=table.title, table=table, notes=table.prose("html"), skipped=())
+    return _rendered(
+        "index.html", title=table.title, table=table, notes=table.prose("html"), skipped=()
+    )
 
 
 def _index(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str]) -> str:
@@ -183,12 +219,18 @@ def _index(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str
     table = Table.of(records, columns, title="experiments")
     for row in table.rows:
         row[0].link = f"./{quote(str(row[0].value))}.html"
-    notes = ["Rounds were chosen by validation accuracy."] if select == "validation" else chosen_on(select)
+    notes = (
+        ["Rounds were chosen by validation accuracy."]
+        if select == "validation"
+        else chosen_on(select)
+    )
     return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 
 
 def _rendered(template: str, **values: Any) -> str:
-    """A whole page. Only the scripts beside it and inside it may run, and nothing comes from elsewhere."""
+    """A whole page. Only the scripts beside it and inside it may run, and nothing comes from
+    elsewhere.
+    """
     environment = Environment(
         loader=PackageLoader("fedpfl.report", "page"),
         autoescape=True,
@@ -207,18 +249,26 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
     """What is alike in all runs, and a row for each run, whatever its state."""
     members = [(group, run) for group in gathered for run in group.runs]
     setups = [
-        {key: run.get(key) for key in SETUP} | {key: value or None for key, value in run.environment.items()}
+        {key: run.get(key) for key in SETUP}
+        | {key: value or None for key, value in run.environment.items()}
         for _, run in members
     ]
     names = list(dict.fromkeys(key for setup in setups for key in setup))
-    setup_of = {name: ["" if (one := setup.get(name)) is None else clip(one) for setup in setups] for name in names}
+    setup_of = {
+        name: ["" if (one := setup.get(name)) is None else clip(one) for setup in setups]
+        for name in names
+    }
     differing = [name for name, texts in setup_of.items() if len(set(texts)) > 1]
     heads = (*ROW.values(), Column("seed", "whole"), Column("status"), Column("rounds", "whole"))
     heads += (Column("accuracy", "percent"), Column("hours", "number"), *map(Column, differing))
     rows = []
     for place, (group, run) in enumerate(members):
         judged = run.judged
-        stale = f"(round {judged['round']:.0f})" if judged.get("round", run.reached) != run.reached else ""
+        stale = (
+            f"(round {judged['round']:.0f})"
+            if judged.get("round", run.reached) != run.reached
+            else ""
+        )
         why = clip(run.summary.get("error") or "", 300)
         # The leading dot keeps a name with a colon from being read as a scheme.
         link = f"./{quote(os.fsencode(os.path.relpath(run.path.resolve(), out.resolve())))}/"
@@ -234,7 +284,9 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
                 Cell(run.path.resolve().relative_to(base).as_posix(), link=link),
             ]
         )
-    facts = {name: texts[0] for name, texts in setup_of.items() if name not in differing and texts[0]}
+    facts = {
+        name: texts[0] for name, texts in setup_of.items() if name not in differing and texts[0]
+    }
     return facts, Table("runs", (*heads, Column("directory", "long")), rows, by=2)
 
 
@@ -253,7 +305,9 @@ def _summary(gathered: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _costs(gathered: Sequence[Group], accuracy: pd.DataFrame, totals: dict[Group, pd.DataFrame]) -> Table:
+def _costs(
+    gathered: Sequence[Group], accuracy: pd.DataFrame, totals: dict[Group, pd.DataFrame]
+) -> Table:
     """What travelled and how long it took, by configuration; means over seeds."""
     records, timed = accuracy.reindex(columns=[*COST]).to_dict("records"), False
     for record, group in zip(records, gathered, strict=True):
@@ -268,6 +322,10 @@ def _best(frame: pd.DataFrame) -> str:
     """The best configuration of each data set and partition, of the finished ones if there are any."""
     known = frame[frame["accuracy"].notna()]
     known = known.assign(finished=known["status"].astype(str).str.contains("finished"))
-    best = known.sort_values(["finished", "accuracy"], ascending=False).drop_duplicates(["dataset", "partition"])
+    best = known.sort_values(["finished", "accuracy"], ascending=False).drop_duplicates(
+        ["dataset", "partition"]
+    )
     rows = best.sort_index().itertuples()
-    return "; ".join(f"{row.dataset}, {row.partition}: {row.method} {row.accuracy:.2f}" for row in rows)
+    return "; ".join(
+        f"{row.dataset}, {row.partition}: {row.method} {row.accuracy:.2f}" for row in rows
+    )

@@ -10,7 +10,14 @@ from fedpfl.report.names import DATASETS, METHODS
 from fedpfl.report.text import clip, plain
 
 SPLIT_DETAILS = frozenset(
-    {"seed", "test_fraction", "min_samples", "samples_per_client", "test_samples_per_client", "max_attempts"}
+    {
+        "seed",
+        "test_fraction",
+        "min_samples",
+        "samples_per_client",
+        "test_samples_per_client",
+        "max_attempts",
+    }
 )
 """Keys of a partition that its label leaves out."""
 _VAGUE = frozenset({"seed", "every", "early"})
@@ -21,13 +28,16 @@ def dataset(values: Mapping[str, Any]) -> str:
     name = str(values["name"])
     if name == "npz" and values.get("path"):
         return plain(Path(values["path"]).stem)
-    # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by name.
+    # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by
+    # name.
     faulty = any(mean > 1 for mean in values.get("mean") or ())
     return DATASETS.get(name, plain(name)) + (" as published" if faulty else "")
 
 
 def partition(values: Mapping[str, Any]) -> str:
-    """Return `Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its values."""
+    """Return `Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its
+    values.
+    """
     name = plain(values["name"])
     after = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
     if name in after and "alpha" in values:
@@ -37,13 +47,19 @@ def partition(values: Mapping[str, Any]) -> str:
     if name == "file":
         return f"File({plain(Path(str(values['path'])).name)})"
     name = name.replace("shuffled_", "shuffled ").capitalize()
-    shown = [value for key, value in values.items() if key not in ("name", *SPLIT_DETAILS) and value is not True]
+    shown = [
+        value
+        for key, value in values.items()
+        if key not in ("name", *SPLIT_DETAILS) and value is not True
+    ]
     numbers = [f"{value:g}" for value in shown if isinstance(value, int | float)]
     return f"{name}({', '.join(numbers)})" if numbers else name
 
 
 def method(values: Mapping[str, Any], quantile: bool = True) -> str:
-    """Return the title and what it is first told apart by: `FedOBP (q=0.9998)`, or without the quantile."""
+    """Return the title and what it is first told apart by: `FedOBP (q=0.9998)`, or without the
+    quantile.
+    """
     q = values.get("q")
     shown = [f"q={float(q):.10g}"] if quantile and isinstance(q, int | float) else []
     if values.get("score", "obp") != "obp":
@@ -66,7 +82,9 @@ def bracketed(label: str, words: Sequence[str]) -> str:
 
 
 def setting(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return `lr=0.1` of a dotted key; with the whole key where another of `keys` ends alike, or its end is vague."""
+    """Return `lr=0.1` of a dotted key; with the whole key where another of `keys` ends alike, or
+    its end is vague.
+    """
     *_, end = parts = key.split(".")
     if end == "name" and len(parts) > 1:
         end = parts[-2]

@@ -39,7 +39,9 @@ _LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
 
 class Entry(NamedTuple):
-    """One listed directory. record: what CSV and JSON hold, None where unknown. order: its place in tables."""
+    """One listed directory. record: what CSV and JSON hold, None where unknown. order: its place in
+    tables.
+    """
 
     state: Directory
     record: dict[str, Any]
@@ -47,24 +49,38 @@ class Entry(NamedTuple):
 
     def value(self, key: str) -> Any:
         """Return what it is sorted by, None where there is nothing."""
-        own = {"run": self.order, "age": -self.state.changed, "status": _ORDER.index(self.state.status)}
-        return own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
+        own = {
+            "run": self.order,
+            "age": -self.state.changed,
+            "status": _ORDER.index(self.state.status),
+        }
+        return (
+            own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
+        )
 
 
 def entries(states: Iterable[Directory]) -> list[Entry]:
-    """Return the directories in the order of tables: data set, partition, method, seed; unreadable ones last."""
+    """Return the directories in the order of tables: data set, partition, method, seed; unreadable
+    ones last.
+    """
     every = list(states)
     readable = {id(found.run): found for found in every if found.run}
     gathered = groups([found.run for found in every if found.run])
     placed = [(readable[id(run)], group.method) for group in gathered for run in group.runs]
     placed += [(found, "") for found in every if not found.run]
-    return [Entry(found, _record(found, label), order) for order, (found, label) in enumerate(placed)]
+    return [
+        Entry(found, _record(found, label), order) for order, (found, label) in enumerate(placed)
+    ]
 
 
 def select(listed: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
-    """Return those of any of the statuses, all where none is named. Raises FedpflError for one that there is not."""
+    """Return those of any of the statuses, all where none is named. Raises FedpflError for one that
+    there is not.
+    """
     if unknown := [word for word in statuses if word not in STATUSES]:
-        raise FedpflError(f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}")
+        raise FedpflError(
+            f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}"
+        )
     return [entry for entry in listed if not statuses or entry.state.status in statuses]
 
 
@@ -77,12 +93,20 @@ def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) ->
 
 
 def table(listed: Sequence[Entry]) -> Table:
-    """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
-    empty = {key for key in ("name", "search") if not any(entry.record.get(key) for entry in listed)}
+    """Return the list as a table; the reasons of broken, failed and diverged runs are its first
+    notes.
+    """
+    empty = {
+        key for key in ("name", "search") if not any(entry.record.get(key) for entry in listed)
+    }
     columns = {key: column for key, column in COLUMNS.items() if key not in empty}
     records = [
         entry.record
-        | {"words": entry.state.words, "search": entry.state.search, "age": time.time() - entry.state.changed}
+        | {
+            "words": entry.state.words,
+            "search": entry.state.search,
+            "age": time.time() - entry.state.changed,
+        }
         for entry in listed
     ]
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
@@ -92,7 +116,9 @@ def table(listed: Sequence[Entry]) -> Table:
         "Accuracy: mean over clients in percent at the last evaluation. Bits: down and up together, per client that "
         "took part in the last round. Age: since a file was last written."
     )
-    reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
+    reasons = [
+        f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason
+    ]
     gathered = groups([entry.state.run for entry in listed if entry.state.run])
     told = (*attendance_notes(gathered), *worlds(gathered))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)

@@ -1,4 +1,6 @@
-"""Find run directories and read them: a `Run` of each that can be read, a `Directory` of each, whole or broken."""
+"""Find run directories and read them: a `Run` of each that can be read, a `Directory` of each,
+whole or broken.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ _SIGNS = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "ru
 class Directory:
     """One run directory, whatever is wrong in it.
 
-    status: of STATUSES. changed, held: as in `Run`. run: None where it cannot be read. reason: why it is broken, failed
-    or diverged.
+    status: of STATUSES. changed, held: as in `Run`. run: None where it cannot be read. reason: why
+    it is broken, failed or diverged.
     """
 
     path: Path
@@ -48,10 +50,14 @@ class Directory:
 
     @property
     def hours(self) -> float:
-        """Hours of all its processes, of a run that has not finished those of its recorded rounds; nan if unknown."""
+        """Hours of all its processes, of a run that has not finished those of its recorded rounds;
+        nan if unknown.
+        """
         if self.run is None or self.status == "finished":
             return self.run.fact("hours") if self.run else math.nan
-        return float(self.run.rounds.reindex(columns=["seconds", "eval_seconds"]).sum().sum()) / 3600
+        return (
+            float(self.run.rounds.reindex(columns=["seconds", "eval_seconds"]).sum().sum()) / 3600
+        )
 
     @property
     def quiet(self) -> bool:
@@ -67,7 +73,9 @@ def to_stderr(line: str) -> None:
 def nothing_below(roots: Iterable[Path]) -> FedpflError:
     """Return the error of a command that found no runs."""
     below = ", ".join(map(str, roots))
-    return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
+    return FedpflError(
+        f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder"
+    )
 
 
 def runs(
@@ -76,10 +84,11 @@ def runs(
     warn: Callable[[str], None] = to_stderr,
     trials: bool = False,
 ) -> list[Run]:
-    """Read all readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
+    """Read all readable runs below the roots, ordered by path; one call of `warn` for each
+    directory that is skipped.
 
-    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root does not
-    exist, or no run is let through.
+    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError
+    where a root does not exist, or no run is let through.
     """
     found: list[Run] = []
     every = read_directories([*map(Path, roots)], trials, warn)
@@ -94,7 +103,9 @@ def runs(
 
 
 def survey(*roots: Path, where: Sequence[str] = (), trials: bool = False) -> list[Directory]:
-    """Look at every run directory below the roots, broken ones too unless there are filters. Raises as `runs`."""
+    """Look at every run directory below the roots, broken ones too unless there are filters. Raises
+    as `runs`.
+    """
     every = read_directories(roots, trials)
     kept = set(chosen([seen.run for seen in every if seen.run], where))
     return [seen for seen in every if seen.run in kept] if where else every
@@ -105,9 +116,11 @@ def read_directories(
     trials: bool = False,
     warn: Callable[[str], None] = to_stderr,
 ) -> list[Directory]:
-    """Look at the run directories below the roots, but for trials of searches; `warn` is told of these.
+    """Look at the run directories below the roots, but for trials of searches; `warn` is told of
+    these.
 
-    A trial chose among values and is no result, so it joins no table unless asked for: by `trials`, or as a root.
+    A trial chose among values and is no result, so it joins no table unless asked for: by `trials`,
+    or as a root.
 
     Raises FedpflError where a root does not exist, or holds trials alone.
     """
@@ -131,21 +144,26 @@ def chosen(found: Sequence[Run], where: Sequence[str]) -> list[Run]:
 
 
 def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterator[Path]:
-    """Yield every run directory below the roots once, whole or not, ordered by path; links are not followed.
+    """Yield every run directory below the roots once, whole or not, ordered by path; links are not
+    followed.
 
     Raises FedpflError where a root does not exist.
     """
     seen: set[Path] = set()
     for root in roots:
         if not root.is_dir():
-            raise FedpflError(f"no such directory: {root}; give the folder that holds the runs, such as outputs")
+            raise FedpflError(
+                f"no such directory: {root}; give the folder that holds the runs, such as outputs"
+            )
         for folder, subfolders, files in os.walk(
             root, onerror=lambda error: warn(f"skipped {error.filename}: {error.strerror}")
         ):
             subfolders.sort()
             if _SIGNS.isdisjoint(files):
                 # .hydra and wandb hold a config.yaml of their own.
-                subfolders[:] = [name for name in subfolders if not name.startswith(".") and name != "wandb"]
+                subfolders[:] = [
+                    name for name in subfolders if not name.startswith(".") and name != "wandb"
+                ]
                 continue
             subfolders.clear()
             path = Path(folder)
@@ -155,7 +173,9 @@ def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterat
 
 
 def look(path: Path, held: Callable[[Path], bool | None] = living) -> Directory:
-    """Look at one run directory; never raises for what is wrong in it, which makes it `broken`. held: as in `begun`."""
+    """Look at one run directory; never raises for what is wrong in it, which makes it `broken`.
+    held: as in `begun`.
+    """
     known, changed = held(path), _changed(path)
     try:
         run = begun(path, lambda _: known)
@@ -164,17 +184,24 @@ def look(path: Path, held: Callable[[Path], bool | None] = living) -> Directory:
     except FedpflError as error:
         reason = str(error).removeprefix(f"{path}: ")
         return Directory(path, "running" if known else "broken", changed, None, reason, known)
-    reason = " ".join(str(run.summary.get("error") or "").split()) if run.status in ("failed", "diverged") else ""
+    reason = (
+        " ".join(str(run.summary.get("error") or "").split())
+        if run.status in ("failed", "diverged")
+        else ""
+    )
     return Directory(path, run.status, run.changed, run, reason, run.held)
 
 
 def read(path: Path) -> Run:
-    """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round yet."""
+    """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round
+    yet.
+    """
     return _usable(look(path))
 
 
 def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
-    """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`.
+    """Read configuration and summary of one run directory, which need not hold a round. Raises as
+    `read`.
 
     held: says whether a living process holds it.
     """
@@ -186,10 +213,20 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
     config["method"] = present(config["method"])
-    if (status := summary.get("status") or "running") not in ("finished", "running", "failed", "diverged"):
-        raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(str(status)))}")
+    if (status := summary.get("status") or "running") not in (
+        "finished",
+        "running",
+        "failed",
+        "diverged",
+    ):
+        raise FedpflError(
+            f"{path}: summary.json holds an unknown status, {clip(repr(str(status)))}"
+        )
     try:
-        q, clients = config["method"].get("q"), config.get("clients", 1) * config.get("participation", 1.0)
+        q, clients = (
+            config["method"].get("q"),
+            config.get("clients", 1) * config.get("participation", 1.0),
+        )
         run = Run(
             path,
             config,
@@ -211,7 +248,10 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
     except reading.UNUSABLE as error:
         why = f"config.yaml or summary.json holds no usable value: {reading.one_line(error)}"
         raise FedpflError(f"{path}: {why}") from None
-    if "files" not in summary and summary.get("identity") not in (None, f"{run.identity}-seed{run.seed}"):
+    if "files" not in summary and summary.get("identity") not in (
+        None,
+        f"{run.identity}-seed{run.seed}",
+    ):
         raise FedpflError(f"{path}: config.yaml is not the configuration that the run began with")
     return run
 
@@ -223,7 +263,9 @@ def _usable(seen: Directory) -> Run:
 
 
 def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
-    """Of runs with one configuration, one seed and the same data (a sweep begun twice), the one furthest along."""
+    """Of runs with one configuration, one seed and the same data (a sweep begun twice), the one
+    furthest along.
+    """
     best: dict[tuple[str, int, str], Run] = {}
     for run in found:
         key = run.identity, run.seed, run.fingerprint
@@ -240,11 +282,17 @@ def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
 
 
 def _without_rounds(path: Path) -> str:
-    return "no round recorded yet" if os.path.lexists(path / "rounds.csv") else "no rounds.csv; no round was played"
+    return (
+        "no round recorded yet"
+        if os.path.lexists(path / "rounds.csv")
+        else "no rounds.csv; no round was played"
+    )
 
 
 def _changed(path: Path) -> float:
-    """When a file in the directory was last written; a directory that is gone meanwhile changed now."""
+    """When a file in the directory was last written; a directory that is gone meanwhile changed
+    now.
+    """
     try:
         with os.scandir(path) as entries:
             times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]

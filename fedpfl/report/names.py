@@ -14,7 +14,8 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def titles(group: str, order: str = "") -> dict[str, str]:
     """Return titles by names of the configuration, such as LG-FedAvg of `lg_fedavg`.
 
-    order: names in the order of tables. Those that it lacks stand before its last one, by the alphabet.
+    order: names in the order of tables. Those that it lacks stand before its last one, by the
+    alphabet.
     """
     files = sorted((_CONF / group).glob("*.yaml"))
     values = {file.stem: yaml.load(file.read_text(encoding="utf-8"), _LOADER) for file in files}

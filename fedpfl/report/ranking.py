@@ -32,10 +32,10 @@ LEVEL = 0.05
 class Ranks(NamedTuple):
     """Methods over blocks, the best average rank first.
 
-    accuracy, places: `[blocks, methods]`, in percent, and ranks from 1, ties sharing their mean. statistic, p:
-    Friedman's, corrected for ties, nan where all ranks are equal. pairs: a row per two methods: `a`, `b`, the number of
-    blocks in which each is better (`a_better`, `b_better`), `p` of Wilcoxon's signed-rank test, nan where fewer than
-    six blocks differ, and `p_holm`.
+    accuracy, places: `[blocks, methods]`, in percent, and ranks from 1, ties sharing their mean.
+    statistic, p: Friedman's, corrected for ties, nan where all ranks are equal. pairs: a row per
+    two methods: `a`, `b`, the number of blocks in which each is better (`a_better`, `b_better`),
+    `p` of Wilcoxon's signed-rank test, nan where fewer than six blocks differ, and `p_holm`.
     """
 
     accuracy: pd.DataFrame
@@ -46,7 +46,8 @@ class Ranks(NamedTuple):
 
 
 def ranked(accuracy: pd.DataFrame) -> Ranks:
-    """Rank methods over blocks and test whether they differ (Demšar, JMLR 7, 2006). accuracy: `[blocks, methods]`.
+    """Rank methods over blocks and test whether they differ (Demšar, JMLR 7, 2006). accuracy:
+    `[blocks, methods]`.
 
     Raises FedpflError with fewer than three methods or two blocks.
     """
@@ -75,7 +76,9 @@ def ranked(accuracy: pd.DataFrame) -> Ranks:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number by Holm's step-down procedure (1979); nan counts as 1 and stays."""
+    """Return p values corrected for their number by Holm's step-down procedure (1979); nan counts
+    as 1 and stays.
+    """
     corrected, most = [math.nan] * len(values), 0.0
     known = sorted((p, place) for place, p in enumerate(values) if not math.isnan(p))
     for before, (p, place) in enumerate(known):
@@ -88,7 +91,8 @@ def rank_tables(
 ) -> tuple[list[Table], Ranks]:
     """Make the tables of ranks and of pairs of methods; the notes stand below the last.
 
-    metric: of ACCURACIES. select, every: as in `accuracy_table`. Raises FedpflError where there is too little to rank.
+    metric: of ACCURACIES. select, every: as in `accuracy_table`. Raises FedpflError where there is
+    too little to rank.
     """
     accuracies: dict[str, dict[str, float]] = defaultdict(dict)
     speaking: dict[tuple[str, str], tuple[Group, list[int]]] = {}
@@ -108,8 +112,12 @@ def rank_tables(
         for (block, label), one in speaking.items()
         if block in kept.index and label in kept.columns
     }
-    apart = [f"{name} ({', '.join(group.apart)})" for name, (group, _) in used.items() if group.apart]
-    unfinished = [f"{name} ({group.status})" for name, (group, _) in used.items() if not group.whole]
+    apart = [
+        f"{name} ({', '.join(group.apart)})" for name, (group, _) in used.items() if group.apart
+    ]
+    unfinished = [
+        f"{name} ({group.status})" for name, (group, _) in used.items() if not group.whole
+    ]
     notes = [
         *left_out,
         *([f"Not configured as most of their block: {few(apart)}."] if apart else []),
@@ -117,7 +125,11 @@ def rank_tables(
         *attendance_notes([group for group, _ in used.values()]),
         *_about_power(*kept.shape),
     ]
-    which = "the last evaluation" if select == "last" else f"the evaluation that --select {select} chooses"
+    which = (
+        "the last evaluation"
+        if select == "last"
+        else f"the evaluation that --select {select} chooses"
+    )
     over = over_which({name: seeds for name, (_, seeds) in used.items()})
     caption = (
         f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
@@ -138,12 +150,14 @@ def rank_tables(
 def complete(found: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
     """Return `[blocks, methods]` without gaps, and notes on what was left out.
 
-    found: by block and method. As long as there is a gap, the method or block with the largest share of gaps goes.
+    found: by block and method. As long as there is a gap, the method or block with the largest
+    share of gaps goes.
     """
     frame = pd.DataFrame.from_dict(found, orient="index").sort_index()
     gone: dict[int, list[str]] = {0: [], 1: []}
     while frame.isna().any(axis=None):
-        # Shares of gaps by block, and by method; of equal ones the block goes, which costs no method.
+        # Shares of gaps by block, and by method; of equal ones the block goes, which costs no
+        # method.
         axis, name = max(
             ((axis, name) for axis in (0, 1) for name in frame.axes[axis]),
             key=lambda one: (frame.xs(one[1], axis=one[0]).isna().mean(), -one[0]),
@@ -159,10 +173,11 @@ def complete(found: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, li
 
 
 def diagram(result: Ranks, path: Path) -> list[Path]:
-    """Draw the critical-difference diagram: average ranks, and bars over methods that are not told apart.
+    """Draw the critical-difference diagram: average ranks, and bars over methods that are not told
+    apart.
 
-    As in Benavoli et al. (JMLR 17, 2016), by Wilcoxon's tests rather than by differences of ranks. path: with a suffix
-    or, for PNG and PDF, without. Returns the files written.
+    As in Benavoli et al. (JMLR 17, 2016), by Wilcoxon's tests rather than by differences of ranks.
+    path: with a suffix or, for PNG and PDF, without. Returns the files written.
     """
     means = result.places.mean()
     count, bars = len(means), cliques(result)
@@ -176,10 +191,18 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
             side = 0.8 if left else count + 0.2
             ax.plot([rank, rank, side], [0, row, row], color="0.35", linewidth=0.8)
             text = f"{figures.legible(str(name))} ({rank:.2f})"
-            ax.text(side, row, f"{text} " if left else f" {text}", ha="right" if left else "left", va="center")
+            ax.text(
+                side,
+                row,
+                f"{text} " if left else f" {text}",
+                ha="right" if left else "left",
+                va="center",
+            )
         for place, (first, last) in enumerate(bars):
             ends = [means.iloc[first] - 0.04, means.iloc[last] + 0.04]
-            ax.plot(ends, [-0.7 - 0.45 * place] * 2, color="black", linewidth=3, solid_capstyle="butt")
+            ax.plot(
+                ends, [-0.7 - 0.45 * place] * 2, color="black", linewidth=3, solid_capstyle="butt"
+            )
         ax.plot([1, count], [0, 0], color="black", linewidth=1)
         for tick in range(1, count + 1, -(-count // 12)):  # as many as have room
             ax.plot([tick, tick], [0, 0.3], color="black", linewidth=1)
@@ -187,14 +210,16 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
         ax.set(xlim=(1 - 0.75 * count, count + 0.75 * count), ylim=(low - 0.9 * half, 1.6))
         ax.set_axis_off()
 
-    title = (
-        f"average rank over {len(result.places)} data sets and partitions\nbars: not told apart (Wilcoxon, Holm, 5 %)"
+    title = f"average rank over {len(result.places)} data sets and partitions\nbars: not told apart (Wilcoxon, Holm, 5 %)"
+    return figures.panels(
+        {title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars))
     )
-    return figures.panels({title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars)))
 
 
 def cliques(result: Ranks) -> list[tuple[int, int]]:
-    """Return the places of the first and last of each longest run of methods, by rank, no two of which differ."""
+    """Return the places of the first and last of each longest run of methods, by rank, no two of
+    which differ.
+    """
     names = [*result.places]
     differ = {frozenset((row.a, row.b)) for row in result.pairs.itertuples() if row.p_holm < LEVEL}
     ends: list[tuple[int, int]] = []
@@ -210,7 +235,9 @@ def cliques(result: Ranks) -> list[tuple[int, int]]:
 
 
 def _labels(gathered: Sequence[Group], metric: str) -> dict[Group, tuple[str, str]]:
-    """What a configuration is called in every block, and its column: the method's name if it has one alone in each."""
+    """What a configuration is called in every block, and its column: the method's name if it has
+    one alone in each.
+    """
     counts = Counter((group.setting, group.runs[0].called) for group in gathered)
     several = {called for (_, called), count in counts.items() if count > 1}
     found = {}
@@ -255,10 +282,19 @@ def _blocks(result: Ranks, caption: str) -> Table:
         cells = [Cell(values[name], below=f"{own[name]:g}") for name in values.index]
         rows.append([Cell(str(block)), *cells])
         records += [
-            {"section": "block", "block": block, "method": name, "accuracy": values[name], "rank": own[name]}
+            {
+                "section": "block",
+                "block": block,
+                "method": name,
+                "accuracy": values[name],
+                "rank": own[name],
+            }
             for name in values.index
         ]
-    heads = (Column("data set and partition"), *(Column(str(name), "percent") for name in means.index))
+    heads = (
+        Column("data set and partition"),
+        *(Column(str(name), "percent") for name in means.index),
+    )
     return Table("Ranks", heads, rows, pd.DataFrame(records), caption, below="rank")
 
 
@@ -275,6 +311,10 @@ def _pairs(result: Ranks, notes: tuple[str, ...]) -> Table:
         "Wilcoxon's signed-rank test over blocks, two-sided; Holm's p: corrected for the number of pairs. Where fewer "
         "than 6 blocks differ at all, there is no p."
     )
-    frame = pd.concat([result.pairs.assign(section="pair"), pd.DataFrame({"section": "note", "note": notes})])
+    frame = pd.concat(
+        [result.pairs.assign(section="pair"), pd.DataFrame({"section": "note", "note": notes})]
+    )
     records = result.pairs.to_dict("records")
-    return Table.of(records, columns, frame=frame, title="Pairs of methods", caption=caption, notes=notes)
+    return Table.of(
+        records, columns, frame=frame, title="Pairs of methods", caption=caption, notes=notes
+    )

@@ -41,7 +41,9 @@ def summary(folder: Path) -> dict[str, Any]:
     with _reading(folder, "summary.json", {}) as text:
         found = _mapping(json.loads(text))
         if not digests.is_whole(found):
-            raise FedpflError(f"{folder}: summary.json is not as the run wrote it; the run's command says what to do")
+            raise FedpflError(
+                f"{folder}: summary.json is not as the run wrote it; the run's command says what to do"
+            )
         return found
 
 
@@ -57,13 +59,19 @@ def document(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, A
 def numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.DataFrame:
     """Read a table of numbers, such as rounds.csv; nan where a cell is empty or not finite."""
     with _reading(folder, name, summary) as text:
-        values = {key: np.array(column, dtype=float) for key, column in rounds.columns(text).items()}
-    return pd.DataFrame({key: np.where(np.isfinite(column), column, np.nan) for key, column in values.items()})
+        values = {
+            key: np.array(column, dtype=float) for key, column in rounds.columns(text).items()
+        }
+    return pd.DataFrame(
+        {key: np.where(np.isfinite(column), column, np.nan) for key, column in values.items()}
+    )
 
 
 @contextlib.contextmanager
 def _reading(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a regular file's text; what is wrong with it, or found to be while it is parsed, becomes one line."""
+    """Yield a regular file's text; what is wrong with it, or found to be while it is parsed,
+    becomes one line.
+    """
     try:
         # A pipe that nobody writes must not be waited for.
         with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
@@ -73,7 +81,9 @@ def _reading(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[st
         digests.check(folder, summary, name, content)
         yield content.decode()
     except FileNotFoundError:
-        raise FedpflError(f"{folder}: no {name}; the run never started or is half written") from None
+        raise FedpflError(
+            f"{folder}: no {name}; the run never started or is half written"
+        ) from None
     except (OSError, yaml.YAMLError, *UNUSABLE) as error:
         raise FedpflError(f"{folder}: {name} cannot be read: {one_line(error)}") from None
 

@@ -16,7 +16,9 @@ from fedpfl.report.terminal import terminal
 from fedpfl.report.text import csv_cell, html, latex, markdown, plain, wrapped
 
 _PAGE, _WIDE = 3, 7
-"""The greatest `spare` that a printed page has room for, and how many columns one of two columns of text has."""
+"""The greatest `spare` that a printed page has room for, and how many columns one of two columns of
+text has.
+"""
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
 
@@ -26,24 +28,40 @@ def screen() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def render(tables: Table | Sequence[Table], form: str = "terminal", width: int | None = None) -> str:
-    """Return tables as text in one of FORMATS. width: of the terminal, in characters; by default as wide as needed."""
+def render(
+    tables: Table | Sequence[Table], form: str = "terminal", width: int | None = None
+) -> str:
+    """Return tables as text in one of FORMATS. width: of the terminal, in characters; by default as
+    wide as needed.
+    """
     every = [tables] if isinstance(tables, Table) else list(tables)
     if form == "csv":
-        return pd.concat([table.frame for table in every]).map(csv_cell).to_csv(index=False, lineterminator="\n")
-    shown = {"terminal": lambda table: terminal(table, width), "markdown": _markdown, "latex": _latex}
+        return (
+            pd.concat([table.frame for table in every])
+            .map(csv_cell)
+            .to_csv(index=False, lineterminator="\n")
+        )
+    shown = {
+        "terminal": lambda table: terminal(table, width),
+        "markdown": _markdown,
+        "latex": _latex,
+    }
     if form not in shown:
         raise FedpflError(f"unknown format {form!r}; choose one of: {', '.join(FORMATS)}")
     return "\n".join(map(shown[form], every))
 
 
 def as_html(table: Table, kind: str = "") -> str:
-    """Return the table for the page, one per block, sorted by a click on a heading. kind: classes of its frame."""
+    """Return the table for the page, one per block, sorted by a click on a heading. kind: classes
+    of its frame.
+    """
     filled, texts = table.texts("html", html)
     places = filled[table.by :] if table.by else filled
     columns = [table.columns[at] for at in places]
     top = "".join(
-        f'<th colspan="{size}" scope="colgroup" class="group">{html(group)}</th>' if group else "<td></td>"
+        f'<th colspan="{size}" scope="colgroup" class="group">{html(group)}</th>'
+        if group
+        else "<td></td>"
         for group, size in table.headings(places)
     )
     top = f"<tr>{top}</tr>" if any(column.group for column in columns) else ""
@@ -56,7 +74,10 @@ def as_html(table: Table, kind: str = "") -> str:
     for title, rows in table.blocks():
         body = ""
         for row in rows:
-            cells = [_td(table.rows[row][at], table.columns[at], texts[row][at], at == places[0]) for at in places]
+            cells = [
+                _td(table.rows[row][at], table.columns[at], texts[row][at], at == places[0])
+                for at in places
+            ]
             body += f"<tr>{''.join(cells)}</tr>\n"
         tall = " tall" if len(rows) > 24 else ""
         blocks.append(
@@ -69,8 +90,12 @@ def as_html(table: Table, kind: str = "") -> str:
 
 def _td(cell: Cell, column: Column, text: str, first: bool) -> str:
     value = cell.value if isinstance(cell.value, int | float) else cell.order
-    attributes = "" if math.isnan(value) or not column.numeric else f' data-value="{float(value)!r}"'
-    attributes += ' class="number"' if column.numeric else ' class="path"' if column.kind == "long" else ""
+    attributes = (
+        "" if math.isnan(value) or not column.numeric else f' data-value="{float(value)!r}"'
+    )
+    attributes += (
+        ' class="number"' if column.numeric else ' class="path"' if column.kind == "long" else ""
+    )
     if cell.state:
         text = f'<span class="status {cell.state}">{text}</span>'
     if cell.link:
@@ -86,7 +111,10 @@ def _markdown(table: Table) -> str:
     lines.append("| " + " | ".join(markdown(column.name) for column in columns) + " |")
     lines.append("|" + "|".join("---:" if column.numeric else "---" for column in columns) + "|")
     for cells, row in zip(table.rows, texts, strict=True):
-        both = [row[at] + (f"<br>{markdown(cells[at].below)}" if cells[at].below else "") for at in places]
+        both = [
+            row[at] + (f"<br>{markdown(cells[at].below)}" if cells[at].below else "")
+            for at in places
+        ]
         lines.append("| " + " | ".join(both) + " |")
     lines += [line for text in table.prose("markdown", places) for line in ("", markdown(text))]
     if table.commands:
@@ -95,7 +123,9 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    r"""Needs `\usepackage{booktabs}`. A page has no room for what a narrow terminal leaves out first."""
+    r"""Needs `\usepackage{booktabs}`. A page has no room for what a narrow terminal leaves out
+    first.
+    """
     filled, texts = table.texts("latex", lambda text: _MINUS.sub("$-$", latex(text)))
     places = [at for at in filled if at >= table.by and table.columns[at].spare <= _PAGE]
     columns = [table.columns[at] for at in places]
@@ -112,7 +142,9 @@ def _latex(table: Table) -> str:
         *(f"% missing: {plain(command)}" for command in table.commands),
         rf"\begin{{table{'*' * wide}}}",
         r"\centering" + r"\footnotesize\setlength{\tabcolsep}{4pt}" * wide,
-        *wrapped(rf"\caption{{{latex(' '.join((f'{table.title}.' if table.title else '', table.caption)).strip())}}}"),
+        *wrapped(
+            rf"\caption{{{latex(' '.join((f'{table.title}.' if table.title else '', table.caption)).strip())}}}"
+        ),
         rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in columns)}}}",
         r"\toprule",
         *([" & ".join(top) + r" \\", " ".join(rules)] if rules else []),
@@ -120,14 +152,23 @@ def _latex(table: Table) -> str:
     ]
     for title, rows in table.blocks():
         lines.append(r"\midrule")
-        lines += [rf"\multicolumn{{{len(places)}}}{{l}}{{\emph{{{latex(title)}}}}} \\"] if table.by else []
+        lines += (
+            [rf"\multicolumn{{{len(places)}}}{{l}}{{\emph{{{latex(title)}}}}} \\"]
+            if table.by
+            else []
+        )
         for row in rows:
             lines.append(" & ".join(texts[row][at] for at in places) + r" \\")
             small = [_MINUS.sub("$-$", latex(table.rows[row][at].below)) for at in places]
             if any(small):
                 small[0] = small[0] or table.below
-                lines.append(" & ".join(rf"{{\scriptsize {text}}}" if text else "" for text in small) + r" \\")
-    below = latex(" ".join(filter(None, (table.meanings(places), table.marks("latex"), *table.notes))))
+                lines.append(
+                    " & ".join(rf"{{\scriptsize {text}}}" if text else "" for text in small)
+                    + r" \\"
+                )
+    below = latex(
+        " ".join(filter(None, (table.meanings(places), table.marks("latex"), *table.notes)))
+    )
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += wrapped(rf"\par\smallskip{{\footnotesize {below}\par}}") if below else []
     return "\n".join([*lines, rf"\end{{table{'*' * wide}}}"]) + "\n"

@@ -34,8 +34,8 @@ _NEEDED = ("round", "accuracy")
 class Mask(NamedTuple):
     """How the masks of several clients lie to each other in a tensor.
 
-    entries: of the tensor. held: how many of them 0, 1, ... clients hold. both: how many clients i and j both hold,
-    `[clients, clients]`; at i = j those of i.
+    entries: of the tensor. held: how many of them 0, 1, ... clients hold. both: how many clients i
+    and j both hold, `[clients, clients]`; at i = j those of i.
     """
 
     entries: float
@@ -49,7 +49,11 @@ class Mask(NamedTuple):
         """
         first, second = np.triu_indices(len(self.both), 1)
         sizes = self.both.diagonal()
-        both = sizes[first] * sizes[second] / max(self.entries, 1) if chance else self.both[first, second]
+        both = (
+            sizes[first] * sizes[second] / max(self.entries, 1)
+            if chance
+            else self.both[first, second]
+        )
         union = sizes[first] + sizes[second] - both
         return np.divide(both, union, out=np.full(len(both), math.nan), where=union > 0)
 
@@ -58,12 +62,15 @@ class Mask(NamedTuple):
 class Run:
     """One run directory.
 
-    config: the resolved configuration. summary: `summary.json`. held: whether a living process holds it, None where no
-    lock can tell. changed: when a file of it last was written, in seconds since 1970. method, dataset, partition: names
-    for people, the method's with what it is first told apart by (see `groups` for the rest); method_name, dataset_name:
-    those of the configuration. q: the quantile of element-wise methods. cohort: clients per round, as planned.
-    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the data that it read, of
-    older runs also of who holds which samples; empty if there is none.
+    config: the resolved configuration. summary: `summary.json`. held: whether a living process
+    holds it, None where no
+    lock can tell. changed: when a file of it last was written, in seconds since 1970. method,
+    dataset, partition: names for people, the method's with what it is first told apart by (see
+    `groups` for the rest); method_name, dataset_name:
+    those of the configuration. q: the quantile of element-wise methods. cohort: clients per round,
+    as planned.
+    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the
+    data that it read, of older runs also of who holds which samples; empty if there is none.
     """
 
     path: Path
@@ -84,7 +91,9 @@ class Run:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row per round, ascending; nan where a cell is empty. Raises FedpflError where the file is damaged."""
+        """One row per round, ascending; nan where a cell is empty. Raises FedpflError where the
+        file is damaged.
+        """
         if not os.path.lexists(self.path / "rounds.csv"):
             digests.check(self.path, self.summary, "rounds.csv", None)
             return pd.DataFrame(columns=_NEEDED, dtype=float)
@@ -92,7 +101,8 @@ class Run:
         for name in _NEEDED:
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
-        # A round written twice (killed between row and checkpoint, then resumed) counts once, as last written.
+        # A round written twice (killed between row and checkpoint, then resumed) counts once, as
+        # last written.
         number = frame["round"]
         if not (number.notna() & (number == number.round()) & (number > 0) & (number < 1e15)).all():
             raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
@@ -103,7 +113,9 @@ class Run:
 
     @property
     def digits(self) -> pd.DataFrame:
-        """Its rounds but for the times: what a run that is played again has alike, to the last digit."""
+        """Its rounds but for the times: what a run that is played again has alike, to the last
+        digit.
+        """
         return self.rounds.drop(columns=[*names("time")], errors="ignore")
 
     @cached_property
@@ -111,14 +123,19 @@ class Run:
         """One row per client. Raises FedpflError where the file cannot be read."""
         frame = numbers(self.path, "clients.csv", self.summary)
         if "client" not in frame or frame["client"].isna().any():
-            raise FedpflError(f"{self.path}: clients.csv lacks the column client, or a client its number")
+            raise FedpflError(
+                f"{self.path}: clients.csv lacks the column client, or a client its number"
+            )
         if "unseen" in frame and not frame["unseen"].isin([0, 1]).all():
-            raise FedpflError(f"{self.path}: clients.csv does not say of every client whether it is unseen, by 0 or 1")
+            raise FedpflError(
+                f"{self.path}: clients.csv does not say of every client whether it is unseen, by 0 or 1"
+            )
         return frame
 
     @cached_property
     def common(self) -> pd.DataFrame:
-        """How each client's model does on each one's test samples, by their numbers, in percent; empty where not known.
+        """How each client's model does on each one's test samples, by their numbers, in percent;
+        empty where not known.
 
         Raises FedpflError where the file cannot be read.
         """
@@ -126,18 +143,26 @@ class Run:
             digests.check(self.path, self.summary, "common.csv", None)
             return pd.DataFrame()
         frame = numbers(self.path, "common.csv", self.summary)
-        if "client" not in frame or [*frame.columns[1:]] != [f"on_{number:.0f}" for number in frame["client"]]:
+        if "client" not in frame or [*frame.columns[1:]] != [
+            f"on_{number:.0f}" for number in frame["client"]
+        ]:
             raise FedpflError(f"{self.path}: common.csv is not of the same clients across and down")
-        return frame.set_index("client").rename(index=int, columns=lambda name: int(name.removeprefix("on_")))
+        return frame.set_index("client").rename(
+            index=int, columns=lambda name: int(name.removeprefix("on_"))
+        )
 
     @property
     def participating(self) -> pd.DataFrame:
         """The rows of `clients` that are about those which may take part. Raises as `clients`."""
-        return self.clients[self.clients["unseen"] == 0] if "unseen" in self.clients else self.clients
+        return (
+            self.clients[self.clients["unseen"] == 0] if "unseen" in self.clients else self.clients
+        )
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """The rounds after which all clients were evaluated; without an accuracy where a model was not finite."""
+        """The rounds after which all clients were evaluated; without an accuracy where a model was
+        not finite.
+        """
         if self.is_untrained:
             return self.rounds.iloc[:0]
         judged = self.rounds["accuracy"].notna()
@@ -153,25 +178,36 @@ class Run:
 
     @cached_property
     def masks(self) -> dict[str, Mask]:
-        """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where they are damaged."""
+        """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where
+        they are damaged.
+        """
         told = document(self.path, "masks.json", self.summary)
         if not told:
             return {}
         try:
             count = len(told["clients"])
             found = {
-                name: Mask(float(own["entries"]), np.array(own["held"], float), np.array(own["both"], float))
+                name: Mask(
+                    float(own["entries"]),
+                    np.array(own["held"], float),
+                    np.array(own["both"], float),
+                )
                 for name, own in told["tensors"].items()
             }
             for name, (entries, held, both) in found.items():
                 if held.shape != (count + 1,) or both.shape != (count, count):
                     raise ValueError(f"{clip(name)} is not of {count} clients")
-                sizes, times = np.minimum.outer(both.diagonal(), both.diagonal()), np.arange(count + 1)
+                sizes, times = (
+                    np.minimum.outer(both.diagonal(), both.diagonal()),
+                    np.arange(count + 1),
+                )
                 counted = held.sum() == entries and held @ times == both.trace()
                 if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
                     raise ValueError(f"the numbers of {clip(name)} fit no masks")
         except UNUSABLE as error:
-            raise FedpflError(f"{self.path}: masks.json holds no usable value: {one_line(error)}") from None
+            raise FedpflError(
+                f"{self.path}: masks.json holds no usable value: {one_line(error)}"
+            ) from None
         return found
 
     @cached_property
@@ -183,8 +219,13 @@ class Run:
     def quiet(self) -> bool:
         """Whether it has not changed for so long that nobody can be writing it."""
         # A round may take long; three of the last one are given.
-        last = [own.iloc[-1:].get(key) for own, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds"))]
-        seconds = math.fsum(value for own in last if own is not None for value in own if not math.isnan(value))
+        last = [
+            own.iloc[-1:].get(key)
+            for own, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds"))
+        ]
+        seconds = math.fsum(
+            value for own in last if own is not None for value in own if not math.isnan(value)
+        )
         return time.time() - self.changed > max(QUIET, 3 * seconds)
 
     @property
@@ -216,7 +257,11 @@ class Run:
     @cached_property
     def participants(self) -> pd.Series:
         """Clients that took part in each round; the planned number in runs that did not record it."""
-        return self.rounds.reindex(columns=["participants"])["participants"].astype(float).fillna(float(self.cohort))
+        return (
+            self.rounds.reindex(columns=["participants"])["participants"]
+            .astype(float)
+            .fillna(float(self.cohort))
+        )
 
     @cached_property
     def is_untrained(self) -> bool:
@@ -239,11 +284,13 @@ class Run:
         return ""
 
     def value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
-        """Return a metric as tables show it, nan where it is not recorded: that of the row that the run is judged by.
+        """Return a metric as tables show it, nan where it is not recorded: that of the row that the
+        run is judged by.
 
-        But traffic is a mean per client and round, seconds are a median over rounds, hours are of the whole run,
-        sim_hours the simulated ones up to that row, and with @80 those until 80 % were first reached; gap is what
-        clients that take part are better by than those that never do.
+        But traffic is a mean per client and round, seconds are a median over rounds, hours are of
+        the whole run, sim_hours the simulated ones up to that row, and with @80 those until 80 %
+        were first reached; gap is what clients that take part are better by than those that never
+        do.
         """
         if name == "gap":
             return self.value("accuracy", row) - self.value("unseen_accuracy", row)
@@ -256,14 +303,20 @@ class Run:
         return self.per_client(name) if name in names("traffic") else float(row.get(name, math.nan))
 
     def simulated(self, row: Mapping[str, Any] | pd.Series, percent: str = "") -> float:
-        """Return the simulated hours up to a row, or up to the first evaluation of so high an accuracy; nan without."""
+        """Return the simulated hours up to a row, or up to the first evaluation of so high an
+        accuracy; nan without.
+        """
         if "sim_seconds" not in self.rounds:
             return math.nan
         if percent:
             reached = self.evaluations[self.evaluations["accuracy"] >= float(percent)]
             row = reached.iloc[0] if len(reached) else {}
         before = self.rounds["round"] <= row.get("round", math.nan)
-        return float(self.rounds["sim_seconds"][before].sum(skipna=False)) / 3600 if before.any() else math.nan
+        return (
+            float(self.rounds["sim_seconds"][before].sum(skipna=False)) / 3600
+            if before.any()
+            else math.nan
+        )
 
     @property
     def last(self) -> pd.Series:
@@ -276,7 +329,9 @@ class Run:
         return self.evaluations.iloc[-1] if len(self.evaluations) else pd.Series(dtype=float)
 
     def per_client(self, column: str) -> float:
-        """Return what one client of the cohort moves in a round, mean over all that took part; nan if not recorded."""
+        """Return what one client of the cohort moves in a round, mean over all that took part; nan
+        if not recorded.
+        """
         if column not in self.rounds:
             return math.nan
         values = self.rounds[column]

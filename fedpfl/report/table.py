@@ -24,8 +24,10 @@ _STYLES = {
 class Column:
     """One column.
 
-    kind: `text`, `long` (text that is never cut, below its row where there is no room), or as `number` writes it.
-    group: a heading above several columns. spare: a narrow terminal leaves out the columns of the greatest first, those
+    kind: `text`, `long` (text that is never cut, below its row where there is no room), or as
+    `number` writes it.
+    group: a heading above several columns. spare: a narrow terminal leaves out the columns of the
+    greatest first, those
     of 0 never. meaning: what a table with it says of its headings, parts with `; ` between them.
     """
 
@@ -50,8 +52,10 @@ class Column:
 class Cell:
     """One cell: text, or a number with its sample standard deviation over seeds.
 
-    kind: where it is not the column's. mark: `best` or `second`. flag: signs behind it. below: a second line. link:
-    where a click in the page leads. state: a status that the page colours. order: what text is sorted by in the page.
+    kind: where it is not the column's. mark: `best` or `second`. flag: signs behind it. below: a
+    second line. link:
+    where a click in the page leads. state: a status that the page colours. order: what text is
+    sorted by in the page.
     """
 
     value: str | float | None = None
@@ -65,23 +69,30 @@ class Cell:
     order: float = math.nan
 
     def text(self, column: Column, pm: bool = False) -> str:
-        """Return the cell as people read it: `96.89(0.03)`, with `pm` `96.89 ± 0.03`, `+0.12`, `1.31k`, or nothing."""
+        """Return the cell as people read it: `96.89(0.03)`, with `pm` `96.89 ± 0.03`, `+0.12`,
+        `1.31k`, or nothing.
+        """
         kind = self.kind or column.kind
         if self.value is None or isinstance(self.value, str):
             return plain(self.value or "") if kind == "long" else clip(self.value or "", 160)
         if not math.isfinite(self.value):
             return "-" if self.below else ""
         spread = number(kind, self.std, 2) if kind == "percent" or self.std > 0 else ""
-        return number(kind, self.value) + (" ± {}" if pm else "({})").format(spread) * bool(spread) + self.flag
+        return (
+            number(kind, self.value)
+            + (" ± {}" if pm else "({})").format(spread) * bool(spread)
+            + self.flag
+        )
 
 
 @dataclass(frozen=True)
 class Table:
     """A table. rows: a cell per column. frame: the exact numbers, which are what CSV holds.
 
-    by: how many of the first columns divide the rows into blocks. notes: what a reader must know besides caption, one
-    line each. below: what second lines of cells are. commands: what fills empty cells. pm: whether deviations stand
-    behind ± rather than in brackets.
+    by: how many of the first columns divide the rows into blocks. notes: what a reader must know
+    besides caption, one
+    line each. below: what second lines of cells are. commands: what fills empty cells. pm: whether
+    deviations stand behind ± rather than in brackets.
     """
 
     title: str
@@ -96,11 +107,20 @@ class Table:
     pm: bool = False
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], **others: Any) -> Table:
-        """Make a table with a row per record and a column per key; a percentage shows its `<key>_seed_std`."""
+    def of(
+        cls, records: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], **others: Any
+    ) -> Table:
+        """Make a table with a row per record and a column per key; a percentage shows its
+        `<key>_seed_std`.
+        """
         rows = [
             [
-                Cell(record[key], record.get(f"{key}_seed_std", math.nan) if column.kind == "percent" else math.nan)
+                Cell(
+                    record[key],
+                    record.get(f"{key}_seed_std", math.nan)
+                    if column.kind == "percent"
+                    else math.nan,
+                )
                 for key, column in columns.items()
             ]
             for record in records
@@ -111,7 +131,9 @@ class Table:
         return cls(others.pop("title", ""), tuple(columns.values()), rows, frame, **others)
 
     def texts(self, form: str, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
-        """Return the places of the columns in which anything stands, and every cell styled for a form of output."""
+        """Return the places of the columns in which anything stands, and every cell styled for a
+        form of output.
+        """
         styles = {"": "{}"} | _STYLES[form]
         rows = [
             [
@@ -120,7 +142,9 @@ class Table:
             ]
             for row in self.rows
         ]
-        return [at for at in range(len(self.columns)) if not rows or any(row[at] for row in rows)], rows
+        return [
+            at for at in range(len(self.columns)) if not rows or any(row[at] for row in rows)
+        ], rows
 
     def blocks(self) -> Iterator[tuple[str, list[int]]]:
         """Yield title and places of the rows of each block."""
@@ -134,11 +158,17 @@ class Table:
         """Return what marks mean, where there are any."""
         marked = any(cell.mark for row in self.rows for cell in row)
         words = "* best, + second" if form == "terminal" else "Bold: best; underlined: second"
-        return f"{words} of {'its block' if self.by else 'its column'}, finished runs first." if marked else ""
+        return (
+            f"{words} of {'its block' if self.by else 'its column'}, finished runs first."
+            if marked
+            else ""
+        )
 
     def meanings(self, places: Iterable[int]) -> str:
         """Return what the headings of these columns mean, each once."""
-        told = dict.fromkeys(part for at in places for part in self.columns[at].meaning.split("; ") if part)
+        told = dict.fromkeys(
+            part for at in places for part in self.columns[at].meaning.split("; ") if part
+        )
         first, *others = told or [""]
         return "; ".join((first[:1].upper() + first[1:], *others)) + "." if told else ""
 
@@ -154,14 +184,18 @@ class Table:
     def headings(self, places: Sequence[int]) -> list[tuple[str, int]]:
         """Return the groups of these columns, each with the number of columns that it spans."""
         groups = itertools.groupby(places, lambda at: self.columns[at].group or at)
-        return [(group if isinstance(group, str) else "", len(list(members))) for group, members in groups]
+        return [
+            (group if isinstance(group, str) else "", len(list(members)))
+            for group, members in groups
+        ]
 
 
 def number(kind: str, value: float, digits: int = 4) -> str:
     """Return a number as people read it; nothing for nan.
 
-    kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change (short, with a sign),
-    whole, decimal, entries, exact, size (of bytes), age (of seconds), p, or number (three digits).
+    kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change
+    (short, with a sign), whole, decimal, entries, exact, size (of bytes), age (of seconds), p, or
+    number (three digits).
     """
     if not math.isfinite(value):
         return ""
@@ -183,15 +217,21 @@ def number(kind: str, value: float, digits: int = 4) -> str:
         return f"{seconds} s"
     if kind == "p":
         return "<0.001" if value < 0.001 else f"{value:.3f}"
-    forms = {"percent": "{:.2f}", "whole": "{:.0f}", "decimal": "{:.2f}", "entries": "{:,.0f}", "exact": "{:.10g}"}
+    forms = {
+        "percent": "{:.2f}",
+        "whole": "{:.0f}",
+        "decimal": "{:.2f}",
+        "entries": "{:,.0f}",
+        "exact": "{:.10g}",
+    }
     return forms.get(kind, "{:.3g}" if abs(value) < 1000 else "{:,.0f}").format(value)
 
 
 def mark(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
     """Mark the best and the second of cells, as far as the digits shown tell them apart.
 
-    Unfinished runs compete only where there are no finished ones; one number is no best, and after two there is no
-    second.
+    Unfinished runs compete only where there are no finished ones; one number is no best, and after
+    two there is no second.
     """
     known = [
         (round(cell.value, 2), whole, cell)
@@ -208,13 +248,19 @@ def mark(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
 
 
 def summed_up(key: str, values: Sequence[float]) -> dict[str, float]:
-    """Return what a record holds of a number over seeds: its mean, and the deviation under `<key>_seed_std`."""
+    """Return what a record holds of a number over seeds: its mean, and the deviation under
+    `<key>_seed_std`.
+    """
     return dict(zip((key, f"{key}_seed_std"), over_seeds(values), strict=True))
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and sample standard deviation; nan where a seed lacks the value, and the deviation of one seed."""
+    """Return mean and sample standard deviation; nan where a seed lacks the value, and the
+    deviation of one seed.
+    """
     count = len(values)
     mean = math.fsum(values) / count if count else math.nan
-    spread = math.fsum((value - mean) ** 2 for value in values) / (count - 1) if count > 1 else math.nan
+    spread = (
+        math.fsum((value - mean) ** 2 for value in values) / (count - 1) if count > 1 else math.nan
+    )
     return mean, math.sqrt(spread)

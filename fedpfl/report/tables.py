@@ -19,14 +19,32 @@ from fedpfl.report.table import Column, Table, mark, summed_up
 from fedpfl.report.text import few, span
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
-ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
+ACCURACIES = (
+    "accuracy",
+    "accuracy_pooled",
+    "accuracy_worst10",
+    "ft_accuracy",
+    "ft_accuracy_pooled",
+)
 CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
 """What may be drawn over rounds."""
 
 ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
 SHOWN = {
-    **{"accuracy": 0, "accuracy_pooled": 4, "accuracy_worst10": 3, "ft_accuracy": 2, "ft_accuracy_pooled": 5},
-    **{VALIDATION: 4, "unseen_accuracy": 2, "unseen_accuracy_worst10": 5, "unseen_ft_accuracy": 3, "gap": 2},
+    **{
+        "accuracy": 0,
+        "accuracy_pooled": 4,
+        "accuracy_worst10": 3,
+        "ft_accuracy": 2,
+        "ft_accuracy_pooled": 5,
+    },
+    **{
+        VALIDATION: 4,
+        "unseen_accuracy": 2,
+        "unseen_accuracy_worst10": 5,
+        "unseen_ft_accuracy": 3,
+        "gap": 2,
+    },
     **{"published": 1, "difference": 1, "difference_pooled": 6},
     **{"values_down": 9, "values_up": 9, "bits_down": 7, "bits_up": 7, "seconds": 8},
     **{"round": 0, "seeds": 0, "status": 0},
@@ -65,7 +83,11 @@ def _column(heading: str, kind: str, *group: str) -> Column:
 
 
 def _metric(metric: Metric) -> Column:
-    groups = {"traffic": (metric.words.split()[0],), "time": (), "test": () if metric.tuned else ("before",)}
+    groups = {
+        "traffic": (metric.words.split()[0],),
+        "time": (),
+        "test": () if metric.tuned else ("before",),
+    }
     tuned = ("fine-tuned",) if metric.tuned else ()
     return _column(metric.heading, metric.kind, *groups.get(metric.about, (metric.about,)), *tuned)
 
@@ -88,7 +110,9 @@ TARGET = re.compile(rf"{SIMULATED}@(\d+(?:\.\d+)?)")
 
 
 class Beside(NamedTuple):
-    """What stands beside a table's rows: of each a published accuracy and its deviation, in percent, or nan."""
+    """What stands beside a table's rows: of each a published accuracy and its deviation, in
+    percent, or nan.
+    """
 
     values: Sequence[tuple[float, float]]
     meaning: str
@@ -104,32 +128,72 @@ def accuracy_table(
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
-    select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on held-out samples;
-    `best-checkpoint` the one of highest accuracy, which looks at test data and exists to match the published rule.
-    every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only (published: 100).
-    beside: says what is published. chosen: of COLUMNS, in this order; by default SHOWN. Raises FedpflError for an
-    unknown selection or column.
+    select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on
+    held-out samples; `best-checkpoint` the one of highest accuracy, which looks at test data and
+    exists to match the published rule.
+    every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only
+    (published: 100).
+    beside: says what is published. chosen: of COLUMNS, in this order; by default SHOWN. Raises
+    FedpflError for an unknown selection or column.
     """
-    targets = {own[0]: Column(f"sim hours to {own[1]} %", "number") for own in map(TARGET.fullmatch, chosen) if own}
+    targets = {
+        own[0]: Column(f"sim hours to {own[1]} %", "number")
+        for own in map(TARGET.fullmatch, chosen)
+        if own
+    }
     there = COLUMNS | targets
     for known, word in ((SELECTIONS, select), *((there, name) for name in chosen)):
         if word not in known:
-            raise FedpflError(f"no such {'selection' if known is SELECTIONS else 'column'}: {one_of(known, word)}")
+            raise FedpflError(
+                f"no such {'selection' if known is SELECTIONS else 'column'}: {one_of(known, word)}"
+            )
     gathered = groups(runs)
     published = beside(gathered) if beside else Beside([(math.nan, math.nan)] * len(gathered), "")
     keys = tuple(dict.fromkeys(chosen or SHOWN))
-    records = [_record(group, select, every, keys, *own) for group, own in zip(gathered, published.values, strict=True)]
+    records = [
+        _record(group, select, every, keys, *own)
+        for group, own in zip(gathered, published.values, strict=True)
+    ]
     if not chosen:
-        keys = tuple(key for key in keys if key not in _ABSENT or any(one[key] == one[key] for one in records))
+        keys = tuple(
+            key
+            for key in keys
+            if key not in _ABSENT or any(one[key] == one[key] for one in records)
+        )
     tuned = f"{_tuning(gathered)} more"
-    meanings = {key: there[key].meaning.replace(_EPOCHS, tuned) for key in keys} | {"published": published.meaning}
-    columns = ROW | {key: replace(there[key], spare=0 if chosen else SHOWN[key], meaning=meanings[key]) for key in keys}
+    meanings = {key: there[key].meaning.replace(_EPOCHS, tuned) for key in keys} | {
+        "published": published.meaning
+    }
+    columns = ROW | {
+        key: replace(there[key], spare=0 if chosen else SHOWN[key], meaning=meanings[key])
+        for key in keys
+    }
     frame = pd.DataFrame(records)
-    frame = frame[[name for key in (*columns, "seed_list") for name in (key, f"{key}_seed_std") if name in frame]]
-    notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
-    unjudged = [one for one in gathered if not judged(one, select, every) and not _blind(one, select)]
-    unjudged_titles = [one.title for one in unjudged if not all(run.is_untrained for run in one.used)]
-    notes += (*_note("No evaluation to judge yet", unjudged_titles), *worlds(gathered), *_codes(gathered))
+    frame = frame[
+        [
+            name
+            for key in (*columns, "seed_list")
+            for name in (key, f"{key}_seed_std")
+            if name in frame
+        ]
+    ]
+    notes = (
+        *published.notes,
+        *chosen_on(select),
+        *emptiness(gathered, select, every),
+        *_unmet(gathered),
+    )
+    unjudged = [
+        one for one in gathered if not judged(one, select, every) and not _blind(one, select)
+    ]
+    unjudged_titles = [
+        one.title for one in unjudged if not all(run.is_untrained for run in one.used)
+    ]
+    notes += (
+        *_note("No evaluation to judge yet", unjudged_titles),
+        *worlds(gathered),
+        *_codes(gathered),
+    )
     notes += (*_guarantees(gathered), *_caveats(gathered))
     caption = _caption(gathered, select, every)
     table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
@@ -141,14 +205,18 @@ def accuracy_table(
     return table
 
 
-def judged(group: Group, select: str = "last", every: int = 1, by: str = "accuracy") -> dict[Run, pd.Series]:
-    """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those that have one.
+def judged(
+    group: Group, select: str = "last", every: int = 1, by: str = "accuracy"
+) -> dict[Run, pd.Series]:
+    """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those
+    that have one.
 
-    by: with `best-checkpoint`, what the best row is the best by; a cohort's column is known in every round, others
-    where all were evaluated.
+    by: with `best-checkpoint`, what the best row is the best by; a cohort's column is known in
+    every round, others where all were evaluated.
 
-    Runs that are not finished are judged as far as all of them came, so that none is averaged with a longer one. With
-    `validation` there is no row of any where one has no accuracy on held-out samples.
+    Runs that are not finished are judged as far as all of them came, so that none is averaged with
+    a longer one. With `validation` there is no row of any where one has no accuracy on held-out
+    samples.
     """
     known = {run: run.rounds if by.startswith("cohort_") else run.evaluations for run in group.used}
     rows = {run: own for run, own in known.items() if len(own)}
@@ -160,7 +228,9 @@ def judged(group: Group, select: str = "last", every: int = 1, by: str = "accura
     chosen = {}
     for run, own in rows.items():
         if len(own):
-            best = chosen_round(own, {"best-checkpoint": by, "validation": VALIDATION}.get(select, ""))
+            best = chosen_round(
+                own, {"best-checkpoint": by, "validation": VALIDATION}.get(select, "")
+            )
             if select == "validation" and best.empty:
                 return {}
             chosen[run] = own.iloc[-1] if best.empty else best
@@ -168,7 +238,9 @@ def judged(group: Group, select: str = "last", every: int = 1, by: str = "accura
 
 
 def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
-    """Return the row that is best by a column, of equal ones the first; an empty one where none has a number there."""
+    """Return the row that is best by a column, of equal ones the first; an empty one where none has
+    a number there.
+    """
     known = by in rows and rows[by].notna().any()
     return rows.loc[rows[by].idxmax()] if known else pd.Series(dtype=float)
 
@@ -176,8 +248,12 @@ def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
 def unchosen(group: Group) -> FedpflError:
     """Return the error of what must choose by validation accuracy and cannot."""
     if any(run.is_untrained for run in group.used):
-        return FedpflError(f"{group.title}: no client has made a step, so there is no round to choose")
-    return FedpflError(f"{group.title}: no samples are held out to choose a round by; train with validation=0.1")
+        return FedpflError(
+            f"{group.title}: no client has made a step, so there is no round to choose"
+        )
+    return FedpflError(
+        f"{group.title}: no samples are held out to choose a round by; train with validation=0.1"
+    )
 
 
 def chosen_on(select: str) -> tuple[str, ...]:
@@ -189,8 +265,12 @@ def chosen_on(select: str) -> tuple[str, ...]:
     )
 
 
-def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
-    """Say which judged evaluations hold no accuracy, or that none can be chosen, which leaves cells empty."""
+def emptiness(
+    gathered: Sequence[Group], select: str, every: int, by: str = "accuracy"
+) -> tuple[str, ...]:
+    """Say which judged evaluations hold no accuracy, or that none can be chosen, which leaves cells
+    empty.
+    """
     blind = [group.title for group in gathered if _blind(group, select)]
     silent = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
@@ -200,7 +280,9 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
     ]
     return (
         *attendance_notes(gathered),
-        *_note("Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind),
+        *_note(
+            "Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind
+        ),
         *_note("Empty, as a model was not finite or no client has test samples", silent),
     )
 
@@ -234,7 +316,11 @@ def _unmet(gathered: Sequence[Group]) -> list[str]:
 
 def _silent(run: Run) -> bool:
     rows = run.rounds
-    return "unseen_accuracy" in rows and rows["unseen_accuracy"].isna().all() and run.per_client("values_down") == 0
+    return (
+        "unseen_accuracy" in rows
+        and rows["unseen_accuracy"].isna().all()
+        and run.per_client("values_down") == 0
+    )
 
 
 def _codes(gathered: Iterable[Group]) -> list[str]:
@@ -253,7 +339,9 @@ def _guarantees(gathered: Iterable[Group]) -> list[str]:
     for group in gathered:
         for said in {_guarantee(run) for run in group.used if run.summary.get("privacy")}:
             told.setdefault(said, []).append(group.title)
-    return [note for said, titles in told.items() for note in _note(f"Privacy: {said}; so for", titles)]
+    return [
+        note for said, titles in told.items() for note in _note(f"Privacy: {said}; so for", titles)
+    ]
 
 
 def _guarantee(run: Run) -> str:
@@ -268,9 +356,15 @@ def _caveats(gathered: Iterable[Group]) -> list[str]:
     """Say which rows' networks began with weights that may have seen what they are tested on."""
     told: dict[str, list[str]] = {}
     for group in gathered:
-        for caveat in {str(run.summary["caveat"]) for run in group.used if run.summary.get("caveat")}:
+        for caveat in {
+            str(run.summary["caveat"]) for run in group.used if run.summary.get("caveat")
+        }:
             told.setdefault(caveat, []).append(group.title)
-    return [note for caveat, titles in told.items() for note in _note(f"Initial weights: {caveat}; so of", titles)]
+    return [
+        note
+        for caveat, titles in told.items()
+        for note in _note(f"Initial weights: {caveat}; so of", titles)
+    ]
 
 
 def _note(text: str, where: Sequence[str]) -> list[str]:
@@ -284,13 +378,25 @@ def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
         return "no runs"
     if len(by_seeds) == 1:
         (own,) = by_seeds
-        return f"mean and sample standard deviation over seeds {own}" if "," in own else f"one seed ({own})"
-    told = [f"{own} ({few(rows)})" for own, rows in sorted(by_seeds.items(), key=lambda item: -len(item[1]))]
+        return (
+            f"mean and sample standard deviation over seeds {own}"
+            if "," in own
+            else f"one seed ({own})"
+        )
+    told = [
+        f"{own} ({few(rows)})"
+        for own, rows in sorted(by_seeds.items(), key=lambda item: -len(item[1]))
+    ]
     return f"mean and sample standard deviation over different seeds: {'; '.join(told)}"
 
 
 def _record(
-    group: Group, select: str, every: int, keys: Iterable[str], published: float, published_std: float
+    group: Group,
+    select: str,
+    every: int,
+    keys: Iterable[str],
+    published: float,
+    published_std: float,
 ) -> dict[str, Any]:
     # Seeds without an evaluation yet say nothing, unless there is no other.
     rows = judged(group, select, every) or dict.fromkeys(group.used, pd.Series(dtype=float))
@@ -328,12 +434,16 @@ def _tuning(gathered: Iterable[Group]) -> str:
 def _caption(gathered: list[Group], select: str, every: int) -> str:
     which = "the last evaluation"
     if select == "best-checkpoint":
-        which = "the best evaluation" + (f" after a multiple of {every} rounds" if every > 1 else "")
+        which = "the best evaluation" + (
+            f" after a multiple of {every} rounds" if every > 1 else ""
+        )
     elif select == "validation":
         which = "the first evaluation of the best validation accuracy"
     alone = len({group.setting for group in gathered}) == 1
     seeds = {
-        group.method if alone else group.title: [run.seed for run in judged(group, select, every) or group.used]
+        group.method if alone else group.title: [
+            run.seed for run in judged(group, select, every) or group.used
+        ]
         for group in gathered
     }
     return f"Test accuracy in percent at {which}; {over_which(seeds)}."

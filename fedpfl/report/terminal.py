@@ -1,4 +1,6 @@
-"""A table on a terminal: columns fold, go, or stand in further blocks below where the window is narrow."""
+"""A table on a terminal: columns fold, go, or stand in further blocks below where the window is
+narrow.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,29 @@ def terminal(table: Table, width: int | None) -> str:
         lines = "\n".join([heads[at], *(row[at] for row in texts)]).split("\n")
         whole[at] = max(map(len, lines))
         folds = table.columns[at].kind == "text"
-        words[at] = max(len(word) for line in lines for word in line.split() or [" "]) if folds else whole[at]
+        words[at] = (
+            max(len(word) for line in lines for word in line.split() or [" "])
+            if folds
+            else whole[at]
+        )
     room = width or 10**9
     places, under, left_out = _kept(table, filled, whole, words, room)
     out = []
     for title, rows in table.blocks():
         out += [title] if title else []
         for block in (parts := _parts(places, words, room)):
-            widths = _widths([at for at in block if table.columns[at].kind == "text"], block, whole, words, room)
+            widths = _widths(
+                [at for at in block if table.columns[at].kind == "text"], block, whole, words, room
+            )
             grouped = any(table.columns[at].group for at in block)
             top = [heads[at] if grouped else table.columns[at].heading for at in block]
             out += _lines(top, block, widths, table.columns)
             out.append("─" * _needed(block, widths))
             for row in rows:
                 out += _lines([texts[row][at] for at in block], block, widths, table.columns)
-                out += [f"    {texts[row][under]}"] if under is not None and block is parts[-1] else []
+                out += (
+                    [f"    {texts[row][under]}"] if under is not None and block is parts[-1] else []
+                )
             out.append("")
     prose = table.prose("terminal", places)
     if left_out:
@@ -45,7 +55,11 @@ def terminal(table: Table, width: int | None) -> str:
         )
     for line in map(plain, prose):
         out += wrapped(line, width)
-    out += ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)] if table.commands else []
+    out += (
+        ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)]
+        if table.commands
+        else []
+    )
     return "\n".join(out).rstrip("\n") + "\n"
 
 
@@ -62,9 +76,15 @@ def _texts(table: Table) -> tuple[list[int], list[list[str]]]:
 
 
 def _kept(
-    table: Table, filled: Sequence[int], whole: Mapping[int, int], words: Mapping[int, int], room: int
+    table: Table,
+    filled: Sequence[int],
+    whole: Mapping[int, int],
+    words: Mapping[int, int],
+    room: int,
 ) -> tuple[list[int], int | None, list[int]]:
-    """The columns that are shown, the one that stands below its rows, and those left out for want of room."""
+    """The columns that are shown, the one that stands below its rows, and those left out for want
+    of room.
+    """
     under, left_out = None, list[int]()
     places = [at for at in filled if at >= table.by]
     if _needed(places, whole) > room and table.columns[places[-1]].kind == "long":
@@ -90,12 +110,20 @@ def _parts(places: Sequence[int], words: Mapping[int, int], room: int) -> list[l
 
 
 def _widths(
-    texts: Sequence[int], part: Sequence[int], whole: Mapping[int, int], words: Mapping[int, int], room: int
+    texts: Sequence[int],
+    part: Sequence[int],
+    whole: Mapping[int, int],
+    words: Mapping[int, int],
+    room: int,
 ) -> dict[int, int]:
-    """The columns' widths: those of text shrink, the widest first, down to their words and then through them."""
+    """The columns' widths: those of text shrink, the widest first, down to their words and then
+    through them.
+    """
     widths = dict(whole)
     for limit in (words, {at: min(4, own) for at, own in words.items()}):
-        while _needed(part, widths) > room and (wide := [at for at in texts if widths[at] > limit[at]]):
+        while _needed(part, widths) > room and (
+            wide := [at for at in texts if widths[at] > limit[at]]
+        ):
             widths[max(wide, key=widths.__getitem__)] -= 1
     return widths
 
@@ -110,7 +138,10 @@ def _lines(
     """One row as lines, its text folded to the widths."""
     folded = []
     for text, at in zip(texts, part, strict=True):
-        lines = [textwrap.wrap(line, widths[at], break_on_hyphens=False) or [""] for line in text.split("\n")]
+        lines = [
+            textwrap.wrap(line, widths[at], break_on_hyphens=False) or [""]
+            for line in text.split("\n")
+        ]
         folded.append([*itertools.chain(*lines)])
     forms = [f"{{:{'>' if columns[at].numeric else '<'}{widths[at]}}}" for at in part]
     row = (" " * _GAP).join(forms)

@@ -30,7 +30,9 @@ _LATEX = {
 
 
 def plain(text: Any) -> str:
-    """Return the text on one line, control characters (terminal escapes, NUL, bidirectional marks) written out."""
+    """Return the text on one line, control characters (terminal escapes, NUL, bidirectional marks)
+    written out.
+    """
     return printable(_SPACES.sub(" ", str(text)))
 
 
@@ -44,7 +46,11 @@ def clip(text: Any, most: int = 100) -> str:
 def few(words: Iterable[str], between: str = ", ") -> str:
     """Join words; a sweep must not turn a note into a list of its values."""
     every = list(words)
-    return between.join(every) if len(every) <= 4 else f"{between.join(every[:3])} and {len(every) - 3} more"
+    return (
+        between.join(every)
+        if len(every) <= 4
+        else f"{between.join(every[:3])} and {len(every) - 3} more"
+    )
 
 
 def span(numbers: Collection[int]) -> str:
@@ -80,7 +86,9 @@ def html(text: Any) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula: text that begins like one gets a `'` in front."""
+    """Return a cell that no spreadsheet takes for a formula: text that begins like one gets a `'`
+    in front.
+    """
     if not isinstance(value, str):
         return None if isinstance(value, float) and math.isnan(value) else value
     value = plain(value)

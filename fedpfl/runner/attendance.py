@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedpfl import engine
 from fedpfl.config.plan import Run
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import many
 from fedpfl.record.columns import FEW
 
@@ -81,7 +81,11 @@ class Attendance:
             columns: those of simulated time, {} without any.
         """
         run = self._run
-        able = [client for client, trained in zip(outcome.cohort, outcome.trained.tolist(), strict=True) if trained]
+        able = [
+            client
+            for client, trained in zip(outcome.cohort, outcome.trained.tolist(), strict=True)
+            if trained
+        ]
         self._trained.update(able)
         self._rounds += 1
         self._planned += min(run.cohort, drawn) if run.stopping.early else run.cohort
@@ -91,7 +95,9 @@ class Attendance:
         self._lost += columns.get("dropped", 0)
 
     def warning(self, is_last: bool) -> list[str]:
-        """Return a line, once, after rounds in which at most a tenth of the planned participations made a step."""
+        """Return a line, once, after rounds in which at most a tenth of the planned participations
+        made a step.
+        """
         due = self._rounds >= PATIENCE or is_last
         if self._has_warned or not due or self._taken > FEW * self._planned:
             return []
@@ -112,7 +118,9 @@ class Attendance:
         if self._late and system and system.deadline is not None:
             parts.append(f"{self._late} came late, raise system.deadline={system.deadline:g}")
         if self._lost > self._late:
-            parts.append(f"{self._lost - self._late} were out of reach or lost (availability, system.dropout)")
+            parts.append(
+                f"{self._lost - self._late} were out of reach or lost (availability, system.dropout)"
+            )
         if self._idle:
             parts.append(
                 f"{self._idle} took part without a step, for lack of samples or as nothing moves in the method's phases"

@@ -12,10 +12,11 @@ from fedpfl.models.shapes import kind
 
 
 def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str, float]]:
-    """Count what the sub-model of each width comes to, and the full network: one row each, the widest last.
+    """Count what the sub-model of each width comes to, and the full network: one row each, the
+    widest last.
 
-    width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its layers with
-    parameters make of one sample of `shape`.
+    width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its
+    layers with parameters make of one sample of `shape`.
     """
     made = _forward(net.copy_module(), shape)
     plan, rows = neurons.plan(net.params, net.parts), []
@@ -24,7 +25,9 @@ def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str
         mask = neurons.entries(plan, active, net.params)
         row = {"width": width, "entries": sum(int(own.sum()) for own in mask.values()), "values": 0}
         for name, layer, values in made:
-            own = active[plan["columns" if isinstance(layer, nn.Embedding) else "rows"][f"{name}.weight"]]
+            own = active[
+                plan["columns" if isinstance(layer, nn.Embedding) else "rows"][f"{name}.weight"]
+            ]
             row["values"] += values // len(own) * int(own.sum())
         rows.append(row)
     return rows
@@ -43,7 +46,9 @@ def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Mo
     for name, layer in module.named_modules():
         if layer._parameters.get("weight") is not None:
             watch(name, layer)
-    sample = torch.zeros((1, *shape), dtype=torch.int64 if kind(shape) == "token ids" else torch.float32)
+    sample = torch.zeros(
+        (1, *shape), dtype=torch.int64 if kind(shape) == "token ids" else torch.float32
+    )
     with torch.no_grad():
         module.to("cpu")(sample)
     return found

@@ -1,4 +1,6 @@
-"""What `--dry-run` says of a command: composition, data, memory and time of its runs; nothing is written."""
+"""What `--dry-run` says of a command: composition, data, memory and time of its runs; nothing is
+written.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Found(NamedTuple):
     def __str__(self) -> str:
         """Return it for people."""
         words = {"new": "new", "finished": "finished, nothing is left to do"}
-        return words.get(self.status, f"{self.status} after round {self.rounds}, from where it goes on")
+        return words.get(
+            self.status, f"{self.status} after round {self.rounds}, from where it goes on"
+        )
 
 
 class Rehearsed(NamedTuple):
@@ -75,7 +79,9 @@ class Rehearsed(NamedTuple):
 
 
 class Cache:
-    """Keep what runs of one command have in common: samples, and the forecasts of runs that differ by seed."""
+    """Keep what runs of one command have in common: samples, and the forecasts of runs that differ
+    by seed.
+    """
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
@@ -134,7 +140,9 @@ def _show_search(common: DictConfig, cache: Cache) -> None:
 
 
 def _show_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Cache) -> None:
-    """Print the first run of a sweep in full, a line for each, and what all come to. Raises FedpflError."""
+    """Print the first run of a sweep in full, a line for each, and what all come to. Raises
+    FedpflError.
+    """
     all_rehearsed, refused = list[Rehearsed](), list[str]()
     for number, (words, swept) in enumerate(jobs, 1):
         title = f"run {number} of {len(jobs)}  {' '.join(f'{key}={value}' for key, value in swept.items())}"
@@ -156,7 +164,9 @@ def _show_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Cach
         print(f"{title}: {rehearsed.time}")
     _print_total(all_rehearsed, len(jobs))
     if refused:
-        raise FedpflError(f"{len(refused)} of {many(len(jobs), 'run')} would be refused: {refused[0]}")
+        raise FedpflError(
+            f"{len(refused)} of {many(len(jobs), 'run')} would be refused: {refused[0]}"
+        )
 
 
 def _print_total(all_rehearsed: Sequence[Rehearsed], jobs: int) -> None:
@@ -167,13 +177,17 @@ def _print_total(all_rehearsed: Sequence[Rehearsed], jobs: int) -> None:
     largest = max((own.needs.states for own in all_rehearsed), default=0)
     disk = sum(own.needs.checkpoint for own in all_rehearsed)
     print(f"sweep       {many(jobs, 'run')}{done}: about {seconds} one after another")
-    print(f"memory      client states up to {mib(largest)} MiB a run; checkpoints up to {mib(disk)} MiB in all")
+    print(
+        f"memory      client states up to {mib(largest)} MiB a run; checkpoints up to {mib(disk)} MiB in all"
+    )
 
 
 def _print_composition(cfg: DictConfig) -> None:
     """Print which choices were made, and the values that most decide how long a run takes."""
     chosen = cfg.hydra.runtime.choices
-    words = [f"{group}={chosen[group]}" for group in CHOICES if chosen.get(group) not in (None, "null")]
+    words = [
+        f"{group}={chosen[group]}" for group in CHOICES if chosen.get(group) not in (None, "null")
+    ]
     general = [f"{key}={cfg[key]}" for key in GENERAL]
     print(f"composition {' '.join(words)}")
     print(f"settings    {' '.join(general)}")
@@ -231,5 +245,7 @@ def _look_into(path: Path, plan: Plan) -> Found:
 
     seen = look(path)
     if seen.run and (seen.run.identity, seen.run.seed) != (plan.identity, plan.settings.seed):
-        raise FedpflError(f"run directory {path} holds a different run; choose another with hydra.run.dir=...")
+        raise FedpflError(
+            f"run directory {path} holds a different run; choose another with hydra.run.dir=..."
+        )
     return Found(seen.status, seen.run.reached if seen.run else 0)

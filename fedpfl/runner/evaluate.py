@@ -18,9 +18,11 @@ from fedpfl.runner.faults import Diverged
 
 
 class Judged(NamedTuple):
-    """Hold an evaluation: columns of the row, accuracies by column and the client's number, lines for the user.
+    """Hold an evaluation: columns of the row, accuracies by column and the client's number, lines
+    for the user.
 
-    matrix: of everybody's model on everybody's samples, see `Round`; [] where it is not asked for, or too large.
+    matrix: of everybody's model on everybody's samples, see `Round`; [] where it is not asked for,
+    or too large.
     """
 
     row: dict[str, float | None]
@@ -33,11 +35,13 @@ MATRIX = 100
 """Clients of a federation whose matrix is kept, at most."""
 
 
-def judge(run: Run, backend: engine.Backend, state: engine.State, alone: bool, last: bool) -> Judged:
+def judge(
+    run: Run, backend: engine.Backend, state: engine.State, alone: bool, last: bool
+) -> Judged:
     """Evaluate every client. Raises Diverged where a personal model is not finite.
 
-    alone: whether the server sends nothing, so that a newcomer's model is the one that all began with. last: of the
-    run's rounds, after which it fine-tunes whatever `eval.finetune_every`.
+    alone: whether the server sends nothing, so that a newcomer's model is the one that all began
+    with. last: of the run's rounds, after which it fine-tunes whatever `eval.finetune_every`.
     """
     tunings: list[engine.Tuning | None] = [None]
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
@@ -46,14 +50,20 @@ def judge(run: Run, backend: engine.Backend, state: engine.State, alone: bool, l
         tunings.append(engine.Tuning(local, draws, run.eval.finetune_part))
     judged = Judged({}, {}, [], [])
     for tuning in tunings:
-        _judge(judged, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"})
+        _judge(
+            judged, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"}
+        )
     if run.eval.common and not alone:
         judged.row["server_accuracy"] = _server(run, backend, state)
     if run.unseen:
         if alone and state.round <= run.eval.every:
-            judged.notes.append("nothing is sent to clients: newcomers are judged after fine-tuning alone")
+            judged.notes.append(
+                "nothing is sent to clients: newcomers are judged after fine-tuning alone"
+            )
         for tuning in tunings[1 if alone else 0 :]:
-            _judge(judged, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"})
+            _judge(
+                judged, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"}
+            )
     return judged
 
 
@@ -71,21 +81,33 @@ def _judge(
     ours = run.eval.common and federation is run.federation and not tuning
     common = federation.merged(MATRIX) if ours else None
     asked = {"metrics": run.settings.metrics, "common": common}
-    tallies = backend.judge(run.method, federation, state, everyone, tuning, looking(run, state), **asked)
-    counts = {f"{prefix}{when}": tallies[split] for split, prefix in prefixes.items() if split in tallies}
+    tallies = backend.judge(
+        run.method, federation, state, everyone, tuning, looking(run, state), **asked
+    )
+    counts = {
+        f"{prefix}{when}": tallies[split] for split, prefix in prefixes.items() if split in tallies
+    }
     lost = [federation.number(client) for tally in counts.values() for client in unsound(tally)]
     if lost and not tuning:
-        raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
+        raise Diverged(
+            f"training diverged: the model of client {lost[0]} is not finite; lower local.lr"
+        )
     for prefix, tally in counts.items():
         for name, each in per_client(tally).items():
             numbered = {federation.number(client): value for client, value in enumerate(each)}
-            judged.clients.setdefault(f"{prefix.removeprefix('unseen_')}{name}", {}).update(numbered)
+            judged.clients.setdefault(f"{prefix.removeprefix('unseen_')}{name}", {}).update(
+                numbered
+            )
         if not lost:  # a mean over the others would flatter
-            judged.row.update({f"{prefix}{name}": value for name, value in accuracies(tally).items()})
+            judged.row.update(
+                {f"{prefix}{name}": value for name, value in accuracies(tally).items()}
+            )
     if common:
         matrix, whole = everywhere(tallies["common"])
         judged.row["common_accuracy"] = mean(whole)
-        judged.clients["common_accuracy"] = {federation.number(client): float(own) for client, own in enumerate(whole)}
+        judged.clients["common_accuracy"] = {
+            federation.number(client): float(own) for client, own in enumerate(whole)
+        }
         judged.matrix.extend(matrix.tolist() if federation.clients <= MATRIX else [])
     if lost:
         note = f"fine-tuning diverged at {len({*lost})} of {len(everyone)} clients, client {lost[0]} the first"
@@ -93,17 +115,24 @@ def _judge(
 
 
 def at_server(run: Run, state: engine.State) -> dict[str, Tensor]:
-    """Return what the server holds of the network's parameters, by name; {} where all stays with the clients."""
+    """Return what the server holds of the network's parameters, by name; {} where all stays with
+    the clients.
+    """
     values: dict[str, Tensor] = {}
     for part in (state.server, *state.server.values()):
         for name, leaf in part.items() if isinstance(part, dict) else ():
-            if isinstance(leaf, Tensor) and name in run.net.params and leaf.shape == run.net.params[name].shape:
+            if (
+                isinstance(leaf, Tensor)
+                and name in run.net.params
+                and leaf.shape == run.net.params[name].shape
+            ):
                 values.setdefault(name, leaf)
     return tree.named(values, [name for name in run.net.params if name in values])
 
 
 def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | None:
-    """Return what the server's model has right of all test samples, in percent; None where it has no whole one.
+    """Return what the server's model has right of all test samples, in percent; None where it has
+    no whole one.
 
     It is judged as FedAvg's would be.
     """
@@ -118,9 +147,13 @@ def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | N
 
 
 def newcomers(run: Run, state: engine.State) -> engine.State:
-    """Return the state as clients meet it who have never taken part: the server's, and theirs from the beginning."""
+    """Return the state as clients meet it who have never taken part: the server's, and theirs from
+    the beginning.
+    """
     assert run.unseen
-    fresh = engine.begin(run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed)
+    fresh = engine.begin(
+        run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed
+    )
     return replace(state, rows=fresh.rows, members=state.rows)
 
 

@@ -14,7 +14,9 @@ from fedpfl.record.rundir import RunDirectory
 
 
 def places(run: Run) -> list[tuple[Federation, int]]:
-    """Return where each client of the partition is, in its order: the federation and the number there."""
+    """Return where each client of the partition is, in its order: the federation and the number
+    there.
+    """
     everyone = [(one, client) for one in _federations(run) for client in range(one.clients)]
     return sorted(everyone, key=lambda place: place[0].number(place[1]))
 
@@ -26,14 +28,16 @@ def _federations(run: Run) -> list[Federation]:
 class Everyone:
     """Know each client's place and samples.
 
-    places: by the client's number in the partition, its federation and the number there. counts: samples by label,
-    `[clients, classes]`.
+    places: by the client's number in the partition, its federation and the number there. counts:
+    samples by label, `[clients, classes]`.
     """
 
     def __init__(self, run: Run):
         federations = _federations(run)
         self.places = places(run)
-        order = torch.tensor([one.number(client) for one in federations for client in range(one.clients)])
+        order = torch.tensor(
+            [one.number(client) for one in federations for client in range(one.clients)]
+        )
         self.counts = torch.cat([one.label_counts() for one in federations])[order.argsort()]
         self._run = run
 
@@ -41,13 +45,19 @@ class Everyone:
         """Write who holds which samples, as indices and as a picture."""
         run = self._run
         train, test, validation = (
-            [getattr(one, split)[client].numpy() for one, client in self.places if getattr(one, split)]
+            [
+                getattr(one, split)[client].numpy()
+                for one, client in self.places
+                if getattr(one, split)
+            ]
             for split in ("train", "test", "validation")
         )
         how = described(run.config["partition"])
         title = f"{run.federation.name}, {run.settings.clients} clients, {how}"
         unseen = run.unseen.numbers if run.unseen else ()
-        directory.write_partition(train, test, self.counts.numpy(), title, validation, unseen, run.origin.trained)
+        directory.write_partition(
+            train, test, self.counts.numpy(), title, validation, unseen, run.origin.trained
+        )
 
     def rows(self, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
         """Return the rows of clients.csv. measured: values by column and client."""
@@ -57,7 +67,11 @@ class Everyone:
                 "client": number,
                 **({"unseen": int(federation is run.unseen)} if run.unseen else {}),
                 "train": int(federation.train_sizes[client]),
-                **({"validation": len(federation.validation[client])} if federation.validation else {}),
+                **(
+                    {"validation": len(federation.validation[client])}
+                    if federation.validation
+                    else {}
+                ),
                 "test": int(federation.test_sizes[client]),
                 **{f"label_{label}": count for label, count in enumerate(labels[number])},
                 **{name: _known(values.get(number)) for name, values in measured.items()},
@@ -66,7 +80,9 @@ class Everyone:
         ]
 
     def matrix(self, accuracy: list[list[float]]) -> list[dict[str, Any]]:
-        """Return the rows of common.csv. accuracy: of those who take part, each one's model on each one's samples."""
+        """Return the rows of common.csv. accuracy: of those who take part, each one's model on each
+        one's samples.
+        """
         ours = [self._run.federation.number(client) for client in range(len(accuracy))]
         columns = [f"on_{number}" for number in ours]
         return [

@@ -19,7 +19,8 @@ from fedpfl.runner.library import Trained
 
 
 def write(run: Trained, out: Path) -> int:
-    """Write `client<k>.pt` for every client into a new folder, all or none; returns how many. Raises FedpflError.
+    """Write `client<k>.pt` for every client into a new folder, all or none; returns how many.
+    Raises FedpflError.
 
     `torch.load(..., weights_only=True)` reads them.
     """
@@ -32,25 +33,35 @@ def write(run: Trained, out: Path) -> int:
                 torch.save(run.personal(client), models / f"client{client}.pt")
             models.rename(out)  # refused where something is
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
-        raise FedpflError(f"cannot write {out}: {reason(error)}; choose a new folder where there is room") from None
+        raise FedpflError(
+            f"cannot write {out}: {reason(error)}; choose a new folder where there is room"
+        ) from None
     return len(run)
 
 
 def log(run: Trained, logger: Mapping[str, Any]) -> int:
-    """Send a run that is over to loggers, as it would have done, but for rounds that they have; returns its rounds.
+    """Send a run that is over to loggers, as it would have done, but for rounds that they have;
+    returns its rounds.
 
-    logger: that part of a configuration. Raises FedpflError for a run that is being written, and for a logger that
-    fails.
+    logger: that part of a configuration. Raises FedpflError for a run that is being written, and
+    for a logger that fails.
     """
     config, played = run.config, run.rounds["round"]
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
     parts = run.path.resolve().parts
     place = (essence(config)["method"]["name"], identity(config), f"seed{config['seed']}")
     usual = parts[-3:] == place and len(parts) > 4
-    group, done = parts[-4] if usual else config["dataset"]["name"], int(played.iloc[-1]) if len(played) else 0
+    group, done = (
+        parts[-4] if usual else config["dataset"]["name"],
+        int(played.iloc[-1]) if len(played) else 0,
+    )
     used = summary.get("engine", {})
     # Where nothing was to choose, the name that was asked for is recorded.
-    backend = "loop" if (used.get("backend"), used.get("device")) == ("auto", "cpu") else used.get("backend")
+    backend = (
+        "loop"
+        if (used.get("backend"), used.get("device")) == ("auto", "cpu")
+        else used.get("backend")
+    )
     told = info(config, run.path, summary, group, backend, start_round=done)
     with files.writing(run.path):
         held = lock.take(run.path)
@@ -61,7 +72,9 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
                 mirror.on_end("interrupted" if run.status == "running" else run.status, summary)
             except Exception as error:
                 told_by = type(mirror).__name__
-                raise FedpflError(f"{run.path} is not logged, {told_by} failed: {reason(error)}") from error
+                raise FedpflError(
+                    f"{run.path} is not logged, {told_by} failed: {reason(error)}"
+                ) from error
             finally:
                 with contextlib.suppress(Exception):
                     mirror.on_end("failed", {})  # does nothing where it has ended

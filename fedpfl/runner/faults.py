@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import Broken, FedpflError, origin, reason
 from fedpfl.methods import METHODS
 
@@ -22,7 +22,10 @@ TOO_LARGE = {
     "fedpfl/data/": ("the data set", "take a smaller one, or fewer samples of it"),
     "fedpfl/models/": ("the network", "make the model smaller"),
     "fedpfl/engine/store.py": ("the clients' states", "set state.device=disk"),
-    "fedpfl/engine/": ("a cohort in training", "make the model, its cohort or local.batch_size smaller"),
+    "fedpfl/engine/": (
+        "a cohort in training",
+        "make the model, its cohort or local.batch_size smaller",
+    ),
 }
 """What takes the memory that is asked for in these files, and what to do."""
 
@@ -43,7 +46,8 @@ STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
 def mended(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
     """Raise FedpflError for whatever a user or the method's author can mend.
 
-    path: the run directory. whole: whether the errors of a method's code stay as they are, with their tracebacks.
+    path: the run directory. whole: whether the errors of a method's code stay as they are, with
+    their tracebacks.
     """
     started = time.time()
     try:
@@ -54,14 +58,18 @@ def mended(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         as_it_is = whole and isinstance(error, Exception)
-        fault = _no_room(error, cfg) or (None if as_it_is else _in_method(error, cfg, path / "run.log", started))
+        fault = _no_room(error, cfg) or (
+            None if as_it_is else _in_method(error, cfg, path / "run.log", started)
+        )
         if fault is None:
             raise
         raise fault from error
 
 
 def _no_room(error: BaseException, cfg: DictConfig) -> FedpflError | None:
-    """Say what was too large for this machine, or that it has no more threads; None of other errors."""
+    """Say what was too large for this machine, or that it has no more threads; None of other
+    errors.
+    """
     said = reason(error)
     if NO_THREAD in said:
         return FedpflError(
@@ -73,9 +81,12 @@ def _no_room(error: BaseException, cfg: DictConfig) -> FedpflError | None:
     hook, _ = _blamed(error, cfg)
     places = [file.replace(os.sep, "/") for file, _, _ in reversed(ranks.frames(error))]
     what, mend = next(
-        (told for file in places for place, told in TOO_LARGE.items() if place in file), TOO_LARGE["fedpfl/engine/"]
+        (told for file in places for place, told in TOO_LARGE.items() if place in file),
+        TOO_LARGE["fedpfl/engine/"],
     )
-    return FedpflError(f"not enough memory for {(hook and f'what {hook} makes') or what} ({said}); {mend}")
+    return FedpflError(
+        f"not enough memory for {(hook and f'what {hook} makes') or what} ({said}); {mend}"
+    )
 
 
 def _blamed(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
@@ -84,7 +95,9 @@ def _blamed(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
     return (name in METHODS and ranks.blamed(error, METHODS[name])) or ("", "")
 
 
-def _in_method(error: BaseException, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:
+def _in_method(
+    error: BaseException, cfg: DictConfig, log: Path, started: float
+) -> FedpflError | None:
     """Say what the method's own code did; None for a bug of the program."""
     name, (hook, place) = OmegaConf.select(cfg, "method.name"), _blamed(error, cfg)
     if not hook:

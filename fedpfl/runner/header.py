@@ -1,4 +1,6 @@
-"""What is said of a run before its first round: to its summary, to callbacks, and to who reads its first lines."""
+"""What is said of a run before its first round: to its summary, to callbacks, and to who reads its
+first lines.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def facts(run: Run) -> dict[str, Any]:
         "clients": run.federation.clients,
         "parameters": tree.size(run.net.params),
         **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
-        **({"devices": devices(method, run.net, run.federation.shape)} if isinstance(method, Submodel) else {}),
+        **(
+            {"devices": devices(method, run.net, run.federation.shape)}
+            if isinstance(method, Submodel)
+            else {}
+        ),
         **({"privacy": promise(run)} if run.account else {}),
         **({"caveat": run.origin.caveat} if run.origin.caveat else {}),
         "environment": environment.describe(),
@@ -50,14 +56,30 @@ def promise(run: Run) -> str:
     assert run.account
     sentence = run.account.sentence()
     place = run.origin.place
-    return f"{sentence}; nor is what {place} gives away, the weights that it starts from" if place else sentence
+    return (
+        f"{sentence}; nor is what {place} gives away, the weights that it starts from"
+        if place
+        else sentence
+    )
 
 
 def info(
-    config: dict[str, Any], path: Path, summary: Mapping[str, Any], group: str, backend: str | None, **more: Any
+    config: dict[str, Any],
+    path: Path,
+    summary: Mapping[str, Any],
+    group: str,
+    backend: str | None,
+    **more: Any,
 ) -> RunInfo:
-    """Return what callbacks are told of a run. group: where it belongs. more: other fields of RunInfo."""
-    name, method, seed, key = config.get("name"), config["method"]["name"], config["seed"], identity(config)
+    """Return what callbacks are told of a run. group: where it belongs. more: other fields of
+    RunInfo.
+    """
+    name, method, seed, key = (
+        config.get("name"),
+        config["method"]["name"],
+        config["seed"],
+        identity(config),
+    )
     kind = METHODS[method].__name__ if method in METHODS else method
     chosen = (config[group]["name"] for group in ("dataset", "partition", "model"))
     return RunInfo(
@@ -88,7 +110,8 @@ def header(
 ) -> list[str]:
     """Return the first lines that a user sees.
 
-    cohort: clients of a round. counts: samples `[clients, classes]`. backend: its name. held: bytes of client states.
+    cohort: clients of a round. counts: samples `[clients, classes]`. backend: its name. held: bytes
+    of client states.
     pace: of bf16 beside fp32. time: how long it will take.
     """
     federation, settings, sizes = run.federation, run.settings, counts.sum(1)
@@ -139,7 +162,9 @@ def introduced(
     needs: Needs,
     forecast: Forecast | None = None,
 ) -> RunInfo:
-    """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in `info`, `header`."""
+    """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in
+    `info`, `header`.
+    """
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
     pace = engine.pace(run.engine, run.device, run.net, run.federation, run.local.batch_size)
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
@@ -154,7 +179,9 @@ def introduced(
     )
     remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
     time = console.expected(remaining, forecast) if forecast else ""
-    lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time)
+    lines = header(
+        run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time
+    )
     return info(
         run.config,
         path,
@@ -171,8 +198,14 @@ def introduced(
 def tell_finished(directory: RunDirectory, quiet: bool) -> None:
     """Say that the run is finished already. quiet: to run.log alone."""
     last = directory.summary.get("last", {})
-    words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
-    final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
+    words = {
+        "accuracy": "mean over clients",
+        "accuracy_pooled": "pooled",
+        "ft_accuracy": "after fine-tuning",
+    }
+    final = ", ".join(
+        f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None
+    )
     final = final or console.result(directory.summary) or "no test samples"
     line = f"already finished: {directory.path} ({final}); restart=true runs it again"
     label = console.label.get()

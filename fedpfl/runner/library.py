@@ -1,4 +1,6 @@
-"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds`, `fedpfl.sweep` and `fedpfl.load` are."""
+"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds`, `fedpfl.sweep` and `fedpfl.load`
+are.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import Run, build, check, literal, prepare_sweep, register, resolve
 from fedpfl.data.fingerprint import COVERED
-from fedpfl.engine import ranks
-from fedpfl.engine.select import device as find_device
+from fedpfl.engine.backends import ranks
+from fedpfl.engine.backends.selection import device as find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import completed
 from fedpfl.ground.words import check_words, replaced_words
@@ -47,14 +49,18 @@ def run(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> Trained:
-    """Train as the command line does, and return what `load` does: `run("method=fedobp", "local.lr=0.05", rounds=5)`.
+    """Train as the command line does, and return what `load` does: `run("method=fedobp",
+    "local.lr=0.05", rounds=5)`.
 
-    An interrupted run goes on, a finished one is loaded. settings: words of the command line, but no sweep; or a whole
-    configuration, such as `load(...).config`, alone. keys: the same as words, `rounds=5` for `"rounds=5"`; a mapping's
-    keys are joined by dots. directory: of the run; by default where the command line would put it, below outputs/.
+    An interrupted run goes on, a finished one is loaded. settings: words of the command line, but
+    no sweep; or a whole configuration, such as `load(...).config`, alone. keys: the same as words,
+    `rounds=5` for `"rounds=5"`; a mapping's
+    keys are joined by dots. directory: of the run; by default where the command line would put it,
+    below outputs/.
     progress: whether the terminal is told. callbacks: hear of the run beside its `logger`.
 
-    Raises FedpflError, in one line, for what the command line refuses. After an interrupt the same call goes on.
+    Raises FedpflError, in one line, for what the command line refuses. After an interrupt the same
+    call goes on.
     """
     cfg, path, experiment = _asked(settings, keys, directory, callbacks)
     for _ in _played(cfg, path, experiment, not progress, callbacks):
@@ -69,11 +75,12 @@ def rounds(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> Generator[Round]:
-    """Train as `run` does, and yield each round when it is over: `for round in fedpfl.rounds("method=fedobp"): ...`.
+    """Train as `run` does, and yield each round when it is over: `for round in
+    fedpfl.rounds("method=fedobp"): ...`.
 
-    A round has its `row` and answers with the models after it (`round.personal(7)`) until the next one begins. Leaving
-    the loop interrupts the run, which is saved and goes on when it is asked for again; a finished run has no rounds
-    left. Arguments and errors are those of `run`.
+    A round has its `row` and answers with the models after it (`round.personal(7)`) until the next
+    one begins. Leaving the loop interrupts the run, which is saved and goes on when it is asked for
+    again; a finished run has no rounds left. Arguments and errors are those of `run`.
     """
     return _played(*_asked(settings, keys, directory, callbacks), not progress, callbacks)
 
@@ -85,16 +92,20 @@ def sweep(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> tuple[list[Trained], pd.DataFrame]:
-    """Train all combinations of what is swept over, one after another: `sweep(method=["fedobp", "ditto"], rounds=5)`.
+    """Train all combinations of what is swept over, one after another: `sweep(method=["fedobp",
+    "ditto"], rounds=5)`.
 
-    Returns the runs as `load` does, and a table with a row for each: its values of what is swept over, its status, and
-    its row of rounds.csv at the last evaluation, of which there is nothing where it diverged. Finished runs are loaded,
-    the command line's too; an interrupted sweep goes on.
+    Returns the runs as `load` does, and a table with a row for each: its values of what is swept
+    over, its status, and its row of rounds.csv at the last evaluation, of which there is nothing
+    where it diverged. Finished runs are loaded, the command line's too; an interrupted sweep goes
+    on.
 
-    settings: words of the command line, such as "seed=1,2,3". keys: as in `run`, but of a list each run has one value.
+    settings: words of the command line, such as "seed=1,2,3". keys: as in `run`, but of a list each
+    run has one value.
     directory: in which the runs' are made, by default outputs/. progress, callbacks: as in `run`.
 
-    Raises FedpflError before the first run for what is wrong with any, after the last for those that failed.
+    Raises FedpflError before the first run for what is wrong with any, after the last for those
+    that failed.
     """
     jobs = _jobs(settings, keys, directory, callbacks)
     failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
@@ -123,7 +134,9 @@ def sweep(
         if progress:
             print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
     if failed:
-        raise FedpflError(f"{len(failed)} of {len(jobs)} runs failed, and the same call tries them again: {failed[0]}")
+        raise FedpflError(
+            f"{len(failed)} of {len(jobs)} runs failed, and the same call tries them again: {failed[0]}"
+        )
     return runs, pd.DataFrame(rows)
 
 
@@ -133,12 +146,16 @@ def _jobs(
     directory: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
 ) -> dict[Path, tuple[DictConfig, str | None, dict[str, Any]]]:
-    """Return by run directory what `_asked` says of it, and its values of what is swept over. Raises as `sweep`."""
+    """Return by run directory what `_asked` says of it, and its values of what is swept over.
+    Raises as `sweep`.
+    """
     register()
     with _in_one_line():
         words = overrides.for_sweeps(_words(settings, keys, choices=True), GROUPS)
         if given := next((word for word in words if word.lstrip("+~").startswith("hydra")), None):
-            raise FedpflError(f"{given} is for sweeps of the command line; here one run follows the other")
+            raise FedpflError(
+                f"{given} is for sweeps of the command line; here one run follows the other"
+            )
         jobs = overrides.jobs(words)
     found: dict[Path, Any] = {}
     for own, swept in jobs:
@@ -146,7 +163,9 @@ def _jobs(
         check(cfg)
         path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
         if path in found:
-            raise FedpflError(f"{_named(swept)} is a run already; sweep over what decides a result, each value once")
+            raise FedpflError(
+                f"{_named(swept)} is a run already; sweep over what decides a result, each value once"
+            )
         found[path] = cfg, experiment, swept
     prepare_sweep([cfg for cfg, _, _ in found.values()])
     return found
@@ -166,7 +185,9 @@ def _asked(
     if ranks.launched():
         raise FedpflError("fedpfl.run is for one process; under torchrun use -m fedpfl.train")
     if wrong := [one for one in callbacks if not isinstance(one, Callback)]:
-        raise FedpflError(f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}")
+        raise FedpflError(
+            f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}"
+        )
     register()
     with _in_one_line():
         cfg, experiment = _composed(settings, keys)
@@ -186,7 +207,11 @@ def _played(
     cfg: DictConfig, path: Path, experiment: str | None, quiet: bool, callbacks: Sequence[Callback]
 ) -> Generator[Round]:
     """Yield a session's rounds, and leave threads, logging and folders as they were."""
-    stop, threads, package = tidy.nearest(path), torch.get_num_threads(), logging.getLogger("fedpfl")
+    stop, threads, package = (
+        tidy.nearest(path),
+        torch.get_num_threads(),
+        logging.getLogger("fedpfl"),
+    )
     level = package.level
     try:
         with mended(cfg, path):
@@ -199,7 +224,9 @@ def _played(
 
 def _loaded(path: Path, cfg: DictConfig) -> Trained:
     """Load what was just trained, with the plugins that its user named."""
-    return load(path, plugins=[Path(file).expanduser().absolute() for file in cfg.get("plugins") or ()])
+    return load(
+        path, plugins=[Path(file).expanduser().absolute() for file in cfg.get("plugins") or ()]
+    )
 
 
 def load(
@@ -208,27 +235,32 @@ def load(
     data_dir: str | os.PathLike[str] = "",
     plugins: Sequence[str | os.PathLike[str]] = (),
 ) -> Trained:
-    """Read a run directory. Raises FedpflError, in one line, where there is no run in it, or a file is damaged.
+    """Read a run directory. Raises FedpflError, in one line, where there is no run in it, or a file
+    is damaged.
 
-    Models are read, and the data that they need, when they are first asked for. device: where predictions are computed.
-    data_dir: where the data are, if not where the run found them. plugins: files of the run's method, network and data,
-    where they are none of fedpfl's; no other code is run.
+    Models are read, and the data that they need, when they are first asked for. device: where
+    predictions are computed.
+    data_dir: where the data are, if not where the run found them. plugins: files of the run's
+    method, network and data, where they are none of fedpfl's; no other code is run.
     """
     return Trained(Path(directory), device, data_dir, plugins)
 
 
 def logger(words: Sequence[str]) -> dict[str, Any]:
-    """Return the `logger` part of a configuration that such words of the command line make. Raises FedpflError."""
+    """Return the `logger` part of a configuration that such words of the command line make. Raises
+    FedpflError.
+    """
     register()
     with _in_one_line():
         return resolve(overrides.composed_once(words))["logger"]
 
 
 class Trained(Models):
-    """A run directory. `rounds` and `clients` are tables, the models are those of the last checkpoint.
+    """A run directory. `rounds` and `clients` are tables, the models are those of the last
+    checkpoint.
 
-    What needs a model raises FedpflError, in one line, where there is no checkpoint, where the data are not those that
-    the run read, or for a client that there is not.
+    What needs a model raises FedpflError, in one line, where there is no checkpoint, where the data
+    are not those that the run read, or for a client that there is not.
     """
 
     def __init__(
@@ -240,7 +272,11 @@ class Trained(Models):
     ):
         self.path = path
         self._tables = begun(path)
-        self._device, self._data_dir, self._plugins = device, data_dir, [os.fspath(file) for file in plugins]
+        self._device, self._data_dir, self._plugins = (
+            device,
+            data_dir,
+            [os.fspath(file) for file in plugins],
+        )
 
     def __repr__(self) -> str:
         done = f"{self._tables.reached} of {self._tables.planned} rounds"
@@ -283,7 +319,9 @@ class Trained(Models):
 
     @cached_property
     def _run(self) -> Run:
-        """Build the run's data, network and method as it was made; where it is computed may be another place."""
+        """Build the run's data, network and method as it was made; where it is computed may be
+        another place.
+        """
         where = find_device(self._device)
         told = {
             **completed(self.config),
@@ -304,7 +342,9 @@ class Trained(Models):
         try:
             plan = check(literal(told))
         except FedpflError as error:
-            raise FedpflError(f"{self.path / 'config.yaml'} is not of this version: {error}") from None
+            raise FedpflError(
+                f"{self.path / 'config.yaml'} is not of this version: {error}"
+            ) from None
         run = build(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
@@ -326,21 +366,32 @@ class Trained(Models):
         return resume.begin(self._run, saved(self.path, self._tables.summary), self.path)
 
 
-def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]) -> tuple[DictConfig, str | None]:
+def _composed(
+    settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]
+) -> tuple[DictConfig, str | None]:
     """Return the configuration with Hydra's part, and the experiment's name."""
     if any(not isinstance(one, str) for one in settings):
         (whole, *more) = settings
         if more or keys or not isinstance(whole, Mapping):
-            raise FedpflError("a whole configuration stands alone; change it, or give words such as 'rounds=5'")
+            raise FedpflError(
+                "a whole configuration stands alone; change it, or give words such as 'rounds=5'"
+            )
         own = whole if OmegaConf.is_config(whole) else literal(whole)
-        return OmegaConf.merge({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own), None  # type: ignore[return-value]
+        return OmegaConf.merge(
+            {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own
+        ), None  # type: ignore[return-value]
     cfg = overrides.composed_once(_words(settings, keys))
     return cfg, cfg.hydra.runtime.choices.get("experiment")
 
 
 def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = False) -> list[str]:
-    """Return what the command line would be given, and load the plugins that it names. choices: as in `words`."""
-    words = [*map(str, settings), *(word for key in keys for word in overrides.words(key, keys[key], choices))]
+    """Return what the command line would be given, and load the plugins that it names. choices: as
+    in `words`.
+    """
+    words = [
+        *map(str, settings),
+        *(word for key in keys for word in overrides.words(key, keys[key], choices)),
+    ]
     words = check_words(words, {}, "here are no options, only words such as 'rounds=5'")
     if note := replaced_words(words):
         warnings.warn(note, stacklevel=5)

@@ -31,8 +31,10 @@ IMPURE = (
 class Round(Models):
     """A finished round, and the models after it, which can be asked for until the next one begins.
 
-    row: of rounds.csv, None where nothing was measured. clients: percent correct by column and client, {} unless all
-    were judged. matrix: how each client's model does on each one's test samples, `[clients, clients]`, where that was
+    row: of rounds.csv, None where nothing was measured. clients: percent correct by column and
+    client, {} unless all
+    were judged. matrix: how each client's model does on each one's test samples, `[clients,
+    clients]`, where that was
     judged. notes: lines for the user. last: whether it ends the run.
     """
 
@@ -57,12 +59,17 @@ class Round(Models):
     @property
     def _state(self) -> engine.State:
         if self.over:
-            raise FedpflError(f"round {self.state.round} is over, and its models with it: ask before the next round")
+            raise FedpflError(
+                f"round {self.state.round} is over, and its models with it: ask before the next round"
+            )
         return self.state
 
 
 def rounds(
-    run: Run, backend: engine.Backend, state: engine.State, evaluating: Callable[[int], None] = lambda round: None
+    run: Run,
+    backend: engine.Backend,
+    state: engine.State,
+    evaluating: Callable[[int], None] = lambda round: None,
 ) -> Iterator[Round]:
     """Yield the rounds that follow on `state`, which is used up. Raises Diverged.
 
@@ -83,7 +90,10 @@ def rounds(
         if run.clock:
             state, outcome, timed = engine.timed(run.clock, run.cohort, *about)
         else:
-            (state, outcome), timed = engine.play(*about, account=run.account, secret=run.secret), {}
+            (state, outcome), timed = (
+                engine.play(*about, account=run.account, secret=run.secret),
+                {},
+            )
         row: dict[str, Any] = {"round": state.round, **unmeasured, **timed}
         row |= _trained(outcome, [federation.number(client) for client in outcome.cohort])
         attendance.count(outcome, len(cohort), timed)
@@ -100,13 +110,17 @@ def rounds(
         if (state.round % run.eval.every == 0 or last) and not attendance.is_empty:
             evaluating(state.round)
             began = time.monotonic()
-            judged = judge(run, backend, state, bool(outcome.cohort) and not outcome.sent.values_down, last)
+            judged = judge(
+                run, backend, state, bool(outcome.cohort) and not outcome.sent.values_down, last
+            )
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}
 
         # ---- hand on
         judged.notes.extend(attendance.warning(last))
         if not told and (names := engine.impure(run.method)):
-            judged.notes.append(IMPURE.format(method=run.config["method"]["name"], names=", ".join(names)))
+            judged.notes.append(
+                IMPURE.format(method=run.config["method"]["name"], names=", ".join(names))
+            )
             told = True
         played = Round(run, state, row, judged.clients, judged.matrix, judged.notes, last)
         yield played
@@ -124,12 +138,18 @@ def _pick_next(run: Run, state: engine.State, planned: Iterator[list[int]]) -> l
 
 
 def _trained(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:
-    """Return the columns that each round has. Raises Diverged where a client's numbers are not finite."""
+    """Return the columns that each round has. Raises Diverged where a client's numbers are not
+    finite.
+    """
     if not bool(outcome.finite.all()):
         client = cohort[int((~outcome.finite).nonzero()[0])]
-        raise Diverged(f"training diverged: client {client} brought back numbers that are not finite; lower local.lr")
+        raise Diverged(
+            f"training diverged: client {client} brought back numbers that are not finite; lower local.lr"
+        )
     if not outcome.sound:
-        raise Diverged("training diverged: the server's numbers are not finite after the round; lower local.lr")
+        raise Diverged(
+            "training diverged: the server's numbers are not finite after the round; lower local.lr"
+        )
     return {
         "participants": len(outcome.loss),
         "cohort_before": pooled(outcome.before),

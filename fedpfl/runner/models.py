@@ -17,10 +17,10 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.engine.backend import EvalCall, arithmetic, met
-from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import generator, watched
-from fedpfl.engine.participation import One, evaluation
-from fedpfl.engine.shard import laid_out
+from fedpfl.engine.training.jobs import EvalJob
+from fedpfl.engine.training.participation import One, evaluation
+from fedpfl.engine.training.shard import laid_out
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch
@@ -46,14 +46,17 @@ class Models(ABC):
         """Give the state after the round."""
 
     def personal(self, client: int) -> dict[str, Tensor]:
-        """Return a client's personal model: the one that is evaluated between rounds, as a `state_dict` of `network`.
+        """Return a client's personal model: the one that is evaluated between rounds, as a
+        `state_dict` of `network`.
 
-        Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their entries, with dots:
-        `w.fc.weight`, `buffers.w.norm.running_mean`.
+        Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their
+        entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
         job, (federation, _, number) = self._judged(client), self._place(client)
         trained = self._record
-        if federation is self._run.unseen and not self._run.privacy:  # some methods look at a newcomer's samples, too
+        if (
+            federation is self._run.unseen and not self._run.privacy
+        ):  # some methods look at a newcomer's samples, too
             trained = trained.joined_with(hash_samples(federation.x[federation.train[number]]))
         if job.params.keys() == self._run.net.params.keys():
             values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
@@ -63,23 +66,29 @@ class Models(ABC):
         return trained.attach_to(_own(values))
 
     def mask(self, client: int) -> dict[str, Tensor]:
-        """Return which entries are a client's own: bool tensors by names of parameters, of those that may be."""
+        """Return which entries are a client's own: bool tensors by names of parameters, of those
+        that may be.
+        """
         run, (_, state, number) = self._run, self._place(client)
         masks = run.method.masks(state.server, state.client(number))
         if not masks:
-            raise FedpflError(f"method={run.config['method']['name']} has no mask of single entries")
+            raise FedpflError(
+                f"method={run.config['method']['name']} has no mask of single entries"
+            )
         return _own(masks)
 
     def predict(self, client: int, samples: Any) -> Tensor:
         """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.
 
-        samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images: uint8); they are
-        normalised as in training.
+        samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images:
+        uint8); they are normalised as in training.
         """
         run = self._run
         x, like = torch.as_tensor(samples), run.federation.x
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-            wanted, got = ((f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x))
+            wanted, got = (
+                (f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x)
+            )
             raise FedpflError(
                 f"samples must be {wanted[0]} [samples, {str(wanted[1])[1:]} as those of data set "
                 f"{run.federation.name}, got {got[0]} {list(x.shape)}"
@@ -89,12 +98,20 @@ class Models(ABC):
         with self._as_judged(client) as job, torch.no_grad(), self._autocast():
             bound = run.net.bind(job.buffers)
             shown = _shown(run, x.to(run.device)).split()
-            return torch.cat([run.method.predict(bound, job.params, batch).float() for batch in shown]).cpu()
+            return torch.cat(
+                [run.method.predict(bound, job.params, batch).float() for batch in shown]
+            ).cpu()
 
     def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
-        """Return a client's samples of a split (train, test, validation) and their labels, as the data set has them."""
+        """Return a client's samples of a split (train, test, validation) and their labels, as the
+        data set has them.
+        """
         run, (federation, _, number) = self._run, self._place(client)
-        splits = {"train": federation.train, "test": federation.test, "validation": federation.validation}
+        splits = {
+            "train": federation.train,
+            "test": federation.test,
+            "validation": federation.validation,
+        }
         if not splits.get(split):
             known = ", ".join(name for name, indices in splits.items() if indices)
             raise FedpflError(f"split must be one of {known}, got {split!r}")
@@ -102,20 +119,25 @@ class Models(ABC):
         return run.federation.x[indices].cpu(), run.federation.y[indices].cpu()
 
     def global_model(self) -> dict[str, Tensor]:
-        """Return what the server holds of the network, as a `state_dict`; without what stays with the clients.
+        """Return what the server holds of the network, as a `state_dict`; without what stays with
+        the clients.
 
         Raises FedpflError where that is everything.
         """
         run = self._run
         values = at_server(run, self._state)
         if not values:
-            raise FedpflError(f"method={run.config['method']['name']} has no global model: all stays with the clients")
+            raise FedpflError(
+                f"method={run.config['method']['name']} has no global model: all stays with the clients"
+            )
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
         values = _own(run.net.state_dict({**run.net.frozen, **values, **buffers}))
         return self._record.attach_to(values)
 
     def network(self) -> nn.Module:
-        """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes normalised samples."""
+        """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes
+        normalised samples.
+        """
         net = self._run.net.copy()
         net.module.load_state_dict(net.state_dict({**net.frozen, **net.params, **net.buffers}))
         return net.module.cpu().eval()
@@ -129,18 +151,27 @@ class Models(ABC):
 
     @property
     def _autocast(self) -> Any:
-        return partial(torch.autocast, self._run.device.type, torch.bfloat16, self._run.engine.precision == "bf16")
+        return partial(
+            torch.autocast,
+            self._run.device.type,
+            torch.bfloat16,
+            self._run.engine.precision == "bf16",
+        )
 
     @contextmanager
     def _as_judged(self, client: int) -> Iterator[EvalJob]:
         """Give what the engine evaluates of a client: its personal model, and its statistics.
 
-        What the network draws within comes from where it comes from when the loop backend evaluates the client.
+        What the network draws within comes from where it comes from when the loop backend evaluates
+        the client.
         """
         run, (federation, state, number) = self._run, self._place(client)
         call = met(EvalCall(run.method, federation, state, [number], before=looking(run, state)))
         key, drawn = call.draws.own(number), run.net.traits.draws
-        with arithmetic(run.device, run.engine.precision), watched(run.method, *key, network_draws=drawn):
+        with (
+            arithmetic(run.device, run.engine.precision),
+            watched(run.method, *key, network_draws=drawn),
+        ):
             job = next(evaluation(call, One(number), run.net, self._autocast))
             assert isinstance(job, EvalJob)
             yield job
@@ -173,11 +204,15 @@ class Models(ABC):
         except TypeError:
             number = -1
         if not 0 <= number < clients:
-            raise FedpflError(f"client must be a whole number from 0 to {clients - 1}, got {client!r}")
+            raise FedpflError(
+                f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
+            )
         federation, number = places(run)[number]
         state = self._newcomers if federation is run.unseen else self._state
         if state.rows.mine and not state.rows.mine(number):
-            raise FedpflError(f"the state of client {client} is in another process; leave out state.sharded=true")
+            raise FedpflError(
+                f"the state of client {client} is in another process; leave out state.sharded=true"
+            )
         return federation, state, number
 
     @cached_property
@@ -194,4 +229,7 @@ def _shown(run: Run, samples: Tensor) -> Batch:
 
 def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU, of which each has its own memory."""
-    return {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in values.items()}
+    return {
+        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, leaf in values.items()
+    }

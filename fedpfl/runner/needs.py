@@ -15,7 +15,9 @@ from fedpfl.ground.errors import FedpflError
 
 
 class Needs(NamedTuple):
-    """Count what a run comes to: clients that will have trained, bytes of their states, bytes of a checkpoint."""
+    """Count what a run comes to: clients that will have trained, bytes of their states, bytes of a
+    checkpoint.
+    """
 
     clients: int
     states: int
@@ -51,7 +53,9 @@ def foresee(run: Run) -> Needs:
 
 
 def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
-    """Return a line for each place that has too little room now. held: bytes of client states that are there."""
+    """Return a line for each place that has too little room now. held: bytes of client states that
+    are there.
+    """
     place, lines = run.state.on(run.device), []
     more, room = needs.states - held, memory.of(place)[0]
     if run.state.device != "disk" and more > room:

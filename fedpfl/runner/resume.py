@@ -1,4 +1,5 @@
-"""Where a run begins, and what it saves to go on from: from the start, from its last checkpoint, or from a shorter run.
+"""Where a run begins, and what it saves to go on from: from the start, from its last checkpoint, or
+from a shorter run.
 
 A run's processes (torchrun) share it: process 0 has the directory, the others hear from it.
 """
@@ -19,7 +20,7 @@ from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.plan import Plan, Run
 from fedpfl.data.fingerprint import COVERED
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import damaged
@@ -73,15 +74,20 @@ def with_secret(run: Run, progress: Progress) -> Run:
         if ranks.leads() and is_under_way and "secret" not in directory.summary:
             raise damaged(directory.path, "is of an older version, whose noise the seed gives away")
         secret = Secret(bytes.fromhex(ranks.share(directory.secret())))
-    # Equal noise in two runs would cancel in their difference: each has its own, be the key the same.
+    # Equal noise in two runs would cancel in their difference: each has its own, be the key the
+    # same.
     code = sorted(written(run).items())
-    return replace(run, secret=secret.bind_to((run.identity, run.settings.seed, run.fingerprint, code)))
+    return replace(
+        run, secret=secret.bind_to((run.identity, run.settings.seed, run.fingerprint, code))
+    )
 
 
 # ---- begin
 
 
-def begin(run: Run, past: dict[str, Any], path: Path | None, begun: Begun | None = None) -> engine.State:
+def begin(
+    run: Run, past: dict[str, Any], path: Path | None, begun: Begun | None = None
+) -> engine.State:
     """Return the state of a checkpoint, of which nothing is left in `past`; for {} a fresh one.
 
     path: the directory. begun: returns of a fresh state what is kept here.
@@ -115,8 +121,8 @@ def begin(run: Run, past: dict[str, Any], path: Path | None, begun: Begun | None
 class Progress:
     """Keep how far a run is, and save it.
 
-    best, last: of the evaluated rows. seconds: before this process. known, used: what answered rounds before this
-    process, and in it.
+    best, last: of the evaluated rows. seconds: before this process. known, used: what answered
+    rounds before this process, and in it.
     """
 
     run: Run
@@ -130,9 +136,16 @@ class Progress:
 
     @classmethod
     def of(
-        cls, run: Run, directory: Any, earlier: dict[str, Any] | None, started: float, begun: Begun | None = None
+        cls,
+        run: Run,
+        directory: Any,
+        earlier: dict[str, Any] | None,
+        started: float,
+        begun: Begun | None = None,
     ) -> Progress:
-        """Return where the directory's run is, or the `earlier` one that it goes on from. Raises FedpflError."""
+        """Return where the directory's run is, or the `earlier` one that it goes on from. Raises
+        FedpflError.
+        """
         past = directory.restore(earlier) or {}
         state = begin(run, past, directory.path, begun)
         known = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
@@ -161,14 +174,18 @@ class Progress:
             self.directory.write_summary(engine=used)
 
     def save_if_due(self, last: bool) -> None:
-        """Save where it is time to. last: after the last round, where a run may be told to keep no checkpoint."""
+        """Save where it is time to. last: after the last round, where a run may be told to keep no
+        checkpoint.
+        """
         keeps = self.run.checkpoint
         due = keeps.keep if last else keeps.due(time.monotonic() - self._saved, self._cost)
         if ranks.share(due):
             self.save()
 
     def save_if_left(self) -> None:
-        """Save the last finished round for whoever goes on; not where the next has overwritten its client states."""
+        """Save the last finished round for whoever goes on; not where the next has overwritten its
+        client states.
+        """
         rows = self.state.rows
         if self.state.round > self._kept and rows.writes == self._writes and not rows.mine:
             self.save()
@@ -188,7 +205,8 @@ class Progress:
 
 
 def extended(run: Run) -> dict[str, Any] | None:
-    """Return the last checkpoint of the shorter run that `extend` names, as this run would have made it, or None.
+    """Return the last checkpoint of the shorter run that `extend` names, as this run would have
+    made it, or None.
 
     Raises FedpflError where it is no such run.
     """
@@ -199,16 +217,26 @@ def extended(run: Run) -> dict[str, Any] | None:
     summary, state = rundir.ended(place)
     done = state["round"]
     if run.local.decay == "cosine":
-        raise FedpflError("extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew")
+        raise FedpflError(
+            "extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew"
+        )
     if run.privacy and run.privacy.epsilon is not None:
         raise FedpflError(
             "extend is not for privacy.epsilon, which sets the noise by the number of rounds; run it anew"
         )
     is_secret = run.account is None or not run.account.noise or "secret" in summary
     if run.privacy and run.privacy.seed is None and not is_secret:
-        raise FedpflError(f"extend: {place} is of an older version, whose noise the seed gives away; run it anew")
-    begun = [run.method.init(run.net.params, replace(run.net.parts, rounds=n)) for n in (done, settings.rounds)]
-    if not all(torch.equal(*own) for own in zip(*map(tree.leaves, map(dict, map(enumerate, begun))), strict=True)):
+        raise FedpflError(
+            f"extend: {place} is of an older version, whose noise the seed gives away; run it anew"
+        )
+    begun = [
+        run.method.init(run.net.params, replace(run.net.parts, rounds=n))
+        for n in (done, settings.rounds)
+    ]
+    if not all(
+        torch.equal(*own)
+        for own in zip(*map(tree.leaves, map(dict, map(enumerate, begun))), strict=True)
+    ):
         raise FedpflError(
             f"extend is not for method={run.config['method']['name']}, which goes by the number of rounds; run it anew"
         )
@@ -226,7 +254,9 @@ def extended(run: Run) -> dict[str, Any] | None:
 
 
 def _without_end(run: Run, done: int, texts: dict[str, str]) -> dict[str, Any]:
-    """Return a shorter run's rows, and the best and last of them, but for what was judged for the end's sake alone."""
+    """Return a shorter run's rows, and the best and last of them, but for what was judged for the
+    end's sake alone.
+    """
     header, table = rounds.cells(texts["rounds.csv"])
     evaluated, tuned = done % run.eval.every == 0, done % (run.eval.finetune_every or 1) == 0
     for place, name in enumerate(header):

@@ -1,4 +1,6 @@
-"""A run in its directory: each round of loop.py is written, shown, saved, and judged by a search, in that order."""
+"""A run in its directory: each round of loop.py is written, shown, saved, and judged by a search,
+in that order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.plan import Run, alone, build, check
 from fedpfl.data import fingerprint
-from fedpfl.engine import lockstep, ranks
+from fedpfl.engine.backends import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
@@ -41,12 +43,14 @@ def session(
     elsewhere: Callable[[Run], engine.Backend] | None = None,
     search: str = "",
 ) -> Iterator[Round]:
-    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; yields rounds as they end.
+    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; yields
+    rounds as they end.
 
-    Closed before its end it saves the run, which goes on from there when it is asked for again. quiet: nothing on the
-    terminal. watch: asked at the beginning and after evaluations whether to give up. elsewhere: makes a backend in the
-    place of the engine's, whose clients are not in this process. search: that it is a trial of, which the summary then
-    says to who makes tables. Raises FedpflError.
+    Closed before its end it saves the run, which goes on from there when it is asked for again.
+    quiet: nothing on the
+    terminal. watch: asked at the beginning and after evaluations whether to give up. elsewhere:
+    makes a backend in the place of the engine's, whose clients are not in this process. search:
+    that it is a trial of, which the summary then says to who makes tables. Raises FedpflError.
     """
     started, stage = time.monotonic(), lockstep.stage.get()
     path = Path(ranks.share(str(path)))
@@ -61,7 +65,9 @@ def session(
             if search and replay(path, watch, finished=True):
                 raise GivenUp("given up")
             return
-        progress = resume.Progress.of(run, directory, earlier, started, remote.begun if remote else None)
+        progress = resume.Progress.of(
+            run, directory, earlier, started, remote.begun if remote else None
+        )
         run = resume.with_secret(run, progress)
         backend, everyone = remote or _backend(run, stage, progress.known), Everyone(run)
         mark = {"search": search} if search else {}
@@ -123,7 +129,9 @@ def _recorded(
 
 @contextmanager
 def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
-    """Write and tell how a run ends: finished, diverged, given up, or left. Of failures others take care."""
+    """Write and tell how a run ends: finished, diverged, given up, or left. Of failures others take
+    care.
+    """
     run, directory = progress.run, progress.directory
     try:
         yield
@@ -141,9 +149,13 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
         raise
     trained = len(trained_clients(progress.state))
     masks = engine.compared(run.method, progress.state)
-    directory.write_masks(masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]})
+    directory.write_masks(
+        masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]}
+    )
     ended = {"best": progress.best, "last": progress.last, "hours": progress.spent / 3600}
-    directory.write_summary(status="finished", **ended, rounds_played=progress.state.round, trained=trained)
+    directory.write_summary(
+        status="finished", **ended, rounds_played=progress.state.round, trained=trained
+    )
     if not run.checkpoint.keep:
         directory.drop_checkpoint()
     callbacks.on_end("finished", directory.summary)
@@ -156,9 +168,11 @@ def play(cfg: DictConfig, path: Path, **more: Any) -> None:
 
 
 def _backend(run: Run, stage: lockstep.Stage | None, known: dict[str, Any]) -> engine.Backend:
-    """Return that of the run's processes, or in a lockstep sweep of all runs with such a network and engine.
+    """Return that of the run's processes, or in a lockstep sweep of all runs with such a network
+    and engine.
 
-    known: `_used` by the part of the run that is done; on the same kind of device the rest goes on by it, bit for bit.
+    known: `_used` by the part of the run that is done; on the same kind of device the rest goes on
+    by it, bit for bit.
     """
     taken = tree.named(known, CHOSEN) if known.get("device") == run.device.type else {}
     over = partial(ranks.over, device=run.device)

@@ -1,4 +1,6 @@
-"""The search spaces of `tune`: conf/tune/, without what the user has set and what would be another method."""
+"""The search spaces of `tune`: conf/tune/, without what the user has set and what would be another
+method.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,31 @@ MARGIN = 0.05  # of an interval, that count as its end
 
 
 def space(method: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
+    """Return the words of a method's search space, without keys that the user has set. Raises
+    FedpflError.
 
-    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
+    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open
+    (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     known = {**_read("all", words), **_read(method, words)}
     known.pop(LIMITS, None)
-    searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
+    searched = [
+        f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)
+    ]
     if not searched and not any(map(overrides.sweeps, words)):
         return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
     return searched
 
 
 def within(method: str, words: Sequence[str]) -> list[str]:
-    """Return words of a search without values that make the method another one, and say which. Raises FedpflError."""
+    """Return words of a search without values that make the method another one, and say which.
+    Raises FedpflError.
+    """
     limits = _read(method, words).get(LIMITS, {})
-    bounded = [word for word in words if word.partition("=")[0] in limits and overrides.values(word)]
+    bounded = [
+        word for word in words if word.partition("=")[0] in limits and overrides.values(word)
+    ]
     swept, left = [word for word in bounded if overrides.sweeps(word)], list(words)
     facts = _facts(words, " ".join(limits.values())) if swept else {}
     for word in swept:
@@ -53,17 +63,24 @@ def within(method: str, words: Sequence[str]) -> list[str]:
             if not kept:
                 mend = "give it other values"
                 mend += f", or raise {EPOCHS}" if EPOCHS in rule else ""
-                raise FedpflError(f"{word}: method={method} is itself only with {key} {rule}; {mend}")
+                raise FedpflError(
+                    f"{word}: method={method} is itself only with {key} {rule}; {mend}"
+                )
             lost = ", ".join(value for value in values if value not in kept)
-            tell(f"method={method}: {key}={lost} is not searched; here it is itself only with {key} {rule}")
+            tell(
+                f"method={method}: {key}={lost} is not searched; here it is itself only with {key} {rule}"
+            )
             left[left.index(word)] = f"{key}=choice({','.join(kept)})"
     return left
 
 
-def ends(method: str, chosen: Sequence[str], kinds: Mapping[str, Any], words: Sequence[str] = ()) -> list[str]:
+def ends(
+    method: str, chosen: Sequence[str], kinds: Mapping[str, Any], words: Sequence[str] = ()
+) -> list[str]:
     """Return the chosen words whose value is at an end of what was searched, and could lie beyond.
 
-    kinds: Optuna's distributions by key. words: of the command, which may name a folder of the user's.
+    kinds: Optuna's distributions by key. words: of the command, which may name a folder of the
+    user's.
     """
     limits = _read(method, words).get(LIMITS, {})
     there = [word for word in chosen if word.partition("=")[0] in kinds]
@@ -71,7 +88,8 @@ def ends(method: str, chosen: Sequence[str], kinds: Mapping[str, Any], words: Se
 
 
 def _read(name: str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a search space by key: of the user's folder, of the plugin with the method, or of conf/tune/.
+    """Return a search space by key: of the user's folder, of the plugin with the method, or of
+    conf/tune/.
 
     Raises FedpflError for a file that is no such space.
     """
@@ -93,7 +111,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _rule(limit: str, facts: Mapping[str, float]) -> str:
-    """Return `above 0 and below local.epochs=1`: a limit in words, with what the user can set by its key."""
+    """Return `above 0 and below local.epochs=1`: a limit in words, with what the user can set by
+    its key.
+    """
     parts = []
     for kind, bound in _bounds(limit, facts):
         of_epochs = f"{kind} epochs" in limit.split(", ") and bound == facts.get("epochs")
@@ -111,20 +131,37 @@ def _open(key: str, given: Mapping[str, str]) -> bool:
 
 
 def _facts(words: Sequence[str], limits: str) -> dict[str, float]:
-    """Return what limits name: the least number of `layers` and of local `epochs` of the runs of these words."""
-    plain = [word for word in words if not (overrides.sweeps(word) or overrides.is_of_command(word))]
-    swept = {word.partition("=")[0]: overrides.values(word) for word in words if overrides.sweeps(word)}
-    plans = [check(overrides.composed([*plain, f"model={name}"])) for name in swept.get("model", [])]
+    """Return what limits name: the least number of `layers` and of local `epochs` of the runs of
+    these words.
+    """
+    plain = [
+        word for word in words if not (overrides.sweeps(word) or overrides.is_of_command(word))
+    ]
+    swept = {
+        word.partition("=")[0]: overrides.values(word) for word in words if overrides.sweeps(word)
+    }
+    plans = [
+        check(overrides.composed([*plain, f"model={name}"])) for name in swept.get("model", [])
+    ]
     plans = plans or [check(overrides.composed(plain))]
-    epochs = [*map(float, swept.get("local.epochs", [])), *(plan.local.epochs or math.inf for plan in plans)]
+    epochs = [
+        *map(float, swept.get("local.epochs", [])),
+        *(plan.local.epochs or math.inf for plan in plans),
+    ]
     layers = [len(build(plan).net.parts.layers) for plan in plans] if "layers" in limits else [0]
     return {"layers": min(layers), "epochs": min(epochs)}
 
 
 def _bounds(limit: str, facts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return `above 0, below layers` as `("above", 0), ("below", 4)`; without facts, those that need none."""
+    """Return `above 0, below layers` as `("above", 0), ("below", 4)`; without facts, those that
+    need none.
+    """
     found = [part.rpartition(" ") for part in limit.split(", ")]
-    return [(kind, facts.get(name) or float(name)) for kind, _, name in found if name in facts or name.isdecimal()]
+    return [
+        (kind, facts.get(name) or float(name))
+        for kind, _, name in found
+        if name in facts or name.isdecimal()
+    ]
 
 
 def _holds(limit: str, value: float, facts: Mapping[str, float]) -> bool:
@@ -141,18 +178,26 @@ def _at_end(method: str, word: str, kind: Any, limits: Mapping[str, str]) -> boo
     scale: Callable[[float], float] = math.log if getattr(kind, "log", False) else float
     low, value, high = (scale(number) for number in (numbers[0], float(text), numbers[-1]))
     margin = 0 if choices or getattr(kind, "step", None) else MARGIN * (high - low)
-    beyond = [way for way, at in ((-1, value <= low + margin), (1, value >= high - margin)) if at and low < high]
+    beyond = [
+        way
+        for way, at in ((-1, value <= low + margin), (1, value >= high - margin))
+        if at and low < high
+    ]
     return any(_allowed(method, key, float(text), way, limits.get(key, "")) for way in beyond)
 
 
 def _allowed(method: str, key: str, value: float, way: int, limit: str) -> bool:
-    """Tell whether there is a value beyond this one that the key takes, and with which the method stays itself."""
+    """Tell whether there is a value beyond this one that the key takes, and with which the method
+    stays itself.
+    """
     group, _, name = key.partition(".")
     hint = hints(SCHEMAS.get(group, METHODS[method])).get(name)
 
     def fits(further: float) -> bool:
         with contextlib.suppress(ValueError):
-            return _holds(limit, further, {}) and (hint is None or cast(further, hint, key) is not None)
+            return _holds(limit, further, {}) and (
+                hint is None or cast(further, hint, key) is not None
+            )
         return False
 
     return any(map(fits, (math.nextafter(value, way * math.inf), int(value) + way)))

@@ -1,4 +1,6 @@
-"""How long a run will take: a step and an evaluation are timed before its first round, and nothing of it changes."""
+"""How long a run will take: a step and an evaluation are timed before its first round, and nothing
+of it changes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 from fedpfl.engine.keys import Draws, generator, seeded
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -23,7 +25,9 @@ from fedpfl.record.forecast import Forecast
 from fedpfl.runner.evaluate import looking
 
 SLOW, VERY_SLOW = 0.3, 2.0
-"""Seconds that the longer of two timed calls may take where the shorter allows it, and from which one is enough."""
+"""Seconds that the longer of two timed calls may take where the shorter allows it, and from which
+one is enough.
+"""
 MOST_STEPS = 8
 """Steps of the longer of two timed calls, at most."""
 FEW_SAMPLES, MORE_SAMPLES = 4, 128
@@ -31,7 +35,8 @@ FEW_SAMPLES, MORE_SAMPLES = 4, 128
 
 
 FEW_ROUNDS, LITTLE_WORK = 5, 1e10
-"""Rounds, and samples times parameters, up to which a run is over before it is worth being timed."""
+"""Rounds, and samples times parameters, up to which a run is over before it is worth being timed.
+"""
 
 
 class Line(NamedTuple):
@@ -48,15 +53,19 @@ class Line(NamedTuple):
 def is_worthwhile(run: Run, done: int) -> bool:
     """Tell whether what is left of a run after so many rounds takes long enough to be timed first."""
     left = run.settings.rounds - done
-    samples = float(run.federation.train_sizes.double().mean()) * run.cohort * run.local.amount * left
+    samples = (
+        float(run.federation.train_sizes.double().mean()) * run.cohort * run.local.amount * left
+    )
     return left > FEW_ROUNDS or samples * tree.size(run.net.params) > LITTLE_WORK
 
 
 def forecast(run: Run, state: engine.State) -> Forecast | None:
-    """Time a few steps and a part of an evaluation, and return what rounds and evaluations take; None if that fails.
+    """Time a few steps and a part of an evaluation, and return what rounds and evaluations take;
+    None if that fails.
 
-    Copies of network and method answer on an engine of their own, whose random numbers are nobody else's: the run is,
-    bit for bit, what it would be without. What fails here fails again, in words, in the first round.
+    Copies of network and method answer on an engine of their own, whose random numbers are nobody
+    else's: the run is, bit for bit, what it would be without. What fails here fails again, in
+    words, in the first round.
     """
     try:
         with seeded("timing"):
@@ -115,13 +124,17 @@ class _Stopwatch:
         tuning = 0.0
         if eval_.finetune_epochs:
             a_step, batch = self._time_tuning().each, self._local.batch_size
-            batches = [eval_.finetune_epochs * one.clients * _mean_batches(one, batch) for one in tests]
+            batches = [
+                eval_.finetune_epochs * one.clients * _mean_batches(one, batch) for one in tests
+            ]
             tuning = work + a_step * sum(batches)
         scale = 1 / self.side / _processes()
         return Forecast(scale * round_work, scale * work, scale * (work + tuning))
 
     def _time_steps(self) -> Line:
-        """Return the seconds of training `side` clients by the steps that each takes in every phase."""
+        """Return the seconds of training `side` clients by the steps that each takes in every
+        phase.
+        """
         run, method = self._run, self._shortened()
         turn = Turn(self._clients, survey=lambda server, clients, uploads: (server, clients))
 
@@ -174,7 +187,9 @@ class _Stopwatch:
 
         return self._line(tune, 1, MOST_STEPS)
 
-    def _line(self, act: Callable[[int], None], few: int, more: int, size: Callable[[int], float] = float) -> Line:
+    def _line(
+        self, act: Callable[[int], None], few: int, more: int, size: Callable[[int], float] = float
+    ) -> Line:
         """Time an act of little and of more.
 
         Args:
@@ -195,7 +210,9 @@ class _Stopwatch:
         return Line(max(0.0, seconds - each * size(few)), each)
 
     def _seconds(self, act: Callable[[int], None], amount: int) -> float:
-        wait: Callable[[], Any] = torch.cuda.synchronize if self._run.device.type == "cuda" else lambda: None
+        wait: Callable[[], Any] = (
+            torch.cuda.synchronize if self._run.device.type == "cuda" else lambda: None
+        )
         wait()
         began = time.perf_counter()
         act(amount)
@@ -218,7 +235,9 @@ def _with_fewer_tests(federation: Federation, clients: list[int], samples: int) 
     return replace(federation, test=tuple(test), validation=tuple(validation))
 
 
-def _mean_batches(federation: Federation, size: int, together: int = 1, fixed: int | None = None) -> float:
+def _mean_batches(
+    federation: Federation, size: int, together: int = 1, fixed: int | None = None
+) -> float:
     """Return the steps that an epoch has, mean over clients, as `engine.sgd.steps` deals them.
 
     Args:

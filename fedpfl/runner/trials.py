@@ -1,7 +1,9 @@
-"""Search for hyperparameters with Optuna, by the accuracy on held-out samples alone: what `hydra/sweeper=optuna` asks.
+"""Search for hyperparameters with Optuna, by the accuracy on held-out samples alone: what
+`hydra/sweeper=optuna` asks.
 
-A study is a function of its configuration, seed and search space: killed anywhere, the same command ends in the same
-trials. So each proposal has random numbers of its own, and nothing is told before a whole batch has ended.
+A study is a function of its configuration, seed and search space: killed anywhere, the same command
+ends in the same trials. So each proposal has random numbers of its own, and nothing is told before
+a whole batch has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ Watch = Callable[[int, Mapping[str, Any] | None], bool]
 class Origin(NamedTuple):
     """What a run's numbers come from, as its summary says it.
 
-    data: fingerprint of samples, split and initial weights. code: digests of the method's and the plugins' files.
+    data: fingerprint of samples, split and initial weights. code: digests of the method's and the
+    plugins' files.
     """
 
     data: str
@@ -49,7 +52,9 @@ class Origin(NamedTuple):
 
 def find_origin(plan: Plan) -> Origin:
     """Read the data that a plan is about, and return what its runs come from. Raises FedpflError."""
-    run = build(replace(plan, device=torch.device("cpu")))  # an accelerator's memory is for the trials
+    run = build(
+        replace(plan, device=torch.device("cpu"))
+    )  # an accelerator's memory is for the trials
     return Origin(run.fingerprint, resume.written(run))
 
 
@@ -61,7 +66,8 @@ found: list[Found] = []
 class Found:
     """Hold a search's outcome.
 
-    words: the overrides that were chosen. value: their validation accuracy in percent. trials: by what became of them.
+    words: the overrides that were chosen. value: their validation accuracy in percent. trials: by
+    what became of them.
     rounds: played by all of them. study: Optuna's, for figures. space: its distributions by key.
     """
 
@@ -77,7 +83,9 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise FedpflError("tuning needs Optuna, which is not installed; pip install 'fedpfl[tune]'") from None
+        raise FedpflError(
+            "tuning needs Optuna, which is not installed; pip install 'fedpfl[tune]'"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
@@ -126,27 +134,39 @@ def _opened(path: Path) -> Any:
 def distribution(override: Override) -> Any:
     """Return what Optuna draws from for a sweep in Hydra's words.
 
-    `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any, and
-    `tag(log, interval(...))` uniform in the logarithm. Raises FedpflError for what is none of these.
+    `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any,
+    and `tag(log, interval(...))` uniform in the logarithm. Raises FedpflError for what is none of
+    these.
     """
     kinds, sweep = _optuna().distributions, override.value()
     if isinstance(sweep, ChoiceSweep):
         return kinds.CategoricalDistribution(tuple(map(str, override.sweep_string_iterator())))
     if isinstance(sweep, RangeSweep):
         start, stop, step = sweep.start, sweep.stop, sweep.step
-        if start is None or stop is None or not all(float(end).is_integer() for end in (start, stop, step)):
-            raise FedpflError(f"{override.input_line}: ranges are of whole numbers; use interval(...) or choice(...)")
-        return kinds.IntDistribution(int(start), int(start + (stop - 1 - start) // step * step), step=int(step))
+        if (
+            start is None
+            or stop is None
+            or not all(float(end).is_integer() for end in (start, stop, step))
+        ):
+            raise FedpflError(
+                f"{override.input_line}: ranges are of whole numbers; use interval(...) or choice(...)"
+            )
+        return kinds.IntDistribution(
+            int(start), int(start + (stop - 1 - start) // step * step), step=int(step)
+        )
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
         return kinds.FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
-    raise FedpflError(f"{override.input_line} cannot be searched; use choice(...), range(...) or interval(...)")
+    raise FedpflError(
+        f"{override.input_line} cannot be searched; use choice(...), range(...) or interval(...)"
+    )
 
 
 class Search:
     """One study: `trials` proposals in batches, of which `play` runs the jobs.
 
-    name: of the study, the same for the same search. space: distributions by key. first: what the configuration has,
-    tried first where the space holds it. startup: proposals at random, before which nothing is given up either.
+    name: of the study, the same for the same search. space: distributions by key. first: what the
+    configuration has, tried first where the space holds it. startup: proposals at random, before
+    which nothing is given up either.
     warmup: rounds before which nothing is given up.
     """
 
@@ -162,9 +182,19 @@ class Search:
         warmup: int,
         seed: int,
     ):
-        self._space, self._trials, self._batch, self._startup, self._seed = space, trials, batch, startup, seed
+        self._space, self._trials, self._batch, self._startup, self._seed = (
+            space,
+            trials,
+            batch,
+            startup,
+            seed,
+        )
         self._folder, self._name, self._warmup = folder.resolve(), name, warmup
-        self._first = {key: known for key, value in first.items() if (known := _within(space[key], value)) is not None}
+        self._first = {
+            key: known
+            for key, value in first.items()
+            if (known := _within(space[key], value)) is not None
+        }
         with _reading(folder):
             self.study = self._open()
 
@@ -180,12 +210,15 @@ class Search:
         return study
 
     def forget(self) -> None:
-        """Drop all trials; proposals come again as they came, and runs that are whole are not run again."""
+        """Drop all trials; proposals come again as they came, and runs that are whole are not run
+        again.
+        """
         _optuna().delete_study(study_name=self._name, storage=self.study._storage)
         self.study = self._open()
 
     def verify(self, origin: Callable[[list[str]], Origin], tell: Callable[[str], None]) -> None:
-        """Check every stored trial against its run, and forget all where one is not what its run says.
+        """Check every stored trial against its run, and forget all where one is not what its run
+        says.
 
         Later proposals rest on every earlier value, so no single trial can be taken out.
 
@@ -195,7 +228,11 @@ class Search:
         """
         states = _optuna().trial.TrialState
         with _reading(self._folder):
-            stored = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+            stored = [
+                trial
+                for trial in self.study.trials
+                if trial.state in (states.COMPLETE, states.PRUNED)
+            ]
         for trial in stored:
             if fault := self._fault(trial, origin):
                 tell(f"trial {trial.number + 1} {fault}: the search goes through its trials again")
@@ -223,8 +260,14 @@ class Search:
             return f"has another accuracy than its run ({path})"
         return ""
 
-    def run(self, play: Callable[[list[tuple[int, list[str]]]], list[Ended]], tell: Callable[[str], None]) -> Found:
-        """Run what is missing. play: of numbers and overrides of jobs to what became of them, in order."""
+    def run(
+        self,
+        play: Callable[[list[tuple[int, list[str]]]], list[Ended]],
+        tell: Callable[[str], None],
+    ) -> Found:
+        """Run what is missing. play: of numbers and overrides of jobs to what became of them, in
+        order.
+        """
         optuna = _optuna()
         states, began, here = optuna.trial.TrialState, time.monotonic(), 0
         while True:
@@ -232,14 +275,20 @@ class Search:
             if not batch:
                 break
             jobs = [(trial.number, self.words(trial.params)) for trial in batch]
-            once = {tuple(words): (number, words) for number, words in reversed(jobs)}  # equal ones are one run
-            ends = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
+            once = {
+                tuple(words): (number, words) for number, words in reversed(jobs)
+            }  # equal ones are one run
+            ends = dict(
+                zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True)
+            )
             spent, here = time.monotonic() - began, here + len(batch)
             for trial, (number, words) in zip(batch, jobs, strict=True):
                 end = ends[tuple(words)]
                 kept = optuna.trial.Trial(self.study, trial._trial_id)
                 kept.set_user_attr("rounds", end.rounds)
-                place = os.path.relpath(Path(end.directory).resolve(), self._folder)  # the folder may be moved
+                place = os.path.relpath(
+                    Path(end.directory).resolve(), self._folder
+                )  # the folder may be moved
                 kept.set_user_attr("directory", place)
                 if end.value is None and not self.study.trials[number].intermediate_values:
                     kept.report(0.0, 0)  # it diverged before it was judged
@@ -248,7 +297,10 @@ class Search:
                     self.study.tell(number, state=states.PRUNED)
                 else:
                     self.study.tell(number, end.value)
-                done = sum(one.state.is_finished() and one.state != states.FAIL for one in self.study.trials)
+                done = sum(
+                    one.state.is_finished() and one.state != states.FAIL
+                    for one in self.study.trials
+                )
                 value = end.lost if end.value is None else f"validation {end.value:.2f} %"
                 left = (self._trials - done) * spent / here
                 eta = f", ETA {duration(left)}" if done < self._trials else ""
@@ -263,10 +315,15 @@ class Search:
         alive = [trial for trial in self.study.trials if trial.state != states.FAIL]
         begun = [trial for trial in alive if trial.state == states.RUNNING]
         count = sum(trial.state != states.WAITING for trial in alive)
-        # A batch that was broken off while it was told is not filled up: its proposals would know more than they may.
+        # A batch that was broken off while it was told is not filled up: its proposals would know
+        # more than they may.
         while count < self._trials and (not begun or count % self._batch):
             self.study.sampler = self._sampler(count)
-            if count == 0 and self._first and not any(trial.state == states.WAITING for trial in self.study.trials):
+            if (
+                count == 0
+                and self._first
+                and not any(trial.state == states.WAITING for trial in self.study.trials)
+            ):
                 self.study.enqueue_trial(self._first)
             number = self.study.ask(dict(self._space)).number
             begun.append(self.study.trials[number])
@@ -275,26 +332,41 @@ class Search:
 
     def _sampler(self, place: int) -> Any:
         digest = hashlib.blake2b(f"{self._seed} {place}".encode(), digest_size=4).digest()
-        return _optuna().samplers.TPESampler(seed=int.from_bytes(digest), n_startup_trials=self._startup)
+        return _optuna().samplers.TPESampler(
+            seed=int.from_bytes(digest), n_startup_trials=self._startup
+        )
 
     def words(self, params: Mapping[str, Any]) -> list[str]:
         """Return proposed values as overrides."""
         return [
-            f"{key}={value:.4g}" if isinstance(value := params[key], float) else requote(f"{key}={value}")
+            f"{key}={value:.4g}"
+            if isinstance(value := params[key], float)
+            else requote(f"{key}={value}")
             for key in self._space
         ]
 
     def _found(self, states: Any) -> Found:
-        over = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+        over = [
+            trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)
+        ]
         trials = over[: self._trials]  # an earlier search may have been longer
         whole = [trial for trial in trials if trial.state == states.COMPLETE]
         if not whole:
-            raise FedpflError(f"none of {len(trials)} trials came to its end; look at their run.log")
+            raise FedpflError(
+                f"none of {len(trials)} trials came to its end; look at their run.log"
+            )
         best = max(whole, key=lambda trial: (trial.value, -trial.number))
         counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
         # Equal ones are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
-        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study, self._space)
+        return Found(
+            tuple(self.words(best.params)),
+            best.value,
+            counts,
+            sum(rounds.values()),
+            self.study,
+            self._space,
+        )
 
 
 @dataclass(frozen=True)
@@ -314,7 +386,9 @@ def _is_untrained(folder: Path) -> bool:
 
 
 def ended(folder: Path, lost: Literal["", "given up", "diverged", "untrained"] = "") -> Ended:
-    """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
+    """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but
+    `round`.
+    """
     path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
     if path.is_file() or not lost:  # it may have diverged in the first round
         rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN))
@@ -322,8 +396,12 @@ def ended(folder: Path, lost: Literal["", "given up", "diverged", "untrained"] =
     if not lost and not values and _is_untrained(folder):
         lost = "untrained"
     if not lost and not values:
-        raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
-    return Ended(None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost)
+        raise FedpflError(
+            f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples"
+        )
+    return Ended(
+        None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost
+    )
 
 
 def _validation(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -335,7 +413,8 @@ def _validation(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 def _digest(trial: Any, value: float | None) -> str:
     """Return the digest of all that is stored of a trial, so that an edited one is noticed.
 
-    value: its validation accuracy, None where it was given up; Optuna then stores the last one that it was told.
+    value: its validation accuracy, None where it was given up; Optuna then stores the last one that
+    it was told.
     """
     attributes = {key: text for key, text in trial.user_attrs.items() if key != "digest"}
     content = [trial.params, value, trial.intermediate_values, attributes]
@@ -343,7 +422,9 @@ def _digest(trial: Any, value: float | None) -> str:
 
 
 def foreign(summary: Mapping[str, Any], origin: Origin) -> str:
-    """Return why a run's numbers do not belong to a search, empty where they do. summary: of the run."""
+    """Return why a run's numbers do not belong to a search, empty where they do. summary: of the
+    run.
+    """
     if summary.get("data") != origin.data:
         return "was run on other data"
     if summary.get("code") != [origin.code]:
@@ -354,7 +435,8 @@ def foreign(summary: Mapping[str, Any], origin: Origin) -> str:
 def require_origin(folder: Path, origin: Origin) -> None:
     """Raise FedpflError where a trial's run comes from other data or code than its search.
 
-    They may have changed since the search began, and a finished run of other code is taken as it is.
+    They may have changed since the search began, and a finished run of other code is taken as it
+    is.
     """
     from fedpfl.report import reading  # pandas is slow to load
 
@@ -366,7 +448,8 @@ def require_origin(folder: Path, origin: Origin) -> None:
 
 
 def of_search(sweeper: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return what a session is told of the search that it is a trial of, {} where the sweep is none.
+    """Return what a session is told of the search that it is a trial of, {} where the sweep is
+    none.
 
     Arguments are those of `watch`.
     """
@@ -375,9 +458,11 @@ def of_search(sweeper: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def replay(folder: Path, give_up: Watch, finished: bool) -> bool:
-    """Tell a search of the evaluations that a run directory holds, and return whether it gives the run up.
+    """Tell a search of the evaluations that a run directory holds, and return whether it gives the
+    run up.
 
-    So what becomes of a trial, and what others are compared with, does not depend on which runs there are already.
+    So what becomes of a trial, and what others are compared with, does not depend on which runs
+    there are already.
 
     Args:
         folder: Of the run.
@@ -391,10 +476,11 @@ def replay(folder: Path, give_up: Watch, finished: bool) -> bool:
 
 
 def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
-    """Return what tells a job after an evaluation whether to give up: never where the sweep is no search.
+    """Return what tells a job after an evaluation whether to give up: never where the sweep is no
+    search.
 
-    sweeper: the configuration of Hydra's sweeper. number: of the job. The function takes the round and the row of an
-    evaluation, or None at the beginning.
+    sweeper: the configuration of Hydra's sweeper. number: of the job. The function takes the round
+    and the row of an evaluation, or None at the beginning.
     """
     if not sweeper.get("study"):
         return lambda round_number, row: False
@@ -402,7 +488,9 @@ def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
     study = optuna.load_study(study_name=sweeper["study"], storage=storage(Path(sweeper["folder"])))
     attributes = study.user_attrs
     study.pruner = (
-        optuna.pruners.MedianPruner(n_startup_trials=attributes["startup"], n_warmup_steps=attributes["warmup"])
+        optuna.pruners.MedianPruner(
+            n_startup_trials=attributes["startup"], n_warmup_steps=attributes["warmup"]
+        )
         if sweeper["prune"]
         else optuna.pruners.NopPruner()
     )

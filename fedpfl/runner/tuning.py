@@ -44,7 +44,9 @@ COLUMNS = {
 
 
 class Order(NamedTuple):
-    """What is asked for: the methods, how many trials and fresh seeds, where to write, and words for all."""
+    """What is asked for: the methods, how many trials and fresh seeds, where to write, and words
+    for all.
+    """
 
     methods: list[str]
     trials: int
@@ -54,20 +56,30 @@ class Order(NamedTuple):
 
 
 def tune(asked: Order, play: Callable[..., None]) -> Table:
-    """Search for each method's values, run them with fresh seeds, and return a table of what came of it.
+    """Search for each method's values, run them with fresh seeds, and return a table of what came
+    of it.
 
-    play: does a command line of fedpfl.train's; but for exit status `bears` it does not return where that failed.
+    play: does a command line of fedpfl.train's; but for exit status `bears` it does not return
+    where that failed.
     """
     words = list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
     by_method = _words_by_method(asked.methods, words)
     # Fine-tuned columns choose nothing.
-    spaces = {method: [*own, *space(method, own), "eval.finetune_epochs=0"] for method, own in by_method.items()}
+    spaces = {
+        method: [*own, *space(method, own), "eval.finetune_epochs=0"]
+        for method, own in by_method.items()
+    }
     for method, searched in spaces.items():  # what one lacks is told hours before its turn
         _require_keys(method, searched)
-    searches = {method: within(method, [f"method={method}", *own]) for method, own in spaces.items()}
-    records = [_tuned(asked, method, by_method[method], searched, play) for method, searched in searches.items()]
+    searches = {
+        method: within(method, [f"method={method}", *own]) for method, own in spaces.items()
+    }
+    records = [
+        _tuned(asked, method, by_method[method], searched, play)
+        for method, searched in searches.items()
+    ]
     lost = [
         f"{record['method']}: {count} of the final runs diverged, so its test cells stay empty."
         for record in records
@@ -79,7 +91,10 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         if record["at_end"]
     ]
     return Table.of(
-        [{**record, "method": METHODS.get(record["method"], record["method"])} for record in records],
+        [
+            {**record, "method": METHODS.get(record["method"], record["method"])}
+            for record in records
+        ],
         COLUMNS,
         title="Tuned on equal terms",
         frame=pd.DataFrame(records),
@@ -95,33 +110,52 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
 
 
 def _words_by_method(methods: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
-    """Return each method's words: a `method.mu=...` that others of these methods have is not for one that lacks it.
+    """Return each method's words: a `method.mu=...` that others of these methods have is not for
+    one that lacks it.
 
     One that none has stays, to be refused.
     """
-    others = [word for word in words if not word.startswith("method.") and not overrides.sweeps(word)]
+    others = [
+        word for word in words if not word.startswith("method.") and not overrides.sweeps(word)
+    ]
     others = [word for word in others if not word.startswith("hydra.sweeper.")]
-    keys = {method: {*overrides.composed([f"method={method}", *others]).method} for method in methods}
+    keys = {
+        method: {*overrides.composed([f"method={method}", *others]).method} for method in methods
+    }
     anywhere = set[str]().union(*keys.values())
     by_method = {}
     for method in methods:
         absent = {f"method.{key}" for key in anywhere - keys[method]}
         lost = [word for word in words if word.partition("=")[0] in absent]
         for word in lost:
-            tell(f"method={method} has no {word.partition('=')[0]}, so {word} is for the other methods alone")
+            tell(
+                f"method={method} has no {word.partition('=')[0]}, so {word} is for the other methods alone"
+            )
         by_method[method] = [word for word in words if word not in lost]
     return by_method
 
 
 def _require_keys(method: str, words: Sequence[str]) -> None:
-    """Compose a method's words, whatever the values of what is searched. Raises what Hydra does for unknown keys."""
+    """Compose a method's words, whatever the values of what is searched. Raises what Hydra does for
+    unknown keys.
+    """
     swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
-    plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
-    overrides.composed([f"method={method}", *plain, *(f"{key}=null" for key in swept if key not in GROUPS)])
+    plain = [
+        word
+        for word in words
+        if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)
+    ]
+    overrides.composed(
+        [f"method={method}", *plain, *(f"{key}=null" for key in swept if key not in GROUPS)]
+    )
 
 
 def _tuned(
-    asked: Order, method: str, words: Sequence[str], searched: Sequence[str], play: Callable[..., None]
+    asked: Order,
+    method: str,
+    words: Sequence[str],
+    searched: Sequence[str],
+    play: Callable[..., None],
 ) -> dict[str, Any]:
     """Search for one method's values, run them with fresh seeds, and return what came of it."""
     options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
@@ -129,20 +163,42 @@ def _tuned(
     found = trials.found[-1]
     draw(found, asked.folder, method)
     chosen = {word.partition("=")[0] for word in found.words}
-    fixed = [word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen]
+    fixed = [
+        word
+        for word in words
+        if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
+    ]
     fixed = [f"method={method}", *fixed, *found.words]
     first = int(overrides.composed_once(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
     tell(f"method={method}: {many(asked.seeds, 'fresh seed')} of {' '.join(found.words)}")
     outdated = _by_other_code(asked.folder / "final", fixed, seeds)
-    for some, more in ((outdated, ["restart=true"]), ([seed for seed in seeds if seed not in outdated], [])):
+    for some, more in (
+        (outdated, ["restart=true"]),
+        ([seed for seed in seeds if seed not in outdated], []),
+    ):
         if some:
-            final = [*fixed, f"seed=choice({','.join(map(str, some))})", "hydra.sweeper.table=false", *more]
+            final = [
+                *fixed,
+                f"seed=choice({','.join(map(str, some))})",
+                "hydra.sweeper.table=false",
+                *more,
+            ]
             play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
-    record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
-    record |= {"validation": found.value, "at_end": " ".join(ends(method, found.words, found.space, words))}
+    record = {
+        "method": method,
+        "chosen": " ".join(found.words),
+        **found.trials,
+        "rounds": found.rounds,
+    }
+    record |= {
+        "validation": found.value,
+        "at_end": " ".join(ends(method, found.words, found.space, words)),
+    }
     again = [word for word in fixed if not overrides.is_of_command(word)]
-    record["command"] = shlex.join(["python", "-m", "fedpfl.train", "-m", *again, f"seed={','.join(map(str, seeds))}"])
+    record["command"] = shlex.join(
+        ["python", "-m", "fedpfl.train", "-m", *again, f"seed={','.join(map(str, seeds))}"]
+    )
     return record | _tested(asked.folder / "final", fixed, seeds)
 
 
@@ -152,11 +208,16 @@ def _below(folder: Path) -> Iterator[str]:
 
 def places(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
     """Return the run directories of these words, one per seed."""
-    return [root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir for seed in seeds]
+    return [
+        root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir
+        for seed in seeds
+    ]
 
 
 def _by_other_code(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[int]:
-    """Return the seeds whose runs another version of the code made, which cannot stand beside what was searched."""
+    """Return the seeds whose runs another version of the code made, which cannot stand beside what
+    was searched.
+    """
     code = resume.written(check(overrides.composed_once(words)))
     outdated = []
     for seed, place in zip(seeds, places(root, words, seeds), strict=True):
@@ -167,7 +228,9 @@ def _by_other_code(root: Path, words: Sequence[str], seeds: Sequence[int]) -> li
 
 
 def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
+    """Return test accuracies of the runs of these seeds, each at its best validation round; nan
+    where one diverged.
+    """
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
     diverged = 0
     for place in places(root, words, seeds):
@@ -181,21 +244,29 @@ def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str,
             found[name].append(float(row.get(name, float("nan"))))
     told = {name: over_seeds(values) for name, values in found.items()}
     return {"seeds": len(seeds) - diverged} | {
-        f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_seed_std"))
+        f"{name}{suffix}": value[at]
+        for name, value in told.items()
+        for at, suffix in enumerate(("", "_seed_std"))
     }
 
 
 def draw(found: trials.Found, folder: Path, method: str) -> None:
-    """Draw how the search went and what mattered, into `<method>_history.png` and `<method>_importance.png`."""
+    """Draw how the search went and what mattered, into `<method>_history.png` and
+    `<method>_importance.png`.
+    """
     mpl = drawing.matplotlib()
     mpl.use("agg")
     import optuna
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as figures
 
-    whole = [trial for trial in found.study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
+    whole = [
+        trial for trial in found.study.trials if trial.state == optuna.trial.TrialState.COMPLETE
+    ]
     drawn: dict[str, Callable[[], Any]] = {
-        "history": lambda: figures.plot_optimization_history(found.study, target_name="validation accuracy (%)")
+        "history": lambda: figures.plot_optimization_history(
+            found.study, target_name="validation accuracy (%)"
+        )
     }
     if len({trial.value for trial in whole}) > 1:
         drawn["importance"] = lambda: figures.plot_param_importances(found.study)

@@ -19,7 +19,9 @@ DEVICES, STRAGGLERS = 3, 4  # tell the streams of random numbers
 
 
 class Device(NamedTuple):
-    """Hold what a client has: operations a second, bits a second to it and from it, the chance that it is there."""
+    """Hold what a client has: operations a second, bits a second to it and from it, the chance that
+    it is there.
+    """
 
     speed: float
     down: float
@@ -32,7 +34,9 @@ class Device(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Hold medians over clients and the standard deviation of the logarithms of speed and of bandwidth."""
+    """Hold medians over clients and the standard deviation of the logarithms of speed and of
+    bandwidth.
+    """
 
     device: Device
     spread: float
@@ -65,11 +69,19 @@ class System(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         known = self.profile in PROFILES or self.profile.endswith(".csv")
-        self.check(known, "profile", f"one of {', '.join(PROFILES)}, or the name of a file that ends in .csv")
+        self.check(
+            known,
+            "profile",
+            f"one of {', '.join(PROFILES)}, or the name of a file that ends in .csv",
+        )
         for name in ("speed", "down", "up", "spread", "availability"):
             rule = getattr(self, name) is None or not self.file
             self.check(rule, name, f"null beside system.profile={self.profile}, which has it")
-        self.check(self.late == "drop" or self.deadline is not None, "late", "drop where system.deadline is null")
+        self.check(
+            self.late == "drop" or self.deadline is not None,
+            "late",
+            "drop where system.deadline is null",
+        )
 
     @property
     def file(self) -> bool:
@@ -85,29 +97,38 @@ SYSTEMS = {"none": none, "simulated": System}
 
 
 def devices(system: System, numbers: Sequence[int], seed: int, folder: Path) -> list[Device]:
-    """Return the devices of the clients with these numbers in the partition; what others have changes nothing.
+    """Return the devices of the clients with these numbers in the partition; what others have
+    changes nothing.
 
-    Logarithms of speed and of bandwidth are normal, independent of each other; both ways share one draw.
+    Logarithms of speed and of bandwidth are normal, independent of each other; both ways share one
+    draw.
     folder: where a file is looked for first. Raises FedpflError.
     """
     if system.file:
         place = folder / system.profile
         table = read(place if place.exists() else Path(system.profile).expanduser())
         if missing := sorted({*numbers} - {*table}):
-            raise FedpflError(f"system.profile: {system.profile} has no row for client {missing[0]}; add it")
+            raise FedpflError(
+                f"system.profile: {system.profile} has no row for client {missing[0]}; add it"
+            )
         return [table[number] for number in numbers]
     usual, spread = PROFILES[system.profile]
     own = {name: value for name in Device._fields if (value := getattr(system, name)) is not None}
     usual, spread = usual._replace(**own), spread if system.spread is None else system.spread
     found = []
     for number in numbers:
-        one, two = np.exp(spread * np.random.default_rng([seed, DEVICES, number]).standard_normal(2)).tolist()
-        found.append(usual._replace(speed=usual.speed * one, down=usual.down * two, up=usual.up * two))
+        one, two = np.exp(
+            spread * np.random.default_rng([seed, DEVICES, number]).standard_normal(2)
+        ).tolist()
+        found.append(
+            usual._replace(speed=usual.speed * one, down=usual.down * two, up=usual.up * two)
+        )
     return found
 
 
 def read(path: Path) -> dict[int, Device]:
-    """Read the devices of a CSV file with columns client, speed, down, up and perhaps availability, by client.
+    """Read the devices of a CSV file with columns client, speed, down, up and perhaps availability,
+    by client.
 
     Raises FedpflError, about the first row that is wrong.
     """
@@ -117,7 +138,9 @@ def read(path: Path) -> dict[int, Device]:
             columns = rows.fieldnames or ()
             for name in ("client", *Device._fields[:3]):
                 if name not in columns:
-                    raise FedpflError(f"system.profile: {path} lacks the column {name}; its first line names columns")
+                    raise FedpflError(
+                        f"system.profile: {path} lacks the column {name}; its first line names columns"
+                    )
             for name in columns:
                 if name not in ("client", *Device._fields):
                     known = one_of(("client", *Device._fields), name)
@@ -126,7 +149,9 @@ def read(path: Path) -> dict[int, Device]:
             for row in rows:
                 client, device = _row(row, f"system.profile: {path}, line {rows.line_num}")
                 if client in found:
-                    raise FedpflError(f"system.profile: {path}, line {rows.line_num}: client {client} is there twice")
+                    raise FedpflError(
+                        f"system.profile: {path}, line {rows.line_num}: client {client} is there twice"
+                    )
                 found[client] = device
             return found
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -144,16 +169,26 @@ def _row(row: dict[str, str | None], place: str) -> tuple[int, Device]:
             value = math.nan
         whole = name == "client"
         top = 1 if name == "availability" else math.inf
-        good = value >= 0 and value.is_integer() if whole else 0 < value <= top and math.isfinite(value)
+        good = (
+            value >= 0 and value.is_integer()
+            if whole
+            else 0 < value <= top and math.isfinite(value)
+        )
         if not good:
-            wanted = "a whole number, 0 or more" if whole else "above 0" + (" and at most 1" if top == 1 else "")
+            wanted = (
+                "a whole number, 0 or more"
+                if whole
+                else "above 0" + (" and at most 1" if top == 1 else "")
+            )
             raise FedpflError(f"{place}: {name} must be {wanted}, got {text!r}")
         values[name] = value
     return int(values.pop("client")), Device(**values)
 
 
 def stragglers(system: System, clients: int, amount: int, seed: int) -> dict[int, int]:
-    """Draw who trains less than `amount` epochs, and how much: uniform from `least` to below it, for good."""
+    """Draw who trains less than `amount` epochs, and how much: uniform from `least` to below it,
+    for good.
+    """
     rng = np.random.default_rng([seed, STRAGGLERS])
     chosen = rng.permutation(clients)[: int(round(system.stragglers * clients, 9))].tolist()
     return {client: int(rng.integers(system.least, amount)) for client in sorted(chosen)}

@@ -1,4 +1,6 @@
-"""The floor: the kernels of the same rounds with no framework around, arranged as the loop backend arranges them."""
+"""The floor: the kernels of the same rounds with no framework around, arranged as the loop backend
+arranges them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from bench.task import CORES, LOCAL, Task
 from fedpfl import models
 from fedpfl.data import Federation
-from fedpfl.engine import loop
+from fedpfl.engine.backends import loop
 
 CHUNK = 256  # samples per forward pass when evaluating
 aten = torch.ops.aten
 
 
 def run(task: Task, precision: str) -> dict[str, float]:
-    """Rounds of nothing but training and evaluation, each client on a thread of its own, largest first."""
+    """Rounds of nothing but training and evaluation, each client on a thread of its own, largest
+    first.
+    """
     loop.keep_memory()
     torch.set_num_threads(1)
     fed, cohorts, samples = task.federation(), task.cohorts(), 0
@@ -47,7 +51,10 @@ def train(kernels: CNN4 | Traced, fed: Federation, client: int) -> None:
         (fed.normalize(fed.x[own]).permute(0, 2, 3, 1).contiguous().to(kernels.dtype), fed.y[own])
         for own in (fed.train[client], fed.test[client])
     )
-    params = [p.clone(memory_format=torch.channels_last if p.dim() == 4 else None) for p in kernels.initial]
+    params = [
+        p.clone(memory_format=torch.channels_last if p.dim() == 4 else None)
+        for p in kernels.initial
+    ]
     velocity = [torch.zeros_like(p) for p in params]
     evaluate(kernels, params, tested, wanted)
     for _ in range(LOCAL.epochs):
@@ -67,7 +74,9 @@ def evaluate(kernels: CNN4 | Traced, params: list[Tensor], x: Tensor, y: Tensor)
 
 
 class CNN4:
-    """cnn4's step by hand, the best known arrangement: no autograd, in-place ReLUs, images cast once."""
+    """cnn4's step by hand, the best known arrangement: no autograd, in-place ReLUs, images cast
+    once.
+    """
 
     def __init__(self, fed: Federation, precision: str):
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -107,12 +116,22 @@ class CNN4:
         back = aten.threshold_backward(back, hidden1, 0)
         back = aten.max_pool2d_with_indices_backward(back, wide1, *pool, at1)
         _, w1, b1 = aten.convolution_backward(back, x, params[0], [32], *conv, [False, True, True])
-        grads = [w1, b1, w2, b2, error3.t() @ flat, error3.sum(0), error4.t() @ hidden3, error4.sum(0)]
+        grads = [
+            w1,
+            b1,
+            w2,
+            b2,
+            error3.t() @ flat,
+            error3.sum(0),
+            error4.t() @ hidden3,
+            error4.sum(0),
+        ]
         return [grad.float() for grad in grads]
 
 
 class Traced:
-    """Any model's step as the list of kernels that autograd would call, without autograd, modules or functional calls.
+    """Any model's step as the list of kernels that autograd would call, without autograd, modules
+    or functional calls.
 
     A list serves one batch size; all sizes are traced before the clock starts.
     """
@@ -138,9 +157,14 @@ class Traced:
     def trace(self, fed: Federation, batch: int, what: Callable) -> torch.fx.GraphModule:
         """The kernels of `what` for batches of one size."""
         x = torch.zeros(batch, *fed.shape).contiguous(memory_format=torch.channels_last)
-        params = [p.clone(memory_format=torch.channels_last if p.dim() == 4 else None) for p in self.initial]
+        params = [
+            p.clone(memory_format=torch.channels_last if p.dim() == 4 else None)
+            for p in self.initial
+        ]
         y = torch.zeros(batch, dtype=torch.int64)
-        graph = make_fx(lambda *arguments: what(*arguments))([p.requires_grad_() for p in params], x, y)
+        graph = make_fx(lambda *arguments: what(*arguments))(
+            [p.requires_grad_() for p in params], x, y
+        )
         for node in list(graph.graph.nodes):
             if node.target is aten.detach.default:
                 node.replace_all_uses_with(node.args[0])

@@ -15,8 +15,8 @@ import torch
 from bench.task import CORES, LOCAL, Task
 from fedpfl import engine, models
 from fedpfl.engine.backend import TrainCall
+from fedpfl.engine.backends.loop import Loop
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.loop import Loop
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedOBP, Method
 from fedpfl.record import rundir
@@ -24,8 +24,12 @@ from fedpfl.record import rundir
 HOOKS = ("prepare", "start", "download", "metrics", "finish", "aggregate")
 
 
-def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto") -> dict[str, float]:
-    """Rounds of FedOBP, each recorded; seconds by part on the loop backend, whose parts have an end."""
+def run(
+    task: Task, device: torch.device, own: engine.Engine, store: str = "auto"
+) -> dict[str, float]:
+    """Rounds of FedOBP, each recorded; seconds by part on the loop backend, whose parts have an
+    end.
+    """
     fed = task.federation().to(device)
     net = models.build(task.model, fed.shape, fed.classes, 42)
     runner = engine.make(own, net, device)
@@ -45,13 +49,17 @@ def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto
                 state, outcome = engine.play(runner, method, fed, state, cohort, LOCAL, 42)
                 samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
                 with clock.adding("log"):
-                    directory.row({"round": number, "bits_up": outcome.sent.bits_up, **outcome.metrics})
+                    directory.row(
+                        {"round": number, "bits_up": outcome.sent.bits_up, **outcome.metrics}
+                    )
             seconds = time.perf_counter() - started
     parts = {name: clock.spent.get(name, 0.0) / threads for name in ("train", "evaluate", "hooks")}
     parts["hooks"] += clock.spent.get("aggregate", 0.0)
     parts["log"] = clock.spent["log"]
     before = time.perf_counter()
-    counts = runner.evaluate(FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients)))
+    counts = runner.evaluate(
+        FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients))
+    )
     tested = int(counts.total.sum())
     return {
         "seconds": seconds,
@@ -74,7 +82,9 @@ def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> di
         state = engine.begin(method, net, fed.clients, device)
         calls.append(TrainCall(method, fed, state, cohort, LOCAL, Draws(seed, "train", 1)))
         samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
-    for _ in range(3):  # the first two warm up: graphs are captured where a width comes for the second time
+    for _ in range(
+        3
+    ):  # the first two warm up: graphs are captured where a width comes for the second time
         started = time.perf_counter()
         for answer in runner.run(calls):
             assert not isinstance(answer, Exception), answer
@@ -109,12 +119,17 @@ class Clock:
     def method(self, method: Method) -> Method:
         """The same method with its hooks timed."""
         kind = type(method)
-        parts = {name: self.timed(getattr(kind, name), name if name == "aggregate" else "hooks") for name in HOOKS}
+        parts = {
+            name: self.timed(getattr(kind, name), name if name == "aggregate" else "hooks")
+            for name in HOOKS
+        }
         values = {field.name: getattr(method, field.name) for field in fields(method)}
         return type(kind.__name__, (kind,), parts)(**values)
 
     def watch(self, runner: engine.Backend) -> None:
-        """Time the loop backend's training and evaluation; the batched backend's overlap with a GPU's."""
+        """Time the loop backend's training and evaluation; the batched backend's overlap with a
+        GPU's.
+        """
         if isinstance(runner, Loop):
             runner._train = self.timed(runner._train, "train")  # type: ignore[method-assign]
             runner._evaluate = self.timed(runner._evaluate, "evaluate")  # type: ignore[method-assign]

@@ -1,4 +1,6 @@
-"""The plain way: client after client, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default threads, fp32."""
+"""The plain way: client after client, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default
+threads, fp32.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,23 @@ class OneByOne(Dataset):
 
 
 def run(task: Task, device: torch.device, one_by_one: bool = False) -> dict[str, float]:
-    """FedAvg the way that simulators usually run it; one_by_one: each sample normalised when it is asked for."""
+    """FedAvg the way that simulators usually run it; one_by_one: each sample normalised when it is
+    asked for.
+    """
     fed = task.federation()
-    net = (cnn4(fed) if task.model == "cnn4" else models.build(task.model, fed.shape, fed.classes, 42).module).to(
-        device
-    )
+    net = (
+        cnn4(fed)
+        if task.model == "cnn4"
+        else models.build(task.model, fed.shape, fed.classes, 42).module
+    ).to(device)
     shared = {name: value.clone() for name, value in net.state_dict().items()}
     sets, tests = (
-        [OneByOne(fed, own) if one_by_one else TensorDataset(fed.normalize(fed.x[own]), fed.y[own]) for own in split]
+        [
+            OneByOne(fed, own)
+            if one_by_one
+            else TensorDataset(fed.normalize(fed.x[own]), fed.y[own])
+            for own in split
+        ]
         for split in (fed.train, fed.test)
     )
 

@@ -18,7 +18,9 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Task:
-    """model, images of `side` pixels, `rounds` rounds of `width` of 100 clients; data_dir: real FashionMNIST."""
+    """model, images of `side` pixels, `rounds` rounds of `width` of 100 clients; data_dir: real
+    FashionMNIST.
+    """
 
     model: str = "cnn4"
     side: int = 28
@@ -30,10 +32,14 @@ class Task:
     def federation(self) -> Federation:
         """FashionMNIST, or random images; split as published (Dir(0.1))."""
         if self.data_dir:
-            images = datasets.load("fmnist", Path(self.data_dir), mean=(0.286,), std=(0.3205,), download=False)
+            images = datasets.load(
+                "fmnist", Path(self.data_dir), mean=(0.286,), std=(0.3205,), download=False
+            )
         else:
             shape, generator = SHAPES[self.side], torch.Generator().manual_seed(0)
-            x = torch.randint(0, 256, (self.samples, *shape), dtype=torch.uint8, generator=generator)
+            x = torch.randint(
+                0, 256, (self.samples, *shape), dtype=torch.uint8, generator=generator
+            )
             y = torch.arange(self.samples) % 10
             images = datasets.Samples("random", x, y, 10, (0.5,) * shape[0], (0.25,) * shape[0])
         return build(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))

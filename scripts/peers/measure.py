@@ -26,7 +26,8 @@ class Failed(Exception):
 class Program(NamedTuple):
     """What is started, and how its words are read.
 
-    read: gives seconds a round, accuracy in per cent, and when the first round was done. lines: what a user writes.
+    read: gives seconds a round, accuracy in per cent, and when the first round was done. lines:
+    what a user writes.
     """
 
     command: list[str]
@@ -65,10 +66,15 @@ def mean(values: Iterable[str | float]) -> float:
 
 
 def written(path: Path) -> int:
-    """Count the lines of a program that have code, as Python would lay them out: no docstrings or comments."""
+    """Count the lines of a program that have code, as Python would lay them out: no docstrings or
+    comments.
+    """
     module = ast.parse(path.read_text())
     for node in ast.walk(module):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     return len([line for line in ast.unparse(module).splitlines() if line.strip()])
 
@@ -81,7 +87,14 @@ def installed(home: Path, packages: str) -> None:
     print(f"installing into {home}", flush=True)
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(home / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     for command in ([sys.executable, "-m", "venv", str(home)], [*pip, *packages.split()]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -130,13 +143,17 @@ def measured(program: Program, environment: dict[str, str], limit: float) -> dic
             os.killpg(process.pid, signal.SIGKILL)
     ears.join(5)
     if process.returncode:
-        raise Failed(f"ended with status {process.returncode}: {complaint(chr(10).join(line for _, line in lines))}")
+        raise Failed(
+            f"ended with status {process.returncode}: {complaint(chr(10).join(line for _, line in lines))}"
+        )
     seconds, accuracy, first = program.read(lines)
     return {"seconds": seconds, "accuracy": accuracy, "first": first, "peak_mib": peak}
 
 
 def resident(parent: int) -> float:
-    """Return the MiB that a process and those it has started hold, what they share divided among them (Linux)."""
+    """Return the MiB that a process and those it has started hold, what they share divided among
+    them (Linux).
+    """
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

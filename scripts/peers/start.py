@@ -1,11 +1,15 @@
-"""Start a peer's program, `start.py PROGRAM ARGUMENT...`: torchvision is ready beside a CPU build of torch."""
+"""Start a peer's program, `start.py PROGRAM ARGUMENT...`: torchvision is ready beside a CPU build
+of torch.
+"""
 
 import contextlib
 import runpy
 import sys
 from pathlib import Path
 
-VISION = runpy.run_path(str(Path(__file__).parents[2] / "fedpfl" / "ground" / "vision.py"))  # fedpfl is not installed
+VISION = runpy.run_path(
+    str(Path(__file__).parents[2] / "fedpfl" / "ground" / "vision.py")
+)  # fedpfl is not installed
 
 with contextlib.suppress(ModuleNotFoundError):
     VISION["torchvision"]()

@@ -19,9 +19,15 @@ class Cohorts(FedAvg):
         cohort = ORDER["cohorts"][server_round - 1]
         while len(nodes := sorted(grid.get_node_ids())) < len(cohort):
             time.sleep(0.1)
-        contents = [RecordDict({"arrays": arrays, "config": ConfigRecord({"client": one})}) for one in cohort]
+        contents = [
+            RecordDict({"arrays": arrays, "config": ConfigRecord({"client": one})})
+            for one in cohort
+        ]
         pairs = zip(contents, nodes, strict=False)
-        return [Message(content=content, message_type="train", dst_node_id=node) for content, node in pairs]
+        return [
+            Message(content=content, message_type="train", dst_node_id=node)
+            for content, node in pairs
+        ]
 
 
 @client_app.train()
@@ -32,7 +38,8 @@ def fit(message, context):
     train(model, x, y)
     metrics = MetricRecord({"num-examples": len(y)})
     return Message(
-        content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message
+        content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
     )
 
 
@@ -50,8 +57,12 @@ def main(grid, context):
         began[0] = time.perf_counter()
 
     strategy = Cohorts(fraction_evaluate=0.0)
-    strategy.start(grid, ArrayRecord(cnn4().state_dict()), num_rounds=ORDER["rounds"], evaluate_fn=clock)
+    strategy.start(
+        grid, ArrayRecord(cnn4().state_dict()), num_rounds=ORDER["rounds"], evaluate_fn=clock
+    )
 
 
 resources = {"num_cpus": 1, "num_gpus": 0.1 if DEVICE == "cuda" else 0.0}
-run_simulation(server_app, client_app, len(clients().split), backend_config={"client_resources": resources})
+run_simulation(
+    server_app, client_app, len(clients().split), backend_config={"client_resources": resources}
+)

@@ -42,13 +42,20 @@ FlukeENV().set_eval_cfg(server=False, locals=False, pre_fit=False, post_fit=Fals
 everyone, cohorts = range(len(clients().split)), iter(ORDER["cohorts"])
 train, test = ([loader(client, part) for client in everyone] for part in ("train", "test"))
 client = {"batch_size": ORDER["batch"], "local_epochs": ORDER["epochs"], "loss": "CrossEntropyLoss"}
-client |= {"optimizer": {"name": "SGD", "lr": ORDER["lr"]}, "scheduler": {"name": "StepLR", "gamma": 1, "step_size": 1}}
+client |= {
+    "optimizer": {"name": "SGD", "lr": ORDER["lr"]},
+    "scheduler": {"name": "StepLR", "gamma": 1, "step_size": 1},
+}
 personal = sys.argv[1] == "FedPer"
 client |= {"model": Network()} if personal else {}
 algorithm = (FedPer if personal else CentralizedFL)(
     len(everyone),
     DataSplitter(DummyDataContainer(train, test, None, 10)),
-    {"client": client, "server": {"weighted": True}, "model": Network().encoder if personal else Network()},
+    {
+        "client": client,
+        "server": {"weighted": True},
+        "model": Network().encoder if personal else Network(),
+    },
 )
 server = algorithm.server
 server.get_eligible_clients = lambda share: [algorithm.clients[one] for one in next(cohorts)]

@@ -51,7 +51,9 @@ class Clock(TrainingProcessCallback):
         print("accuracy", accuracy(model.pytorch_model, *clients().tested()), flush=True)
 
 
-cohorts = iter([client for cohort in ORDER["cohorts"] for client in cohort] * 2)  # it samples ahead of its rounds
+cohorts = iter(
+    [client for cohort in ORDER["cohorts"] for client in cohort] * 2
+)  # it samples ahead of its rounds
 shuffled = np.random.default_rng(42)
 
 
@@ -74,7 +76,9 @@ FederatedAveraging().run(
     SimulatedBackend(federated, federated, [WeightByDatapoints()]),
     model,
     NNTrainHyperParams(
-        local_num_epochs=ORDER["epochs"], local_learning_rate=ORDER["lr"], local_batch_size=ORDER["batch"]
+        local_num_epochs=ORDER["epochs"],
+        local_learning_rate=ORDER["lr"],
+        local_batch_size=ORDER["batch"],
     ),
     callbacks=[Clock()],
 )

@@ -1,4 +1,6 @@
-"""What a user of a library brings to it: data of clients, a network, how to train and test one client."""
+"""What a user of a library brings to it: data of clients, a network, how to train and test one
+client.
+"""
 
 import functools
 import json
@@ -18,8 +20,17 @@ DEVICE = ORDER["device"]
 def cnn4() -> nn.Sequential:
     """Build the network of 582,026 parameters, the head last."""
     torch.manual_seed(42)
-    body = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)).to(DEVICE)
+    body = [
+        nn.Conv2d(1, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
+    return nn.Sequential(
+        *body, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
+    ).to(DEVICE)
 
 
 class Clients:
@@ -60,5 +71,8 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 @torch.no_grad()
 def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     """Return the share of right answers in per cent."""
-    right = sum((model(a).argmax(1) == b).sum().item() for a, b in zip(x.split(256), y.split(256), strict=True))
+    right = sum(
+        (model(a).argmax(1) == b).sum().item()
+        for a, b in zip(x.split(256), y.split(256), strict=True)
+    )
     return 100 * right / max(1, len(y))

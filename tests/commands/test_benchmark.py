@@ -31,7 +31,9 @@ def test_bare_kernels_compute_autograds_gradient(kernels):
     x, y = fed.normalize(fed.x[:n]).contiguous(memory_format=torch.channels_last), fed.y[:n]
     net = models.build("cnn4", fed.shape, fed.classes, 42)
     params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
-    wanted = torch.autograd.grad(F.cross_entropy(net.bind({}, training=True)(params, x), y), list(params.values()))
+    wanted = torch.autograd.grad(
+        F.cross_entropy(net.bind({}, training=True)(params, x), y), list(params.values())
+    )
     with torch.no_grad():
         for grad, right in zip(own.gradient(own.initial, x, y), wanted, strict=True):
             torch.testing.assert_close(grad, right, atol=1e-6, rtol=1e-4)
@@ -43,7 +45,9 @@ def test_the_plain_network_is_cnn4():
 
 
 def script(name, *arguments):
-    """Run scripts/NAME.py in this process; what it measures, it measures in others. Returns its exit status."""
+    """Run scripts/NAME.py in this process; what it measures, it measures in others. Returns its
+    exit status.
+    """
     with mock.patch.object(sys, "argv", [name, *arguments]):
         try:
             runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
@@ -57,7 +61,9 @@ def test_the_table_and_its_json(tmp_path, capfd):
     variants, out = ("plain", "loop fp32"), tmp_path / "bench.json"
     small = ("--rounds=1", "--repeats=1", "--width=2", f"--samples={TASK.samples}", f"--out={out}")
     assert script("benchmark", *small, "--variants", *variants) == 0
-    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()[1:3]] == list(variants)
+    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()[1:3]] == list(
+        variants
+    )
     written = json.loads(out.read_text())
     assert set(written["results"]) == set(variants)
     (ours,) = written["results"]["loop fp32"]

@@ -1,4 +1,6 @@
-"""A board of a tiny suite: what stands in it, and that a row that is run again is equal or is said not to be."""
+"""A board of a tiny suite: what stands in it, and that a row that is run again is equal or is said
+not to be.
+"""
 
 import functools
 import sys
@@ -28,16 +30,42 @@ SUITE = {
     "trials": 2,
     "seeds": 2,
     "words": [
-        *("clients=6", "participation=0.5", "rounds=2", "validation=0.2", "unseen=0.34", "eval.every=1"),
-        *("eval.finetune_epochs=1", "eval.finetune_every=1", "partition.samples_per_client=24", "local.epochs=1"),
-        *("model=mlp", "model.hidden=[8]", "checkpoint.keep=false", "system=simulated", "system.profile=uniform"),
+        *(
+            "clients=6",
+            "participation=0.5",
+            "rounds=2",
+            "validation=0.2",
+            "unseen=0.34",
+            "eval.every=1",
+        ),
+        *(
+            "eval.finetune_epochs=1",
+            "eval.finetune_every=1",
+            "partition.samples_per_client=24",
+            "local.epochs=1",
+        ),
+        *(
+            "model=mlp",
+            "model.hidden=[8]",
+            "checkpoint.keep=false",
+            "system=simulated",
+            "system.profile=uniform",
+        ),
     ],
-    "settings": {"skewed": ["dataset=digits", "partition.alpha=0.1"], "even": ["dataset=digits", "partition=iid"]},
+    "settings": {
+        "skewed": ["dataset=digits", "partition.alpha=0.1"],
+        "even": ["dataset=digits", "partition=iid"],
+    },
 }
 
 
 def call(folder: Path, *words: str) -> int:
-    argv = ["fedpfl.board", *words, "suite=tiny", format_override("hydra.sweep.dir", folder / "out")]
+    argv = [
+        "fedpfl.board",
+        *words,
+        "suite=tiny",
+        format_override("hydra.sweep.dir", folder / "out"),
+    ]
     with mock.patch.object(sys, "argv", argv), mock.patch.object(board, "SUITES", folder):
         return board.main()
 
@@ -58,7 +86,9 @@ def made(tmp_path_factory):
 
 @pytest.mark.full
 def test_with_three_methods_and_two_settings_there_are_ranks(tmp_path):
-    folder, status, frame = boarded(tmp_path, ("fedavg", "fedper", "local_only"), ("skewed", "even"))
+    folder, status, frame = boarded(
+        tmp_path, ("fedavg", "fedper", "local_only"), ("skewed", "even")
+    )
     assert status == 0
     assert sorted(frame["method"]) == sorted(2 * ["FedAvg", "FedPer", "Local-Only"])
     assert sorted({setting.partition(":")[0] for setting in frame["setting"]}) == ["even", "skewed"]
@@ -84,9 +114,13 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         assert row["command"].startswith("python -m fedpfl.train -m method=")
         words, seeds = board._repeated(row["command"])
         assert (
-            overrides.composed_once([*words, f"seed={seeds[0]}"]).hydra.sweep.subdir.split("/")[-2] == row["identity"]
+            overrides.composed_once([*words, f"seed={seeds[0]}"]).hydra.sweep.subdir.split("/")[-2]
+            == row["identity"]
         )
-    assert frame.set_index("method")["harmed_fedavg"].notna().to_dict() == {"FedAvg": False, "FedPer": True}
+    assert frame.set_index("method")["harmed_fedavg"].notna().to_dict() == {
+        "FedAvg": False,
+        "FedPer": True,
+    }
     page = (folder / "out" / "board.html").read_text()
     shown = (folder / "out" / "board.md").read_text()
     for identity, data in zip(frame["identity"], frame["data"], strict=True):
@@ -103,7 +137,9 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
 
 def test_the_page_of_the_docs_is_what_its_file_says():
     page = board_page.PAGE.read_text()
-    assert board_page.filled(page, board_page.table(board_page.rows())) == page, "run python scripts/board.py --write"
+    assert board_page.filled(page, board_page.table(board_page.rows())) == page, (
+        "run python scripts/board.py --write"
+    )
 
 
 def rewritten(folder, row, **values):
@@ -130,7 +166,9 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     make, boards, compose = board.board, {}, functools.cache(overrides.composed)
 
     def board_of_same_rows(found, failed, title):  # which takes longest
-        told = [[record[key] for key in ("setting", "chosen", "command")] for record in found.values()]
+        told = [
+            [record[key] for key in ("setting", "chosen", "command")] for record in found.values()
+        ]
         key = repr((list(found), told))
         if key not in boards:
             boards[key] = make(found, failed, title)
@@ -157,17 +195,25 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
         status, said = verified(**{column: ""})
         assert (status, f"not equal: {column}  there" in said.err) == (1, True), column
     status, said = verified(setting=row["setting"].replace("skewed:", "even:"))
-    assert (status, f"setting even: {row['setting'].partition(': ')[2]} there" in said.err) == (1, True)
+    assert (status, f"setting even: {row['setting'].partition(': ')[2]} there" in said.err) == (
+        1,
+        True,
+    )
     elsewhere = row["versions"].replace("torch ", "torch 1")
     status, said = verified(versions=elsewhere)
-    assert (status, f"made with other versions: {elsewhere} there, {row['versions']} here" in said.out) == (0, True)
+    assert (
+        status,
+        f"made with other versions: {elsewhere} there, {row['versions']} here" in said.out,
+    ) == (0, True)
     assert verified(f1="")[0] == 0
     assert verified(f1="99")[0] == 1
 
 
 def test_a_row_of_another_method_does_not_stop_verifying_by_its_damage(made):
     listed = board.read_rows(made[0] / "out" / "board.csv")
-    frames = [listed.assign(setting=setting, method=name) for setting in "ab" for name in ("A", "B", "C")]
+    frames = [
+        listed.assign(setting=setting, method=name) for setting in "ab" for name in ("A", "B", "C")
+    ]
     several = pd.concat(frames, ignore_index=True)
     several["accuracy"] = several.index.map(lambda at: f"{90 - at}.5" if at % 2 else "damaged")
     assert board._rank(several, several.iloc[1].to_dict()) == "1.0"
@@ -179,7 +225,10 @@ def test_a_row_of_another_method_does_not_stop_verifying_by_its_damage(made):
         ("a,b\n1,2\n", "it has no column"),
         ("", "cannot be read as a board"),
         ("\udcff", "cannot be read as a board"),
-        ("setting,method,identity,command,chosen\n1,2,3\n", "line 2 has not one cell for each of 5"),
+        (
+            "setting,method,identity,command,chosen\n1,2,3\n",
+            "line 2 has not one cell for each of 5",
+        ),
         ("setting,method,identity,command,chosen,chosen\n1,2,3,4,5,6\n", "line 1 has not one cell"),
         ("setting,method,identity,command,chosen\n=1+1,2,3,4,5\n", "no plain text: '=1"),
         ("setting,method,identity,command,chosen\n\x1b[2J,2,3,4,5\n", "no plain text"),
@@ -195,7 +244,10 @@ def test_a_file_that_is_no_board_is_one_line(tmp_path, text, told):
 def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
     with mock.patch.object(board, "SUITES", made[0]):
         asked = board.read(["suite=tiny"])
-    words = [board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).words for name in DATA_SETS]
+    words = [
+        board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).words
+        for name in DATA_SETS
+    ]
     assert words == [["dataset=digits"], ["dataset=cifar10", "dataset.download=false"]]
 
 
@@ -205,7 +257,9 @@ DATA_SETS = ("digits", "cifar10")
 def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, capsys):
     folder, _, frame = made
     row = frame[frame["method"] == "FedPer"].iloc[0]
-    text = rewritten(folder, row, command=row["command"].replace("local.epochs=1", "local.epochs=2"))
+    text = rewritten(
+        folder, row, command=row["command"].replace("local.epochs=1", "local.epochs=2")
+    )
     status = call(folder, "verify", row["identity"])
     (folder / "out" / "board.csv").write_text(text)
     assert status == 1
@@ -258,7 +312,9 @@ def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, caps
 def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values(made, capsys, word):
     folder, _, frame = made
     row = frame[frame["method"] == "FedPer"].iloc[0]
-    text = rewritten(folder, row, command=row["command"].replace(" dataset=digits", f" dataset=digits {word}"))
+    text = rewritten(
+        folder, row, command=row["command"].replace(" dataset=digits", f" dataset=digits {word}")
+    )
     with mock.patch.object(board, "play") as play:
         status = call(folder, "verify", row["identity"])
     (folder / "out" / "board.csv").write_text(text)
@@ -284,7 +340,9 @@ def test_a_command_of_another_form_is_refused(command):
         read_command(command)
 
 
-@pytest.mark.parametrize("word", ["system.profile=devices.csv", "system.profile=../devices", "model.arch=a.b"])
+@pytest.mark.parametrize(
+    "word", ["system.profile=devices.csv", "system.profile=../devices", "model.arch=a.b"]
+)
 def test_a_name_that_could_be_a_files_is_refused(word):
     with pytest.raises(FedpflError, match="has no plain value"):
         read_command(f"python -m fedpfl.train -m method=fedavg {word} seed=1")
@@ -296,7 +354,10 @@ def test_every_row_of_the_docs_can_be_verified():
 
 
 def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, capsys):
-    absent = {"gone": ["dataset=cifar10", "dataset.download=false"], "lost": ["dataset=npz", "dataset.path=lost.npz"]}
+    absent = {
+        "gone": ["dataset=cifar10", "dataset.download=false"],
+        "lost": ["dataset=npz", "dataset.path=lost.npz"],
+    }
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**SUITE, "settings": absent}))
     assert call(tmp_path, "method=fedavg,fedper,ditto") == 2
     gone, lost, last = capsys.readouterr().err.splitlines()
@@ -313,8 +374,14 @@ def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, cap
         (("verify",), "no rows begin"),
         (("trials=0",), "fedpfl: trials must be a whole number"),
         (("roundz=3",), "fedpfl: roundz is not a key here"),
-        (("data_dir=a", "data_dir=b", "trials=0"), "given twice, and the last one counts: data_dir=a, then data_dir=b"),
-        (("verify", "zzz", "rounds=3"), "fedpfl: rounds=3: verify runs the words of the row itself"),
+        (
+            ("data_dir=a", "data_dir=b", "trials=0"),
+            "given twice, and the last one counts: data_dir=a, then data_dir=b",
+        ),
+        (
+            ("verify", "zzz", "rounds=3"),
+            "fedpfl: rounds=3: verify runs the words of the row itself",
+        ),
     ],
 )
 def test_mistakes_are_one_line(made, capsys, words, told):

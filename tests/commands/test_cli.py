@@ -1,4 +1,6 @@
-"""`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories, sweeps, signals."""
+"""`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories,
+sweeps, signals.
+"""
 
 import contextlib
 import csv
@@ -30,7 +32,18 @@ from fedpfl.record.columns import columns
 from fedpfl.report import __main__ as report
 from fedpfl.runner import loop
 from fedpfl.runner.faults import mended
-from tests.command import FILES, TINY, call, format_override, snapshot, start, state, summary, table, wait
+from tests.command import (
+    FILES,
+    TINY,
+    call,
+    format_override,
+    snapshot,
+    start,
+    state,
+    summary,
+    table,
+    wait,
+)
 from tests.conftest import sampled
 
 NOT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -47,7 +60,10 @@ BAD = [
         "method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope, classifier_only, ema, "
         "cold_start, statistics\n",
     ),
-    ("local.foo=1", "local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay, "),
+    (
+        "local.foo=1",
+        "local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay, ",
+    ),
     ("lamda=1 method=ditto", "lamda is not a key here; did you mean method.lam?"),
     ("quantile.foo=1", "quantile.foo is not a key here; known keys: q, otherwise"),
     ("+method.foo=1", "method.foo is not a key here; known keys: q, norm"),
@@ -64,34 +80,58 @@ BAD = [
     ("quantile=adaptive", "quantile=adaptive is now method=fedobp_adaptive"),
     ("quantile.q=[0.5,0.9]", "method=fedobp with these values is now method=fedobp_adaptive"),
     ("method=floco method.pers_epochs=5", "method.pers_epochs is now a key of method=floco_plus"),
-    ("method=ditto method.pers_epochs=5", "cold_start, statistics; did you mean method.personal_epochs?"),
+    (
+        "method=ditto method.pers_epochs=5",
+        "cold_start, statistics; did you mean method.personal_epochs?",
+    ),
     ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
-    ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10"),
+    (
+        "dataset=foo",
+        "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10",
+    ),
     (
         "partition=foo",
         "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural, published, shards",
     ),
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
     ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
-    ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
+    (
+        "score=foo",
+        "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'",
+    ),
     (
         "quantile=foo",
         "quantile must be one of ablation, ablation_cls, as_published, auto, figure6, paper, tuned, got 'foo'",
     ),
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
-    ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
-    ("experiment=foo", "experiment must be one of adapters/cifar100, demo, fedobp/all_methods, fedobp/alpha_sweep, "),
+    (
+        "logger=[wandb,foo]",
+        "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'",
+    ),
+    (
+        "experiment=foo",
+        "experiment must be one of adapters/cifar100, demo, fedobp/all_methods, fedobp/alpha_sweep, ",
+    ),
     ("method.name=xyz", "method.name must be one of apfl"),
     ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
-    ("logger=wandb logger.mode=loud", "logger.mode must be one of auto, online, offline, disabled, got 'loud'"),
+    (
+        "logger=wandb logger.mode=loud",
+        "logger.mode must be one of auto, online, offline, disabled, got 'loud'",
+    ),
     ("engine.precision=fp8", "engine.precision must be one of fp32, tf32, bf16, got 'fp8'"),
     ("norm.name=foo", "norm.name must be one of none, layer, global, got 'foo'"),
     ("hydra/launcher=foo", "hydra/launcher must be one of basic, joblib, lockstep, got 'foo'"),
     ("hydra/sweeper=foo", "hydra/sweeper must be one of basic, fedpfl"),
     # what was probably meant
-    ("method=fedobpp", f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?"),
-    ("method.name=fedoobp", f"method.name must be one of {len(METHODS)} names, got 'fedoobp'; did you mean fedobp?"),
+    (
+        "method=fedobpp",
+        f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?",
+    ),
+    (
+        "method.name=fedoobp",
+        f"method.name must be one of {len(METHODS)} names, got 'fedoobp'; did you mean fedobp?",
+    ),
     ("experiment=dmeo", "names, got 'dmeo'; did you mean demo?"),
     ("dataset=minst", "got 'minst'; did you mean mnist?"),
     ("partition=dirichelt", "shuffled_shards, got 'dirichelt'; did you mean dirichlet?"),
@@ -107,15 +147,27 @@ BAD = [
     ("hydra.run.dri=x", "hydra.run.dri is not a key here; did you mean hydra.run.dir?"),
     ("hydra/launcer=lockstep", "hydra/launcer is not a key here; did you mean hydra/launcher?"),
     ("launcher=lockstep", "launcher is not a key here; did you mean hydra/launcher?"),
-    ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs is not a key here; `python -m fedpfl.train --cfg hydra` tells"),
-    ("hydra.launcher=lockstep -m", "hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=..."),
+    (
+        "hydra.launcher.n_jobs=2",
+        "hydra.launcher.n_jobs is not a key here; `python -m fedpfl.train --cfg hydra` tells",
+    ),
+    (
+        "hydra.launcher=lockstep -m",
+        "hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=...",
+    ),
     ("+experiment=demo", "experiment has a value, which experiment=... replaces; leave out the +"),
-    ("seed=1,2", "seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as"),
+    (
+        "seed=1,2",
+        "seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as",
+    ),
     (
         "method.score=opb",
         "method.score must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got 'opb'",
     ),
-    ("score.name=fisher_bacth", "score.name must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got"),
+    (
+        "score.name=fisher_bacth",
+        "score.name must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got",
+    ),
     ("engine.precision=bf61", "one of fp32, tf32, bf16, got 'bf61'; did you mean bf16?"),
     # wrong types
     ("rounds=abc", "rounds must be a whole number, got 'abc'"),
@@ -131,23 +183,44 @@ BAD = [
     ("dataset.name=../../x", "dataset.name must be one of"),
     ("local.batch_size=1e20", "local.batch_size must be a whole number, got 1e+20"),
     # numbers that tensors cannot hold
-    ("local.lr=1e300", "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300"),
-    ("local.lr=1e-60", "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e-60"),
+    (
+        "local.lr=1e300",
+        "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300",
+    ),
+    (
+        "local.lr=1e-60",
+        "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e-60",
+    ),
     ("local.lr=inf", "local.lr must be a finite number, got inf"),
     ("local.clip=inf", "local.clip must be a finite number, got inf"),
     ("local.weight_decay=-1e39", "local.weight_decay must be within 1.2e-38 and 3.4e+38 in size"),
     ("checkpoint.seconds=nan", "checkpoint.seconds must be a finite number, got nan"),
-    (f"local.batch_size={10**20}", f"local.batch_size must be a whole number of at most 64 bits, got {10**20}"),
+    (
+        f"local.batch_size={10**20}",
+        f"local.batch_size must be a whole number of at most 64 bits, got {10**20}",
+    ),
     (f"rounds={2**63}", f"rounds must be a whole number of at most 64 bits, got {2**63}"),
     (f"seed={10**400}", "seed must be a whole number of at most 64 bits, got 1000"),
     ("quantile.q=inf", "quantile.q must be a finite number, got inf"),
     ("quantile.otherwise=nan", "quantile.otherwise must be a finite number, got nan"),
     ("method=ditto score=fisher", "score is for a hyperparameter that the method does not have"),
     ("method=ditto norm=layer", "norm is for a hyperparameter that the method does not have"),
-    ("method=ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
-    ("method=seqfededt +score=fisher", "score is for a hyperparameter that method=seqfededt does not have"),
-    ("-m method=fedavg,ditto score=fisher", "score is for a hyperparameter that the method does not have"),
-    ("-m method=fedobp,ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
+    (
+        "method=ditto quantile.q=0.3",
+        "quantile.q is for a hyperparameter that the method does not have",
+    ),
+    (
+        "method=seqfededt +score=fisher",
+        "score is for a hyperparameter that method=seqfededt does not have",
+    ),
+    (
+        "-m method=fedavg,ditto score=fisher",
+        "score is for a hyperparameter that the method does not have",
+    ),
+    (
+        "-m method=fedobp,ditto quantile.q=0.3",
+        "quantile.q is for a hyperparameter that the method does not have",
+    ),
     (
         "experiment=fedobp/table5 partition=dirichlet method=ditto",
         "quantile is for a hyperparameter that the method does not have",
@@ -158,13 +231,33 @@ BAD = [
     ),
     ("dataset.std=[inf]", "dataset.std must be a finite number, got inf"),
     *(
-        (f"method={name} method.{key}={value}", f"method.{key} must be a finite number, got {value.strip('[]')}")
+        (
+            f"method={name} method.{key}={value}",
+            f"method.{key} must be a finite number, got {value.strip('[]')}",
+        )
         for name, key, value in (
             *(("apfl", "alpha_lr", "inf"), ("apfl", "alpha_decay", "inf"), ("ditto", "lam", "inf")),
-            *(("fedala", "threshold", "inf"), ("fedcac", "cutoff", "inf"), ("feddpa", "lam1", "inf")),
-            *(("feddpa", "clip", "nan"), ("fedpac", "lam", "inf"), ("fedprox", "mu", "inf"), ("floco", "rho", "inf")),
-            *(("per_fedavg", "inner_lr", "inf"), ("per_fedavg", "delta", "inf"), ("pfedfda", "cov_reg", "inf")),
-            *(("pfedme", "beta", "inf"), ("pfedsd", "tau", "inf"), ("scaffold", "server_lr", "inf")),
+            *(
+                ("fedala", "threshold", "inf"),
+                ("fedcac", "cutoff", "inf"),
+                ("feddpa", "lam1", "inf"),
+            ),
+            *(
+                ("feddpa", "clip", "nan"),
+                ("fedpac", "lam", "inf"),
+                ("fedprox", "mu", "inf"),
+                ("floco", "rho", "inf"),
+            ),
+            *(
+                ("per_fedavg", "inner_lr", "inf"),
+                ("per_fedavg", "delta", "inf"),
+                ("pfedfda", "cov_reg", "inf"),
+            ),
+            *(
+                ("pfedme", "beta", "inf"),
+                ("pfedsd", "tau", "inf"),
+                ("scaffold", "server_lr", "inf"),
+            ),
             *(("fedpac", "head_lr", "inf"), ("fedspu", "widths", "[nan]")),
         )
     ),
@@ -189,7 +282,10 @@ BAD = [
     ("local.weight_decay=-1", "local.weight_decay must be 0 or more, got -1"),
     ("eval.every=0", "eval.every must be 1 or more, got 0"),
     ("eval.finetune_epochs=-1", "eval.finetune_epochs must be 0 or more, got -1"),
-    ("eval.finetune_epochs=1 eval.finetune_every=0", "eval.finetune_every must be a positive multiple"),
+    (
+        "eval.finetune_epochs=1 eval.finetune_every=0",
+        "eval.finetune_every must be a positive multiple",
+    ),
     (
         "eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7",
         "eval.finetune_every must be a positive multiple of eval.every (5), got 7",
@@ -202,7 +298,10 @@ BAD = [
     ("method.ema=1", "method.ema must be at least 0 and below 1, got 1"),
     ("method=fedper method.layers=-1", "method.layers must be 0 or more, got -1"),
     ("method=ditto method.lam=-1", "method.lam must be 0 or more, got -1"),
-    ("method=ditto method.personal_epochs=-1", "method.personal_epochs must be 0 or more, or null, got -1"),
+    (
+        "method=ditto method.personal_epochs=-1",
+        "method.personal_epochs must be 0 or more, or null, got -1",
+    ),
     ("partition.alpha=0", "partition.alpha must be above 0 and at most 1000000, got 0"),
     ("partition.alpha=1e7", "partition.alpha must be above 0 and at most 1000000, got 10000000.0"),
     (
@@ -210,15 +309,33 @@ BAD = [
         "partition.min_samples must be 1 or more, got 0",
     ),
     ("partition.test_fraction=1", "partition.test_fraction must be at least 0 and below 1, got 1"),
-    ("partition.samples_per_client=0", "partition.samples_per_client must be 1 or more, or null, got 0"),
-    ("partition=shards partition.classes_per_client=0", "classes_per_client must be 1 or more, got 0"),
+    (
+        "partition.samples_per_client=0",
+        "partition.samples_per_client must be 1 or more, or null, got 0",
+    ),
+    (
+        "partition=shards partition.classes_per_client=0",
+        "classes_per_client must be 1 or more, got 0",
+    ),
     ("engine.workers=-1", "engine.workers must be 0 or more, got -1"),
     ("engine.width=-1", "engine.width must be 0 or more, got -1"),
     # what the network does not have
-    ("method=fedper method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
-    ("method=fedala method.layers=99", "method.layers must be at most 4, the network's layers, got 99"),
-    ("method=lg_fedavg method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
-    ("method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
+    (
+        "method=fedper method.layers=5",
+        "method.layers must be at most 4, the network's layers, got 5",
+    ),
+    (
+        "method=fedala method.layers=99",
+        "method.layers must be at most 4, the network's layers, got 99",
+    ),
+    (
+        "method=lg_fedavg method.layers=5",
+        "method.layers must be at most 4, the network's layers, got 5",
+    ),
+    (
+        "method=fedselect method.personalise=99",
+        "method.personalise: the network has layers 0 to 3, got 99",
+    ),
     (
         "method=fedselect method.personalise=fc9",
         "method.personalise must be one of most, least, random, conv1, conv2, ",
@@ -235,7 +352,10 @@ BAD = [
         "clients=500 partition.samples_per_client=null",
         "clients=500 with partition.min_samples=10 need 5000 samples, the data set has 1797",
     ),
-    ("clients=100", "clients=100 with partition.samples_per_client=24 need 2400 samples, the data set has 1797"),
+    (
+        "clients=100",
+        "clients=100 with partition.samples_per_client=24 need 2400 samples, the data set has 1797",
+    ),
     (
         "partition=shards partition.classes_per_client=11",
         "classes_per_client must be at most the number of classes, 10",
@@ -246,24 +366,46 @@ BAD = [
         "quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)",
     ),
     ("device=tpu", "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
-    pytest.param("device=cuda", "device=cuda: this machine has no such CUDA device; use device=cpu", marks=NOT_CUDA),
-    ("device=cpu engine.precision=tf32", "engine.precision=tf32 needs a CUDA device; use fp32 or bf16"),
+    pytest.param(
+        "device=cuda",
+        "device=cuda: this machine has no such CUDA device; use device=cpu",
+        marks=NOT_CUDA,
+    ),
+    (
+        "device=cpu engine.precision=tf32",
+        "engine.precision=tf32 needs a CUDA device; use fp32 or bf16",
+    ),
     # files
     ("dataset=npz", "dataset.path has no value; set it with dataset.path="),
     ("dataset=npz dataset.path=absent.npz", "dataset.path=absent.npz is not a file"),
     ("dataset=npz dataset.path=corrupt.npz", "corrupt.npz cannot be read as an .npz archive"),
     ("dataset=npz dataset.path=keys.npz", "keys.npz has no array 'x', only a"),
     ("dataset=npz dataset.path=nan.npz", "nan.npz"),
-    ("dataset=npz dataset.path=small.npz", "model=cnn4: images must be at least 16x16 pixels, got 12x12"),
-    ("dataset=npz dataset.path=good.npz dataset.classes=2", "found label 3, but dataset.classes=2 allows 0..1"),
-    ("dataset=npz dataset.path=good.npz dataset.std=[0]", "dataset.std must be a positive number or null, got [0]"),
+    (
+        "dataset=npz dataset.path=small.npz",
+        "model=cnn4: images must be at least 16x16 pixels, got 12x12",
+    ),
+    (
+        "dataset=npz dataset.path=good.npz dataset.classes=2",
+        "found label 3, but dataset.classes=2 allows 0..1",
+    ),
+    (
+        "dataset=npz dataset.path=good.npz dataset.std=[0]",
+        "dataset.std must be a positive number or null, got [0]",
+    ),
     ("dataset=mnist dataset.download=false", "data set mnist is not in data_dir=data"),
-    ("dataset=cifar10 dataset.download=false data_dir=here", "data set cifar10 is not in data_dir=here"),
+    (
+        "dataset=cifar10 dataset.download=false data_dir=here",
+        "data set cifar10 is not in data_dir=here",
+    ),
     ("hydra.run.dir=file", "file"),
     ("hydra.run.dir=file/run", "file/run"),
     (f"hydra.run.dir=a/b/{300 * 'x'}", "File name too long"),
     # what a terminal would obey
-    ('data_dir="\x1b[2J\x1b[31mred"', r"data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'"),
+    (
+        'data_dir="\x1b[2J\x1b[31mred"',
+        r"data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'",
+    ),
     ('data_dir="a\nb"', r"data_dir must be a text without control characters, got 'a\nb'"),
     ('data_dir="a\0b"', r"data_dir must be a text without control characters, got 'a\x00b'"),
     ('data_dir="\udcff"', r"data_dir must be a text without control characters, got '\udcff'"),
@@ -297,7 +439,10 @@ BAD = [
     ("method=fedavg,fedper", "method=fedavg,fedper"),
 ]
 assert len(BAD) >= 175
-SCHEMES = ("partition=shards", "partition=published")  # they have no use for the tiny federation's other keys
+SCHEMES = (
+    "partition=shards",
+    "partition=published",
+)  # they have no use for the tiny federation's other keys
 
 
 @pytest.fixture
@@ -316,7 +461,9 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("overrides", "says"), sampled(BAD, 12))  # each kind has more
 def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
     before = snapshot(place)
-    base = [key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))]
+    base = [
+        key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))
+    ]
     result = call(*base, *overrides.split(" "), cwd=place)
     assert result.code == 2, result
     assert result.err.endswith("\n")
@@ -353,21 +500,45 @@ def test_bad_input_of_a_real_process_is_one_line(words: str, says: str, tmp_path
 
 
 SWEPT = [
-    ("seed=interval(1,3)", "interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)"),
-    ("experiment=demo,smoke rounds=0", "fedpfl: experiment=demo rounds=0: an experiment with a sweep of its own; run"),
+    (
+        "seed=interval(1,3)",
+        "interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)",
+    ),
+    (
+        "experiment=demo,smoke rounds=0",
+        "fedpfl: experiment=demo rounds=0: an experiment with a sweep of its own; run",
+    ),
     ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
     ("seed=1,2 +foo=3", "foo is not a key here"),
     ("seed=1,2 foo=3", "foo is not a key here"),
-    ("seed=1,2 method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
-    ("method=fedavg,fedobpp", f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?"),
+    (
+        "seed=1,2 method=fedselect method.personalise=99",
+        "method.personalise: the network has layers 0 to 3, got 99",
+    ),
+    (
+        "method=fedavg,fedobpp",
+        f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?",
+    ),
     ("local.lr=1e300,inf", "local.lr must be a finite number, got inf"),
-    ('seed=1,2 data_dir="\x1b[31m"', r"data_dir must be a text without control characters, got '\x1b[31m'"),
-    ("seed=1,2 hydra.sweep.subdir=${nope}", "hydra.sweep.subdir: Interpolation key 'nope' not found"),
+    (
+        'seed=1,2 data_dir="\x1b[31m"',
+        r"data_dir must be a text without control characters, got '\x1b[31m'",
+    ),
+    (
+        "seed=1,2 hydra.sweep.subdir=${nope}",
+        "hydra.sweep.subdir: Interpolation key 'nope' not found",
+    ),
     ("seed=1,2 hydra.sweep.dir=${nope}", "hydra.sweep.dir: Interpolation key 'nope' not found"),
     ("seed=1,2 hydra.sweep.dir=some/where/else rounds=0", "rounds must be 1 or more, got 0"),
     ("seed=range(1,x)", "'seed=range(1,x)' cannot be read as key=value"),
-    ("seed=1,2 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be 1 or more, or null, got 0"),
-    ("seed=1,2 hydra/launcher=lockstep hydra.launcher.jobs=0", "hydra.launcher.jobs must be 1 or more, got 0"),
+    (
+        "seed=1,2 hydra.sweeper.max_batch_size=0",
+        "hydra.sweeper.max_batch_size must be 1 or more, or null, got 0",
+    ),
+    (
+        "seed=1,2 hydra/launcher=lockstep hydra.launcher.jobs=0",
+        "hydra.launcher.jobs must be 1 or more, got 0",
+    ),
     ("seed=1,2 hydra/launcher=lockstep rounds=0", "rounds must be 1 or more, got 0"),
 ]
 
@@ -418,7 +589,13 @@ def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
 
 def test_long_values_are_cut_and_sentences_are_not() -> None:
     """Texts, lists and names; not what stands between two apostrophes, nor a long path."""
-    for value in (repr("b " * 500), str([7] * 300), str({"a": [7] * 300}), "9" * 500, f"'{'x' * 500}'"):
+    for value in (
+        repr("b " * 500),
+        str([7] * 300),
+        str({"a": [7] * 300}),
+        "9" * 500,
+        f"'{'x' * 500}'",
+    ):
         told = str(FedpflError(f"local.lr must be a number, got {value} by --help"))
         assert told.startswith(f"local.lr must be a number, got {value[:60]} ... ")
         assert told.endswith(f"{value[-20:]} by --help")
@@ -434,8 +611,14 @@ class Greedy(FedAvg):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (RuntimeError("can't start new thread"), "the system lets this process start no more threads; set engine.wo"),
-        (MemoryError(), "not enough memory for what Greedy.start makes (MemoryError); make the model, its cohort or"),
+        (
+            RuntimeError("can't start new thread"),
+            "the system lets this process start no more threads; set engine.wo",
+        ),
+        (
+            MemoryError(),
+            "not enough memory for what Greedy.start makes (MemoryError); make the model, its cohort or",
+        ),
     ],
     ids=["threads", "memory"],
 )
@@ -457,11 +640,26 @@ def test_what_the_machine_lacks_is_one_line(
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("data/datasets/digits.py", "not enough memory for the data set (MemoryError); take a smaller one"),
-        ("models/net.py", "not enough memory for the network (MemoryError); make the model smaller"),
-        ("engine/store.py", "not enough memory for the clients' states (MemoryError); set state.device=disk"),
-        ("engine/loop.py", "not enough memory for a cohort in training (MemoryError); make the model, its cohort or"),
-        ("elsewhere.py", "not enough memory for a cohort in training (MemoryError); make the model, its cohort or"),
+        (
+            "data/datasets/digits.py",
+            "not enough memory for the data set (MemoryError); take a smaller one",
+        ),
+        (
+            "models/net.py",
+            "not enough memory for the network (MemoryError); make the model smaller",
+        ),
+        (
+            "engine/store.py",
+            "not enough memory for the clients' states (MemoryError); set state.device=disk",
+        ),
+        (
+            "engine/backends/loop.py",
+            "not enough memory for a cohort in training (MemoryError); make the model, its cohort or",
+        ),
+        (
+            "elsewhere.py",
+            "not enough memory for a cohort in training (MemoryError); make the model, its cohort or",
+        ),
     ],
 )
 def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> None:
@@ -472,7 +670,11 @@ def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> Non
 
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     result = call("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
-    assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (0, True, True), result
+    assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (
+        0,
+        True,
+        True,
+    ), result
     result = call("seed=-1,-2", "-m", cwd=tmp_path)
     assert "2 of 2 jobs failed" in result.err
 
@@ -512,7 +714,9 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 # Good input
 
 
-PLAIN = sorted(name for name, method in METHODS.items() if method.validates is not True and not method.pairs)
+PLAIN = sorted(
+    name for name, method in METHODS.items() if method.validates is not True and not method.pairs
+)
 
 
 @pytest.mark.parametrize("method", sampled(PLAIN, 6))
@@ -528,19 +732,34 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
         rows = list(csv.DictReader(file))
     assert list(rows[0])[: 1 + len(columns())] == ["round", *columns()]
     assert [row["round"] for row in rows] == ["1", "2"]
-    judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before", "cohort_after")
+    judged = (
+        "accuracy",
+        "accuracy_pooled",
+        "accuracy_std",
+        "accuracy_worst10",
+        "cohort_before",
+        "cohort_after",
+    )
     assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)
     assert [row["ft_accuracy"] == "" for row in rows] == [True, False]
     layers = [name for name in rows[0] if name.startswith("personal/")]
-    assert len(layers) == {"fedobp": 10, "fedselect": 5, "pspfl": 10, "seqfededt": 10}.get(method, 0)
+    assert len(layers) == {"fedobp": 10, "fedselect": 5, "pspfl": 10, "seqfededt": 10}.get(
+        method, 0
+    )
     if method == "fedobp":
-        down = 2 * 44426 - int(rows[1]["values_down"])  # two clients; what is personal does not travel
+        down = 2 * 44426 - int(
+            rows[1]["values_down"]
+        )  # two clients; what is personal does not travel
         assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
 
     clients = table(folder / "clients.csv")
-    assert [(row["client"], row["train"], row["test"]) for row in clients] == [(str(k), "18", "6") for k in range(4)]
+    assert [(row["client"], row["train"], row["test"]) for row in clients] == [
+        (str(k), "18", "6") for k in range(4)
+    ]
     assert all(sum(int(row[f"label_{label}"]) for label in range(10)) == 24 for row in clients)
-    assert all(0 <= float(row[name]) <= 100 for row in clients for name in ("accuracy", "ft_accuracy"))
+    assert all(
+        0 <= float(row[name]) <= 100 for row in clients for name in ("accuracy", "ft_accuracy")
+    )
     mean = np.mean([float(row["accuracy"]) for row in clients])
     assert mean == pytest.approx(float(rows[1]["accuracy"]))
 
@@ -555,15 +774,30 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 
 def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     """Its last round is judged and saved, and the directory is a finished one."""
-    overrides = ("method=fedspu", "stopping.early=true", "method.widths=[1.0]", "participation=1", "rounds=60")
-    overrides = (*TINY, *overrides, "local.lr=0.5", "eval.every=1000", "checkpoint.seconds=1000", "hydra.run.dir=run")
+    overrides = (
+        "method=fedspu",
+        "stopping.early=true",
+        "method.widths=[1.0]",
+        "participation=1",
+        "rounds=60",
+    )
+    overrides = (
+        *TINY,
+        *overrides,
+        "local.lr=0.5",
+        "eval.every=1000",
+        "checkpoint.seconds=1000",
+        "hydra.run.dir=run",
+    )
     assert call(*overrides, cwd=tmp_path).code == 0
     rows, told = table(tmp_path / "run/rounds.csv"), summary(tmp_path / "run")
     played = len(rows)
     assert 2 <= played < 60
     assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
     assert told["last"]["round"] == played
-    assert [(row["width"], row["entries"]) for row in told["devices"]] == [(1.0, told["parameters"])]
+    assert [(row["width"], row["entries"]) for row in told["devices"]] == [
+        (1.0, told["parameters"])
+    ]
     assert rows[-1]["accuracy"]
     assert state(tmp_path / "run")["stopping"]["stopped"].all()
     assert "already finished" in call(*overrides, cwd=tmp_path).out
@@ -584,7 +818,10 @@ def test_the_first_lines_say_what_runs(tmp_path: Path) -> None:
 def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
     assert call(*TINY, cwd=tmp_path).code == 0
     (folder,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
-    before, times = snapshot(tmp_path), {path: path.stat().st_mtime_ns for path in map(folder.joinpath, FILES)}
+    before, times = (
+        snapshot(tmp_path),
+        {path: path.stat().st_mtime_ns for path in map(folder.joinpath, FILES)},
+    )
     again = call(*TINY, "device=cpu", "checkpoint.seconds=5", cwd=tmp_path)
     assert again.code == 0
     assert again.out.startswith(f"already finished: {folder}")
@@ -599,14 +836,23 @@ def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: 
         assert said in result.err + result.out
         assert "nan" not in result.err + result.out
     rows, clients = table(tmp_path / "here/rounds.csv"), table(tmp_path / "here/clients.csv")
-    assert {row[name] for row in rows for name in ("cohort_before", "cohort_after", "accuracy", "loss")} == {""}
+    assert {
+        row[name] for row in rows for name in ("cohort_before", "cohort_after", "accuracy", "loss")
+    } == {""}
     assert {row["accuracy"] for row in clients} == {""}
     assert summary(tmp_path / "here")["best"] == {}
 
 
 def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
-    assert call(*TINY, format_override("hydra.run.dir", tmp_path / "some/where"), cwd=tmp_path).code == 0
-    assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in (*FILES, "masks.json"))}
+    assert (
+        call(*TINY, format_override("hydra.run.dir", tmp_path / "some/where"), cwd=tmp_path).code
+        == 0
+    )
+    assert set(snapshot(tmp_path)) == {
+        "some",
+        "some/where",
+        *(f"some/where/{name}" for name in (*FILES, "masks.json")),
+    }
 
 
 def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
@@ -620,7 +866,9 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
         result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
-    assert (result.code, played) == (130, [1, 2, 2]), result  # an interrupt saves what is left to save
+    assert (result.code, played) == (130, [1, 2, 2]), (
+        result
+    )  # an interrupt saves what is left to save
 
 
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
@@ -630,8 +878,12 @@ def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == {}
 
 
-@pytest.mark.parametrize("when", [("rounds=4", "local.lr=1e6"), ("rounds=1", "local.lr=1e38")], ids=["early", "last"])
-def test_a_diverging_run_stops_with_status_three_and_one_complaint(when: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "when", [("rounds=4", "local.lr=1e6"), ("rounds=1", "local.lr=1e38")], ids=["early", "last"]
+)
+def test_a_diverging_run_stops_with_status_three_and_one_complaint(
+    when: tuple[str, str], tmp_path: Path
+) -> None:
     result = call(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 3, result
     assert len(result.complaints) == 1
@@ -677,11 +929,15 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return (*TINY, "method=fedavg", "method.name=faulty")
 
 
-@pytest.mark.parametrize(("hook", "backend"), [("loss", "loop"), ("loss", "batched"), ("aggregate", "loop")])
+@pytest.mark.parametrize(
+    ("hook", "backend"), [("loss", "loop"), ("loss", "batched"), ("aggregate", "loop")]
+)
 def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     hook: str, backend: str, faulty: tuple[str, ...], tmp_path: Path
 ) -> None:
-    result = call(*faulty, f"+method.where={hook}", f"engine={backend}", "hydra.run.dir=here", cwd=tmp_path)
+    result = call(
+        *faulty, f"+method.where={hook}", f"engine={backend}", "hydra.run.dir=here", cwd=tmp_path
+    )
     assert result.code == 1, result
     (line,) = result.complaints
     assert result.err.endswith(f"{line}\n")
@@ -694,7 +950,9 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
 
 
 @pytest.mark.parametrize("hook", ["__post_init__", "init"])
-def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_fault_before_the_first_round_leaves_nothing(
+    hook: str, faulty: tuple[str, ...], tmp_path: Path
+) -> None:
     result = call(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
     raised = "SystemExit: 0" if hook == "init" else "KeyError: "
@@ -704,18 +962,24 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[
     assert snapshot(tmp_path) == {}
     (tmp_path / "here").mkdir()
     (tmp_path / "here/run.log").touch()
-    os.utime(tmp_path / "here/run.log", (0, 0))  # of an earlier attempt: it says nothing of this one
+    os.utime(
+        tmp_path / "here/run.log", (0, 0)
+    )  # of an earlier attempt: it says nothing of this one
     result = call(*faulty, f"+method.where={hook}", "hydra.run.dir=here", cwd=tmp_path)
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_program_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "_trained", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(*TINY, cwd=tmp_path)
 
 
-def test_a_fault_in_a_method_does_not_stop_the_other_jobs(faulty: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_fault_in_a_method_does_not_stop_the_other_jobs(
+    faulty: tuple[str, ...], tmp_path: Path
+) -> None:
     result = call("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
     assert result.code == 1, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
@@ -730,20 +994,32 @@ def seeds(folder: Path) -> dict[str, list[str]]:
     """The runs that a sweep finished: seeds by method."""
     done = [path.parent for path in folder.glob("outputs/*/*/*/seed*/state.pt")]
     assert all(summary(path)["status"] == "finished" for path in done)
-    return {method: sorted(p.name for p in done if p.parts[-3] == method) for method in {p.parts[-3] for p in done}}
+    return {
+        method: sorted(p.name for p in done if p.parts[-3] == method)
+        for method in {p.parts[-3] for p in done}
+    }
 
 
 def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
     result = call("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2", cwd=tmp_path)
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
-    assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
-    begun, told = result.err.splitlines()[::2], result.err.splitlines()[1::2]  # a line each when it begins and ends
+    assert (
+        len(list(tmp_path.glob("outputs/digits/*/*"))) == 2
+    )  # the seeds of one configuration lie together
+    begun, told = (
+        result.err.splitlines()[::2],
+        result.err.splitlines()[1::2],
+    )  # a line each when it begins and ends
     assert begun[0] == "sweep: run 1 of 4, elapsed 0:00:00  method=fedavg seed=1"
-    assert re.fullmatch(r"sweep: run 4 of 4, elapsed 0:00:\d\d, ETA 0:00:\d\d  method=fedper seed=2", begun[3])
+    assert re.fullmatch(
+        r"sweep: run 4 of 4, elapsed 0:00:\d\d, ETA 0:00:\d\d  method=fedper seed=2", begun[3]
+    )
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
-    assert re.fullmatch(r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2])
+    assert re.fullmatch(
+        r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2]
+    )
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
     again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
@@ -751,7 +1027,9 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     done = f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %, already finished\n"
     assert done in again.err  # nothing tells how long a job takes
     assert "sweep: run" not in again.err  # none begins
-    assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
+    assert again.out.endswith(
+        reported(tmp_path, "outputs/digits/fedper")
+    )  # of this sweep's runs alone
 
 
 def reported(folder: Path, root: str) -> str:
@@ -769,7 +1047,11 @@ def reported(folder: Path, root: str) -> str:
         ("0 0 60\n1 60 0", 60, "2/4 done, ETA 0:02:00"),  # one that was finished already
         ("0 0 0\n1 0 0", 0, "2/4 done"),
         ("0 0\n1 0\n0 0 60", 60, "1/4 done, ETA 0:01:00"),  # two at once, and two left
-        ("0 0\n1 0\n2 0\n3 0\n0 0 60", 60, "1/4 done"),  # the others take longer, nobody knows how long
+        (
+            "0 0\n1 0\n2 0\n3 0\n0 0 60",
+            60,
+            "1/4 done",
+        ),  # the others take longer, nobody knows how long
         ("0 0\n1 0\n1 0 60\n2 60\n0 0 120\n3 120\n2 60 90", 150, "3/4 done, ETA 0:01:00"),
         ("0 0\n1 0\n2 60\n3 60\n0 0 60\n1 0 60", 75, "2/4 done, ETA 0:00:45"),
         ("0 5 60\n1 65 60\n2 125 60\n3 185 60", 245, "4/4 done in 0:04:00"),
@@ -781,7 +1063,10 @@ def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
 
 def test_which_run_of_a_sweep_begins() -> None:
     assert console.begins("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
-    assert console.begins("0 5\n0 5 60\n1 65\n", 4, 65, 2) == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
+    assert (
+        console.begins("0 5\n0 5 60\n1 65\n", 4, 65, 2)
+        == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
+    )
 
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
@@ -789,13 +1074,16 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
-    wrong = "failed: method.foo is not a key here; known keys: "  # which differ, else it were told once for both
+    # Which differ, else it were told once for both
+    wrong = "failed: method.foo is not a key here; known keys: "
     assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
     assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
-    result = call("-m", *TINY, "method=heterofl,fedrolex", "method.widths=[1.0,0.5]", "seed=1", cwd=tmp_path)
+    result = call(
+        "-m", *TINY, "method=heterofl,fedrolex", "method.widths=[1.0,0.5]", "seed=1", cwd=tmp_path
+    )
     assert result.code == 0, result
     assert seeds(tmp_path) == {"heterofl": ["seed1"], "fedrolex": ["seed1"]}
     for path in tmp_path.glob("outputs/*/*/*/*/config.yaml"):
@@ -813,18 +1101,33 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("method=fedprox,fedavg method.mu=0.1 rounds=2", "method=fedprox,fedavg ++method.mu=0.1 rounds=2"),
+        (
+            "method=fedprox,fedavg method.mu=0.1 rounds=2",
+            "method=fedprox,fedavg ++method.mu=0.1 rounds=2",
+        ),
         ("-m method=fedprox method.mu=0.1 dataset=mnist,fmnist", None),
-        ("-m method=fedprox,fedavg method.mu=0.1,0.2", None),  # a sweep itself: every job has its own
+        (
+            "-m method=fedprox,fedavg method.mu=0.1,0.2",
+            None,
+        ),  # a sweep itself: every job has its own
         ("-m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1", None),
-        ("-m method=fedprox,fedavg 'method.widths=[1.0,0.5]'", "-m method=fedprox,fedavg ++method.widths=[1.0,0.5]"),
-        ("experiment=subflot/cifar10 method.otp=false", "experiment=subflot/cifar10 ++method.otp=false"),
+        (
+            "-m method=fedprox,fedavg 'method.widths=[1.0,0.5]'",
+            "-m method=fedprox,fedavg ++method.widths=[1.0,0.5]",
+        ),
+        (
+            "experiment=subflot/cifar10 method.otp=false",
+            "experiment=subflot/cifar10 ++method.otp=false",
+        ),
         ("experiment=subflot/cifar10 method=subflot method.otp=false", None),
         (
             "experiment=fedselect/ablation method.personalise=most method.alpha=0.3,0.5",
             "experiment=fedselect/ablation method.personalise=choice(most) method.alpha=0.3,0.5",
         ),
-        ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
+        (
+            "experiment=smokes method.otp=false =x method=[1, --cfg job",
+            None,
+        ),  # Hydra says what is wrong
     ],
 )
 def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None) -> None:
@@ -841,22 +1144,37 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert seeds(tmp_path) == {"fedavg": ["seed42"]}
     assert result.out.endswith(reported(tmp_path, "outputs"))
     told = result.err.splitlines()[-2:]
-    assert told[0] == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these again"
+    assert (
+        told[0]
+        == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these again"
+    )
     assert "clients=5000" in told[1]
     assert told[1].endswith("got 5000 (nothing was written)")
 
 
 def test_a_failing_batch_does_not_stop_the_next(tmp_path: Path) -> None:
-    result = call("-m", *TINY, "method=fedavg", "hydra.sweeper.max_batch_size=1", "local.lr=0,0.01", cwd=tmp_path)
+    result = call(
+        "-m",
+        *TINY,
+        "method=fedavg",
+        "hydra.sweeper.max_batch_size=1",
+        "local.lr=0,0.01",
+        cwd=tmp_path,
+    )
     assert result.code == 2, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
     assert seeds(tmp_path) == {"fedavg": ["seed42"]}
 
 
 def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    result = call("--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
+    result = call(
+        "--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path
+    )
     assert result.code == 3, result
-    statuses = {summary(path.parent)["status"]: path for path in tmp_path.glob("outputs/*/*/*/*/summary.json")}
+    statuses = {
+        summary(path.parent)["status"]: path
+        for path in tmp_path.glob("outputs/*/*/*/*/summary.json")
+    }
     assert sorted(statuses) == ["diverged", "finished"]
     log = statuses["diverged"].with_name("run.log").relative_to(tmp_path)
     assert result.err.splitlines()[-1].endswith(f"lower local.lr ({log})")
@@ -867,7 +1185,11 @@ def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    result = wait(start("--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path))
+    result = wait(
+        start(
+            "--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path
+        )
+    )
     assert result.code == 2, result
     assert "2 of 4 jobs failed" in result.err
     assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]
@@ -889,7 +1211,9 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
         pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.full),
     ],
 )
-def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: int, told: str, tmp_path: Path) -> None:
+def test_a_signal_saves_the_run_and_has_a_status(
+    number: signal.Signals, code: int, told: str, tmp_path: Path
+) -> None:
     # FedAvg: where clients keep states, the last round is lost if the next is just writing its own.
     words = (
         "method=fedavg",
@@ -900,14 +1224,20 @@ def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: i
     )
     process = start(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
-    while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
+    while (
+        not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     process.send_signal(number)
     result = wait(process)
     assert result.code == code, result
-    assert result.complaints == [f"fedpfl: {told}; the same command goes on from the last checkpoint"]
+    assert result.complaints == [
+        f"fedpfl: {told}; the same command goes on from the last checkpoint"
+    ]
     assert "Traceback" not in result.err
-    with rundir.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
+    with rundir.RunDirectory.open(
+        tmp_path / "here", "", summary(tmp_path / "here")["identity"]
+    ) as directory:
         assert directory.status == "interrupted"
         past = directory.restore()
     assert past is not None
@@ -929,7 +1259,10 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize(
     ("name", "number", "code", "told"),
-    [("fedpfl.train", signal.SIGINT, 130, "interrupted"), ("fedpfl.tune", signal.SIGTERM, 143, "terminated")],
+    [
+        ("fedpfl.train", signal.SIGINT, 130, "interrupted"),
+        ("fedpfl.tune", signal.SIGTERM, 143, "terminated"),
+    ],
 )
 def test_a_signal_while_modules_are_imported_is_one_line(
     name: str, number: int, code: int, told: str, tmp_path: Path

@@ -1,4 +1,6 @@
-"""Sweeps on machines that are taken away end in one line with all saved, on any launcher, and go on bit for bit."""
+"""Sweeps on machines that are taken away end in one line with all saved, on any launcher, and go on
+bit for bit.
+"""
 
 import os
 import re
@@ -16,7 +18,13 @@ from tests.runner.test_resume import assert_ends_alike
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 LONG = (
-    *("rounds=3000", "clients=4", "participation=0.5", "partition.samples_per_client=24", "local.epochs=1"),
+    *(
+        "rounds=3000",
+        "clients=4",
+        "participation=0.5",
+        "partition.samples_per_client=24",
+        "local.epochs=1",
+    ),
     *("eval.every=3000", "checkpoint.seconds=1e6", "model=mlp"),
 )
 SLOW = """
@@ -47,7 +55,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[Result, float]:
 
 
 def left(folder: Path) -> int:
-    """How many runs have ended in order; all with a checkpoint but those that were just replacing clients' states."""
+    """How many runs have ended in order; all with a checkpoint but those that were just replacing
+    clients' states.
+    """
     logs = [path.read_text() for path in folder.rglob("run.log")]
     places = [path.parent for path in folder.rglob("state.pt")]
     assert {summary(place)["status"] for place in places} == {"running"}
@@ -86,7 +96,10 @@ def test_a_sweep_that_is_told_to_end_saves_all_its_runs(
     playing(process, tmp_path, runs)
     tell(process, number)
     result, seconds = ended(process)
-    assert (result.code, result.complaints) == (130 if told == "interrupted" else 143, [LINE.format(told)]), result
+    assert (result.code, result.complaints) == (
+        130 if told == "interrupted" else 143,
+        [LINE.format(told)],
+    ), result
     assert "Traceback" not in result.err
     assert seconds < 20
     assert left(tmp_path) == len(list(tmp_path.rglob("config.yaml"))) == runs
@@ -110,7 +123,9 @@ def holder(run: Path) -> int:
     return int((run / "run.lock").read_text())
 
 
-def test_a_job_of_submitit_whose_time_is_up_is_queued_again_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_job_of_submitit_whose_time_is_up_is_queued_again_and_goes_on_bit_for_bit(
+    tmp_path: Path,
+) -> None:
     """By submitit's local executor, which does with its jobs what Slurm does."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
     words = (*LONG, "rounds=100", "eval.every=100", "method=ditto", "seed=1")

@@ -23,16 +23,30 @@ def foretold(*words: str, cwd: Path) -> str:
 
 
 def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
-    words = (*WORDS, "eval.every=3", "eval.finetune_epochs=2", "eval.finetune_every=6", "validation=0.1", "unseen=0.25")
+    words = (
+        *WORDS,
+        "eval.every=3",
+        "eval.finetune_epochs=2",
+        "eval.finetune_every=6",
+        "validation=0.1",
+        "unseen=0.25",
+    )
     told = foretold(*words, cwd=tmp_path)
     lines = told.splitlines()
-    assert lines[0].startswith("composition dataset=digits partition=dirichlet model=mlp adapter=none method=fedavg ")
-    assert lines[1] == "settings    seed=42 rounds=8 clients=4 participation=0.5 validation=0.1 unseen=0.25"
+    assert lines[0].startswith(
+        "composition dataset=digits partition=dirichlet model=mlp adapter=none method=fedavg "
+    )
+    assert (
+        lines[1]
+        == "settings    seed=42 rounds=8 clients=4 participation=0.5 validation=0.1 unseen=0.25"
+    )
     assert lines[2].startswith("local       epochs=1 batch_size=32 ")
     number = r"[\d.e+-]+"
     kinds = f"8 rounds of {number} s, 1 evaluation of {number} s, 2 evaluations with fine-tuning of {number} s"
     assert re.search(rf"\ntime        about 0:00:\d\d: {kinds}\n", told)
-    split = re.search(r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told)
+    split = re.search(
+        r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told
+    )
     assert split
     assert sum(map(int, split.groups())) == 4 * 24
     assert "status      new" in lines
@@ -55,11 +69,15 @@ def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
     process.terminate()
     assert wait(process).code == 143
     told = foretold(*WORDS, "rounds=5000", "eval.every=5000", cwd=tmp_path)
-    done = int(re.search(r"status      interrupted after round (\d+), from where it goes on", told)[1])  # type: ignore[index]
+    done = int(
+        re.search(r"status      interrupted after round (\d+), from where it goes on", told)[1]
+    )  # type: ignore[index]
     assert f": {5000 - done} rounds of" in told
 
 
-def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_has_a_line_a_run_and_a_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timed = []
 
     def forecast(run: timing.Run, state: object) -> timing.Forecast:
@@ -73,11 +91,16 @@ def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path: Path, monkeypatch: pytes
     ends = {"fedavg": "about 0:00:17: 8 rounds of 2 s", "ditto": "about 0:00:33: 8 rounds of 4 s"}
     runs = [(method, seed) for method in ends for seed in (1, 2)]
     for number, (method, seed) in enumerate(runs, 1):
-        assert f"\nrun {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of 1 s\n" in told
+        assert (
+            f"\nrun {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of 1 s\n"
+            in told
+        )
     assert "\nsweep       4 runs: about 0:01:40 one after another\n" in told
     assert timed == ["fedavg", "ditto"]  # seeds take as long
     again = foretold("--multirun", *WORDS, "method=fedavg,ditto", "seed=1", cwd=tmp_path)
-    assert "run 1 of 2  method=fedavg: finished, nothing is left to do" in again.replace(" seed=1", "")
+    assert "run 1 of 2  method=fedavg: finished, nothing is left to do" in again.replace(
+        " seed=1", ""
+    )
     assert "\nsweep       2 runs, 1 of them finished: about 0:00:40 one after another\n" in again
 
 
@@ -87,7 +110,12 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
         *(("1", "fedobp"), ("2", "fedavg"), ("3", "fedper"), ("4", "local_only")),
     ]
     assert "experiment=demo" in told
-    words = ("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)", "validation=0.1")
+    words = (
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.trials=7",
+        "local.lr=interval(0.01,0.1)",
+        "validation=0.1",
+    )
     assert "\nsearch      7 trials, at most 0:00:" in foretold("-m", *WORDS, *words, cwd=tmp_path)
     globbed = foretold("-m", *WORDS, "rounds=1", "method=glob(fedp*)", cwd=tmp_path)
     assert globbed.count("\nrun ") >= 3
@@ -108,7 +136,9 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
     ],
     ids=str,
 )
-def test_what_the_command_would_refuse_is_refused(words: tuple[str, ...], line: str, tmp_path: Path) -> None:
+def test_what_the_command_would_refuse_is_refused(
+    words: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
     result = call("--dry-run", *WORDS, *words, cwd=tmp_path)
     assert result.code == 2
     (told,) = result.complaints
@@ -126,13 +156,18 @@ def test_a_directory_of_another_run_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_data_that_would_be_downloaded_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_would_be_downloaded_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def asked(*about: object, **more: object) -> None:
         raise AssertionError("a dry run asks nobody")
 
     monkeypatch.setattr(urllib.request, "urlopen", asked)
     told = foretold(*WORDS, "dataset=cifar10", "data_dir=here", cwd=tmp_path)
-    assert "\ndata        data set cifar10 is not in data_dir=here; a run would download https://" in told
+    assert (
+        "\ndata        data set cifar10 is not in data_dir=here; a run would download https://"
+        in told
+    )
 
 
 def test_the_command_itself_takes_it(tmp_path: Path) -> None:

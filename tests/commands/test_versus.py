@@ -1,4 +1,6 @@
-"""The comparison with peers: processes are measured as it says, in turns, and the page has what was measured."""
+"""The comparison with peers: processes are measured as it says, in turns, and the page has what was
+measured.
+"""
 
 import csv
 import json
@@ -26,13 +28,26 @@ SAID = {  # the words of the programs, as they print them
         '{ "10": { "all_clients": { "test": { "loss": "0.5", "accuracy": "81.25% -> 0.00%" } } } }',
     ),
     "pfllib": (
-        *("Averaged Test Accuracy: 0.1000", "------ time cost ------ 9.5", "------ time cost ------ 2.0"),
-        *("------ time cost ------ 3.0", "Averaged Test Accuracy: 0.8125", "------ time cost ------ 7.5"),
+        *(
+            "Averaged Test Accuracy: 0.1000",
+            "------ time cost ------ 9.5",
+            "------ time cost ------ 2.0",
+        ),
+        *(
+            "------ time cost ------ 3.0",
+            "Averaged Test Accuracy: 0.8125",
+            "------ time cost ------ 7.5",
+        ),
     ),
     "fedpfl": ("directory   outputs/own",),
     "Flower": ("round 9.0", "round 2.0", "round 3.0", "accuracy 81.25"),
 }
-FIRST = {"FL-bench": 3.5, "PFLlib": 3.5, "Flower": 1.0, "fedpfl": 10.0}  # when their first round is done
+FIRST = {
+    "FL-bench": 3.5,
+    "PFLlib": 3.5,
+    "Flower": 1.0,
+    "fedpfl": 10.0,
+}  # when their first round is done
 
 
 def program(text, *arguments, **more):
@@ -47,7 +62,9 @@ def task(tmp_path):
     place = {"flbench": tmp_path / "flbench", "pfllib": tmp_path / "pfllib"}
     made = versus.Task(tmp_path / "data", tmp_path / "task", 3, 5, "cpu", place, clients=2)
     made.folder.mkdir()
-    (made.folder / "split.json").write_text('[{"train": [0, 1], "test": [2]}, {"train": [3], "test": [4]}]')
+    (made.folder / "split.json").write_text(
+        '[{"train": [0, 1], "test": [2]}, {"train": [3], "test": [4]}]'
+    )
     images = versus.np.zeros((5, 1, 28, 28), versus.np.uint8)
     versus.np.savez(made.folder / "images.npz", x=images, y=versus.np.arange(5))
     (made.data / "FashionMNIST" / "raw").mkdir(parents=True)
@@ -78,7 +95,11 @@ def test_a_process_is_measured_with_those_that_it_starts():
 @pytest.mark.parametrize(
     ("text", "limit", "why"),
     [
-        ("print('before')\nraise ValueError('no such thing')", 60, "ended with status 1: ValueError: no such thing"),
+        (
+            "print('before')\nraise ValueError('no such thing')",
+            60,
+            "ended with status 1: ValueError: no such thing",
+        ),
         ("import time; time.sleep(60)", 0.5, "was not done after 0 s"),
         ("print('hello')", 60, "it did not say when its first round was done"),
     ],
@@ -121,7 +142,9 @@ def test_an_environment_is_made_once_and_one_that_cannot_be_says_why(tmp_path, m
 
 @pytest.mark.parametrize("peer", ["FL-bench", "PFLlib", "Flower", "fedpfl"])
 def test_a_peers_words_are_read(peer, task, work):
-    """Not the first round, nor one in which PFLlib or FL-bench judges all; a line is said every 2.5 s, from 1 s on."""
+    """Not the first round, nor one in which PFLlib or FL-bench judges all; a line is said every 2.5
+    s, from 1 s on.
+    """
     row = next(row for row in versus.ROWS if row.name == peer)
     lines = [(2.5 * at + 1, line) for at, line in enumerate(SAID[row.given or peer])]
     told = task.folder / "fedpfl-FedAvg-fp32"
@@ -148,7 +171,9 @@ def test_the_directories_that_are_given_stay_as_they_are(task, work):
 def test_all_are_told_the_same_split_and_settings(task, work):
     """In FL-bench's pickle and PFLlib's arrays, whose labels are here the samples' numbers."""
     flbench, pfllib = (getattr(versus, name)(task, "FedPer") for name in ("flbench", "pfllib"))
-    held = pickle.loads((flbench.cwd / "data" / "fmnist" / "partition.pkl").read_bytes())["data_indices"]
+    held = pickle.loads((flbench.cwd / "data" / "fmnist" / "partition.pkl").read_bytes())[
+        "data_indices"
+    ]
     own = [{part: one[part].tolist() for part in ("train", "test", "val")} for one in held]
     assert own == [{**one, "val": []} for one in task.split()]
     for client, one in enumerate(task.split()):
@@ -156,13 +181,28 @@ def test_all_are_told_the_same_split_and_settings(task, work):
             file = pfllib.cwd.parent / "dataset" / "FashionMNIST" / part / f"{client}.npz"
             given = versus.np.load(file, allow_pickle=True)["data"].tolist()
             assert given["y"].tolist() == rows
-            assert given["x"] == pytest.approx(versus.np.full((len(rows), 1, 28, 28), -0.286 / 0.3205), abs=1e-6)
+            assert given["x"] == pytest.approx(
+                versus.np.full((len(rows), 1, 28, 28), -0.286 / 0.3205), abs=1e-6
+            )
     told = {word for word in flbench.command if "=" in word}
-    assert told >= {"method=fedper", "optimizer.lr=0.05", "common.local_epoch=5", "common.batch_size=32"}
+    assert told >= {
+        "method=fedper",
+        "optimizer.lr=0.05",
+        "common.local_epoch=5",
+        "common.batch_size=32",
+    }
     assert told >= {"common.join_ratio=0.1", "common.global_epoch=3", "common.use_cuda=False"}
     told = pfllib.command[pfllib.command.index("-data") :]
     assert dict(zip(told[::2], told[1::2], strict=True)) == {
-        **{"-data": "FashionMNIST", "-m": "CNN", "-algo": "FedPer", "-dev": "cpu", "-gr": "3", "-eg": "3", "-nc": "2"},
+        **{
+            "-data": "FashionMNIST",
+            "-m": "CNN",
+            "-algo": "FedPer",
+            "-dev": "cpu",
+            "-gr": "3",
+            "-eg": "3",
+            "-nc": "2",
+        },
         **{"-jr": "0.1", "-ls": "5", "-lbs": "32", "-lr": "0.05"},
     }
 
@@ -187,7 +227,12 @@ def test_the_workload_is_written_once_for_all(task, monkeypatch):
 def test_fedpfls_command_is_one(task, method):
     told = versus.fedpfl(task, method).command[3:]
     plan = check(composed(*(word for word in told if not word.startswith("hydra."))))
-    assert (plan.settings.rounds, plan.local.epochs, plan.local.lr, plan.local.momentum) == (3, 5, 0.05, 0.0)
+    assert (plan.settings.rounds, plan.local.epochs, plan.local.lr, plan.local.momentum) == (
+        3,
+        5,
+        0.05,
+        0.0,
+    )
 
 
 # ---- turns, and the page
@@ -199,10 +244,17 @@ def test_rows_take_turns_and_what_fails_is_a_row(task, tmp_path, monkeypatch, ca
     def run(asked, *_):
         if asked.command == ["two"]:
             raise measure.Failed("has | no wheel")
-        return {"seconds": next(seconds["one"]), "accuracy": 50.0, "first": 1.25, "peak_mib": 1000.0}
+        return {
+            "seconds": next(seconds["one"]),
+            "accuracy": 50.0,
+            "first": 1.25,
+            "peak_mib": 1000.0,
+        }
 
     def peer(name):
-        return versus.Peer(name, lambda task, method: measure.Program([name], ROOT, None, 7), ("FedAvg",))
+        return versus.Peer(
+            name, lambda task, method: measure.Program([name], ROOT, None, 7), ("FedAvg",)
+        )
 
     monkeypatch.setattr(versus, "ROWS", (peer("one"), peer("two"), peer("three")))
     monkeypatch.setattr(versus, "measured", run)
@@ -211,7 +263,10 @@ def test_rows_take_turns_and_what_fails_is_a_row(task, tmp_path, monkeypatch, ca
     rows = list(csv.DictReader((tmp_path / "own.csv").open()))
     assert [row["peer"] for row in rows] == ["one", "two"] * 3
     made = versus.table(tmp_path / "own.csv")
-    assert f"| one | {versus.__version__} | FedAvg | 3.00 (1.00 to 8.00) | 1,000 | 1.2 | 50.00 | 7 |" in made
+    assert (
+        f"| one | {versus.__version__} | FedAvg | 3.00 (1.00 to 8.00) | 1,000 | 1.2 | 50.00 | 7 |"
+        in made
+    )
     assert f"| two | {versus.__version__} | FedAvg | has / no wheel | | | | |" in made
 
 

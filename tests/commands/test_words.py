@@ -1,4 +1,6 @@
-"""Every word of every command is understood or refused in one line; and what is read no longer is no error."""
+"""Every word of every command is understood or refused in one line; and what is read no longer is
+no error.
+"""
 
 import re
 import shlex
@@ -54,7 +56,10 @@ REFUSED = [
     ("check --qu mine.py", "did you mean --quick?"),
     ("export a b --data x", "did you mean --data-dir?"),
     *((f"report {name} --form csv", "--form is no option") for name in report.COMMANDS),
-    ("report tables --bogus", "--bogus is no option; python -m fedpfl.report tables --help tells what it takes"),
+    (
+        "report tables --bogus",
+        "--bogus is no option; python -m fedpfl.report tables --help tells what it takes",
+    ),
     # other dashes
     ("train –m seed=1,2", "write -m"),
     ("train —multirun seed=1,2", "write --multirun"),
@@ -117,12 +122,17 @@ REFUSED = [
         "metrics must be a list of values, each one of f1, balanced, auroc, ece, got ['accuracy']\n",
     ),
     ("train local.epochs=0.5", "count minibatches: local.epochs=null local.steps=..."),
-    ("train -m seed=1,2 hydra/launcher=submitit_cluster", "needs a package that is not installed; pip install"),
+    (
+        "train -m seed=1,2 hydra/launcher=submitit_cluster",
+        "needs a package that is not installed; pip install",
+    ),
     ("train -m seed=1,2 hydra/launcher=rays", "pip install 'fedpfl[ray]'"),
 ]
 
 
-def told(line: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def told(
+    line: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str]:
     """Give a command line in this process; returns its status and what standard error says."""
     command, *words = shlex.split(line)
     if command == "train":
@@ -150,7 +160,14 @@ def test_what_is_not_understood_is_refused_in_one_line(tmp_path, capsys, monkeyp
 
 def test_options_that_there_are_may_stand_anywhere_and_twice():
     words = ["seed=1", "-m", "--caption", "x", "-1", "--", "b=2"]
-    assert check_words(words, {"-m": "", "--caption": "caption"}) == ["seed=1", "-m", "--caption", "x", "-1", "b=2"]
+    assert check_words(words, {"-m": "", "--caption": "caption"}) == [
+        "seed=1",
+        "-m",
+        "--caption",
+        "x",
+        "-1",
+        "b=2",
+    ]
     assert check_words(["-m", "-m"], {"-m": ""}) == ["-m", "-m"]
     for dash in DASHES:
         with pytest.raises(fedpfl.FedpflError, match="not the keyboard's; write a=1"):
@@ -179,7 +196,9 @@ def test_keys_that_are_given_twice_are_told():
     assert replaced_words(["rounds=2", "rounds=2"]) == ""
 
 
-@pytest.mark.parametrize("text", ["ü ö", "a=b", "a,b", "{a}", "it's", 'a"b', "a\\", "a\\'b", "$HOME`x`", "[a", "#;!"])
+@pytest.mark.parametrize(
+    "text", ["ü ö", "a=b", "a,b", "{a}", "it's", 'a"b', "a\\", "a\\'b", "$HOME`x`", "[a", "#;!"]
+)
 def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(text: str, tmp_path: Path) -> None:
     """As a shell reads the words; `$` alone would be an interpolation of Hydra's."""
     shell = ["bash", "-c", f"printf %s {quoted_word('name', text)}"]
@@ -198,10 +217,22 @@ SEARCH = "hydra/sweeper=optuna local.lr=0.1,0.2 validation=0.1"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("seed=1,2,3 dataset=cifar10 dataset.download=false", "data set cifar10 is not in data_dir="),
-        ("seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
-        ("seed=1,2 hydra/launcher=joblib dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
-        ("seed=1,2 partition=file partition.path=x.json", "partition.path: there is no file x.json"),
+        (
+            "seed=1,2,3 dataset=cifar10 dataset.download=false",
+            "data set cifar10 is not in data_dir=",
+        ),
+        (
+            "seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz",
+            "dataset.path=x.npz is not a file",
+        ),
+        (
+            "seed=1,2 hydra/launcher=joblib dataset=npz dataset.path=x.npz",
+            "dataset.path=x.npz is not a file",
+        ),
+        (
+            "seed=1,2 partition=file partition.path=x.json",
+            "partition.path: there is no file x.json",
+        ),
         ("local.lr=0.1,0.2 model.weights=x.pt", "model.weights: there is no file "),
         ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
         (f"{SEARCH} dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
@@ -228,22 +259,29 @@ def test_data_that_one_of_several_lacks_are_told_before_the_first_run(tmp_path, 
 def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     sweep = {"hydra": {"sweeper": {"params": {"seed": "1,2", "local.lr": 0.2}}}}
-    (tmp_path / "own/experiment/mine.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(sweep, sort_keys=False)}")
+    (tmp_path / "own/experiment/mine.yaml").write_text(
+        f"# @package _global_\n{yaml.safe_dump(sweep, sort_keys=False)}"
+    )
     words = ["--config-dir=own", "experiment=mine"]
     with mock.patch.object(session, "play") as play:
-        for given, keys in (((), "seed, local.lr"), (("local.lr=1",), "seed"), (("seed=3",), "local.lr")):
+        for given, keys in (
+            ((), "seed, local.lr"),
+            (("local.lr=1",), "seed"),
+            (("seed=3",), "local.lr"),
+        ):
             result = call(*words, *given, cwd=tmp_path)
             assert result.code == 2
             each = " ".join(f"{key}=..." for key in keys.split(", "))
-            about = (
-                f"experiment=mine sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
-            )
+            about = f"experiment=mine sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
             assert result.err == f"fedpfl: {about}\n"
         play.assert_not_called()
         assert call(*words, "seed=3", "local.lr=1", cwd=tmp_path).err == ""
         one = call(*words, "hydra.mode=RUN", cwd=tmp_path)
         assert (one.code, play.call_count) == (0, 2)
-        assert "experiment=mine sweeps over seed, local.lr, which this one run (hydra.mode=RUN) has as" in one.err
+        assert (
+            "experiment=mine sweeps over seed, local.lr, which this one run (hydra.mode=RUN) has as"
+            in one.err
+        )
 
 
 # Help
@@ -253,17 +291,32 @@ def test_help_says_what_there_is(capsys):
     with mock.patch.object(sys, "argv", ["fedpfl", "--help"]):
         fedpfl_command.main()
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(f"  fedpfl {name} ") for line in lines) for name in fedpfl_command.COMMANDS)
+    assert all(
+        any(line.startswith(f"  fedpfl {name} ") for line in lines)
+        for name in fedpfl_command.COMMANDS
+    )
     assert "With -m, values separated by commas make a sweep." in help_page.HEAD
 
 
 TWICE = "fedpfl: given twice, and the last one counts: seed=1, then seed=2"
-PRINTING = ["train --help", "train --cfg job seed=1 seed=2", "train --hydra-help", "train --info", "-sc install=bash"]
-PRINTING += ["--help", "--version", "report tables outputs", *(f"{name} --help" for name in fedpfl_command.COMMANDS)]
+PRINTING = [
+    "train --help",
+    "train --cfg job seed=1 seed=2",
+    "train --hydra-help",
+    "train --info",
+    "-sc install=bash",
+]
+PRINTING += [
+    "--help",
+    "--version",
+    "report tables outputs",
+    *(f"{name} --help" for name in fedpfl_command.COMMANDS),
+]
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    """As `| head -1` does: all commands in one process, each with a pipe to write to that nobody reads.
+    """As `| head -1` does: all commands in one process, each with a pipe to write to that nobody
+    reads.
 
     Every second one has no buffer, as with `python -u`.
     """
@@ -286,7 +339,9 @@ for number, line in enumerate(sys.argv[1:]):
         print(line, code, file=sys.stderr)
 """
     result = wait(start(*PRINTING, cwd=tmp_path, script=script))
-    absent = "fedpfl: no such directory: outputs; give the folder that holds the runs, such as outputs"
+    absent = (
+        "fedpfl: no such directory: outputs; give the folder that holds the runs, such as outputs"
+    )
     assert (result.code, result.err.splitlines()) == (0, [TWICE, absent])
 
 

@@ -34,16 +34,25 @@ from tests.conftest import assert_same, sampled
 
 CONF = Path(train.CONF)
 APART = ("board", "tune")  # suites and spaces
-GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in APART)
+GROUPS = sorted(
+    folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in APART
+)
 FILES = sorted(CONF.rglob("*.yaml"))
 EXPERIMENTS = CONF / "experiment"
-OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.name in GROUPS and path.parent != EXPERIMENTS]
+OPTIONS = [
+    (path.parent.name, path.stem)
+    for path in FILES
+    if path.parent.name in GROUPS and path.parent != EXPERIMENTS
+]
 UNSET = {
     "npz": ["dataset.path=mine.npz"],
     "tuned": ["quantile.q=0.9"],
     "file": ["partition.path=mine.json"],
     **{key: ["dataset=fmnist"] for key in ("paper",)},
-    **{key: ["method=subflot"] for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]},
+    **{
+        key: ["method=subflot"]
+        for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]
+    },
 }
 """What an option needs beside itself."""
 
@@ -95,25 +104,38 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
     assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
     for name, network in MODELS.items():
         parameters = inspect.signature(network).parameters.items()
-        options = {key: parameter.default for key, parameter in parameters if key not in ("shape", "classes")}
-        options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+        options = {
+            key: parameter.default
+            for key, parameter in parameters
+            if key not in ("shape", "classes")
+        }
+        options = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in options.items()
+        }
         common = {"weights": None, "overlap": False, "head": None}
         assert resolved(f"model={name}")["model"] == {"name": name, **options, **common}
 
 
 @pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
 def test_every_method_composes_with_other_choices(method: str) -> None:
-    whole = resolved(f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"])
+    whole = resolved(
+        f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"]
+    )
     assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")
     assert not {"quantile", "norm", "score"} & set(whole)
     assert "groups" not in whole["method"]
 
 
 def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
-    chosen = resolved("method=fedobp", "norm=none", "score=fisher", "quantile=ablation_cls", "dataset=svhn")["method"]
+    chosen = resolved(
+        "method=fedobp", "norm=none", "score=fisher", "quantile=ablation_cls", "dataset=svhn"
+    )["method"]
     assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9495)
     for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
-        with pytest.raises(FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"):
+        with pytest.raises(
+            FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"
+        ):
             resolved("method=seqfededt", group)
 
 
@@ -154,10 +176,13 @@ def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: floa
 
 
 @pytest.mark.parametrize(
-    "overrides", ["dataset=digits", "dataset=fmnist partition.alpha=0.3", "dataset=fmnist partition=iid"]
+    "overrides",
+    ["dataset=digits", "dataset=fmnist partition.alpha=0.3", "dataset=fmnist partition=iid"],
 )
 def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: str) -> None:
-    with pytest.raises(FedpflError, match=r"^quantile=paper: Table II has no q for .*; set quantile\.q=") as caught:
+    with pytest.raises(
+        FedpflError, match=r"^quantile=paper: Table II has no q for .*; set quantile\.q="
+    ) as caught:
         resolved("quantile=paper", *overrides.split())
     assert "\n" not in str(caught.value)
 
@@ -168,10 +193,21 @@ def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: st
 @pytest.mark.parametrize(
     "overrides",
     [
-        *("seed=7", "logger=wandb", "logger=[csv,wandb]", "device=cpu", "data_dir=elsewhere", "checkpoint.seconds=1"),
+        *(
+            "seed=7",
+            "logger=wandb",
+            "logger=[csv,wandb]",
+            "device=cpu",
+            "data_dir=elsewhere",
+            "checkpoint.seconds=1",
+        ),
         *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
         *("quantile.q=0.999", "norm.name=global"),  # what the defaults resolve to
-        *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number
+        *(
+            "local.lr=1e-2",
+            "local.weight_decay=0",
+            "method.ema=0",
+        ),  # another spelling of the same number
         *("validation=0", "name=mine", "extend=elsewhere", "restart=true"),
     ],
 )
@@ -183,9 +219,21 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
     "override",
     [
         *("validation=0.1", "unseen=0.2"),
-        *("rounds=10", "clients=50", "participation=0.2", "local.lr=0.1", "local.epochs=1", "local.batch_size=16"),
+        *(
+            "rounds=10",
+            "clients=50",
+            "participation=0.2",
+            "local.lr=0.1",
+            "local.epochs=1",
+            "local.batch_size=16",
+        ),
         *("local.momentum=0.7", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
-        *("local.optimizer=adam", "local.betas=[0.9,0.99]", "local.decay=0.99", "local.decay=cosine"),
+        *(
+            "local.optimizer=adam",
+            "local.betas=[0.9,0.99]",
+            "local.decay=0.99",
+            "local.decay=cosine",
+        ),
         *(
             "partition.seed=42",
             "partition=iid",
@@ -195,7 +243,13 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
         ),
         *("dataset=mnist", "dataset.mean=[0.5]", "dataset.path=mine.npz"),
         *("method=fedavg", "method.ema=0.3", "method.scope=tensor", "method.classifier_only=true"),
-        *("quantile.q=0.5", "norm=layer", "score=gradient", "engine.precision=bf16", "model=resnet8"),
+        *(
+            "quantile.q=0.5",
+            "norm=layer",
+            "score=gradient",
+            "engine.precision=bf16",
+            "model=resnet8",
+        ),
     ],
 )
 def test_whatever_changes_the_results_changes_the_identity(override: str) -> None:
@@ -213,13 +267,19 @@ def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
     assert all(key in whole for key in later)
     earlier = {key: value for key, value in whole.items() if key not in later}
     first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
-    earlier["partition"] = {key: value for key, value in whole["partition"].items() if key != "seed"}
+    earlier["partition"] = {
+        key: value for key, value in whole["partition"].items() if key != "seed"
+    }
     earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
     assert identity(earlier) == identity(whole)
 
 
-@pytest.mark.parametrize("name", ["fedspu", "random_dropout", "fjord", "hermes", "fedmp", "prunefl"])
-def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earlier_runs(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["fedspu", "random_dropout", "fjord", "hermes", "fedmp", "prunefl"]
+)
+def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earlier_runs(
+    name: str,
+) -> None:
     whole = resolved(f"method={name}")
     earlier = {key: value for key, value in whole.items() if key != "stopping"}
     earlier["method"] = {**whole["method"], "early_stopping": False, "lam": 0.7}
@@ -237,28 +297,54 @@ def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earli
         ("floco", "", {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"}),
     ],
 )
-def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name: str, later: str, former) -> None:
+def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(
+    name: str, later: str, former
+) -> None:
     whole = resolved(f"method={name}")
-    earlier = {**whole, "method": {key: value for key, value in whole["method"].items() if key != later} | former}
+    earlier = {
+        **whole,
+        "method": {key: value for key, value in whole["method"].items() if key != later} | former,
+    }
     assert earlier != whole
     assert identity(earlier) == identity(whole)
-    others = {"fedselect": "method.personalise=5", "floco": "method.rho=5", "scaffold": "clients=11"}
+    others = {
+        "fedselect": "method.personalise=5",
+        "floco": "method.rho=5",
+        "scaffold": "clients=11",
+    }
     changed = others.get(name, f"method.{later}=local")
     assert key_of(f"method={name}", changed) != identity(whole)
 
 
 FORMERLY = {
     ("fedobp_adaptive",): ("3c6dd9a670", "fedobp"),
-    ("fedobp_adaptive", "method.q=[0.3,0.8]", "score=gradient", "method.ema=0.3"): ("91c1af7c21", "fedobp"),
-    ("floco_plus", "method.pers_epochs=2", "method.endpoints=3", "method.tau=1"): ("277183bd02", "floco"),
+    ("fedobp_adaptive", "method.q=[0.3,0.8]", "score=gradient", "method.ema=0.3"): (
+        "91c1af7c21",
+        "fedobp",
+    ),
+    ("floco_plus", "method.pers_epochs=2", "method.endpoints=3", "method.tau=1"): (
+        "277183bd02",
+        "floco",
+    ),
 }
-"""What was a setting of another method, and the identity of runs that were made while it was one."""
-EARLIER = ["rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "model=mlp", "validation=0.1", "engine=loop"]
+"""What was a setting of another method, and the identity of runs that were made while it was one.
+"""
+EARLIER = [
+    "rounds=2",
+    "clients=4",
+    "participation=0.5",
+    "local.epochs=1",
+    "model=mlp",
+    "validation=0.1",
+    "engine=loop",
+]
 EARLIER += ["local.momentum=0.7"]  # which was the default
 
 
 @pytest.mark.parametrize(("words", "earlier"), FORMERLY.items(), ids=lambda value: value[0])
-def test_a_method_that_was_a_setting_of_another_keeps_its_identity_and_place(words, earlier) -> None:
+def test_a_method_that_was_a_setting_of_another_keeps_its_identity_and_place(
+    words, earlier
+) -> None:
     key, former = earlier
     whole = resolved(f"method={words[0]}", *words[1:], *EARLIER)
     assert run_subdir(whole, None) == f"digits/{former}/{key}/seed42"
@@ -291,7 +377,9 @@ class Schema(Checked):
     part: Annotated[float, Between(0, 1)] = 0.5
     rate: Annotated[float, Above(0), AtMost(1)] | Literal["auto"] = "auto"
     tries: Annotated[int, AtLeast(1)] | None = None
-    levels: Annotated[float, AtLeast(0), Below(1)] | tuple[Annotated[float, AtLeast(0), Below(1)], ...] = ()
+    levels: (
+        Annotated[float, AtLeast(0), Below(1)] | tuple[Annotated[float, AtLeast(0), Below(1)], ...]
+    ) = ()
     ends: tuple[Annotated[float, Above(0)], float] = (1.0, 2.0)
     kinds: tuple[Literal["a", "bb"], ...] = ()
     switches: tuple[bool, ...] = ()
@@ -383,7 +471,9 @@ def test_what_was_meant_is_sensible_or_absent(key: str, value: Any, meant: str) 
         ("ends", [1], "a list of 2 numbers"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(
+    key: str, value: Any, allowed: str
+) -> None:
     with pytest.raises(FedpflError) as caught:
         typed(Schema, {key: value}, "group")
     message = str(caught.value)
@@ -412,29 +502,61 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value
         ("where", "\0", r"a text without control characters, got '\x00'"),
     ],
 )
-def test_what_cannot_be_computed_with_or_written_down_is_refused(key: str, value: Any, reason: str) -> None:
+def test_what_cannot_be_computed_with_or_written_down_is_refused(
+    key: str, value: Any, reason: str
+) -> None:
     with pytest.raises(FedpflError) as caught:
         typed(Schema, {key: value}, "group")
     assert str(caught.value) == f"group.{key} must be {reason}"
 
 
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
-    with pytest.raises(FedpflError, match=r"^group\.cuont is not a key here; did you mean group\.count\?$"):
+    with pytest.raises(
+        FedpflError, match=r"^group\.cuont is not a key here; did you mean group\.count\?$"
+    ):
         typed(Schema, {"cuont": 1}, "group")
 
 
-ODD = (None, [], {}, "", "x", -1, 0, 3, 2.5, True, math.inf, math.nan, 10**30, 1e300, 1e-300, [1], [[1]], {"a": 1})
+ODD = (
+    None,
+    [],
+    {},
+    "",
+    "x",
+    -1,
+    0,
+    3,
+    2.5,
+    True,
+    math.inf,
+    math.nan,
+    10**30,
+    1e300,
+    1e-300,
+    [1],
+    [[1]],
+    {"a": 1},
+)
 ODD += ("a\nb", "\x1b[31m", "\udcff", "../..", "${nope}", "${rounds}", "???")
 
 
 def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
-    """One value of the configuration, at random, is something else or gone; nothing but FedpflError is raised."""
+    """One value of the configuration, at random, is something else or gone; nothing but FedpflError
+    is raised.
+    """
     chance, refused = random.Random(0), list[str]()
-    whole = {name: OmegaConf.to_container(compose(f"method={name}")) for name in chance.sample(sorted(METHODS), 6)}
+    whole = {
+        name: OmegaConf.to_container(compose(f"method={name}"))
+        for name in chance.sample(sorted(METHODS), 6)
+    }
     for _ in range(250):
         config_ = copy.deepcopy(whole[chance.choice(sorted(whole))])
         place = config_[chance.choice([key for key in config_ if key != "quantile"])]
-        place, key = (place, chance.choice(sorted(place))) if isinstance(place, dict) else (config_, "rounds")
+        place, key = (
+            (place, chance.choice(sorted(place)))
+            if isinstance(place, dict)
+            else (config_, "rounds")
+        )
         place[key] = chance.choice(ODD)
         if chance.random() < 0.1:
             del place[key]
@@ -467,38 +589,72 @@ def test_a_configuration_that_cannot_be_resolved_is_one_line(overrides: str, mes
 
 
 def test_a_missing_key_and_a_missing_group_are_named() -> None:
-    with pytest.raises(FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="):
+    with pytest.raises(
+        FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="
+    ):
         typed(Local, {"lr": 0.1, "batch_size": 2}, "local")
     with pytest.raises(FedpflError, match=r"^local must be a group of keys, got None"):
         typed(Local, None, "local")
-    with pytest.raises(FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="):
+    with pytest.raises(
+        FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="
+    ):
         resolved("dataset=npz")
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("local.steps=20", "local.steps must be null beside local.epochs=5; set local.epochs=null, got 20"),
+        (
+            "local.steps=20",
+            "local.steps must be null beside local.epochs=5; set local.epochs=null, got 20",
+        ),
         ("local.optimizer=adan", "local.optimizer must be one of sgd, adam, adamw, got 'adan'"),
         ("local.decay=linear", "local.decay must be a number or cosine, got 'linear'"),
         (
             "method=pfedme local.optimizer=adam",
             "local.optimizer=adam has no part in method=pfedme, which makes its own steps; leave it at sgd",
         ),
-        ("method=per_fedavg local.decay=cosine", "local.decay=cosine has no part in method=per_fedavg"),
-        ("dataset=har dataset.form=both", "dataset.form must be one of signals, features, got 'both'"),
-        ("dataset=har +dataset.size=3", "dataset.size is not a key here; known keys: name, mean, std"),
-        ("dataset=digits +dataset.size=3", "dataset.size is not a key here; known keys: name, mean, std"),
+        (
+            "method=per_fedavg local.decay=cosine",
+            "local.decay=cosine has no part in method=per_fedavg",
+        ),
+        (
+            "dataset=har dataset.form=both",
+            "dataset.form must be one of signals, features, got 'both'",
+        ),
+        (
+            "dataset=har +dataset.size=3",
+            "dataset.size is not a key here; known keys: name, mean, std",
+        ),
+        (
+            "dataset=digits +dataset.size=3",
+            "dataset.size is not a key here; known keys: name, mean, std",
+        ),
         ("dataset=pacs dataset.size=big", "dataset.size must be a whole number, got 'big'"),
-        ("dataset=cifar10_c dataset.corruptions=fog", "dataset.corruptions must be a list of texts or null, got 'fog'"),
+        (
+            "dataset=cifar10_c dataset.corruptions=fog",
+            "dataset.corruptions must be a list of texts or null, got 'fog'",
+        ),
         ("dataset.name=foo", "dataset.name must be one of ag_news, cifar10, "),
         ("partition.seed=-1", "partition.seed must be between 0 and 4294967295, or null, got -1"),
         ("partition=file", "partition.path has no value; set it with partition.path=..."),
-        ("partition=file partition.path=mine.json", "partition.path: there is no file mine.json; check the path"),
+        (
+            "partition=file partition.path=mine.json",
+            "partition.path: there is no file mine.json; check the path",
+        ),
         ("validation=1", "validation must be at least 0 and below 1, got 1"),
-        ("+partition.groups=[1]", "partition.groups is not a key here; known keys: seed, alpha, min_samples"),
-        ("partition=groups clients=4", "partition=groups needs a data set whose samples are from several domains or"),
-        ("partition=shuffled_shards", "partition=shuffled_shards splits the data set's original test part, and this"),
+        (
+            "+partition.groups=[1]",
+            "partition.groups is not a key here; known keys: seed, alpha, min_samples",
+        ),
+        (
+            "partition=groups clients=4",
+            "partition=groups needs a data set whose samples are from several domains or",
+        ),
+        (
+            "partition=shuffled_shards",
+            "partition=shuffled_shards splits the data set's original test part, and this",
+        ),
         ("partition=fixed_dirichlet partition.alpha=0.01", "a client is to have "),
     ],
 )
@@ -529,17 +685,32 @@ def test_a_share_is_held_out_for_validation() -> None:
         parts = held.federation.train[client], held.federation.validation[client]
         assert [len(part) for part in parts] == [14, 4]
         assert sorted(torch.cat(parts).tolist()) == sorted(plain.federation.train[client].tolist())
-    assert (held.config["validation"], held.identity) != (plain.config["validation"], plain.identity)
+    assert (held.config["validation"], held.identity) != (
+        plain.config["validation"],
+        plain.identity,
+    )
 
 
 def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
     x = np.zeros((60, 9, 128), np.float32)
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3, groups=np.repeat(["a", "b", "c"], 20), test_from=30)
+    np.savez(
+        tmp_path / "own.npz",
+        x=x,
+        y=np.arange(60) % 3,
+        groups=np.repeat(["a", "b", "c"], 20),
+        test_from=30,
+    )
     own = ["dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn"]
     run = build(check(compose(*own, "partition=groups", "clients=6")))
     assert run.federation.shape == (9, 128)
     assert run.federation.train_sizes.tolist() == [8] * 6
-    run = build(check(compose(*own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3")))
+    run = build(
+        check(
+            compose(
+                *own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"
+            )
+        )
+    )
     assert run.federation.train_sizes.tolist() == [10] * 3
     assert run.federation.test_sizes.tolist() == [10] * 3
 
@@ -549,7 +720,10 @@ def test_a_partitions_own_seed_decides_it_alone() -> None:
         build(check(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")))
         for seed, own in ((3, "null"), (1, 3), (2, 3))
     ]
-    splits = [[list(getattr(run.federation, split)) for split in ("train", "test", "validation")] for run in runs]
+    splits = [
+        [list(getattr(run.federation, split)) for split in ("train", "test", "validation")]
+        for run in runs
+    ]
     assert_same(splits[0], splits[1])
     assert_same(splits[0], splits[2])
     name = "classifier.weight"
@@ -567,7 +741,12 @@ def test_the_seed_decides_partition_and_model() -> None:
 
 
 def test_groups_that_no_client_is_made_of_are_told(tmp_path):
-    words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=mlp", "clients=4")
+    words = (
+        "dataset=npz",
+        format_override("dataset.path", tmp_path / "own.npz"),
+        "model=mlp",
+        "clients=4",
+    )
     x = np.zeros((80, 4), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(80) % 2, groups=np.arange(80) // 20)
     (note,) = build(check(compose(*words, "partition=iid"))).notes
@@ -588,13 +767,19 @@ def test_no_key_of_a_run_asks_where_the_run_belongs(key, tmp_path):
 
 @pytest.mark.parametrize("place", ["outputs/${fedpfl.run_subdir:}", "${fedpfl.run_subdir:}/below"])
 def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(place, tmp_path):
-    result = call(*TINY, "name='${hydra:runtime.output_dir}'", f"hydra.run.dir='{place}'", cwd=tmp_path)
+    result = call(
+        *TINY, "name='${hydra:runtime.output_dir}'", f"hydra.run.dir='{place}'", cwd=tmp_path
+    )
     assert (result.code, len(result.complaints), list(tmp_path.iterdir())) == (2, 1, [])
-    assert result.complaints[0].startswith("fedpfl: name: where the run belongs follows from its keys, and one of them")
+    assert result.complaints[0].startswith(
+        "fedpfl: name: where the run belongs follows from its keys, and one of them"
+    )
 
 
 @pytest.mark.parametrize("key", ["name", "seed", "method.q", "hydra.run.dir"])
-@pytest.mark.parametrize("value", ["${oc.select:KEY}", "${oc.decode:${oc.select:KEY}}", "a${oc.select:KEY,b}c"])
+@pytest.mark.parametrize(
+    "value", ["${oc.select:KEY}", "${oc.decode:${oc.select:KEY}}", "a${oc.select:KEY,b}c"]
+)
 def test_a_value_that_asks_for_itself_is_one_line(key, value, tmp_path):
     result = call(*TINY, f"{key}='{value.replace('KEY', key)}'", cwd=tmp_path)
     assert (result.code, list(tmp_path.iterdir())) == (2, [])
@@ -618,6 +803,8 @@ def test_runs_ask_for_their_places_side_by_side():
 
 def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     """Hydra encodes a job's text without quotes, and refuses such letters without them."""
-    result = call("-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out", cwd=tmp_path)
+    result = call(
+        "-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out", cwd=tmp_path
+    )
     assert result.code == 0, result.err
     assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1

@@ -20,7 +20,14 @@ from tests.conftest import ROOT
 
 MINE = (ROOT / "docs/mine.py").read_text()
 ALL = ("plugins=[mine.py]", "method=halfway", "model=wide", "dataset=stripes", "partition=equal")
-SMALL = ("rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "eval.every=1", "hydra.run.dir=run")
+SMALL = (
+    "rounds=2",
+    "clients=4",
+    "participation=0.5",
+    "local.epochs=1",
+    "eval.every=1",
+    "hydra.run.dir=run",
+)
 METHOD = """
 from fedpfl.methods import FedAvg
 class Mine(FedAvg):
@@ -40,14 +47,23 @@ def folder(tmp_path: Path):
 def test_the_documented_file_runs_whole_and_part_by_part(folder: Path) -> None:
     result = call(*ALL, *SMALL, "model.width=7", "method.share=0.25", cwd=folder)
     assert result.code == 0, result.err
-    for line in ("method      halfway (share=0.25)", "partition   equal (test_fraction=0.25)", "wide: 479 parameters"):
+    for line in (
+        "method      halfway (share=0.25)",
+        "partition   equal (test_fraction=0.25)",
+        "wide: 479 parameters",
+    ):
         assert line in result.err
-    assert call("plugins=[mine.py]", *TINY, "method=halfway", "hydra.run.dir=other", cwd=folder).code == 0
+    assert (
+        call("plugins=[mine.py]", *TINY, "method=halfway", "hydra.run.dir=other", cwd=folder).code
+        == 0
+    )
     kept = summary(folder / "run")["code"][0]
     assert kept.keys() == {"fedpfl", "method", "mine.py"}
 
 
-def test_from_python_the_personal_model_is_that_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_python_the_personal_model_is_that_of_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     run = fedpfl.run("plugins=[mine.py]", *ALL[1:], *SMALL[:-1], directory="run", progress=False)
     _, outer = run.samples(0), run.global_model()
@@ -57,7 +73,9 @@ def test_from_python_the_personal_model_is_that_of_the_file(folder: Path, monkey
     assert "halfway" in fedpfl.load("run").config["method"]["name"]
 
 
-def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_strangers_plugin_is_not_run_unless_it_is_named(
+    folder: Path, capsys: pytest.CaptureFixture
+) -> None:
     """To look at a run's models is not to run the code that its config.yaml names."""
     assert call(*ALL, *SMALL, cwd=folder).code == 0
     plugins.load([])
@@ -74,7 +92,13 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: 
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
     assert (
-        export.main([str(folder / "run"), str(folder / "out"), format_override("plugins", [folder / "here/mine.py"])])
+        export.main(
+            [
+                str(folder / "run"),
+                str(folder / "out"),
+                format_override("plugins", [folder / "here/mine.py"]),
+            ]
+        )
         == 0
     )
 
@@ -119,7 +143,9 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
 
 def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -> None:
     text = METHOD.format("clients: int\n    def init(self, params, parts): return 1 / 0")
-    text = text.replace("class", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass")
+    text = text.replace(
+        "class", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass"
+    )
     (folder / "mine.py").write_text(text)
     words = ("plugins=[mine.py]", "method=mine", *TINY)
     (line,) = call(*words, cwd=folder).complaints
@@ -151,11 +177,17 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
     before = [list(kind.registry) for kind in plugins.KINDS.values()]
     for _ in range(2):
         plugins.load([str(folder / "mine.py")])
-        assert [len(kind.registry) for kind in plugins.KINDS.values()] == [len(names) + 1 for names in before]
+        assert [len(kind.registry) for kind in plugins.KINDS.values()] == [
+            len(names) + 1 for names in before
+        ]
         plugins.load([])
         assert [list(kind.registry) for kind in plugins.KINDS.values()] == before
     result = call("method=halfway", *SMALL, cwd=folder)
-    assert result.complaints == [line for line in result.complaints if "method must be one of" in line] != []
+    assert (
+        result.complaints
+        == [line for line in result.complaints if "method must be one of" in line]
+        != []
+    )
 
 
 def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None:
@@ -192,7 +224,9 @@ BESIDE = {
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A folder with a file and the modules that it imports, of a package without __init__ and in a hook too."""
+    """A folder with a file and the modules that it imports, of a package without __init__ and in a
+    hook too.
+    """
     for name in ("kit", "pack", "site-packages"):
         (tmp_path / name).mkdir()
     for name, text in ({"mine.py": LEAN} | BESIDE).items():
@@ -214,14 +248,20 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(name: str, be
     """And imported anew with it; where the folder lies is not."""
     first = code(beside / "mine.py")
     text = (beside / name).read_text()
-    (beside / name).write_text(f"{text.replace('0.5', '0.75').replace('whole = 1.0', 'whole = 10.0')}\n")
-    assert (code(beside / "mine.py") != first) == (name not in ("other.py", "site-packages/tool.py"))
+    (beside / name).write_text(
+        f"{text.replace('0.5', '0.75').replace('whole = 1.0', 'whole = 10.0')}\n"
+    )
+    assert (code(beside / "mine.py") != first) == (
+        name not in ("other.py", "site-packages/tool.py")
+    )
     assert METHODS["mine"].mu == {"lean.py": 0.75, "kit/parts.py": 5.0}.get(name, 0.5)
     (beside / name).write_text(text)
     assert code(beside / "mine.py") == first
     assert METHODS["mine"].mu == 0.5
     (beside / "lean.py").write_text("def half(:")
-    with pytest.raises(FedpflError, match=r"mine\.py:2: SyntaxError: invalid syntax \(lean\.py, line 1\)$"):
+    with pytest.raises(
+        FedpflError, match=r"mine\.py:2: SyntaxError: invalid syntax \(lean\.py, line 1\)$"
+    ):
         code(beside / "mine.py")
 
 
@@ -260,14 +300,26 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
     ("text", "message"),
     [
         (None, "plugins: {}: No such file or directory; name a Python file that there is"),
-        ("x = 1", "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names"),
+        (
+            "x = 1",
+            "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names",
+        ),
         ("a = 1\nb = c", "plugins: {}:2: NameError: name 'c' is not defined"),
         ("a = 1\nraise SystemExit(0)", "plugins: {}:2: SystemExit: 0"),
         ("def f(:", "plugins: {}:1: SyntaxError: invalid syntax"),
-        ("METHODS = {'mine': int}", "plugins: {}: method=mine must be a subclass of fedpfl.methods.Method"),
+        (
+            "METHODS = {'mine': int}",
+            "plugins: {}: method=mine must be a subclass of fedpfl.methods.Method",
+        ),
         ("MODELS = {'mine': 3}", "plugins: {}: model=mine must be a class or a function, got 3"),
-        ("MODELS = {'mine': int}", "plugins: {}: model=mine must be a class or a function, got <class 'int'>"),
-        ("MODELS = {'a b': int}", "plugins: {}: model 'a b' must be a name of letters, digits and _"),
+        (
+            "MODELS = {'mine': int}",
+            "plugins: {}: model=mine must be a class or a function, got <class 'int'>",
+        ),
+        (
+            "MODELS = {'a b': int}",
+            "plugins: {}: model 'a b' must be a name of letters, digits and _",
+        ),
         ("MODELS = {'cnn4': int}", "plugins: {}: model=cnn4 exists already; choose another name"),
         (
             METHOD.format("def finnish(self): pass"),
@@ -290,13 +342,17 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
             "plugins: {}:3: Mine.predict takes (net, params, x) where the contract has (net, params, batch); change",
         ),
         (
-            METHOD.format("def aggregate(self, server, clients, uploads, weight): return server, clients"),
+            METHOD.format(
+                "def aggregate(self, server, clients, uploads, weight): return server, clients"
+            ),
             "plugins: {}:3: Mine.aggregate takes (server, clients, uploads, weight) where the contract has (server, "
             "clients, net, uploads, weight, generator); change its arguments, and calls of it",
         ),
     ],
 )
-def test_what_is_wrong_is_one_line_and_nothing_is_added(text: str | None, message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_and_nothing_is_added(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
     file, before = tmp_path / "mine.py", [dict(kind.registry) for kind in plugins.KINDS.values()]
     if text is not None:
         file.write_text(text)
@@ -332,4 +388,7 @@ def test_a_method_that_fails_is_one_line_with_its_hook(folder: Path) -> None:
     result = call("plugins=[mine.py]", "method=mine", *TINY, "hydra.run.dir=run", cwd=folder)
     assert result.code == 1
     assert len(result.complaints) == 1
-    assert f"method=mine: Mine.finish raised KeyError: 'own' ({folder / 'mine.py'}:4)" in result.complaints[0]
+    assert (
+        f"method=mine: Mine.finish raised KeyError: 'own' ({folder / 'mine.py'}:4)"
+        in result.complaints[0]
+    )

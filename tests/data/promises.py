@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from fedpfl.data.contract import DATASET_PROMISES, DatasetTrial, describe_reading_error
-from fedpfl.ground.promises import audit
+from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
+from fedpfl.testing.promises import audit
 
 
 def assert_promises(name: str, folder: Path, *noted: str, **options: Any) -> None:
     """All is kept but what is noted, by the names of the functions that try it."""
     trial = DatasetTrial(name, folder, options)
     verdicts = audit(trial, DATASET_PROMISES, quick=True, describe=describe_reading_error)
-    faults = {verdict.promise.check.__name__: verdict.faults for verdict in verdicts if verdict.faults}
+    faults = {
+        verdict.promise.check.__name__: verdict.faults for verdict in verdicts if verdict.faults
+    }
     assert faults.keys() == {*noted}, faults

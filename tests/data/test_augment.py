@@ -1,4 +1,6 @@
-"""Augmentation: geometry against torch's own pad, flip and rotation; in training steps alone, alike on all backends."""
+"""Augmentation: geometry against torch's own pad, flip and rotation; in training steps alone, alike
+on all backends.
+"""
 
 import math
 from dataclasses import replace
@@ -13,7 +15,7 @@ from fedpfl.data import Augment
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import steps
+from fedpfl.engine.training.sgd import steps
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
@@ -49,13 +51,19 @@ def image(height=5, width=5):
 
 
 def rotated(x, degrees, black):
-    """Counter-clockwise about the middle, the nearest pixel, by torch's sampling of grids; square images."""
+    """Counter-clockwise about the middle, the nearest pixel, by torch's sampling of grids; square
+    images.
+    """
     a = math.radians(degrees)
-    theta = torch.tensor([[[math.cos(a), -math.sin(a), 0.0], [math.sin(a), math.cos(a), 0.0]]], dtype=torch.float64)
+    theta = torch.tensor(
+        [[[math.cos(a), -math.sin(a), 0.0], [math.sin(a), math.cos(a), 0.0]]], dtype=torch.float64
+    )
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
     x = x.double()
     inside = F.grid_sample(torch.ones_like(x), grid, mode="nearest", align_corners=False)
-    return torch.where(inside > 0, F.grid_sample(x, grid, mode="nearest", align_corners=False), black.double()).float()
+    return torch.where(
+        inside > 0, F.grid_sample(x, grid, mode="nearest", align_corners=False), black.double()
+    ).float()
 
 
 def by_hand(augment, x, views, black):
@@ -81,13 +89,17 @@ def by_hand(augment, x, views, black):
 def test_a_cut_after_a_border():
     x = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]])
     black = torch.tensor([[[-1.0]]])
-    seen = Augment(crop=1)(x, view(down=0.99, right=0.0), black)  # one row down, one column to the left
+    seen = Augment(crop=1)(
+        x, view(down=0.99, right=0.0), black
+    )  # one row down, one column to the left
     assert seen.tolist() == [[[[-1, 4, 5], [-1, 7, 8], [-1, -1, -1]]]]
     seen = Augment(crop=1, fill="mean")(x, view(down=0.0, right=0.5), black)
     assert seen.tolist() == [[[[0, 0, 0], [1, 2, 3], [4, 5, 6]]]]
 
 
-@pytest.mark.parametrize(("mirror", "flipped"), [(0.0, True), (0.499, True), (0.5, False), (0.99, False)])
+@pytest.mark.parametrize(
+    ("mirror", "flipped"), [(0.0, True), (0.499, True), (0.5, False), (0.99, False)]
+)
 def test_every_other_image_is_mirrored(mirror, flipped):
     x = image(4, 6)
     seen = Augment(flip=True)(x, view(mirror=mirror), BLACK)
@@ -110,7 +122,14 @@ def test_turned_images_are_those_of_torchs_grids(size):
 
 
 @pytest.mark.parametrize(
-    "augment", [Augment(True), Augment(crop=4), Augment(True, crop=4, fill="mean"), Augment(True, 15.0, 4, "mean"), ALL]
+    "augment",
+    [
+        Augment(True),
+        Augment(crop=4),
+        Augment(True, crop=4, fill="mean"),
+        Augment(True, 15.0, 4, "mean"),
+        ALL,
+    ],
 )
 def test_all_together_are_flip_then_rotate_then_cut(augment):
     g = torch.Generator().manual_seed(0)
@@ -118,7 +137,8 @@ def test_all_together_are_flip_then_rotate_then_cut(augment):
     expected = by_hand(augment, x, views, BLACK)
     assert_close(augment(x, views, BLACK), expected)
     assert torch.equal(
-        augment(x.view(3, 10, 2, 16, 16), views.view(3, 10, 4), BLACK), augment(x, views, BLACK).view(3, 10, 2, 16, 16)
+        augment(x.view(3, 10, 2, 16, 16), views.view(3, 10, 4), BLACK),
+        augment(x, views, BLACK).view(3, 10, 2, 16, 16),
     )
 
 
@@ -138,7 +158,9 @@ def test_all_shifts_are_equally_likely():
 @pytest.mark.parametrize("method", [FedAvg(), Ditto(lam=0.3), FedRep(), Pairs()])
 def test_backends_see_the_same(method, federation):
     federation = replace(federation, augment=ALL)
-    loop, batched = (trajectory(method, tiny(), federation, engine=engine)[-1] for engine in ("loop", "batched"))
+    loop, batched = (
+        trajectory(method, tiny(), federation, engine=engine)[-1] for engine in ("loop", "batched")
+    )
     assert_close(flatten(loop.server), flatten(batched.server), atol=2e-5, rtol=1e-4)
 
 
@@ -148,7 +170,9 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     states, _ = rounds(FedAvg(), net, augmented, [[client]], engine=backend)
     module = tiny().module
     module.load_state_dict(dict(net.params))
-    optimizer = torch.optim.SGD(module.parameters(), LOCAL.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+    optimizer = torch.optim.SGD(
+        module.parameters(), LOCAL.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay
+    )
     draws, own = Draws(0, "train", 1), federation.train[client]
     black = federation.normalize(torch.zeros(1, 1, 1, dtype=torch.uint8))
     for epoch in range(LOCAL.epochs):
@@ -165,15 +189,21 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     assert differing(plain[-1].server, states[-1].server)
 
 
-def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(net, federation, backend):
+def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(
+    net, federation, backend
+):
     augmented = replace(federation, augment=ALL)
     runner = make(as_engine(backend), net, CPU)
     state = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
     everyone = list(range(federation.clients))
-    plain, other = (runner.evaluate(FedAvg(), own, state, everyone) for own in (federation, augmented))
+    plain, other = (
+        runner.evaluate(FedAvg(), own, state, everyone) for own in (federation, augmented)
+    )
     assert_same(plain.loss, other.loss)
     tuning = Tuning(LOCAL, Draws(0, "finetune", 1))
-    plain, other = (runner.evaluate(FedAvg(), own, state, everyone, tuning) for own in (federation, augmented))
+    plain, other = (
+        runner.evaluate(FedAvg(), own, state, everyone, tuning) for own in (federation, augmented)
+    )
     assert not torch.equal(plain.loss, other.loss)
 
 
@@ -246,5 +276,7 @@ def test_what_are_no_images_cannot_be_augmented(tmp_path):
         "partition=iid",
         "clients=2",
     ]
-    with pytest.raises(FedpflError, match="augment is for images, but data set npz has none; set augment=none"):
+    with pytest.raises(
+        FedpflError, match="augment is for images, but data set npz has none; set augment=none"
+    ):
         build(check(compose(*own, "augment=crop_flip")))

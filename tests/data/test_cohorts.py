@@ -35,14 +35,21 @@ def test_clients_begin_with_what_init_clients_gives_them(net, store, tmp_path):
     state = begin(Scaled(), net, 10, CPU, Store(store), tmp_path, seed=3)
     assert torch.equal(state.clients["share"], torch.rand(10, generator=generator(3, "endow")))
     assert torch.equal(state.clients["kept"], net.params["fc.bias"].expand(10, 12))
-    assert not torch.equal(state.clients["share"], begin(Scaled(), net, 10, CPU, seed=4).clients["share"])
+    assert not torch.equal(
+        state.clients["share"], begin(Scaled(), net, 10, CPU, seed=4).clients["share"]
+    )
 
 
 def test_what_a_client_has_from_the_beginning_is_its_own(backend, net, federation):
     state = begin(Scaled(), net, 10, CPU)
-    part, plain = (participate(m, net, federation, state, EVERYONE, engine=backend) for m in (Scaled(), FedAvg()))
+    part, plain = (
+        participate(m, net, federation, state, EVERYONE, engine=backend)
+        for m in (Scaled(), FedAvg())
+    )
     for client in EVERYONE:
-        expected = {k: v * state.clients["share"][client] for k, v in row(plain.uploads, client).items()}
+        expected = {
+            k: v * state.clients["share"][client] for k, v in row(plain.uploads, client).items()
+        }
         assert_close(row(part.uploads, client), expected)
 
 
@@ -54,7 +61,9 @@ class Travelling(FedAvg):
     """A model that goes from client to client."""
 
     def turns(self, played, cohort, clients, generator):
-        return [Turn([cohort[i]]) for i in torch.randperm(len(cohort), generator=generator).tolist()]
+        return [
+            Turn([cohort[i]]) for i in torch.randperm(len(cohort), generator=generator).tolist()
+        ]
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -60,7 +60,10 @@ def test_a_corruption_is_a_pure_function_that_grows_with_severity(name):
     if name not in ("elastic_transform", "glass_blur"):  # whose published numbers do not rise
         assert change[4] > change[0]
     drawn = ("noise", "glass", "motion", "snow", "fog", "elastic")
-    assert np.array_equal(first, corrupted(SMOOTH, name, 1, 1)) != name.startswith(drawn) or "noise" in name
+    assert (
+        np.array_equal(first, corrupted(SMOOTH, name, 1, 1)) != name.startswith(drawn)
+        or "noise" in name
+    )
 
 
 def test_chunks_do_not_repeat_each_other(monkeypatch):
@@ -72,7 +75,9 @@ def test_chunks_do_not_repeat_each_other(monkeypatch):
 def test_noise_has_the_published_strengths():
     many = np.full((200, 32, 32, 3), 128, np.uint8)
     for severity, spread in enumerate((0.04, 0.06, 0.08, 0.09, 0.10), start=1):
-        assert corrupted(many, "gaussian_noise", severity, 0).std() / 255 == pytest.approx(spread, rel=0.01)
+        assert corrupted(many, "gaussian_noise", severity, 0).std() / 255 == pytest.approx(
+            spread, rel=0.01
+        )
     for severity, photons in enumerate((500, 250, 100, 75, 50), start=1):
         expected = (128 / 255 / photons) ** 0.5
         assert corrupted(many, "shot_noise", severity, 0).std() / 255 == pytest.approx(
@@ -126,7 +131,10 @@ def test_glass_blur(c):
     """With the same random numbers, one image after another, as the recipe writes it."""
     sigma, reach, times = c
     stream = rng()
-    draws = [stream.integers(-reach, reach, size=(2, len(X))) for _ in range(times * (32 - 2 * reach) ** 2)]
+    draws = [
+        stream.integers(-reach, reach, size=(2, len(X)))
+        for _ in range(times * (32 - 2 * reach) ** 2)
+    ]
     got = corruptions.glass_blur(X, c, rng())
     for number in (0, 3):
         image = np.uint8(gaussian_filter(X[number], (sigma, sigma, 0), mode="nearest") * 255)
@@ -136,7 +144,10 @@ def test_glass_blur(c):
                 for column in range(32 - reach, reach, -1):
                     across, down = next(moves)[:, number]
                     a, b = (row, column), (row + down, column + across)
-                    image[a], image[b] = image[b], image[a]  # of views, so the second is copied over the first
+                    image[a], image[b] = (
+                        image[b],
+                        image[a],
+                    )  # of views, so the second is copied over the first
         expected = gaussian_filter(image / 255, (sigma, sigma, 0), mode="nearest")
         np.testing.assert_allclose(got[number], expected, atol=1e-9)
 
@@ -149,12 +160,17 @@ def test_fog():
     assert (clouds.max((1, 2)) == 1).all()
     for number in range(6):
         most = X[number].max()
-        np.testing.assert_allclose(got[number], (X[number] + 0.5 * clouds[number][..., None]) * most / (most + 0.5))
+        np.testing.assert_allclose(
+            got[number], (X[number] + 0.5 * clouds[number][..., None]) * most / (most + 0.5)
+        )
     wrapped = np.concatenate([clouds, clouds[:, :1]], 1)
     jump, step = abs(wrapped[:, -1] - wrapped[:, -2]).mean(), abs(np.diff(clouds, axis=1)).mean()
     assert jump < 2 * step  # on a torus the last row neighbours the first
     rough = corruptions._plasma(50, 1.75, rng())
-    assert abs(np.diff(rough, axis=1)).mean() > 1.2 * abs(np.diff(corruptions._plasma(50, 3, rng()), axis=1)).mean()
+    assert (
+        abs(np.diff(rough, axis=1)).mean()
+        > 1.2 * abs(np.diff(corruptions._plasma(50, 3, rng()), axis=1)).mean()
+    )
 
 
 def test_brightness_by_hsv():
@@ -175,7 +191,9 @@ def test_contrast():
 
 def test_pixelate_and_jpeg_are_pils():
     for severity, quality, share in ((1, 80, 0.95), (5, 40, 0.65)):
-        coarse, packed = (corrupted(SMOOTH, name, severity, 0) for name in ("pixelate", "jpeg_compression"))
+        coarse, packed = (
+            corrupted(SMOOTH, name, severity, 0) for name in ("pixelate", "jpeg_compression")
+        )
         image, data = Image.fromarray(SMOOTH[3]), io.BytesIO()
         small = image.resize((int(32 * share), int(32 * share)), Image.Resampling.BOX)
         assert np.array_equal(coarse[3], small.resize((32, 32), Image.Resampling.BOX))
@@ -190,21 +208,29 @@ def test_motion_blur_runs_along_its_angle():
     np.testing.assert_allclose(got.sum((1, 2)), 1)
     bell = np.exp(-(np.arange(13) ** 2) / 8)
     np.testing.assert_allclose(got[0, 16, 4:17][::-1], bell / bell.sum())
-    assert {(r - 16) + (c - 16) for r, c in np.argwhere(got[1] > 1e-9)} == {0}  # down and to the left
+    assert {(r - 16) + (c - 16) for r, c in np.argwhere(got[1] > 1e-9)} == {
+        0
+    }  # down and to the left
     np.testing.assert_allclose(got[2, 16:29, 16], bell / bell.sum())
-    np.testing.assert_allclose(corruptions._moved(X * 0 + 0.3, 9, 2.5, np.linspace(-45, 45, 6)), 0.3)
+    np.testing.assert_allclose(
+        corruptions._moved(X * 0 + 0.3, 9, 2.5, np.linspace(-45, 45, 6)), 0.3
+    )
 
 
 def test_elastic_transform_of_nothing_moves_nothing():
     np.testing.assert_allclose(corruptions.elastic_transform(X, (0, 0, 0), rng()), X, atol=1e-9)
     rows, columns = np.meshgrid(np.arange(32.0), np.arange(32.0), indexing="ij")
     ramp = np.stack([rows, columns, rows + columns], -1)[None] / 62
-    moved = corruptions.elastic_transform(np.repeat(ramp, 20, 0), (0, 0, 0.08), rng())[:, 8:24, 8:24]
+    moved = corruptions.elastic_transform(np.repeat(ramp, 20, 0), (0, 0, 0.08), rng())[
+        :, 8:24, 8:24
+    ]
     bends = np.diff(moved, n=2, axis=1), np.diff(moved, n=2, axis=2)
     assert max(abs(bend).max() for bend in bends) < 1e-9  # affine
     assert 0.2 < abs(moved - ramp[:, 8:24, 8:24])[..., :2].max() * 62 < 10
     for border, beyond in (("mirror", 1), ("reflect", 0)):
-        outside = corruptions._sampled(X, np.full((6, 32, 32), -1.0), np.full((6, 32, 32), 4.5), border)
+        outside = corruptions._sampled(
+            X, np.full((6, 32, 32), -1.0), np.full((6, 32, 32), 4.5), border
+        )
         np.testing.assert_allclose(outside[:, 0, 0], (X[:, beyond, 4] + X[:, beyond, 5]) / 2)
 
 
@@ -269,7 +295,9 @@ def test_published_archive(tmp_path, published, monkeypatch):
     with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
         tar.add(root, "CIFAR-10-C")
     monkeypatch.setattr(
-        cifar10_c, "TAR_MD5", source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest()
+        cifar10_c,
+        "TAR_MD5",
+        source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest(),
     )
     root.rename(tmp_path / "elsewhere")
     got = load("cifar10_c", tmp_path, corruptions=("fog",), severity=5)
@@ -279,10 +307,16 @@ def test_published_archive(tmp_path, published, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"corruptions": ("rain",)}, "dataset.corruptions must be null or some of gaussian_noise, shot_noise, "),
+        (
+            {"corruptions": ("rain",)},
+            "dataset.corruptions must be null or some of gaussian_noise, shot_noise, ",
+        ),
         ({"corruptions": ()}, "each once, got []"),
         ({"corruptions": ("fog", "fog")}, "each once, got ['fog', 'fog']"),
-        ({"corruptions": ("frost",), "made": True}, "got ['frost']; with dataset.made=true there are no others"),
+        (
+            {"corruptions": ("frost",), "made": True},
+            "got ['frost']; with dataset.made=true there are no others",
+        ),
         ({"corruptions": ("spatter",), "made": True}, "got ['spatter']; with dataset.made=true"),
     ],
 )
@@ -319,7 +353,9 @@ def clean(folder, **more) -> np.ndarray:
 def test_made_from_cifar10(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10_c, "COUNT", 2)  # so that the training images are the first 10
     x = clean(tmp_path)
-    got = load("cifar10_c", tmp_path, corruptions=("contrast", "fog"), severity=None, made=True, classes=10)
+    got = load(
+        "cifar10_c", tmp_path, corruptions=("contrast", "fog"), severity=None, made=True, classes=10
+    )
     assert got.group_names == ("contrast", "fog")
     assert got.y.tolist() == [0, 1] * 10
     images = x[10:].transpose(0, 2, 3, 1)
@@ -355,7 +391,10 @@ def test_made_from_the_original_batches(tmp_path, monkeypatch):
     lists: dict[str, list] = {"train_list": [], "test_list": []}
     for key, entries in lists.items():
         for name, _ in getattr(kind, key):
-            data = pickle.dumps({"data": RNG.integers(0, 256, (2, 3072), dtype=np.uint8), "labels": [3, 4]}, protocol=2)
+            data = pickle.dumps(
+                {"data": RNG.integers(0, 256, (2, 3072), dtype=np.uint8), "labels": [3, 4]},
+                protocol=2,
+            )
             (folder / name).write_bytes(data)
             entries.append([name, source.hashlib.md5(data).hexdigest()])
         monkeypatch.setattr(kind, key, entries)

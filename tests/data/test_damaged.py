@@ -1,7 +1,9 @@
-"""Damaged and hostile data files: each is read as if it were whole, or is one line; quickly, in little memory.
+"""Damaged and hostile data files: each is read as if it were whole, or is one line; quickly, in
+little memory.
 
-Formats with checksums (npz, gz, png, md5 lists) must never give other numbers. Those without (plain idx, wav, mat,
-text) cannot tell a changed number from the right one, but must give samples of the same form, or the line.
+Formats with checksums (npz, gz, png, md5 lists) must never give other numbers. Those without (plain
+idx, wav, mat, text) cannot tell a changed number from the right one, but must give samples of the
+same form, or the line.
 """
 
 import gzip
@@ -79,7 +81,9 @@ def one_line(action: Callable[[], object]) -> str:
 
 
 class World(NamedTuple):
-    """The files of a data set, which of them are damaged, how it is read, and whether damage can be told."""
+    """The files of a data set, which of them are damaged, how it is read, and whether damage can be
+    told.
+    """
 
     files: dict[str, bytes | str]
     victims: list[str]
@@ -93,20 +97,41 @@ def own(compressed: bool) -> World:
     people = np.array(["zoe", "ann", "bob"])[kinds(12)]
     arrays = {"x": image(12, 1, 8, 8), "y": kinds(12), "groups": people, "test_from": np.int64(9)}
     (np.savez_compressed if compressed else np.savez)(data, **arrays)
-    return World({"own.npz": data.getvalue()}, ["own.npz"], lambda root: load("npz", root, path=root / "own.npz"))
+    return World(
+        {"own.npz": data.getvalue()},
+        ["own.npz"],
+        lambda root: load("npz", root, path=root / "own.npz"),
+    )
 
 
 def gzipped(patch: pytest.MonkeyPatch) -> World:
     """EMNIST's files, which have no md5 list; the last four bytes of each are checksum and length."""
-    arrays = {"train-images-idx3": (6, 4, 5), "train-labels-idx1": (6,), "test-images-idx3": (3, 4, 5)}
-    files = {name: idx(image(*shape) % 3) for name, shape in (arrays | {"test-labels-idx1": (3,)}).items()}
-    packed = {f"EMNIST/raw/gzip/emnist-byclass-{n}-ubyte.gz": gzip.compress(d, mtime=0) for n, d in files.items()}
+    arrays = {
+        "train-images-idx3": (6, 4, 5),
+        "train-labels-idx1": (6,),
+        "test-images-idx3": (3, 4, 5),
+    }
+    files = {
+        name: idx(image(*shape) % 3)
+        for name, shape in (arrays | {"test-labels-idx1": (3,)}).items()
+    }
+    packed = {
+        f"EMNIST/raw/gzip/emnist-byclass-{n}-ubyte.gz": gzip.compress(d, mtime=0)
+        for n, d in files.items()
+    }
     return World(packed, list(packed), lambda root: load("emnist", root, classes=3))
 
 
 def plain(patch: pytest.MonkeyPatch) -> World:
-    arrays = {"train-images-idx3": (6, 4, 5), "train-labels-idx1": (6,), "t10k-images-idx3": (3, 4, 5)}
-    files = {name: idx(image(*shape) % 3) for name, shape in (arrays | {"t10k-labels-idx1": (3,)}).items()}
+    arrays = {
+        "train-images-idx3": (6, 4, 5),
+        "train-labels-idx1": (6,),
+        "t10k-images-idx3": (3, 4, 5),
+    }
+    files = {
+        name: idx(image(*shape) % 3)
+        for name, shape in (arrays | {"t10k-labels-idx1": (3,)}).items()
+    }
     placed = {f"MNIST/raw/{name}-ubyte": data for name, data in files.items()}
     return World(placed, list(placed), lambda root: load("mnist", root, classes=3), checked=False)
 
@@ -158,7 +183,9 @@ def jpeg(patch: pytest.MonkeyPatch) -> World:
     domains = ("Art", "Clipart", "Product", "Real World")
     patch.setattr(office_home, "SIZES", dict.fromkeys(domains, 1))
     names = [f"OfficeHome/{domain}/Bike/1.jpg" for domain in domains]
-    files: dict[str, bytes | str] = {name: picture(seed, (16, 16), "JPEG") for seed, name in enumerate(names)}
+    files: dict[str, bytes | str] = {
+        name: picture(seed, (16, 16), "JPEG") for seed, name in enumerate(names)
+    }
     return World(files, names, lambda root: load("office_home", root, size=16), checked=False)
 
 
@@ -169,7 +196,9 @@ def lists(patch: pytest.MonkeyPatch) -> World:
         rows = ["filename,label"]
         for kind in classes:
             for number in range(2 if part == "train" else 1):
-                files[f"mini-imagenet/images/{kind}{number:08}.jpg"] = picture(len(files), (12, 8), "JPEG")
+                files[f"mini-imagenet/images/{kind}{number:08}.jpg"] = picture(
+                    len(files), (12, 8), "JPEG"
+                )
                 rows.append(f"{kind}{number:08}.jpg,{kind}")
         files[f"mini-imagenet/{part}.csv"] = "\n".join(rows) + "\n"
     victims = [f"mini-imagenet/{part}.csv" for part in ("train", "val", "test")]
@@ -180,9 +209,19 @@ def clips(patch: pytest.MonkeyPatch) -> World:
     patch.setattr(speech_commands, "FILES", 4)
     patch.setattr(speech_commands, "WORDS", 2)
     base = "SpeechCommands/speech_commands_v0.02"
-    names = ["no/aa_nohash_0.wav", "no/bb_nohash_0.wav", "yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav"]
-    files: dict[str, bytes | str] = {f"{base}/{name}": sound(tone(440 + 200 * i)) for i, name in enumerate(names)}
-    files |= {f"{base}/validation_list.txt": f"{names[0]}\n", f"{base}/testing_list.txt": f"{names[3]}\n"}
+    names = [
+        "no/aa_nohash_0.wav",
+        "no/bb_nohash_0.wav",
+        "yes/aa_nohash_0.wav",
+        "yes/bb_nohash_0.wav",
+    ]
+    files: dict[str, bytes | str] = {
+        f"{base}/{name}": sound(tone(440 + 200 * i)) for i, name in enumerate(names)
+    }
+    files |= {
+        f"{base}/validation_list.txt": f"{names[0]}\n",
+        f"{base}/testing_list.txt": f"{names[3]}\n",
+    }
     return World(files, list(files), lambda root: load("speech_commands", root), checked=False)
 
 
@@ -191,12 +230,20 @@ def activities(patch: pytest.MonkeyPatch) -> World:
     files: dict[str, bytes | str] = {}
     rng = np.random.default_rng(0)
     for part, windows in har.SIZES.items():
-        rows = (" ".join(f"{value: .4e}" for value in row) for row in rng.normal(size=(windows, 561)))
+        rows = (
+            " ".join(f"{value: .4e}" for value in row) for row in rng.normal(size=(windows, 561))
+        )
         files[f"UCI HAR Dataset/{part}/X_{part}.txt"] = "\n".join(rows) + "\n"
         for name in ("y", "subject"):
-            files[f"UCI HAR Dataset/{part}/{name}_{part}.txt"] = "".join(f"{n % 6 + 1}\n" for n in range(windows))
+            files[f"UCI HAR Dataset/{part}/{name}_{part}.txt"] = "".join(
+                f"{n % 6 + 1}\n" for n in range(windows)
+            )
     return World(
-        files, list(files), lambda root: load("har", root, form="features", classes=6), checked=False, tried=15
+        files,
+        list(files),
+        lambda root: load("har", root, form="features", classes=6),
+        checked=False,
+        tried=15,
     )
 
 
@@ -212,7 +259,11 @@ def digits(patch: pytest.MonkeyPatch) -> World:
         "mnistm_with_label": {"train": image(2, 28, 28, 3), "test": image(2, 28, 28, 3), **labels},
         "svhn_train_32x32": {"X": image(32, 32, 3, 2), "y": np.array([[10], [1]], np.uint8)},
         "svhn_test_32x32": {"X": image(32, 32, 3, 2), "y": np.array([[10], [2]], np.uint8)},
-        "syn_number": {"train_data": image(2, 32, 32, 3), "test_data": image(2, 32, 32, 3), **columns},
+        "syn_number": {
+            "train_data": image(2, 32, 32, 3),
+            "test_data": image(2, 32, 32, 3),
+            **columns,
+        },
         "usps_28x28": {"dataset": cells},
     }
     files: dict[str, bytes | str] = {}
@@ -225,10 +276,15 @@ def digits(patch: pytest.MonkeyPatch) -> World:
 
 def texts(patch: pytest.MonkeyPatch) -> World:
     """With whatever md5: how the table is read, should another one be published."""
-    rows = "".join(f'"{kind % 4 + 1}","Title {kind}","Some words, ""quoted"" \\and more"\n' for kind in range(8))
+    rows = "".join(
+        f'"{kind % 4 + 1}","Title {kind}","Some words, ""quoted"" \\and more"\n'
+        for kind in range(8)
+    )
     files: dict[str, bytes | str] = {"ag_news_csv/train.csv": rows, "ag_news_csv/test.csv": rows}
     patch.setattr(ag_news, "file", lambda source, name, *_: source.folder / name)
-    return World(files, list(files), lambda root: load("ag_news", root, length=8, classes=4), checked=False)
+    return World(
+        files, list(files), lambda root: load("ag_news", root, length=8, classes=4), checked=False
+    )
 
 
 def leaf(name: str, classes: int) -> World:
@@ -248,8 +304,12 @@ def parts(patch: pytest.MonkeyPatch) -> World:
 
 def values(patch: pytest.MonkeyPatch) -> World:
     data = io.BytesIO()
-    torch.save({"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}, data)
-    return World({"net.pt": data.getvalue()}, ["net.pt"], lambda root: state_dict.read(root / "net.pt"))
+    torch.save(
+        {"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}, data
+    )
+    return World(
+        {"net.pt": data.getvalue()}, ["net.pt"], lambda root: state_dict.read(root / "net.pt")
+    )
 
 
 WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
@@ -277,10 +337,16 @@ WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
 
 
 def damaged(data: bytes, rng: np.random.Generator) -> bytes:
-    """One fault, as a bad disk or a broken transfer makes it; half of them near the ends, where headers are."""
+    """One fault, as a bad disk or a broken transfer makes it; half of them near the ends, where
+    headers are.
+    """
     ends = rng.random() < 0.5
     near = int(rng.integers(min(len(data), 200)))
-    at = (near if rng.random() < 0.5 else len(data) - 1 - near) if ends else int(rng.integers(len(data)))
+    at = (
+        (near if rng.random() < 0.5 else len(data) - 1 - near)
+        if ends
+        else int(rng.integers(len(data)))
+    )
     bad = bytearray(data)
     match int(rng.integers(6)):
         case 0:
@@ -332,11 +398,19 @@ def attempt(action: Callable[[], object]) -> object:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in WORLDS if name != "mat"])  # some damage crashes SciPy itself
+@pytest.mark.parametrize(
+    "name", [name for name in WORLDS if name != "mat"]
+)  # some damage crashes SciPy itself
 def test_damaged_files(tmp_path, monkeypatch, name):
     world = WORLDS[name](monkeypatch)
     monkeypatch.setattr("fedpfl.data.datasets.shared.source._keep", lambda *_: None)
-    write(tmp_path, {file: data.encode() if isinstance(data, str) else data for file, data in world.files.items()})
+    write(
+        tmp_path,
+        {
+            file: data.encode() if isinstance(data, str) else data
+            for file, data in world.files.items()
+        },
+    )
     whole, before = world.read(tmp_path), sorted(tmp_path.rglob("*"))
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     named = 0
@@ -353,7 +427,9 @@ def test_damaged_files(tmp_path, monkeypatch, name):
         else:
             assert form(found) == form(whole)
             assert len(found.y) == len(found.x)
-            assert len(found.x) == len(whole.x) or name == "csv"  # whose number of lines only the md5 tells
+            assert (
+                len(found.x) == len(whole.x) or name == "csv"
+            )  # whose number of lines only the md5 tells
             assert torch.isfinite(found.x.float()).all()
             assert int(found.y.max()) < found.classes
         victim.write_bytes(data)
@@ -392,7 +468,10 @@ def header(text: str, version: int = 1) -> bytes:
 
 
 def array(shape: str, data: bytes = b"", kind: str = "|u1", version: int = 1) -> bytes:
-    return header(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n", version) + data
+    return (
+        header(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n", version)
+        + data
+    )
 
 
 def archive(path: Path, kind: int = zipfile.ZIP_STORED, **members: bytes) -> Path:
@@ -427,7 +506,10 @@ def test_arrays_that_claim_what_is_not_so(tmp_path, claim, kind):
 
 def test_objects_are_never_unpickled(tmp_path):
     for key in ("x", "y", "groups"):
-        path = archive(tmp_path / "own.npz", **{key: array("(4,)", pickle.dumps(Trap(tmp_path / "trap")), "|O")})
+        path = archive(
+            tmp_path / "own.npz",
+            **{key: array("(4,)", pickle.dumps(Trap(tmp_path / "trap")), "|O")},
+        )
         said = attempt(lambda p=path: load("npz", tmp_path, path=p))
         assert "(an array has Python objects in it, where numbers belong)" in said
     path.write_bytes(pickle.dumps(Trap(tmp_path / "trap")))
@@ -442,7 +524,11 @@ def test_objects_are_never_unpickled(tmp_path):
         (8, b"\x40", "strong encryption"),
         (10, b"\x63", "compression method is not supported"),
         (6, b"\xff", "zip file version"),
-        (32, b"\x3b", "its table of contents is damaged"),  # a comment as long as the next entry, which would be gone
+        (
+            32,
+            b"\x3b",
+            "its table of contents is damaged",
+        ),  # a comment as long as the next entry, which would be gone
     ],
 )
 def test_tables_of_contents(tmp_path, at, value, message):
@@ -458,7 +544,9 @@ def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
     data = path.read_bytes()
     at = data.rindex(b"test_from.npy")
     path.write_bytes(data[:at] + b"tast_from.npy" + data[at + 13 :])
-    assert "(its part tast_from.npy is damaged)" in attempt(lambda: load("npz", tmp_path, path=path))
+    assert "(its part tast_from.npy is damaged)" in attempt(
+        lambda: load("npz", tmp_path, path=path)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -530,11 +618,30 @@ def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch, world):
 
 
 @pytest.mark.parametrize(
-    "name", ["npz", "idx", "png", "lists", "wav", "text", "mat", "json of texts", "partition", "weights", "cifar"]
+    "name",
+    [
+        "npz",
+        "idx",
+        "png",
+        "lists",
+        "wav",
+        "text",
+        "mat",
+        "json of texts",
+        "partition",
+        "weights",
+        "cifar",
+    ],
 )
 def test_pipes_are_not_waited_for(tmp_path, monkeypatch, name):
     world = WORLDS[name](monkeypatch)
-    write(tmp_path, {file: data.encode() if isinstance(data, str) else data for file, data in world.files.items()})
+    write(
+        tmp_path,
+        {
+            file: data.encode() if isinstance(data, str) else data
+            for file, data in world.files.items()
+        },
+    )
     for victim in world.victims:
         data = (tmp_path / victim).read_bytes()
         (tmp_path / victim).unlink()
@@ -570,7 +677,9 @@ def test_damage_of_a_png_that_pillow_overlooks(tmp_path, monkeypatch, at, bit):
     data = bytearray(world.files[world.victims[0]])
     data[at] ^= 1 << bit
     write(tmp_path, world.files | {world.victims[0]: bytes(data)})
-    assert f"{world.victims[0]} is not as published: broken PNG file" in attempt(lambda: world.read(tmp_path))
+    assert f"{world.victims[0]} is not as published: broken PNG file" in attempt(
+        lambda: world.read(tmp_path)
+    )
 
 
 def test_pictures_of_too_many_pixels(tmp_path, monkeypatch):
@@ -591,11 +700,17 @@ def loop(source):
 READERS = {
     "absent key": (lambda source: {}["arr_0"], "KeyError: 'arr_0'"),
     "nothing": (lambda source: None, "AttributeError: 'NoneType' object has no attribute 'x'"),
-    "lists": (lambda source: Raw([1, 2], [0, 1]), "AttributeError: 'list' object has no attribute 'ndim'"),
+    "lists": (
+        lambda source: Raw([1, 2], [0, 1]),
+        "AttributeError: 'list' object has no attribute 'ndim'",
+    ),
     "division": (lambda source: 1 / 0, "ZeroDivisionError: division by zero"),
     "recursion": (loop, "maximum recursion depth exceeded"),
     "lines": (lambda source: np.zeros(3).reshape("a\nb"), "TypeError: "),
-    "no message": (lambda source: (_ for _ in ()).throw(MemoryError), "MemoryError; put good copies"),
+    "no message": (
+        lambda source: (_ for _ in ()).throw(MemoryError),
+        "MemoryError; put good copies",
+    ),
 }
 
 

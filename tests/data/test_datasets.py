@@ -1,4 +1,6 @@
-"""Images from tiny files made here, look-up order, download, read-only folders, every error's one line."""
+"""Images from tiny files made here, look-up order, download, read-only folders, every error's one
+line.
+"""
 
 import dataclasses
 import gzip
@@ -68,7 +70,9 @@ def md5(data: bytes) -> str:
 
 def idx(array: np.ndarray) -> bytes:
     return (
-        bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.astype(np.uint8).tobytes()
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}i", *array.shape)
+        + array.astype(np.uint8).tobytes()
     )
 
 
@@ -91,7 +95,9 @@ def test_digits_needs_no_files(tmp_path):
     assert digits.test_from is None
     assert digits.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert (int(digits.x.min()), int(digits.x.max())) == (0, 255)
-    place = np.clip((np.arange(28) + 0.5) / 3.5 - 0.5, 0, 7)  # centres of the 28 pixels among those of the 8
+    place = np.clip(
+        (np.arange(28) + 0.5) / 3.5 - 0.5, 0, 7
+    )  # centres of the 28 pixels among those of the 8
     weight = np.maximum(0, 1 - abs(place[:, None] - np.arange(8)))  # bilinear
     expected = weight @ (load_digits().images * 255 / 16) @ weight.T
     assert abs(digits.x[:, 0].numpy() - expected).max() <= 0.5 + 1e-9
@@ -108,7 +114,9 @@ def test_import_is_light():
         "fedpfl.data.datasets.load('digits', 'absent', download=False); "
         "print([m for m in heavy if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["[]", "[]"]
 
 
@@ -137,7 +145,9 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fmnist", "FashionMNIST/raw")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST/raw"), ("fmnist", "FashionMNIST/raw")]
+)
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx(tmp_path, idx_files, name, folder, packed):
     arrays, files = idx_files
@@ -166,12 +176,21 @@ def test_corrupt_idx_is_named_with_both_md5(tmp_path, idx_files):
 
 
 @pytest.mark.parametrize(
-    "bad", [b"", b"\0\0\x08\x03", b"\0\0\x08", idx(images(6, 4, 5))[:-1], b"\0\0\x0d" + idx(labels(6))[3:]]
+    "bad",
+    [
+        b"",
+        b"\0\0\x08\x03",
+        b"\0\0\x08",
+        idx(images(6, 4, 5))[:-1],
+        b"\0\0\x0d" + idx(labels(6))[3:],
+    ],
 )
 def test_corrupt_unpacked_idx_is_named(tmp_path, idx_files, bad):
     files = {name.removesuffix(".gz"): gzip.decompress(data) for name, data in idx_files[1].items()}
     write(tmp_path / "MNIST/raw", files | {"train-images-idx3-ubyte": bad})
-    assert "train-images-idx3-ubyte is corrupt: not an IDX file" in one_line(lambda: load("mnist", tmp_path))
+    assert "train-images-idx3-ubyte is corrupt: not an IDX file" in one_line(
+        lambda: load("mnist", tmp_path)
+    )
 
 
 def test_download_of_what_is_absent(tmp_path, idx_files, monkeypatch):
@@ -193,7 +212,15 @@ def test_a_wrong_download_is_not_kept(tmp_path, idx_files, monkeypatch):
     assert list((tmp_path / "data/MNIST/raw").iterdir()) == []
 
 
-WITHOUT_ADDRESS = ("mini_imagenet", "office_home", "pacs", "digit5", "femnist", "shakespeare", "har")
+WITHOUT_ADDRESS = (
+    "mini_imagenet",
+    "office_home",
+    "pacs",
+    "digit5",
+    "femnist",
+    "shakespeare",
+    "har",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name not in ("digits", "npz")])
@@ -230,7 +257,9 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(emnist, "MD5", md5(buffer.getvalue()))
     write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()})
     write(tmp_path / "gz/EMNIST/raw", files)
-    plain = {Path(name).stem: gzip.decompress(data) for name, data in files.items() if "byclass" in name}
+    plain = {
+        Path(name).stem: gzip.decompress(data) for name, data in files.items() if "byclass" in name
+    }
     write(tmp_path / "plain/EMNIST/raw", plain)
     first = load("emnist", tmp_path / "zip", download=False)
     assert first.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]  # training, then test
@@ -242,7 +271,9 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
         assert torch.equal(first.y, again.y)
 
     write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()[:-1]})
-    assert "EMNIST/raw/gzip.zip is corrupt: md5 is" in one_line(lambda: load("emnist", tmp_path / "zip"))
+    assert "EMNIST/raw/gzip.zip is corrupt: md5 is" in one_line(
+        lambda: load("emnist", tmp_path / "zip")
+    )
     name = "gzip/emnist-byclass-test-images-idx3-ubyte.gz"
     write(tmp_path / "gz/EMNIST/raw", {name: files[name][:-10]})
     assert f"{name} is corrupt" in one_line(lambda: load("emnist", tmp_path / "gz"))
@@ -253,7 +284,9 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
 
 @pytest.fixture(params=["cifar10", "cifar100"])
 def cifar(request, monkeypatch):
-    """Name, files by path below data_dir, and the arrays; torchvision's md5 lists know the small files."""
+    """Name, files by path below data_dir, and the arrays; torchvision's md5 lists know the small
+    files.
+    """
     kind = getattr(vision.torchvision(), request.param.upper())
     key = "labels" if request.param == "cifar10" else "fine_labels"
     xs, ys, files = [], [], {}
@@ -300,7 +333,9 @@ def test_cifar_archive(tmp_path, cifar, monkeypatch, writable):
     name, kind, files, x, _ = cifar
     archive = pack(files)
     monkeypatch.setattr(kind, "tgz_md5", md5(archive))
-    monkeypatch.setattr(os, "access", lambda *_: writable)  # the tests may run as root, who may write anywhere
+    monkeypatch.setattr(
+        os, "access", lambda *_: writable
+    )  # the tests may run as root, who may write anywhere
     write(tmp_path, {kind.filename: archive})
     got = load(name, tmp_path, download=False)
     assert np.array_equal(got.x, x)
@@ -314,7 +349,9 @@ def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
     archive = pack(files | {"../../outside": b"?"})
     monkeypatch.setattr(kind, "tgz_md5", md5(archive))
     root = write(tmp_path / "data", {kind.filename: archive})
-    assert f"{kind.filename} is corrupt: '../../outside' would be extracted to " in one_line(lambda: load(name, root))
+    assert f"{kind.filename} is corrupt: '../../outside' would be extracted to " in one_line(
+        lambda: load(name, root)
+    )
     assert not (tmp_path / "outside").exists()
 
 
@@ -323,7 +360,10 @@ def test_corrupt_cifar_is_named(tmp_path, cifar):
     file = f"{kind.base_folder}/{kind.test_list[0][0]}"
     write(tmp_path, files | {file: files[file] + b"?"})
     message = one_line(lambda: load(name, tmp_path))
-    assert f"{file} is corrupt: md5 is {md5(files[file] + b'?')}, expected {md5(files[file])}" in message
+    assert (
+        f"{file} is corrupt: md5 is {md5(files[file] + b'?')}, expected {md5(files[file])}"
+        in message
+    )
     (tmp_path / file).unlink()
     assert f"{Path(file).name} is missing" in one_line(lambda: load(name, tmp_path))
     shutil.rmtree(tmp_path / kind.base_folder)
@@ -347,9 +387,24 @@ def test_svhn(tmp_path, monkeypatch):
         parts[split] = x
     monkeypatch.setattr(kind, "split_list", splits)
     got = load("svhn", tmp_path, download=False)
-    assert np.array_equal(got.x, np.concatenate([parts["train"], parts["test"]]).transpose(0, 3, 1, 2))
+    assert np.array_equal(
+        got.x, np.concatenate([parts["train"], parts["test"]]).transpose(0, 3, 1, 2)
+    )
     assert got.test_from == 7
-    assert got.y.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0]  # the digit 0, stored as 10, is class 0
+    assert got.y.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        3,
+        0,
+    ]  # the digit 0, stored as 10, is class 0
     assert_promises("svhn", tmp_path)
 
     (tmp_path / "test_32x32.mat").write_bytes(b"?")
@@ -375,7 +430,9 @@ def test_medmnist(tmp_path, name, monkeypatch):
     known = ("0" * 32, md5((tmp_path / f"{name}.npz").read_bytes()))
     monkeypatch.setitem(SETS, name, MedMNIST("http://nowhere", known))
     got = load(name, tmp_path, download=False)
-    assert np.array_equal(got.x[:, 0], np.concatenate([arrays[f"{part}_images"] for part in ("train", "val", "test")]))
+    assert np.array_equal(
+        got.x[:, 0], np.concatenate([arrays[f"{part}_images"] for part in ("train", "val", "test")])
+    )
     assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
     assert got.test_from == 9
     assert torch.equal(load("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
@@ -449,24 +506,54 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": images(6, 1, 8, 8)}, "has no array 'y', only x; save it with np.savez(path, x=x, y=y)"),
+        (
+            {"x": images(6, 1, 8, 8)},
+            "has no array 'y', only x; save it with np.savez(path, x=x, y=y)",
+        ),
         ({"y": labels(6)}, "has no array 'x', only y"),
-        ({"x": images(6, 1, 8, 8) > 9, "y": labels(6)}, "x must be uint8 (pixels 0..255), got bool [6, 1, 8, 8]"),
-        ({"x": images(6, 1, 8, 8) * 1j, "y": labels(6)}, "x must be uint8 (pixels 0..255), got complex128"),
+        (
+            {"x": images(6, 1, 8, 8) > 9, "y": labels(6)},
+            "x must be uint8 (pixels 0..255), got bool [6, 1, 8, 8]",
+        ),
+        (
+            {"x": images(6, 1, 8, 8) * 1j, "y": labels(6)},
+            "x must be uint8 (pixels 0..255), got complex128",
+        ),
         ({"x": np.uint8(5), "y": labels(6)}, "x must be one entry per sample, got uint8 []"),
         ({"x": images(6, 8), "y": labels(6)}, "x must be [samples, channels, height, width]"),
         ({"x": images(6, 0, 8, 8), "y": labels(6)}, "got shape [6, 0, 8, 8]"),
-        ({"x": images(6, 1, 8, 8), "y": labels(6) / 1}, "y must be integers [samples], got float64 [6]"),
-        ({"x": images(6, 1, 8, 8), "y": np.eye(6, dtype=int)}, "y must be integers [samples], got int64 [6, 6]"),
+        (
+            {"x": images(6, 1, 8, 8), "y": labels(6) / 1},
+            "y must be integers [samples], got float64 [6]",
+        ),
+        (
+            {"x": images(6, 1, 8, 8), "y": np.eye(6, dtype=int)},
+            "y must be integers [samples], got int64 [6, 6]",
+        ),
         ({"x": images(6, 1, 8, 8), "y": labels(5)}, "x has 6 samples but y has 5"),
         ({"x": images(0, 1, 8, 8), "y": labels(0)}, "there are no samples"),
         ({"x": images(6, 1, 8, 8), "y": labels(6) - 1}, "labels must be 0..C-1, found -1"),
-        ({"x": images(6, 1, 8, 8), "y": labels(6).astype("m8[s]")}, "y must be integers [samples], got timedelta64[s]"),
-        ({"x": images(6, 1, 8, 8), "y": np.array([0, 1, 2**64 - 1] * 2, np.uint64)}, "labels must be below 65,536"),
-        ({"x": images(6, 1, 8, 8), "y": labels(6) * 10**9}, "labels must be below 65,536, found 2000000000"),
+        (
+            {"x": images(6, 1, 8, 8), "y": labels(6).astype("m8[s]")},
+            "y must be integers [samples], got timedelta64[s]",
+        ),
+        (
+            {"x": images(6, 1, 8, 8), "y": np.array([0, 1, 2**64 - 1] * 2, np.uint64)},
+            "labels must be below 65,536",
+        ),
+        (
+            {"x": images(6, 1, 8, 8), "y": labels(6) * 10**9},
+            "labels must be below 65,536, found 2000000000",
+        ),
         ({"x": images(6, 1, 8, 8), "y": np.int64(3)}, "y must be integers [samples], got int64 []"),
-        ({"x": images(6, 1, 8, 8), "y": labels(6) + 1}, "no sample has label 0 and the largest is 3"),
-        ({"x": images(6, 1, 8, 8), "y": labels(6) * 2}, "no sample has label 1 and the largest is 4"),
+        (
+            {"x": images(6, 1, 8, 8), "y": labels(6) + 1},
+            "no sample has label 0 and the largest is 3",
+        ),
+        (
+            {"x": images(6, 1, 8, 8), "y": labels(6) * 2},
+            "no sample has label 1 and the largest is 4",
+        ),
         (
             {"x": np.array([None] * 6), "y": labels(6)},
             "cannot be read as an .npz archive of plain arrays (an array has Python objects in it",
@@ -480,7 +567,9 @@ def test_errors_in_own_arrays(tmp_path, arrays, message):
     assert "own.npz" in got
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps({"x": 1}), b"PK\x03\x04 cut short"])
+@pytest.mark.parametrize(
+    "content", [b"", b"nonsense", pickle.dumps({"x": 1}), b"PK\x03\x04 cut short"]
+)
 def test_not_an_archive(tmp_path, content):
     (tmp_path / "cifar10.npz").write_bytes(content)
     message = one_line(lambda: load("cifar10", tmp_path))
@@ -492,22 +581,36 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path, name):
     """Of what numpy would take for a pickle, its advice to load that is none of ours."""
     (tmp_path / name).write_bytes(pickle.dumps({"x": 1}) if name.endswith("pkl") else b"a,b\n1,2\n")
     message = one_line(lambda: load("npz", tmp_path, path=tmp_path / name))
-    assert f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as np.savez" in message
-    assert "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y integers [samples], x " in message
+    assert (
+        f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as np.savez"
+        in message
+    )
+    assert (
+        "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y integers [samples], x "
+        in message
+    )
 
 
 def test_an_npy_is_not_an_archive(tmp_path):
     np.save(tmp_path / "x.npy", images(4, 8, 8))
     message = one_line(lambda: load("npz", tmp_path, path=tmp_path / "x.npy"))
-    assert "x.npy cannot be read as an .npz archive of plain arrays (it is a single array)" in message
+    assert (
+        "x.npy cannot be read as an .npz archive of plain arrays (it is a single array)" in message
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"classes": 2}, "found label 2, but dataset.classes=2 allows 0..1"),
-        ({"mean": [0.5], "std": [0.5, 0.5, 0.5]}, "dataset.mean has 1 entries, but the samples have 3 channels"),
-        ({"mean": [0.5] * 3, "std": [0.5, 0.5]}, "dataset.std has 2 entries, but the samples have 3 channels"),
+        (
+            {"mean": [0.5], "std": [0.5, 0.5, 0.5]},
+            "dataset.mean has 1 entries, but the samples have 3 channels",
+        ),
+        (
+            {"mean": [0.5] * 3, "std": [0.5, 0.5]},
+            "dataset.std has 2 entries, but the samples have 3 channels",
+        ),
         ({"path": "nowhere.npz"}, "dataset.path=nowhere.npz is not a file"),
         ({"path": None}, "dataset=npz needs dataset.path=FILE.npz"),
     ],
@@ -534,12 +637,17 @@ def test_classes_that_are_kept_are_numbered_anew(tmp_path):
     kept = [1, 3, 4, 6]
     assert (found.y.tolist(), found.classes) == ([1, 0, 0, 1], 2)
     assert torch.equal(found.x[:, 0], torch.from_numpy(x[kept]))
-    samples = Samples("own", found.x, found.y, 2, None, None, torch.arange(4), tuple("abcd"), test_from=2)
+    samples = Samples(
+        "own", found.x, found.y, 2, None, None, torch.arange(4), tuple("abcd"), test_from=2
+    )
     for only, own, test_from in (((0,), [1, 2], 1), ((1, 0), [0, 1, 2, 3], 2)):
         part = of_classes(samples, only)
         assert (part.groups.tolist(), part.test_from, part.classes) == (own, test_from, len(only))
     assert of_classes(dataclasses.replace(samples, test_from=1), (0,)).test_from is None
-    for only, told in (((3, 7), "npz has no sample of label 7"), ((3, 3), r"must be labels, each once, got \[3, 3\]")):
+    for only, told in (
+        ((3, 7), "npz has no sample of label 7"),
+        ((3, 3), r"must be labels, each once, got \[3, 3\]"),
+    ):
         with pytest.raises(FedpflError, match=rf"^dataset.only:? {told}"):
             load("npz", tmp_path, path=tmp_path / "own.npz", only=only)
 
@@ -559,13 +667,25 @@ def test_constants_are_computed_where_none_are_given(tmp_path):
 
 
 def test_config_files():
-    """One file per name, with the arguments of `load`; the published faulty constants only under their own names."""
-    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (ROOT / "conf/dataset").glob("*.yaml")}
-    assert set(files) == {*SETS, "organamnist_as_published", "organcmnist_as_published", "cifar10_c_made"}
+    """One file per name, with the arguments of `load`; the published faulty constants only under
+    their own names.
+    """
+    files = {
+        path.stem: OmegaConf.to_container(OmegaConf.load(path))
+        for path in (ROOT / "conf/dataset").glob("*.yaml")
+    }
+    assert set(files) == {
+        *SETS,
+        "organamnist_as_published",
+        "organcmnist_as_published",
+        "cifar10_c_made",
+    }
     for stem, values in files.items():
         values.pop("title", None)
         name = stem.removesuffix("_as_published").removesuffix("_made")
-        options = {key: p.default for key, p in list(inspect.signature(SETS[name]).parameters.items())[1:]}
+        options = {
+            key: p.default for key, p in list(inspect.signature(SETS[name]).parameters.items())[1:]
+        }
         own = {key: value for key, value in list(values.items())[6:] if key != "normalize"}
         assert list(values)[:6] == ["name", "mean", "std", "classes", "path", "download"]
         assert own == options | ({"made": True} if stem.endswith("_made") else {})
@@ -575,8 +695,12 @@ def test_config_files():
     for name in ("organamnist", "organcmnist"):
         faulty = files[f"{name}_as_published"]
         for key in ("mean", "std"):
-            assert files[name][key] == pytest.approx([value / 255 for value in faulty[key]], abs=1e-4)
-        lowest, highest = ((pixel / 255 - faulty["mean"][0]) / faulty["std"][0] for pixel in (0, 255))
+            assert files[name][key] == pytest.approx(
+                [value / 255 for value in faulty[key]], abs=1e-4
+            )
+        lowest, highest = (
+            (pixel / 255 - faulty["mean"][0]) / faulty["std"][0] for pixel in (0, 255)
+        )
         assert highest - lowest < 0.02  # the network sees a constant image
 
 
@@ -599,7 +723,9 @@ def test_real_mnist(name, folder):
     assert got.x.shape == (70_000, 1, 28, 28)
     first = {"mnist": [5, 0, 4, 1, 9], "fmnist": [9, 0, 0, 3, 0]}[name]
     assert got.y[:5].tolist() == first
-    assert got.y[60_000:60_005].tolist() == {"mnist": [7, 2, 1, 0, 4], "fmnist": [9, 2, 1, 1, 6]}[name]
+    assert (
+        got.y[60_000:60_005].tolist() == {"mnist": [7, 2, 1, 0, 4], "fmnist": [9, 2, 1, 1, 6]}[name]
+    )
     mean, _ = moments(got.x, torch.arange(70_000))
     assert mean == pytest.approx(OmegaConf.load(ROOT / f"conf/dataset/{name}.yaml").mean, abs=1e-3)
 
@@ -609,9 +735,15 @@ def test_real_cifar100_from_arrays(tmp_path):
     pytest.importorskip("PIL")
     if DATA is None or not (DATA / "unpack.py").is_file():
         pytest.skip("FEDPFL_TEST_DATA names no folder with unpack.py")
-    subprocess.run([sys.executable, DATA / "unpack.py", tmp_path, "cifar100"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, DATA / "unpack.py", tmp_path, "cifar100"], check=True, capture_output=True
+    )
     got = load("cifar100", tmp_path, download=False)
     values = OmegaConf.load(ROOT / "conf/dataset/cifar100.yaml")
     assert got.x.shape == (60_000, 3, 32, 32)
-    assert (got.classes, int(got.y.bincount().min()), int(got.y.bincount().max())) == (100, 600, 600)
+    assert (got.classes, int(got.y.bincount().min()), int(got.y.bincount().max())) == (
+        100,
+        600,
+        600,
+    )
     assert moments(got.x, torch.arange(60_000))[0] == pytest.approx(values.mean, abs=1e-3)

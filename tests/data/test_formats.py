@@ -1,4 +1,6 @@
-"""Texts, signals, sounds, folders of images from tiny files in the very same layout; cache; every error's one line."""
+"""Texts, signals, sounds, folders of images from tiny files in the very same layout; cache; every
+error's one line.
+"""
 
 import csv
 import hashlib
@@ -93,9 +95,13 @@ def test_har_signals(tmp_path, activities):
     assert got.x.shape == (8, 9, 128)
     assert got.x.dtype == torch.float32
     for channel, name in enumerate(har.SIGNALS):
-        expected = np.concatenate([numbers[part, f"Inertial Signals/{name}"] for part in ("train", "test")])
+        expected = np.concatenate(
+            [numbers[part, f"Inertial Signals/{name}"] for part in ("train", "test")]
+        )
         np.testing.assert_allclose(got.x[:, channel], expected, rtol=1e-6)
-    assert [f"{kind}_{a}" for kind in ("body_acc", "body_gyro", "total_acc") for a in "xyz"] == har.SIGNALS
+    assert [
+        f"{kind}_{a}" for kind in ("body_acc", "body_gyro", "total_acc") for a in "xyz"
+    ] == har.SIGNALS
     assert got.y.tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
     assert [got.group_names[i] for i in got.groups] == ["1", "1", "3", "3", "30", "2", "2", "4"]
     assert got.group_names == ("1", "2", "3", "4", "30")
@@ -114,15 +120,47 @@ def test_har_features(tmp_path, activities):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("train/y_train.txt", "1\n2\n3\n4\n", "train is not as published: 4 windows, 5 are published"),
-        ("train/y_train.txt", "1\n2\n3\n4\n7\n", "y_train.txt is not as published: labels are not from 1 to 6"),
-        ("train/subject_train.txt", "1\n2\n", "subject_train.txt is not as published: 2 x 1 numbers, expected 5 x 1"),
-        ("train/subject_train.txt", "1\n1\n3.5\n3\n4\n", "subject_train.txt is not as published: persons are not"),
+        (
+            "train/y_train.txt",
+            "1\n2\n3\n4\n",
+            "train is not as published: 4 windows, 5 are published",
+        ),
+        (
+            "train/y_train.txt",
+            "1\n2\n3\n4\n7\n",
+            "y_train.txt is not as published: labels are not from 1 to 6",
+        ),
+        (
+            "train/subject_train.txt",
+            "1\n2\n",
+            "subject_train.txt is not as published: 2 x 1 numbers, expected 5 x 1",
+        ),
+        (
+            "train/subject_train.txt",
+            "1\n1\n3.5\n3\n4\n",
+            "subject_train.txt is not as published: persons are not",
+        ),
         ("train/subject_train.txt", None, "subject_train.txt is not as published: it is missing"),
-        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 3\n" * 3, "3 x 3 numbers, expected 3 x 128"),
-        ("test/Inertial Signals/body_acc_x_test.txt", "1 2\n3\n4 5\n", "body_acc_x_test.txt is not as published: "),
-        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 x\n" * 3, "body_acc_x_test.txt is not as published: "),
-        ("test/Inertial Signals/body_acc_x_test.txt", "", "body_acc_x_test.txt is not as published: No columns"),
+        (
+            "test/Inertial Signals/body_acc_x_test.txt",
+            "1 2 3\n" * 3,
+            "3 x 3 numbers, expected 3 x 128",
+        ),
+        (
+            "test/Inertial Signals/body_acc_x_test.txt",
+            "1 2\n3\n4 5\n",
+            "body_acc_x_test.txt is not as published: ",
+        ),
+        (
+            "test/Inertial Signals/body_acc_x_test.txt",
+            "1 2 x\n" * 3,
+            "body_acc_x_test.txt is not as published: ",
+        ),
+        (
+            "test/Inertial Signals/body_acc_x_test.txt",
+            "",
+            "body_acc_x_test.txt is not as published: No columns",
+        ),
     ],
 )
 def test_errors_of_har(tmp_path, activities, name, data, message):
@@ -162,7 +200,8 @@ def test_ag_news(tmp_path, texts):
     assert got.x.dtype == torch.int32
     assert got.y.tolist() == [2, 0, 3, 1]
     assert got.test_from == 3
-    # the 4 times; bears 3 times; then, twice each, band and wall, in order of the alphabet; then a, once
+    # the 4 times; bears 3 times; then, twice each, band and wall, in order of the alphabet; then a,
+    # once
     the, bears, band, wall, a = range(2, 7)
     assert got.x.tolist() == [
         [wall, 1, bears, 1, 1, wall, 1, 1],
@@ -170,7 +209,14 @@ def test_ag_news(tmp_path, texts):
         [bears, the, the, 0, 0, 0, 0, 0],
         [1, 1, the, bears, 1, 1, 1, 1],
     ]
-    assert ag_news.words("Short-sellers, Wall's\\band #39;") == ["short", "sellers", "wall", "s", "band", "39"]
+    assert ag_news.words("Short-sellers, Wall's\\band #39;") == [
+        "short",
+        "sellers",
+        "wall",
+        "s",
+        "band",
+        "39",
+    ]
     assert (got.mean, got.std) == ((), ())
     assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
 
@@ -192,7 +238,9 @@ def test_errors_of_ag_news(tmp_path, texts, monkeypatch):
     for bad in (data[:-20], b"no class,title,text\n", b"\n", b"\xff\xfe,1\n"):
         (texts / "train.csv").write_bytes(bad)
         monkeypatch.setitem(ag_news.MD5, "train", md5(data))
-        assert f"train.csv is corrupt: md5 is {md5(bad)}" in one_line(lambda: load("ag_news", tmp_path))
+        assert f"train.csv is corrupt: md5 is {md5(bad)}" in one_line(
+            lambda: load("ag_news", tmp_path)
+        )
         if bad != data[:-20]:
             monkeypatch.setitem(ag_news.MD5, "train", md5(bad))
             assert "train.csv is corrupt: " in one_line(lambda: load("ag_news", tmp_path))
@@ -266,7 +314,9 @@ def test_log_mel_by_its_definition():
     assert filters.shape == (32, 513)
     assert (filters.max(1) > 0.5).all()
     assert filters.max() <= 1
-    np.testing.assert_allclose(filters[:, 20:440].sum(0), 1, atol=1e-9)  # neighbouring triangles add up to 1
+    np.testing.assert_allclose(
+        filters[:, 20:440].sum(0), 1, atol=1e-9
+    )  # neighbouring triangles add up to 1
 
 
 def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch):
@@ -308,16 +358,26 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     shutil.rmtree(tmp_path / "SpeechCommands")
     half = data.getvalue()[: len(data.getvalue()) // 2]
     write(tmp_path, {"speech_commands_v0.02.tar.gz": half})
-    assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in one_line(lambda: load("speech_commands", tmp_path))
+    assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in one_line(
+        lambda: load("speech_commands", tmp_path)
+    )
     monkeypatch.setattr(speech_commands, "MD5", md5(half))
-    assert "speech_commands_v0.02.tar.gz is corrupt: " in one_line(lambda: load("speech_commands", tmp_path))
+    assert "speech_commands_v0.02.tar.gz is corrupt: " in one_line(
+        lambda: load("speech_commands", tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"yes/aa_nohash_0.wav": None}, "speech_commands_v0.02 is not as published: 4 clips, 5 are published"),
-        ({"yes/aa_nohash_0.wav": b"no sound"}, "aa_nohash_0.wav is not as published: file does not start with RIFF id"),
+        (
+            {"yes/aa_nohash_0.wav": None},
+            "speech_commands_v0.02 is not as published: 4 clips, 5 are published",
+        ),
+        (
+            {"yes/aa_nohash_0.wav": b"no sound"},
+            "aa_nohash_0.wav is not as published: file does not start with RIFF id",
+        ),
         (
             {"yes/aa_nohash_0.wav": sound(tone(440), 8_000)},
             "are (1, 2, 8000), of 16000 samples; expected (1, 2, 16000)",
@@ -325,21 +385,32 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
         ({"yes/aa_nohash_0.wav": sound(tone(440), channels=2)}, "are (2, 2, 16000)"),
         ({"yes/aa_nohash_0.wav": sound(tone(440)[:0])}, "are (1, 2, 16000), of 0 samples"),
         ({"yes/aa_nohash_0.wav": sound(tone(440))[:44]}, "is cut short: 0 bytes of 16000 samples"),
-        ({"yes/aa_nohash_0.wav": sound(tone(440))[:20_000]}, "is cut short: 19956 bytes of 16000 samples"),
+        (
+            {"yes/aa_nohash_0.wav": sound(tone(440))[:20_000]},
+            "is cut short: 19956 bytes of 16000 samples",
+        ),
         ({"testing_list.txt": b"\xff\xfe"}, "testing_list.txt is not as published: 'utf-8' codec"),
         ({"testing_list.txt": None}, "testing_list.txt is not as published: it is missing"),
-        ({"testing_list.txt": "yes/zz.wav"}, "testing_list.txt is not as published: it names yes/zz.wav, which is abs"),
+        (
+            {"testing_list.txt": "yes/zz.wav"},
+            "testing_list.txt is not as published: it names yes/zz.wav, which is abs",
+        ),
     ],
 )
 def test_errors_of_speech(tmp_path, clips, change, message):
-    write(tmp_path / FOLDER, {name: data for name, data in (clips | change).items() if data is not None})
+    write(
+        tmp_path / FOLDER,
+        {name: data for name, data in (clips | change).items() if data is not None},
+    )
     assert message in one_line(lambda: load("speech_commands", tmp_path))
 
 
 # Folders of images
 
 
-def picture(seed: int, size: tuple[int, int] = (8, 8), form: str = "PNG", mode: str = "RGB") -> bytes:
+def picture(
+    seed: int, size: tuple[int, int] = (8, 8), form: str = "PNG", mode: str = "RGB"
+) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     data = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(data, form)
@@ -361,7 +432,9 @@ def tiny(monkeypatch):
     for kind in ("n02", "n01"):
         for number in range(2):
             mode = "L" if (kind, number) == ("n01", 0) else "RGB"
-            files[f"train/{kind}/images/{kind}_{number}.JPEG"] = picture(len(files), (64, 64), "JPEG", mode)
+            files[f"train/{kind}/images/{kind}_{number}.JPEG"] = picture(
+                len(files), (64, 64), "JPEG", mode
+            )
         files[f"train/{kind}/{kind}_boxes.txt"] = "n02_0.JPEG\t0\t0\t1\t1\n"
     rows = []
     for number, kind in enumerate(("n02", "n01", "n02")):
@@ -378,7 +451,9 @@ def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
     assert got.y.tolist() == [0, 0, 1, 1, 1, 0, 1]
     assert got.test_from == 4
     names = [f"train/n0{1 + k}/images/n0{1 + k}_{n}.JPEG" for k in (0, 1) for n in (0, 1)]
-    for image, name in zip(got.x, [*names, *(f"val/images/val_{n}.JPEG" for n in range(3))], strict=True):
+    for image, name in zip(
+        got.x, [*names, *(f"val/images/val_{n}.JPEG" for n in range(3))], strict=True
+    ):
         assert np.array_equal(image, pixels(tiny[name], 64))
     assert len(set(got.x[0, :, 5, 5].tolist())) == 1  # grey, in three channels
     assert_promises("tiny_imagenet", tmp_path)
@@ -401,33 +476,52 @@ def test_tiny_imagenet_from_the_archive(tmp_path, tiny, monkeypatch):
     assert (tmp_path / "tiny-imagenet-200/val").is_dir()
     shutil.rmtree(tmp_path / "tiny-imagenet-200")
     write(tmp_path, {"tiny-imagenet-200.zip": b"half"})
-    assert "tiny-imagenet-200.zip is corrupt: md5 is" in one_line(lambda: load("tiny_imagenet", tmp_path))
+    assert "tiny-imagenet-200.zip is corrupt: md5 is" in one_line(
+        lambda: load("tiny_imagenet", tmp_path)
+    )
     monkeypatch.setattr(tiny_imagenet, "MD5", md5(b"half"))
     assert "tiny-imagenet-200.zip is corrupt: " in one_line(lambda: load("tiny_imagenet", tmp_path))
     empty = io.BytesIO()
     zipfile.ZipFile(empty, "w").close()
     monkeypatch.setattr(tiny_imagenet, "MD5", md5(empty.getvalue()))
     write(tmp_path, {"tiny-imagenet-200.zip": empty.getvalue()})
-    assert "is corrupt: it holds no folder tiny-imagenet-200" in one_line(lambda: load("tiny_imagenet", tmp_path))
+    assert "is corrupt: it holds no folder tiny-imagenet-200" in one_line(
+        lambda: load("tiny_imagenet", tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train/n01/images/n01_0.JPEG": None}, "train is not as published: 3 images, 4 are published"),
-        ({"train/n01/images/n01_1.JPEG": b"?"}, "n01_1.JPEG is not as published: cannot identify image file"),
+        (
+            {"train/n01/images/n01_0.JPEG": None},
+            "train is not as published: 3 images, 4 are published",
+        ),
+        (
+            {"train/n01/images/n01_1.JPEG": b"?"},
+            "n01_1.JPEG is not as published: cannot identify image file",
+        ),
         (
             {"train/n01/images/n01_1.JPEG": picture(0, (64, 64), "JPEG")[:900]},
             "n01_1.JPEG is not as published: image",
         ),
-        ({"val/val_annotations.txt": None}, "val_annotations.txt is not as published: it is missing"),
-        ({"val/val_annotations.txt": "val_0.JPEG\tn09\n"}, "line 1 names no class of the training part"),
+        (
+            {"val/val_annotations.txt": None},
+            "val_annotations.txt is not as published: it is missing",
+        ),
+        (
+            {"val/val_annotations.txt": "val_0.JPEG\tn09\n"},
+            "line 1 names no class of the training part",
+        ),
         ({"val/val_annotations.txt": "val_0.JPEG\tn01\n"}, "1 images, 3 are published"),
         ({"val/images/val_2.JPEG": None}, "val_2.JPEG is not as published: it is missing"),
     ],
 )
 def test_errors_of_tiny_imagenet(tmp_path, tiny, change, message):
-    write(tmp_path / "tiny-imagenet-200", {name: data for name, data in (tiny | change).items() if data is not None})
+    write(
+        tmp_path / "tiny-imagenet-200",
+        {name: data for name, data in (tiny | change).items() if data is not None},
+    )
     assert message in one_line(lambda: load("tiny_imagenet", tmp_path))
     assert not cached(tmp_path)
 
@@ -436,9 +530,25 @@ def test_errors_of_tiny_imagenet(tmp_path, tiny, change, message):
 def cinic(monkeypatch):
     """Two images of each of the ten classes in every part."""
     monkeypatch.setattr(cinic10, "SIZE", 20)
-    kinds = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    kinds = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
     names = ("cifar10-train-{}.png", "n02119789_{}.png")
-    places = [f"{part}/{kind}/{name}" for part in ("train", "valid", "test") for kind in kinds for name in names]
+    places = [
+        f"{part}/{kind}/{name}"
+        for part in ("train", "valid", "test")
+        for kind in kinds
+        for name in names
+    ]
     return {place.format(number): picture(number, (32, 32)) for number, place in enumerate(places)}
 
 
@@ -466,16 +576,28 @@ def test_cinic10(tmp_path, cinic, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"valid/cat/n02119789_27.png": None}, "valid is not as published: 19 images, 20 are published"),
-        ({"valid/cat/n02119789_27.png": b"?"}, "n02119789_27.png is not as published: cannot identify image file"),
         (
-            {"valid/cat/n02119789_27.png": None, "valid/kitten/n02119789_27.png": picture(27, (32, 32))},
+            {"valid/cat/n02119789_27.png": None},
+            "valid is not as published: 19 images, 20 are published",
+        ),
+        (
+            {"valid/cat/n02119789_27.png": b"?"},
+            "n02119789_27.png is not as published: cannot identify image file",
+        ),
+        (
+            {
+                "valid/cat/n02119789_27.png": None,
+                "valid/kitten/n02119789_27.png": picture(27, (32, 32)),
+            },
             "CINIC-10 is not as published: 11 classes, 10 are published",
         ),
     ],
 )
 def test_errors_of_cinic10(tmp_path, cinic, change, message):
-    write(tmp_path / "CINIC-10", {name: data for name, data in (cinic | change).items() if data is not None})
+    write(
+        tmp_path / "CINIC-10",
+        {name: data for name, data in (cinic | change).items() if data is not None},
+    )
     assert message in one_line(lambda: load("cinic10", tmp_path))
 
 
@@ -508,19 +630,32 @@ def test_mini_imagenet(tmp_path, mini):
     ("change", "message"),
     [
         ({"val.csv": None}, "val.csv is not as published: it is missing"),
-        ({"val.csv": "n3.jpg,n3\n"}, "val.csv is not as published: its first line is not filename,label"),
-        ({"val.csv": "filename,label\nn3.jpg\n"}, "val.csv is not as published: a line has fewer than two columns"),
+        (
+            {"val.csv": "n3.jpg,n3\n"},
+            "val.csv is not as published: its first line is not filename,label",
+        ),
+        (
+            {"val.csv": "filename,label\nn3.jpg\n"},
+            "val.csv is not as published: a line has fewer than two columns",
+        ),
         ({"val.csv": "filename,label\n"}, "5 images in its three lists, 6 are published"),
         ({"images/n300000000.jpg": None}, "n300000000.jpg is not as published: it is missing"),
     ],
 )
 def test_errors_of_mini_imagenet(tmp_path, mini, change, message):
-    write(tmp_path / "mini-imagenet", {name: data for name, data in (mini | change).items() if data is not None})
+    write(
+        tmp_path / "mini-imagenet",
+        {name: data for name, data in (mini | change).items() if data is not None},
+    )
     assert message in one_line(lambda: load("mini_imagenet", tmp_path))
 
 
 DOMAINS = {
-    "office_home": (office_home, "OfficeHomeDataset_10072016", ("Art", "Clipart", "Product", "Real World")),
+    "office_home": (
+        office_home,
+        "OfficeHomeDataset_10072016",
+        ("Art", "Clipart", "Product", "Real World"),
+    ),
     "pacs": (pacs, "PACS", ("art_painting", "cartoon", "photo", "sketch")),
 }
 
@@ -549,9 +684,13 @@ def test_domains(tmp_path, name, monkeypatch):
         (tmp_path / base / "Real World").rename(tmp_path / base / "RealWorld")
         assert torch.equal(load(name, tmp_path, size=16).x, got.x)
     (tmp_path / base / domains[1] / "Bike/00001.jpg").unlink()
-    assert f"{domains[1]} is not as published: 1 images, 2 are published" in one_line(lambda: load(name, tmp_path))
+    assert f"{domains[1]} is not as published: 1 images, 2 are published" in one_line(
+        lambda: load(name, tmp_path)
+    )
     shutil.rmtree(tmp_path / base / domains[1])
-    assert f"{base} is not as published: folder {domains[1]} is missing" in one_line(lambda: load(name, tmp_path))
+    assert f"{base} is not as published: folder {domains[1]} is missing" in one_line(
+        lambda: load(name, tmp_path)
+    )
 
 
 def test_the_published_sizes():
@@ -575,9 +714,13 @@ def digits(tmp_path, monkeypatch):
         return RNG.integers(0, 256, shape, dtype=np.uint8)
 
     one_hot = np.eye(10)[[7, 0, 3]], np.eye(10)[[1, 9]]
-    mnist, mnist_m, syn = ([images(n, *shape) for n in (3, 2)] for shape in ((32, 32), (28, 28, 3), (32, 32, 3)))
+    mnist, mnist_m, syn = (
+        [images(n, *shape) for n in (3, 2)] for shape in ((32, 32), (28, 28, 3), (32, 32, 3))
+    )
     labels = {"label_train": one_hot[0], "label_test": one_hot[1]}
-    savemat(root / "mnist_data.mat", {"train_32": mnist[0], "test_32": mnist[1].astype(float), **labels})
+    savemat(
+        root / "mnist_data.mat", {"train_32": mnist[0], "test_32": mnist[1].astype(float), **labels}
+    )
     savemat(root / "mnistm_with_label.mat", {"train": mnist_m[0], "test": mnist_m[1], **labels})
     svhn = [images(32, 32, 3, n) for n in (3, 2)]
     for part, own, y in (("train", svhn[0], [[10], [1], [9]]), ("test", svhn[1], [[10], [2]])):
@@ -599,7 +742,33 @@ def test_digit5(tmp_path, digits):
     assert got.group_names == ("mnist", "mnist_m", "svhn", "syn", "usps")
     assert got.groups.tolist() == [g for n in (3, 2) for g in range(5) for _ in range(n)]
     assert got.test_from == 15
-    assert got.y.tolist() == [7, 0, 3, 7, 0, 3, 0, 1, 9, 4, 0, 5, 2, 0, 8, 1, 9, 1, 9, 0, 2, 6, 0, 2, 5]
+    assert got.y.tolist() == [
+        7,
+        0,
+        3,
+        7,
+        0,
+        3,
+        0,
+        1,
+        9,
+        4,
+        0,
+        5,
+        2,
+        0,
+        8,
+        1,
+        9,
+        1,
+        9,
+        0,
+        2,
+        6,
+        0,
+        2,
+        5,
+    ]
     assert_promises("digit5", tmp_path, "has_all_classes", classes=10)
     assert np.array_equal(got.x[:3, 1], arrays["mnist"][0])
     assert np.array_equal(got.x[15:17, 2], arrays["mnist"][1])
@@ -628,21 +797,41 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     for images, own, says in (
         (np.full((3, 32, 32, 3), np.nan), labels, "images are [3, 32, 32, 3], or not all finite"),
         (np.zeros((3, 32)), labels, "images are [3, 32], or not all finite"),
-        (np.zeros((3, 32, 32)), labels | {"train_label": np.array([[4], [0.5], [5]])}, "labels are [3, 1], or not dig"),
-        (np.zeros((3, 32, 32)), labels | {"train_label": np.zeros((3, 7))}, "labels are [3, 7], or not digits"),
+        (
+            np.zeros((3, 32, 32)),
+            labels | {"train_label": np.array([[4], [0.5], [5]])},
+            "labels are [3, 1], or not dig",
+        ),
+        (
+            np.zeros((3, 32, 32)),
+            labels | {"train_label": np.zeros((3, 7))},
+            "labels are [3, 7], or not digits",
+        ),
     ):
-        savemat(root / "syn_number.mat", {"train_data": images, "test_data": np.zeros((2, 32, 32)), **own})
-        assert f"syn_number.mat is not as published: {says}" in one_line(lambda: load("digit5", tmp_path))
+        savemat(
+            root / "syn_number.mat",
+            {"train_data": images, "test_data": np.zeros((2, 32, 32)), **own},
+        )
+        assert f"syn_number.mat is not as published: {says}" in one_line(
+            lambda: load("digit5", tmp_path)
+        )
     (root / "syn_number.mat").write_bytes(good)
     savemat(root / "usps_28x28.mat", {"dataset": np.zeros(3)})
-    assert "usps_28x28.mat is not as published: zip() argument" in one_line(lambda: load("digit5", tmp_path))
+    assert "usps_28x28.mat is not as published: zip() argument" in one_line(
+        lambda: load("digit5", tmp_path)
+    )
     (root / "mnist_data.mat").unlink()
-    assert "mnist_data.mat is not as published: it is missing" in one_line(lambda: load("digit5", tmp_path))
+    assert "mnist_data.mat is not as published: it is missing" in one_line(
+        lambda: load("digit5", tmp_path)
+    )
 
 
 def test_what_is_not_there_is_named_with_its_place(tmp_path):
     places = {
-        **{module.__name__.split(".")[-1]: module.PLACE for module in (har, office_home, pacs, digit5, mini_imagenet)},
+        **{
+            module.__name__.split(".")[-1]: module.PLACE
+            for module in (har, office_home, pacs, digit5, mini_imagenet)
+        },
         "cinic10": "CINIC-10.tar.gz (or CINIC-10/, unpacked)",
         "ag_news": ag_news.PLACE,
         "speech_commands": "speech_commands_v0.02.tar.gz (or SpeechCommands/speech_commands_v0.02/, unpacked)",
@@ -650,4 +839,6 @@ def test_what_is_not_there_is_named_with_its_place(tmp_path):
         "femnist": "LEAF's femnist/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)",
     }
     for name, place in places.items():
-        assert f"put {place} there" in one_line(lambda name=name: load(name, tmp_path, download=False))
+        assert f"put {place} there" in one_line(
+            lambda name=name: load(name, tmp_path, download=False)
+        )

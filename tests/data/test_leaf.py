@@ -1,4 +1,6 @@
-"""LEAF's files: FEMNIST and Shakespeare as its scripts write them, their natural clients; two rounds on small sets."""
+"""LEAF's files: FEMNIST and Shakespeare as its scripts write them, their natural clients; two
+rounds on small sets.
+"""
 
 import json
 import random
@@ -15,15 +17,25 @@ from tests.conftest import BACKENDS, assert_close, rounds
 from tests.data.promises import assert_promises
 from tests.data.test_formats import cinic, one_line, write  # noqa: F401
 
-WRITERS = {"f1": {"f0001_41": (6, 3), "f0000_14": (5, 2)}, "f2": {"f0002_07": (4, 1)}}  # by file: samples of both parts
-ROLES = {"f1": {"HAMLET_HAMLET": (6, 3), "HAMLET_CLAUDIUS": (5, 2)}, "f2": {"KING_LEAR_FOOL": (4, 1)}}
+WRITERS = {
+    "f1": {"f0001_41": (6, 3), "f0000_14": (5, 2)},
+    "f2": {"f0002_07": (4, 1)},
+}  # by file: samples of both parts
+ROLES = {
+    "f1": {"HAMLET_HAMLET": (6, 3), "HAMLET_CLAUDIUS": (5, 2)},
+    "f2": {"KING_LEAR_FOOL": (4, 1)},
+}
 LINE = "To be, or not to be: that is the question;\n"
 
 
 def images(samples: int, seed: str) -> tuple[dict, np.ndarray]:
     """Of a user, as LEAF has them, and as they are to be read."""
-    pixels = np.random.default_rng(sum(seed.encode())).integers(0, 256, (samples, 784), dtype=np.uint8)
-    return {"x": (pixels / 255).tolist(), "y": [61 - n for n in range(samples)]}, pixels.reshape(-1, 1, 28, 28)
+    pixels = np.random.default_rng(sum(seed.encode())).integers(
+        0, 256, (samples, 784), dtype=np.uint8
+    )
+    return {"x": (pixels / 255).tolist(), "y": [61 - n for n in range(samples)]}, pixels.reshape(
+        -1, 1, 28, 28
+    )
 
 
 def texts(samples: int, seed: str) -> tuple[dict, np.ndarray]:
@@ -39,7 +51,9 @@ def texts(samples: int, seed: str) -> tuple[dict, np.ndarray]:
 SETS = {"femnist": (WRITERS, images), "shakespeare": (ROLES, texts)}
 
 
-def written(name: str, folders: tuple[str, ...] = ("train", "test")) -> tuple[dict[str, str], list, list]:
+def written(
+    name: str, folders: tuple[str, ...] = ("train", "test")
+) -> tuple[dict[str, str], list, list]:
     """LEAF's files below its folder `data`, and whose samples are to be read, in order."""
     users, make = SETS[name]
     files, expected, owners = {}, [], []
@@ -54,7 +68,9 @@ def written(name: str, folders: tuple[str, ...] = ("train", "test")) -> tuple[di
             # by_sample leaves users of one sample in user_data, but not in users
             body = {"users": [*own], "num_samples": counts, "hierarchies": [""] * len(own)}
             body["user_data"] = {**held, "too few": {"x": [], "y": []}}
-            files[f"{name}/data/{folder}/all_data_{file}_niid_0_keep_0_{folder}_9.json"] = json.dumps(body)
+            files[f"{name}/data/{folder}/all_data_{file}_niid_0_keep_0_{folder}_9.json"] = (
+                json.dumps(body)
+            )
     return files, expected, owners
 
 
@@ -102,7 +118,10 @@ def test_every_pixel_makes_the_round_trip():
 
 def test_the_alphabet():
     capitals, small = string.ascii_uppercase, string.ascii_lowercase
-    assert "\n !\"&'(),-." + string.digits + ":;>?" + capitals + "[]" + small + "}" == shakespeare.LETTERS
+    assert (
+        "\n !\"&'(),-." + string.digits + ":;>?" + capitals + "[]" + small + "}"
+        == shakespeare.LETTERS
+    )
     assert len(set(shakespeare.LETTERS)) == 80
     assert [shakespeare.LETTERS.find(letter) for letter in "\n A}z"] == [0, 1, 25, 79, 78]
 
@@ -137,30 +156,82 @@ NUMBER = "f0001_41 has 6 samples and 5 labels, expected 6 of both"
         ("femnist", changed("train", "f0001_41", x=first(-0.01)), PIXELS),
         ("femnist", changed("train", "f0001_41", x=first(float("nan"))), PIXELS),
         ("femnist", changed("train", "f0001_41", x=first(None)), PIXELS),
-        ("femnist", changed("train", "f0001_41", x=first(0.5)), "pixels are not multiples of 1/255"),
-        ("femnist", changed("train", "f0001_41", x=lambda x: [x[0][:-1], *x[1:]]), "is not as published: setting an a"),
-        ("femnist", changed("train", "f0001_41", x=lambda x: [own[:-1] for own in x]), "cannot reshape array of size "),
+        (
+            "femnist",
+            changed("train", "f0001_41", x=first(0.5)),
+            "pixels are not multiples of 1/255",
+        ),
+        (
+            "femnist",
+            changed("train", "f0001_41", x=lambda x: [x[0][:-1], *x[1:]]),
+            "is not as published: setting an a",
+        ),
+        (
+            "femnist",
+            changed("train", "f0001_41", x=lambda x: [own[:-1] for own in x]),
+            "cannot reshape array of size ",
+        ),
         ("femnist", changed("train", "f0001_41", y=lambda y: [62, *y[1:]]), KINDS),
         ("femnist", changed("train", "f0001_41", y=lambda y: [0.5, *y[1:]]), KINDS),
         ("femnist", changed("train", "f0001_41", y=lambda y: y[1:]), NUMBER),
-        ("femnist", changed("train", num_samples=[5, 5]), "f0001_41 has 6 samples and 6 labels, expected 5 of both"),
-        ("femnist", changed("train", num_samples=[6]), "zip() argument 2 is shorter than argument 1"),
-        ("femnist", changed("train", users=["f0001_41", "x"]), "is not as published: KeyError: 'x'"),
+        (
+            "femnist",
+            changed("train", num_samples=[5, 5]),
+            "f0001_41 has 6 samples and 6 labels, expected 5 of both",
+        ),
+        (
+            "femnist",
+            changed("train", num_samples=[6]),
+            "zip() argument 2 is shorter than argument 1",
+        ),
+        (
+            "femnist",
+            changed("train", users=["f0001_41", "x"]),
+            "is not as published: KeyError: 'x'",
+        ),
         ("femnist", changed("train", users=["f0001_41", "a\nb"]), "a user's name is 'a\\nb'"),
         ("femnist", changed("train", users=["f0001_41", 7]), "a user's name is 7"),
         ("femnist", changed("train", users=["f0001_41", "b" * 10_000]), "a user's name is 'bbbb"),
-        ("femnist", changed("train", users=[], num_samples=[]), "is not as published: it has no users"),
-        ("femnist", lambda files, _: files | {next(iter(files)): "[" * 10**6}, "train_9.json is not as published: "),
-        ("femnist", lambda files, _: files | {next(iter(files)): "[]"}, "TypeError: list indices must be integers"),
+        (
+            "femnist",
+            changed("train", users=[], num_samples=[]),
+            "is not as published: it has no users",
+        ),
+        (
+            "femnist",
+            lambda files, _: files | {next(iter(files)): "[" * 10**6},
+            "train_9.json is not as published: ",
+        ),
+        (
+            "femnist",
+            lambda files, _: files | {next(iter(files)): "[]"},
+            "TypeError: list indices must be integers",
+        ),
         (
             "shakespeare",
             changed("test", "HAMLET_HAMLET", x=["é" * 80] * 3),
             "test_9.json is not as published: 'é' is none of LEAF's 80",
         ),
-        ("shakespeare", changed("test", "HAMLET_HAMLET", y=list("a{c")), "'{' is none of LEAF's 80 letters"),
-        ("shakespeare", changed("test", "HAMLET_HAMLET", y=["a", "", "c"]), "a text has 0 letters, expected 1"),
-        ("shakespeare", changed("test", "HAMLET_HAMLET", x=["a" * 79] * 3), "a text has 79 letters, expected 80"),
-        ("shakespeare", changed("test", "HAMLET_HAMLET", y=[1, 2, 3]), "TypeError: object of type 'int' has no len()"),
+        (
+            "shakespeare",
+            changed("test", "HAMLET_HAMLET", y=list("a{c")),
+            "'{' is none of LEAF's 80 letters",
+        ),
+        (
+            "shakespeare",
+            changed("test", "HAMLET_HAMLET", y=["a", "", "c"]),
+            "a text has 0 letters, expected 1",
+        ),
+        (
+            "shakespeare",
+            changed("test", "HAMLET_HAMLET", x=["a" * 79] * 3),
+            "a text has 79 letters, expected 80",
+        ),
+        (
+            "shakespeare",
+            changed("test", "HAMLET_HAMLET", y=[1, 2, 3]),
+            "TypeError: object of type 'int' has no len()",
+        ),
     ],
 )
 def test_errors(tmp_path, name, change, message):
@@ -173,16 +244,24 @@ def test_users_twice_and_folders_without_files(tmp_path):
     one = next(iter(files))
     write(tmp_path, files | {one.replace("train_9", "train_8"): files[one]})
     said = one_line(lambda: load("femnist", tmp_path))
-    assert "train_9.json is not as published: it has user f0001_41, whom all_data_f1_niid_0_keep_0_train_8.json" in said
+    assert (
+        "train_9.json is not as published: it has user f0001_41, whom all_data_f1_niid_0_keep_0_train_8.json"
+        in said
+    )
     write(tmp_path / "other", {one: files[one]})
     said = one_line(lambda: load("femnist", tmp_path / "other"))
-    assert "femnist/data is not as published: there are .json files neither in train/ and test/ nor in all_dat" in said
+    assert (
+        "femnist/data is not as published: there are .json files neither in train/ and test/ nor in all_dat"
+        in said
+    )
 
 
 # Natural clients
 
 
-METHODS = pytest.mark.parametrize("method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")])
+METHODS = pytest.mark.parametrize(
+    "method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")]
+)
 
 
 def built(*overrides: str) -> Run:
@@ -191,7 +270,10 @@ def built(*overrides: str) -> Run:
 
 def play_on_both(run: Run) -> None:
     """Two rounds of all clients; the second one's losses are those of what the first one left."""
-    ends = [rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend) for backend in BACKENDS]
+    ends = [
+        rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend)
+        for backend in BACKENDS
+    ]
     assert all(bool(outcome.finite.all()) for _, outcomes in ends for outcome in outcomes)
     (loop, ended), (batched, also) = ends
     assert_close(loop[1].server, batched[1].server, atol=1e-5, rtol=1e-4)
@@ -203,8 +285,16 @@ def play_on_both(run: Run) -> None:
 def test_two_rounds(tmp_path, name, method):
     """Of natural clients, each tested on its own part."""
     write(tmp_path, written(name)[0])
-    model = ("model=mlp", "model.hidden=[8]") if name == "femnist" else ("model=lstm", "model.width=8")
-    run = built(f"dataset={name}", format_override("data_dir", tmp_path), "partition=natural", *method, *model)
+    model = (
+        ("model=mlp", "model.hidden=[8]") if name == "femnist" else ("model=lstm", "model.width=8")
+    )
+    run = built(
+        f"dataset={name}",
+        format_override("data_dir", tmp_path),
+        "partition=natural",
+        *method,
+        *model,
+    )
     assert run.federation.train_sizes.tolist() == [5, 6, 4]
     assert run.federation.test_sizes.tolist() == [2, 3, 1]
     play_on_both(run)
@@ -213,13 +303,24 @@ def test_two_rounds(tmp_path, name, method):
 @METHODS
 def test_two_rounds_of_cinic10(tmp_path, cinic, method):  # noqa: F811
     write(tmp_path / "CINIC-10", cinic)
-    own = ("dataset=cinic10", format_override("data_dir", tmp_path), "partition=iid", "model=mlp", "model.hidden=[8]")
+    own = (
+        "dataset=cinic10",
+        format_override("data_dir", tmp_path),
+        "partition=iid",
+        "model=mlp",
+        "model.hidden=[8]",
+    )
     play_on_both(built(*own, *method))
 
 
 def test_fewer_clients_than_users_and_more(tmp_path):
     write(tmp_path, written("femnist")[0])
-    own = ("dataset=femnist", format_override("data_dir", tmp_path), "partition=natural", "model=mlp")
+    own = (
+        "dataset=femnist",
+        format_override("data_dir", tmp_path),
+        "partition=natural",
+        "model=mlp",
+    )
     run = built(*own, "clients=2")
     assert set(run.federation.train_sizes.tolist()) < {5, 6, 4}
     run = built(*own, "clients=2", "partition.min_samples=7")

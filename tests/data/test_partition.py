@@ -1,4 +1,6 @@
-"""Partitions: published counts on the real data, properties that hold for any arguments, and every error."""
+"""Partitions: published counts on the real data, properties that hold for any arguments, and every
+error.
+"""
 
 import copy
 import pickle
@@ -16,7 +18,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import steps
+from fedpfl.engine.training.sgd import steps
 from fedpfl.ground.checks import arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
@@ -24,19 +26,30 @@ from tests.command import TINY, call
 from tests.conftest import DATA, federate
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
-DEFAULTS = {"dirichlet": {"alpha": 0.1}, "published": {"alpha": 1.0}, "iid": {}, "shards": {"classes_per_client": 2}}
+DEFAULTS = {
+    "dirichlet": {"alpha": 0.1},
+    "published": {"alpha": 1.0},
+    "iid": {},
+    "shards": {"classes_per_client": 2},
+}
 
 
 def sizes(parts: Partition) -> np.ndarray:
-    return np.array([len(train) + len(test) for train, test in zip(parts.train, parts.test, strict=True)])
+    return np.array(
+        [len(train) + len(test) for train, test in zip(parts.train, parts.test, strict=True)]
+    )
 
 
 def owned(parts: Partition) -> list[np.ndarray]:
     return [np.concatenate(pair) for pair in zip(parts.train, parts.test, strict=True)]
 
 
-def check(parts: Partition, clients: int, samples: int, cover: bool = True, test_fraction: float = 0.25) -> None:
-    """Disjoint, in range, split by the rule, at least one training sample each; with `cover` every sample is dealt."""
+def check(
+    parts: Partition, clients: int, samples: int, cover: bool = True, test_fraction: float = 0.25
+) -> None:
+    """Disjoint, in range, split by the rule, at least one training sample each; with `cover` every
+    sample is dealt.
+    """
     assert len(parts.train) == len(parts.test) == clients
     everything = np.concatenate([*parts.train, *parts.test])
     assert len(np.unique(everything)) == len(everything)
@@ -57,7 +70,10 @@ def configured(name: str, options: dict) -> Partition:
 
 
 def same(a: Partition, b: Partition) -> bool:
-    return all(np.array_equal(i, j) for i, j in zip(chain(a.train, a.test), chain(b.train, b.test), strict=True))
+    return all(
+        np.array_equal(i, j)
+        for i, j in zip(chain(a.train, a.test), chain(b.train, b.test), strict=True)
+    )
 
 
 # The published split
@@ -86,9 +102,12 @@ def test_published_counts_on_fashionmnist(fmnist, alpha, attempts, train, test, 
 
 
 def test_published_smallest_clients_of_the_failed_attempts(fmnist):
-    """The order of a class carries over to the next attempt, so min_samples picks out attempts 1, 2, 3, 4 by size."""
+    """The order of a class carries over to the next attempt, so min_samples picks out attempts 1,
+    2, 3, 4 by size.
+    """
     attempts = {
-        least: partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=least).attempts for least in (9, 10)
+        least: partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=least).attempts
+        for least in (9, 10)
     }
     assert attempts == {9: 1, 10: 4}
     assert sizes(partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=9)).min() == 9
@@ -96,24 +115,35 @@ def test_published_smallest_clients_of_the_failed_attempts(fmnist):
 
 
 def test_published_split_gives_the_published_accuracy_of_the_initial_model(fmnist):
-    """Index for index: pooled test accuracy of the untrained net on the clients of round 1, to the last digit."""
+    """Index for index: pooled test accuracy of the untrained net on the clients of round 1, to the
+    last digit.
+    """
     federation = build(fmnist, partition.published(fmnist.y, 100, 42, alpha=0.1))
     with torch.random.fork_rng():
         torch.manual_seed(42)
         net = torch.nn.Sequential(
             *(torch.nn.Conv2d(1, 32, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
-            *(torch.nn.Conv2d(32, 64, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten()),
+            *(
+                torch.nn.Conv2d(32, 64, 5),
+                torch.nn.ReLU(),
+                torch.nn.MaxPool2d(2),
+                torch.nn.Flatten(),
+            ),
             *(torch.nn.Linear(1024, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)),
         )
     cohort = random.Random(42).sample(range(100), 10)
     index = torch.cat([federation.test[client] for client in cohort])
     with torch.no_grad():
-        right = (net(federation.normalize(federation.x[index])).argmax(1) == federation.y[index]).sum()
+        right = (
+            net(federation.normalize(federation.x[index])).argmax(1) == federation.y[index]
+        ).sum()
     assert 100 * int(right) / len(index) == 26.191989828353464
 
 
 def test_published_follows_a_plain_transcription_of_the_rule():
-    """The rule as protocol and public code state it, with lists, sharing nothing with the implementation."""
+    """The rule as protocol and public code state it, with lists, sharing nothing with the
+    implementation.
+    """
     clients, alpha, least, seed = 20, 0.3, 35, 7
     stream = np.random.RandomState(seed)
     idx = [np.where(label == Y)[0] for label in range(10)]
@@ -139,7 +169,10 @@ def test_published_follows_a_plain_transcription_of_the_rule():
 
 @pytest.mark.parametrize("alpha", [0.01, 1e-12])
 def test_published_ends_with_an_error(alpha):
-    with pytest.raises(FedpflError, match=r"5 attempts.*clients=100.*min_samples=10.*alpha=.*use partition=dirichlet"):
+    with pytest.raises(
+        FedpflError,
+        match=r"5 attempts.*clients=100.*min_samples=10.*alpha=.*use partition=dirichlet",
+    ):
         partition.published(Y, 100, 42, alpha=alpha, max_attempts=5)
 
 
@@ -181,11 +214,15 @@ def test_fixed_sizes_always_end(clients, alpha, samples, seed):
 
 
 @settings(max_examples=60, deadline=2_000)
-@given(clients=st.integers(1, 150), classes_per_client=st.integers(1, 10), seed=st.integers(0, 2**40))
+@given(
+    clients=st.integers(1, 150), classes_per_client=st.integers(1, 10), seed=st.integers(0, 2**40)
+)
 def test_shards_hold_exactly_their_classes_in_equal_shards(clients, classes_per_client, seed):
     parts = partition.shards(Y, clients, seed, classes_per_client=classes_per_client)
     check(parts, clients, len(Y), cover=clients * classes_per_client >= 10)
-    counts = np.array([np.bincount(Y[index], minlength=10) for index in owned(parts)])  # [clients, classes]
+    counts = np.array(
+        [np.bincount(Y[index], minlength=10) for index in owned(parts)]
+    )  # [clients, classes]
     assert ((counts > 0).sum(1) == classes_per_client).all()
     dealt = (counts > 0).sum(0)
     assert dealt.max() - dealt.min() <= 1
@@ -222,11 +259,18 @@ def test_alpha_sets_the_skew():
 
     assert classes_seen(0.05) < classes_seen(0.5) < classes_seen(1_000) == 10
     fixed = {"samples_per_client": 50}
-    assert classes_seen(0.05, **fixed) < classes_seen(0.5, **fixed) < classes_seen(1_000, **fixed) == 10
+    assert (
+        classes_seen(0.05, **fixed)
+        < classes_seen(0.5, **fixed)
+        < classes_seen(1_000, **fixed)
+        == 10
+    )
 
 
 def test_dirichlet_without_need_of_repair_is_the_common_draw():
-    """One draw of the common scheme, class by class; where every client has enough, nobody's set is changed."""
+    """One draw of the common scheme, class by class; where every client has enough, nobody's set is
+    changed.
+    """
     rng = np.random.default_rng(5)
     expected: list[list[int]] = [[] for _ in range(4)]
     for label in range(10):
@@ -276,10 +320,26 @@ def test_one_client_holds_everything(name):
         ("dirichlet", {"alpha": float("nan")}, "partition.alpha must be a finite number, got nan"),
         ("dirichlet", {"alpha": "0.1"}, "partition.alpha must be a number, got '0.1'"),
         ("dirichlet", {"alpha": True}, "partition.alpha must be a number, got True"),
-        ("dirichlet", {"alpha": 1e7}, "partition.alpha must be above 0 and at most 1000000, got 10000000.0"),
-        ("published", {"alpha": -0.5}, "partition.alpha must be above 0 and at most 1000000, got -0.5"),
-        ("iid", {"test_fraction": 1.0}, "partition.test_fraction must be at least 0 and below 1, got 1.0"),
-        ("shards", {"test_fraction": -0.1}, "partition.test_fraction must be at least 0 and below 1, got -0.1"),
+        (
+            "dirichlet",
+            {"alpha": 1e7},
+            "partition.alpha must be above 0 and at most 1000000, got 10000000.0",
+        ),
+        (
+            "published",
+            {"alpha": -0.5},
+            "partition.alpha must be above 0 and at most 1000000, got -0.5",
+        ),
+        (
+            "iid",
+            {"test_fraction": 1.0},
+            "partition.test_fraction must be at least 0 and below 1, got 1.0",
+        ),
+        (
+            "shards",
+            {"test_fraction": -0.1},
+            "partition.test_fraction must be at least 0 and below 1, got -0.1",
+        ),
         ("dirichlet", {"min_samples": 0}, "partition.min_samples must be 1 or more, got 0"),
         ("dirichlet", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
         ("published", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
@@ -289,15 +349,27 @@ def test_one_client_holds_everything(name):
             {"samples_per_client": 0},
             "partition.samples_per_client must be 1 or more, or null, got 0",
         ),
-        ("dirichlet", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
+        (
+            "dirichlet",
+            {"samples_per_client": 201},
+            "partition.samples_per_client=201 need 2010 samples",
+        ),
         ("iid", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
-        ("shards", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
+        (
+            "shards",
+            {"samples_per_client": 201},
+            "partition.samples_per_client=201 need 2010 samples",
+        ),
         (
             "shards",
             {"samples_per_client": 199, "classes_per_client": 1},
             "partition.samples_per_client=199 is more than",
         ),
-        ("shards", {"classes_per_client": 0}, "partition.classes_per_client must be 1 or more, got 0"),
+        (
+            "shards",
+            {"classes_per_client": 0},
+            "partition.classes_per_client must be 1 or more, got 0",
+        ),
         (
             "shards",
             {"classes_per_client": 11},
@@ -316,7 +388,9 @@ def test_errors(name, options, message):
 
 def test_more_clients_than_samples():
     assert len(deal(SCHEMES["iid"], small_images(), 12, 0, test_fraction=0.0).train) == 12
-    with pytest.raises(FedpflError, match=r"^clients must be at most the number of samples, 12, got 13$"):
+    with pytest.raises(
+        FedpflError, match=r"^clients must be at most the number of samples, 12, got 13$"
+    ):
         deal(SCHEMES["iid"], small_images(), 13, 0)
 
 
@@ -349,16 +423,26 @@ def test_federation():
     [(2, 1, 2), (32, 1, 2), (2, 2, 4), (4, 2, 5), (3, 2, 4), (4, 3, 6), (5, 3, 6), (2, 100, 7)],
 )
 def test_clients_that_never_train(batch, together, idle):
-    """Those for which not one step's minibatches of two samples or more can be made, as in training."""
+    """Those for which not one step's minibatches of two samples or more can be made, as in
+    training.
+    """
     federation = federate((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
     assert federation.idle(batch, together) == idle
     phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
-    counts = [len(steps(phase, range(1), batch, draws, federation, client).positions) for client in range(7)]
+    counts = [
+        len(steps(phase, range(1), batch, draws, federation, client).positions)
+        for client in range(7)
+    ]
     assert counts.count(0) == idle
 
 
 def test_clients_that_never_train_are_told(tmp_path):
-    options = ("partition.samples_per_client=2", "partition.test_fraction=0.5", "model=mlp", "rounds=1")
+    options = (
+        "partition.samples_per_client=2",
+        "partition.test_fraction=0.5",
+        "model=mlp",
+        "rounds=1",
+    )
     result = call(*TINY, *options, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "samples min/median/max 2/2/2; 4 never train, for lack of samples" in result.err
@@ -400,16 +484,46 @@ ONE = np.arange(4)
     ("answer", "message"),
     [
         (None, "partition=own must answer with a fedpfl.data.partition.Partition, got NoneType"),
-        (Partition((ONE,), (ONE + 4,)), "clients must be 1, as partition=own deals to so many, got 2"),
-        (Partition((ONE, ONE), (ONE + 4,)), "clients must be 1, as partition=own deals to so many, got 2"),
-        (Partition((ONE, ONE), (ONE + 4,) * 2, validation=(ONE + 4,) * 3), "clients must be 3, as partition=own deals"),
-        (Partition((ONE, ONE), (ONE[:0], ONE + 9)), "partition=own: client 1 has sample 12, and the data set has 12"),
-        (Partition((ONE, ONE - 1), (ONE + 4,) * 2), "partition=own: client 1 has sample -1, and the data set has 12"),
-        (Partition((ONE, ONE[:0]), (ONE + 4,) * 2), "partition=own: client 1 has no training samples; leave it out"),
-        (Partition((ONE, [1]), (ONE + 4,) * 2), "partition=own: client 1 has train samples that are no array of whole"),
-        (Partition((ONE, ONE), (ONE + 4, ONE > 4)), "partition=own: client 1 has test samples that are no array of"),
-        (Partition((ONE, ONE // 2), (ONE + 4,) * 2), "partition=own: client 1 has a train sample twice; mend its code"),
-        (Partition((ONE, ONE + 4), (ONE + 7,) * 2), "partition=own: sample 7 is for training and for testing or valid"),
+        (
+            Partition((ONE,), (ONE + 4,)),
+            "clients must be 1, as partition=own deals to so many, got 2",
+        ),
+        (
+            Partition((ONE, ONE), (ONE + 4,)),
+            "clients must be 1, as partition=own deals to so many, got 2",
+        ),
+        (
+            Partition((ONE, ONE), (ONE + 4,) * 2, validation=(ONE + 4,) * 3),
+            "clients must be 3, as partition=own deals",
+        ),
+        (
+            Partition((ONE, ONE), (ONE[:0], ONE + 9)),
+            "partition=own: client 1 has sample 12, and the data set has 12",
+        ),
+        (
+            Partition((ONE, ONE - 1), (ONE + 4,) * 2),
+            "partition=own: client 1 has sample -1, and the data set has 12",
+        ),
+        (
+            Partition((ONE, ONE[:0]), (ONE + 4,) * 2),
+            "partition=own: client 1 has no training samples; leave it out",
+        ),
+        (
+            Partition((ONE, [1]), (ONE + 4,) * 2),
+            "partition=own: client 1 has train samples that are no array of whole",
+        ),
+        (
+            Partition((ONE, ONE), (ONE + 4, ONE > 4)),
+            "partition=own: client 1 has test samples that are no array of",
+        ),
+        (
+            Partition((ONE, ONE // 2), (ONE + 4,) * 2),
+            "partition=own: client 1 has a train sample twice; mend its code",
+        ),
+        (
+            Partition((ONE, ONE + 4), (ONE + 7,) * 2),
+            "partition=own: sample 7 is for training and for testing or valid",
+        ),
     ],
 )
 def test_what_a_scheme_of_ones_own_must_not_deal_is_one_line(answer, message, monkeypatch):
@@ -426,7 +540,9 @@ def test_clients_of_a_scheme_of_ones_own_may_share_and_lack_test_samples(monkeyp
 
 
 def test_a_split_that_was_mostly_filled_up_says_so():
-    """Dir(0.1) over many clients leaves half of them below min_samples; a split that hardly was repaired is silent."""
+    """Dir(0.1) over many clients leaves half of them below min_samples; a split that hardly was
+    repaired is silent.
+    """
     y = np.random.default_rng(0).integers(0, 10, 60_000)
     dirichlet = partition.SCHEMES["dirichlet"]
     (note,) = dirichlet(y, 3000, 1, alpha=0.1, min_samples=10).notes

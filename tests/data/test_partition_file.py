@@ -29,7 +29,9 @@ def flat(parts, file, **more):
     np.savez_compressed(file, **arrays, **more)
 
 
-OWN = Samples("small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,))
+OWN = Samples(
+    "small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,)
+)
 
 
 def read(path, clients=3, seed=0, **options):
@@ -37,7 +39,9 @@ def read(path, clients=3, seed=0, **options):
 
 
 def listed(parts: Partition):
-    return [[own.tolist() for own in split] for split in (parts.train, parts.test, parts.validation)]
+    return [
+        [own.tolist() for own in split] for split in (parts.train, parts.test, parts.validation)
+    ]
 
 
 def one_line(*about, **options) -> str:
@@ -95,7 +99,9 @@ def test_samples_alone_are_split_by_the_seed(write, numbered):
     path = write({str(k): own for k, own in enumerate(owned)} if numbered else owned)
     parts = read(path, test_fraction=0.5)
     assert [len(own) for own in parts.test] == [10, 6, 2]
-    assert [sorted([*a, *b]) for a, b in zip(parts.train, parts.test, strict=True)] == [sorted(own) for own in owned]
+    assert [sorted([*a, *b]) for a, b in zip(parts.train, parts.test, strict=True)] == [
+        sorted(own) for own in owned
+    ]
     assert listed(read(path, test_fraction=0.5)) == listed(parts)
     assert listed(read(path, test_fraction=0.5, seed=1)) != listed(parts)
     assert [len(own) for own in read(path, test_fraction=0).test] == [0, 0, 0]
@@ -103,16 +109,29 @@ def test_samples_alone_are_split_by_the_seed(write, numbered):
 
 def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     """Its validation samples too; the seed may be another."""
-    first = call(*TINY, "method=fedavg", "model=mlp", "validation=0.2", "hydra.run.dir=first", cwd=tmp_path)
+    first = call(
+        *TINY, "method=fedavg", "model=mlp", "validation=0.2", "hydra.run.dir=first", cwd=tmp_path
+    )
     assert first.code == 0, first.err
     keys = [key for key in TINY if not key.startswith("partition.")]
     path = format_override("partition.path", tmp_path / "first/partition.npz")
-    again = call(*keys, "method=fedavg", "model=mlp", "partition=file", path, "hydra.run.dir=again", cwd=tmp_path)
+    again = call(
+        *keys,
+        "method=fedavg",
+        "model=mlp",
+        "partition=file",
+        path,
+        "hydra.run.dir=again",
+        cwd=tmp_path,
+    )
     assert again.code == 0, again.err
     assert table(tmp_path / "first" / "rounds.csv") == table(tmp_path / "again" / "rounds.csv")
     runs = [
         build(check(composed(*keys, "model=mlp", *own, "seed=42")))
-        for own in (("partition.samples_per_client=24", "validation=0.2"), ("partition=file", path, "partition.seed=7"))
+        for own in (
+            ("partition.samples_per_client=24", "validation=0.2"),
+            ("partition=file", path, "partition.seed=7"),
+        )
     ]
     for split in ("train", "test", "validation"):
         pairs = zip(*(getattr(run.federation, split) for run in runs), strict=True)
@@ -131,11 +150,17 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         ("7", "it has no entry per client"),
         ("[]", "it has no entry per client"),
         ({"data_indices": 3}, "it has no entry per client"),
-        *[({name: [1], "zoe": [2]}, "train, test and val are of a client") for name in ("train", "Test", "val")],
+        *[
+            ({name: [1], "zoe": [2]}, "train, test and val are of a client")
+            for name in ("train", "Test", "val")
+        ],
         ({"train": TRAIN, "test": TEST}, "stand where clients do; give a list of clients"),
         ({"data_indices": CLIENTS[0]}, "stand where clients do; give a list of clients"),
         ([3], "client 0 has neither a list of samples nor train, test and val"),
-        ({"0": {"x": 20, "y": {"1": 20}}}, "client 0 has neither a list"),  # FL-bench's all_stats.json
+        (
+            {"0": {"x": 20, "y": {"1": 20}}},
+            "client 0 has neither a list",
+        ),  # FL-bench's all_stats.json
         ([*CLIENTS, [1]], "client 3 has neither a list"),
         ([{"train": [1]}], "client 0 has neither a list"),
         ([{"train": [1], "test": [2], "extra": []}], "client 0 has neither a list"),
@@ -163,7 +188,10 @@ def test_what_is_no_partition_is_one_line(write, held, reason):
         ([[1], [3, 4, 3], [2]], "has a train sample twice; mend the file"),
         ([[1], [], [2]], "partition.path: client 1 of "),
         ([{"train": [k], "test": [20]} for k in (1, 2, 20)], "partition.path: sample 20 of "),
-        ([{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)], "partition.path: sample 20 of "),
+        (
+            [{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)],
+            "partition.path: sample 20 of ",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(write, held, message):

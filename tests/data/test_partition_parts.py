@@ -55,7 +55,11 @@ def check_disjoint(parts: Partition) -> None:
 
 
 @settings(max_examples=40)
-@given(each=st.integers(1, 20), seed=st.integers(0, 2**40), test_fraction=st.sampled_from([0.0, 0.25, 0.3]))
+@given(
+    each=st.integers(1, 20),
+    seed=st.integers(0, 2**40),
+    test_fraction=st.sampled_from([0.0, 0.25, 0.3]),
+)
 def test_every_client_is_of_one_group(each, seed, test_fraction):
     parts = partition.groups(Y, 5 * each, seed, groups=GROUPS, test_fraction=test_fraction)
     check_disjoint(parts)
@@ -63,7 +67,9 @@ def test_every_client_is_of_one_group(each, seed, test_fraction):
     for client, (train, test) in enumerate(zip(parts.train, parts.test, strict=True)):
         assert set(GROUPS[np.concatenate([train, test])]) == {client // each}
         assert len(test) == int(test_fraction * (len(train) + len(test)))
-    own = np.array([len(a) + len(b) for a, b in zip(parts.train, parts.test, strict=True)]).reshape(5, each)
+    own = np.array([len(a) + len(b) for a, b in zip(parts.train, parts.test, strict=True)]).reshape(
+        5, each
+    )
     assert (np.ptp(own, axis=1) <= 1).all()
 
 
@@ -79,16 +85,23 @@ def test_some_of_many_groups_are_drawn_by_the_seed():
     def drawn(seed: int) -> list[int]:
         parts = partition.groups(Y, 3, seed, groups=GROUPS, min_samples=150)
         check_disjoint(parts)
-        owned = [np.concatenate([train, test]) for train, test in zip(parts.train, parts.test, strict=True)]
+        owned = [
+            np.concatenate([train, test])
+            for train, test in zip(parts.train, parts.test, strict=True)
+        ]
         found = [int(GROUPS[index[0]]) for index in owned]
         assert [len(index) for index in owned] == np.bincount(GROUPS)[found].tolist()
-        assert all((GROUPS[index] == group).all() for index, group in zip(owned, found, strict=True))
+        assert all(
+            (GROUPS[index] == group).all() for index, group in zip(owned, found, strict=True)
+        )
         return found
 
     hands = [drawn(seed) for seed in range(30)]
     assert drawn(7) == hands[7]
     assert all(hand == sorted(set(hand)) for hand in hands)
-    assert {group for hand in hands for group in hand} == set(np.flatnonzero(np.bincount(GROUPS) >= 150).tolist())
+    assert {group for hand in hands for group in hand} == set(
+        np.flatnonzero(np.bincount(GROUPS) >= 150).tolist()
+    )
 
 
 @pytest.mark.parametrize("clients", [3, 5, 15])
@@ -106,8 +119,14 @@ def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": None}, "partition=groups needs a data set whose samples are from several domains or persons"),
-        ({"clients": 7}, "clients to be at most the 5 groups or a multiple of them, got 7; set clients=5"),
+        (
+            {"groups": None},
+            "partition=groups needs a data set whose samples are from several domains or persons",
+        ),
+        (
+            {"clients": 7},
+            "clients to be at most the 5 groups or a multiple of them, got 7; set clients=5",
+        ),
         ({"clients": 13}, "set clients=10"),
         (
             {"min_samples": 300, "clients": 5},
@@ -115,10 +134,19 @@ def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(
         ),
         ({"min_samples": 3_000}, "no group has partition.min_samples=3000 samples; lower it"),
         ({"min_samples": 0}, "partition.min_samples must be 1 or more, got 0"),
-        ({"samples_per_client": 0}, "partition.samples_per_client must be 1 or more, or null, got 0"),
+        (
+            {"samples_per_client": 0},
+            "partition.samples_per_client must be 1 or more, or null, got 0",
+        ),
         ({"samples_per_client": 400}, "too few for 1 clients of 400; lower clients"),
-        ({"group_names": tuple("abcde"), "samples_per_client": 400}, "partition=groups: group a has "),
-        ({"test_fraction": 1.0}, "partition.test_fraction must be at least 0 and below 1, or null, got 1.0"),
+        (
+            {"group_names": tuple("abcde"), "samples_per_client": 400},
+            "partition=groups: group a has ",
+        ),
+        (
+            {"test_fraction": 1.0},
+            "partition.test_fraction must be at least 0 and below 1, or null, got 1.0",
+        ),
         (
             {"test_fraction": None},
             "tests clients on the data set's original test part, and this one has none; set part",
@@ -144,9 +172,15 @@ def test_errors_of_groups(options, message):
 
 
 @settings(max_examples=40)
-@given(clients=st.sampled_from([5, 10, 20, 50]), each=st.sampled_from([2, 4, 6]), seed=st.integers(0, 2**40))
+@given(
+    clients=st.sampled_from([5, 10, 20, 50]),
+    each=st.sampled_from([2, 4, 6]),
+    seed=st.integers(0, 2**40),
+)
 def test_shuffled_shards_hold_the_same_classes_in_both_parts(clients, each, seed):
-    parts = partition.shuffled_shards(Y, clients, seed, classes_per_client=each, test_from=TEST_FROM)
+    parts = partition.shuffled_shards(
+        Y, clients, seed, classes_per_client=each, test_from=TEST_FROM
+    )
     check_disjoint(parts)
     assert len(everything(parts)) == len(Y)
     assert np.concatenate(parts.train).max() < TEST_FROM <= np.concatenate(parts.test).min()
@@ -192,14 +226,29 @@ def test_shuffled_shards_without_an_original_test_part():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"test_from": None}, "splits the data set's original test part, and this one has none; set partition.test_f"),
-        ({"clients": 7}, "to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number"),
+        (
+            {"test_from": None},
+            "splits the data set's original test part, and this one has none; set partition.test_f",
+        ),
+        (
+            {"clients": 7},
+            "to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number",
+        ),
         ({"clients": 1_000}, "into 200 shards; lower clients or partition.classes_per_client"),
         ({"classes_per_client": 0}, "partition.classes_per_client must be 1 or more, got 0"),
-        ({"test_samples_per_client": -1}, "partition.test_samples_per_client must be 1 or more, or null, got -1"),
-        ({"samples_per_client": 0}, "partition.samples_per_client must be 1 or more, or null, got 0"),
+        (
+            {"test_samples_per_client": -1},
+            "partition.test_samples_per_client must be 1 or more, or null, got -1",
+        ),
+        (
+            {"samples_per_client": 0},
+            "partition.samples_per_client must be 1 or more, or null, got 0",
+        ),
         ({"samples_per_client": 900}, "partition.samples_per_client=900 is more than the "),
-        ({"test_samples_per_client": 900}, "partition.test_samples_per_client=900 is more than the "),
+        (
+            {"test_samples_per_client": 900},
+            "partition.test_samples_per_client=900 is more than the ",
+        ),
     ],
 )
 def test_errors_of_shuffled_shards(options, message):
@@ -212,7 +261,9 @@ def test_errors_of_shuffled_shards(options, message):
 
 @settings(max_examples=40)
 @given(
-    alpha=st.sampled_from([0.5, 1.0, 100.0]), seed=st.integers(0, 2**40), test_from=st.sampled_from([None, TEST_FROM])
+    alpha=st.sampled_from([0.5, 1.0, 100.0]),
+    seed=st.integers(0, 2**40),
+    test_from=st.sampled_from([None, TEST_FROM]),
 )
 def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from):
     options = {"alpha": alpha, "train_samples": 50, "test_samples": 10}
@@ -227,11 +278,15 @@ def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from)
         assert len(np.unique(test)) == 10
         counts = np.bincount(Y[train], minlength=10)[:-1], np.bincount(Y[test], minlength=10)[:-1]
         off = abs(counts[0] / 5 - counts[1]) > 0.5 + 0.5 / 5 + 1e-9  # both rounded from the same q,
-        assert off.sum() <= 2  # and the largest class of each gives where nothing is left for the last
+        assert (
+            off.sum() <= 2
+        )  # and the largest class of each gives where nothing is left for the last
 
 
 def test_clients_of_fixed_dirichlet_may_share_samples():
-    parts = partition.fixed_dirichlet(Y, 40, 0, alpha=1.0, train_samples=100, test_samples=20, test_from=TEST_FROM)
+    parts = partition.fixed_dirichlet(
+        Y, 40, 0, alpha=1.0, train_samples=100, test_samples=20, test_from=TEST_FROM
+    )
     trained = np.concatenate(parts.train)
     assert len(np.unique(trained)) < len(trained)
 
@@ -257,13 +312,19 @@ def test_the_last_class_takes_the_rest(proportions, total, counts):
         ({"alpha": 0}, "partition.alpha must be above 0 and at most 1000000, got 0"),
         ({"train_samples": 0}, "partition.train_samples must be 1 or more, got 0"),
         ({"test_samples": -1}, "partition.test_samples must be 0 or more, got -1"),
-        ({"train_samples": 10**18}, f"partition.train_samples={10**18} is more than the 2000 samples of the data set"),
+        (
+            {"train_samples": 10**18},
+            f"partition.train_samples={10**18} is more than the 2000 samples of the data set",
+        ),
         (
             {"test_samples": 2_001},
             "partition.test_samples=2001 is more than the 2000 samples of the data set; lower it",
         ),
         ({"alpha": 1e-3}, "a client is to have 500 samples of a class that has "),
-        ({"alpha": 1e-3, "train_samples": 10}, "lower partition.test_samples, or raise partition.alpha"),
+        (
+            {"alpha": 1e-3, "train_samples": 10},
+            "lower partition.test_samples, or raise partition.alpha",
+        ),
     ],
 )
 def test_errors_of_fixed_dirichlet(options, message):
@@ -280,7 +341,12 @@ USUAL: dict[str, dict] = {
     "shards": {"classes_per_client": 2},
     "groups": {"groups": GROUPS},
     "shuffled_shards": {"classes_per_client": 2, "test_from": TEST_FROM},
-    "fixed_dirichlet": {"alpha": 0.1, "test_from": TEST_FROM, "train_samples": 50, "test_samples": 10},
+    "fixed_dirichlet": {
+        "alpha": 0.1,
+        "test_from": TEST_FROM,
+        "train_samples": 50,
+        "test_samples": 10,
+    },
     "file": {"path": "parts.json"},
 }
 EXTREMES = (
@@ -298,7 +364,9 @@ def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, mon
             now = time.process_time()
             tracemalloc.start()
             try:
-                parts = configured(name, {"y": Y, "clients": 10, "seed": 0} | USUAL[name] | {key: value})
+                parts = configured(
+                    name, {"y": Y, "clients": 10, "seed": 0} | USUAL[name] | {key: value}
+                )
                 assert all(len(index) for index in parts.train)
             except FedpflError as error:
                 assert key.split("_")[0] in str(error) or "clients" in str(error)  # noqa: PT017
@@ -326,7 +394,11 @@ MORE = {"samples_per_client": 30, "test_from": TEST_FROM}
 @pytest.mark.parametrize("words", PINNED)
 def test_who_holds_what_is_as_in_every_run_so_far(words):
     name, *keys = words.split()
-    options = USUAL[name] | {key: MORE[key] for key in keys} | ({"test_fraction": None} if "test_from" in keys else {})
+    options = (
+        USUAL[name]
+        | {key: MORE[key] for key in keys}
+        | ({"test_fraction": None} if "test_from" in keys else {})
+    )
     parts = SCHEMES[name](Y, 10, 3, **options)
     assert fingerprint(*map(torch.from_numpy, (*parts.train, *parts.test)))[:8] == PINNED[words]
 
@@ -340,12 +412,18 @@ def test_schemes_are_told_what_they_ask_for():
     parts = deal(SCHEMES["shuffled_shards"], own, 10, 0, classes_per_client=2)
     assert np.concatenate(parts.train).max() < TEST_FROM
     assert len(deal(SCHEMES["iid"], own, 5, 0).train) == 5
-    assert "group a has" in one_line(lambda: deal(SCHEMES["groups"], own, 5, 0, samples_per_client=500))
+    assert "group a has" in one_line(
+        lambda: deal(SCHEMES["groups"], own, 5, 0, samples_per_client=500)
+    )
 
 
 def test_what_is_given_is_known():
     for scheme in SCHEMES.values():
-        needed = {name for name, p in inspect.signature(scheme).parameters.items() if p.kind is not p.KEYWORD_ONLY}
+        needed = {
+            name
+            for name, p in inspect.signature(scheme).parameters.items()
+            if p.kind is not p.KEYWORD_ONLY
+        }
         assert needed == {"y", "clients", "seed"}
         assert needed <= set(GIVEN)
 
@@ -363,33 +441,48 @@ def test_a_share_of_the_training_samples_is_held_out():
         whole, left, out = plain.train[client], held.train[client], held.validation[client]
         assert len(out) == int(0.2 * len(whole))
         assert sorted([*left.tolist(), *out.tolist()]) == sorted(whole.tolist())
-        assert left.tolist() == [i for i in whole.tolist() if i not in set(out.tolist())]  # in its order
+        assert left.tolist() == [
+            i for i in whole.tolist() if i not in set(out.tolist())
+        ]  # in its order
         assert torch.equal(plain.test[client], held.test[client])
     assert torch.equal(plain.label_counts(), held.label_counts())
     assert held.to("cpu").validation is held.validation
     again, other = build(own, parts, 0.2, seed=3), build(own, parts, 0.2, seed=4)
     assert all(torch.equal(a, b) for a, b in zip(held.validation, again.validation, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True)
+    )
 
 
 def test_what_is_held_out_is_drawn_as_in_every_run_so_far():
     parts = Partition((np.arange(10), np.arange(10, 20)), (np.arange(20, 21),) * 2)
-    assert [own.tolist() for own in build(samples(), parts, 0.3, seed=3).validation] == [[1, 2, 4], [12, 14, 17]]
+    assert [own.tolist() for own in build(samples(), parts, 0.3, seed=3).validation] == [
+        [1, 2, 4],
+        [12, 14, 17],
+    ]
 
 
 def test_somebody_with_one_sample_keeps_it():
-    held = build(samples(), Partition((np.arange(1), np.arange(1, 3)), (np.arange(3, 4),) * 2), 0.99)
+    held = build(
+        samples(), Partition((np.arange(1), np.arange(1, 3)), (np.arange(3, 4),) * 2), 0.99
+    )
     assert [len(index) for index in held.train] == [1, 1]
     assert [len(index) for index in held.validation] == [0, 1]
 
 
 def test_training_does_not_see_what_is_held_out():
     federation = federate()
-    parts = Partition(*(tuple(i.numpy() for i in own) for own in (federation.train, federation.test)))
-    own = Samples("toy", federation.x, federation.y, federation.classes, federation.mean, federation.std)
+    parts = Partition(
+        *(tuple(i.numpy() for i in own) for own in (federation.train, federation.test))
+    )
+    own = Samples(
+        "toy", federation.x, federation.y, federation.classes, federation.mean, federation.std
+    )
     held = build(own, parts, 0.3)
     spoilt = own.x.clone()
     spoilt[torch.cat(held.validation)] = 255
     net = tiny()
-    states = [trajectory(FedAvg(), net, build(replace(own, x=x), parts, 0.3))[-1] for x in (own.x, spoilt)]
+    states = [
+        trajectory(FedAvg(), net, build(replace(own, x=x), parts, 0.3))[-1] for x in (own.x, spoilt)
+    ]
     assert_same(*states)

@@ -1,4 +1,6 @@
-"""Options of data sets, partitions and networks out of range: one line with the key, before anything is read."""
+"""Options of data sets, partitions and networks out of range: one line with the key, before
+anything is read.
+"""
 
 import pytest
 
@@ -15,11 +17,17 @@ from fedpfl.ground.errors import FedpflError
             "partition.samples_per_client must be 1 or more, or null, got 0",
         ),
         ("dataset.classes=0", "dataset.classes must be between 1 and 65536, or null, got 0"),
-        ("dataset.classes=65537", "dataset.classes must be between 1 and 65536, or null, got 65537"),
+        (
+            "dataset.classes=65537",
+            "dataset.classes must be between 1 and 65536, or null, got 65537",
+        ),
         ("dataset.std=[0]", "dataset.std must be a positive number or null, got [0]"),
         ("dataset=ag_news dataset.vocabulary=2", "dataset.vocabulary must be 3 or more, got 2"),
         ("dataset=ag_news dataset.length=0", "dataset.length must be 1 or more, got 0"),
-        ("dataset=cifar10_c dataset.severity=6", "dataset.severity must be between 1 and 5, or null, got 6"),
+        (
+            "dataset=cifar10_c dataset.severity=6",
+            "dataset.severity must be between 1 and 5, or null, got 6",
+        ),
         ("model=text model.vocabulary=1", "model.vocabulary must be 2 or more, got 1"),
         ("model=text model.width=0", "model.width must be 1 or more, got 0"),
         ("model=lstm model.vocabulary=0", "model.vocabulary must be 1 or more, got 0"),

@@ -20,10 +20,14 @@ from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, rounds
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
-SIGNALS = (RNG.normal(size=(120, 3, 16)) * [[1.0], [5.0], [0.1]] + [[0.0], [3.0], [-7.0]]).astype(np.float32)
+SIGNALS = (RNG.normal(size=(120, 3, 16)) * [[1.0], [5.0], [0.1]] + [[0.0], [3.0], [-7.0]]).astype(
+    np.float32
+)
 FEATURES = RNG.normal(2, 3, size=(120, 11)).astype(np.float32)
 IMAGES = (RNG.integers(0, 256, (120, 3, 4, 4)) // [[[1]], [[5]], [[9]]]).astype(np.uint8)
-NEARLY = np.float32([[1e5], [np.nextafter(np.float32(1e5), np.float32(2e5))]] * 60)  # one value but for rounding
+NEARLY = np.float32(
+    [[1e5], [np.nextafter(np.float32(1e5), np.float32(2e5))]] * 60
+)  # one value but for rounding
 Y = np.arange(120) % CLASSES
 
 
@@ -75,7 +79,10 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     got = own(tmp_path, x=x)
     federation = build(got, split, validation=0.2, newcomers=away)
     assert federation.shape == x.shape[1:]
-    axes, trained = (0, *range(2, x.ndim)), np.concatenate([federation.train[client] for client in (0, 2)])
+    axes, trained = (
+        (0, *range(2, x.ndim)),
+        np.concatenate([federation.train[client] for client in (0, 2)]),
+    )
     values = x[trained].astype(float) / (255 if x.dtype == np.uint8 else 1)
     np.testing.assert_allclose(federation.mean, values.mean(axes), rtol=1e-6)
     np.testing.assert_allclose(federation.std, values.std(axes), rtol=1e-6)
@@ -91,15 +98,22 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     other[np.delete(np.arange(120), trained)] = 7
     other = build(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
     assert (other.mean, other.std) == (federation.mean, federation.std)
-    once = replace(got, **dict(zip(("mean", "std"), moments(got.x, torch.arange(120)), strict=True)))
-    assert fingerprint(got) != fingerprint(once)  # so that runs scaled by all samples are runs on other data
+    once = replace(
+        got, **dict(zip(("mean", "std"), moments(got.x, torch.arange(120)), strict=True))
+    )
+    assert fingerprint(got) != fingerprint(
+        once
+    )  # so that runs scaled by all samples are runs on other data
     for part in federation.apart(away):
         assert (part.mean, part.std) == (federation.mean, federation.std)
 
 
 @pytest.mark.parametrize(
     ("x", "least"),
-    [(np.where(np.arange(11) == 4, NEARLY, FEATURES), 1.0), (np.full((120, 3, 4, 4), 7, np.uint8), 1 / 255)],
+    [
+        (np.where(np.arange(11) == 4, NEARLY, FEATURES), 1.0),
+        (np.full((120, 3, 4, 4), 7, np.uint8), 1 / 255),
+    ],
 )
 def test_a_constant_feature_stays_finite(tmp_path, x, least):
     federation = build(own(tmp_path, x=x), partition.iid(Y, 4, 0))
@@ -128,7 +142,11 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
     assert got.group_names == ("ann", "bob", "zoe")
     assert [got.group_names[i] for i in got.groups[:4]] == ["zoe", "ann", "bob", "zoe"]
     assert got.test_from == 90
-    assert own(tmp_path, x=FEATURES, groups=np.arange(120) % 3 * 10 + 7).group_names == ("7", "17", "27")
+    assert own(tmp_path, x=FEATURES, groups=np.arange(120) % 3 * 10 + 7).group_names == (
+        "7",
+        "17",
+        "27",
+    )
     plain = own(tmp_path, x=FEATURES)
     assert (plain.groups, plain.group_names, plain.test_from) == (None, (), None)
 
@@ -140,15 +158,30 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
             {"x": np.where(FEATURES > 2, 1e300, FEATURES.astype(np.float64))},
             "x holds values that are not finite (or not as float32)",
         ),
-        ({"x": np.where(FEATURES > 2, np.inf, FEATURES.astype(np.float64))}, "x holds values that are not finite"),
+        (
+            {"x": np.where(FEATURES > 2, np.inf, FEATURES.astype(np.float64))},
+            "x holds values that are not finite",
+        ),
         ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
-        ({"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)}, "x holds values that are not finite"),
-        ({"x": TOKENS - 1}, "are token ids and must be from 0 to 2147483647, found -1 to 28; save a table"),
+        (
+            {"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)},
+            "x holds values that are not finite",
+        ),
+        (
+            {"x": TOKENS - 1},
+            "are token ids and must be from 0 to 2147483647, found -1 to 28; save a table",
+        ),
         ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
-        ({"x": FEATURES, "groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
+        (
+            {"x": FEATURES, "groups": np.arange(119)},
+            "groups must be integers [samples], got int64 [119]",
+        ),
         ({"x": FEATURES, "test_from": 0}, "test_from must be from 1 to 119, got 0"),
         ({"x": FEATURES, "test_from": 120}, "test_from must be from 1 to 119, got 120"),
-        ({"x": FEATURES, "test_from": np.arange(3)}, "test_from must be from 1 to 119, got [0, 1, 2]"),
+        (
+            {"x": FEATURES, "test_from": np.arange(3)},
+            "test_from must be from 1 to 119, got [0, 1, 2]",
+        ),
         ({"x": FEATURES, "test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),
     ],
 )
@@ -159,7 +192,9 @@ def test_errors_in_arrays(tmp_path, arrays, message):
 def test_errors_in_constants(tmp_path):
     np.savez(tmp_path / "own.npz", x=TOKENS, y=Y)
     path = tmp_path / "own.npz"
-    assert "must be null for token ids" in one_line(lambda: load("npz", tmp_path, path=path, mean=[0.5], std=[0.5]))
+    assert "must be null for token ids" in one_line(
+        lambda: load("npz", tmp_path, path=path, mean=[0.5], std=[0.5])
+    )
     np.savez(path, x=SIGNALS, y=Y)
     message = one_line(lambda: load("npz", tmp_path, path=path, mean=[0.0], std=[1.0]))
     assert "dataset.mean has 1 entries, but the samples have 3 channels" in message
@@ -212,16 +247,22 @@ def world(kind: str, folder: Path):
     x, module = WORLDS[kind]
     torch.manual_seed(0)
     samples = own(folder, x=x)
-    return Net(module()), build(samples, partition.dirichlet(samples.y.numpy(), 4, 0, alpha=1.0), 0.2)
+    return Net(module()), build(
+        samples, partition.dirichlet(samples.y.numpy(), 4, 0, alpha=1.0), 0.2
+    )
 
 
 @pytest.mark.parametrize("kind", WORLDS)
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "feddpa", "fedobp", "fedpac", "per_fedavg", "pfedfda"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", "fedala", "feddpa", "fedobp", "fedpac", "per_fedavg", "pfedfda"]
+)
 def test_the_backends_agree(tmp_path, kind, name):
     net, federation = world(kind, tmp_path)
     method = METHODS[name](**SETTINGS.get(name, [{}])[0])
     cohorts = [[0, 1, 3], [0, 2]]
-    loop, batched = (rounds(method, net, federation, cohorts, engine=engine) for engine in ("loop", "batched"))
+    loop, batched = (
+        rounds(method, net, federation, cohorts, engine=engine) for engine in ("loop", "batched")
+    )
     assert_close(loop[0][-1], batched[0][-1], atol=2e-5, rtol=1e-3)
     for a, b in zip(loop[1], batched[1], strict=True):
         assert torch.equal(a.after.correct, b.after.correct)
@@ -237,11 +278,16 @@ def test_training_learns(tmp_path, kind):
     index = federation.train[0]
     x = federation.x[index]
     if federation.mean:
-        mean, std = (torch.tensor(v).view(-1, *[1] * (x.dim() - 2)) for v in (federation.mean, federation.std))
+        mean, std = (
+            torch.tensor(v).view(-1, *[1] * (x.dim() - 2))
+            for v in (federation.mean, federation.std)
+        )
         x = (x - mean) / std
     F.cross_entropy(module(x.long() if kind == "tokens" else x), federation.y[index]).backward()
     for key, value in module.named_parameters():
-        torch.testing.assert_close(states[-1].server[key], value.detach() - PLAIN.lr * value.grad, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            states[-1].server[key], value.detach() - PLAIN.lr * value.grad, atol=1e-6, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -270,11 +316,23 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("model", "x", "says"),
     [
-        ("mlp", TOKENS, f"takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}"),
+        (
+            "mlp",
+            TOKENS,
+            f"takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}",
+        ),
         ("text", FEATURES, "takes token ids [length], got signals of shape [11] (data set npz)"),
         ("text", SIGNALS, "takes token ids [length], got signals of shape [3, 16] (data set npz)"),
-        ("har_cnn", FEATURES, "takes signals [channels, length], got signals of shape [11] (data set npz)"),
-        ("cnn4", GREY, f"takes images [channels, height, width], got signals of shape [28, 28] (data set npz); {AXIS}"),
+        (
+            "har_cnn",
+            FEATURES,
+            "takes signals [channels, length], got signals of shape [11] (data set npz)",
+        ),
+        (
+            "cnn4",
+            GREY,
+            f"takes images [channels, height, width], got signals of shape [28, 28] (data set npz); {AXIS}",
+        ),
     ],
 )
 def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):

@@ -1,4 +1,6 @@
-"""What hooks may not answer is told in the first round, in one line with the hook's name: fedpfl/engine/answers.py."""
+"""What hooks may not answer is told in the first round, in one line with the hook's name:
+fedpfl/engine/training/hook_checks.py.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -9,8 +11,9 @@ import torch
 from omegaconf import OmegaConf
 
 from fedpfl.config import plugins
-from fedpfl.engine import Tuning, answers, begin, compared, make, participants, play
+from fedpfl.engine import Tuning, begin, compared, make, participants, play
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training import hook_checks as answers
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
@@ -66,32 +69,65 @@ WRONG = {
             lambda self, params, parts: (params, {"participated": torch.tensor(False)}),
             "returned a client state with 'participated', which the engine lays over it",
         ),
-        (lambda self, params, parts: (params, {0: torch.zeros(())}), "returned an entry named 0, which is no string"),
+        (
+            lambda self, params, parts: (params, {0: torch.zeros(())}),
+            "returned an entry named 0, which is no string",
+        ),
     ],
     "init_clients": [
         (
             lambda self, clients, generator: {"rate": torch.ones(clients)},
             "rate, which init's client state does not have",
         ),
-        (lambda self, clients, generator: torch.ones(clients), "returned a tensor torch.float32 [3]"),
+        (
+            lambda self, clients, generator: torch.ones(clients),
+            "returned a tensor torch.float32 [3]",
+        ),
     ],
     "buffers": [
-        (lambda self: {"main": "server"}, "returned 'server'; it must return a dict of 'aggregate' or 'local'")
+        (
+            lambda self: {"main": "server"},
+            "returned 'server'; it must return a dict of 'aggregate' or 'local'",
+        )
     ],
     "turns": [
-        (lambda self, played, cohort, clients, generator: [cohort], "returned a list with a list of 3 in it"),
+        (
+            lambda self, played, cohort, clients, generator: [cohort],
+            "returned a list with a list of 3 in it",
+        ),
         (
             lambda self, played, cohort, clients, generator: Turn(cohort),
             "returned a Turn; it must return a list of Turn",
         ),
         (lambda self, played, cohort, clients, generator: [Turn([7])], "returned client 7 of 3"),
-        (lambda self, played, cohort, clients, generator: None, "returned None (is a `return` missing?)"),
-        (lambda self, played, cohort, clients, generator: [], "returned no turn in which clients train"),
-        (lambda self, played, cohort, clients, generator: [Turn(cohort, survey=_survey)], "no turn in which clients t"),
-        (lambda self, played, cohort, clients, generator: [Turn([])], "returned a turn without clients"),
-        (lambda self, played, cohort, clients, generator: [Turn(cohort, trains=False)], "nobody trains, and no survey"),
-        (lambda self, played, cohort, clients, generator: [Turn([2, 0, 2])], "returned client 2 twice"),
-        (lambda self, played, cohort, clients, generator: [Turn([1]), Turn([1])], "returned client 1 twice"),
+        (
+            lambda self, played, cohort, clients, generator: None,
+            "returned None (is a `return` missing?)",
+        ),
+        (
+            lambda self, played, cohort, clients, generator: [],
+            "returned no turn in which clients train",
+        ),
+        (
+            lambda self, played, cohort, clients, generator: [Turn(cohort, survey=_survey)],
+            "no turn in which clients t",
+        ),
+        (
+            lambda self, played, cohort, clients, generator: [Turn([])],
+            "returned a turn without clients",
+        ),
+        (
+            lambda self, played, cohort, clients, generator: [Turn(cohort, trains=False)],
+            "nobody trains, and no survey",
+        ),
+        (
+            lambda self, played, cohort, clients, generator: [Turn([2, 0, 2])],
+            "returned client 2 twice",
+        ),
+        (
+            lambda self, played, cohort, clients, generator: [Turn([1]), Turn([1])],
+            "returned client 1 twice",
+        ),
         (lambda self, *given: [Turn([0, 0], survey=_survey), Turn([1])], "returned client 0 twice"),
         (
             lambda self, played, cohort, clients, generator: [
@@ -101,17 +137,41 @@ WRONG = {
         ),
     ],
     "before_turn": [
-        (lambda self, server, clients, others, generator: others([0])["number"], "returned a tensor torch.int64 [1]"),
-        (lambda self, server, clients, others, generator: {"w": torch.ones(2)}, "w as a tensor [2] for 3 clients"),
+        (
+            lambda self, server, clients, others, generator: others([0])["number"],
+            "returned a tensor torch.int64 [1]",
+        ),
+        (
+            lambda self, server, clients, others, generator: {"w": torch.ones(2)},
+            "w as a tensor [2] for 3 clients",
+        ),
     ],
-    "sample": [(lambda self, server, generator: torch.rand(2), "returned a tensor torch.float32 [2]")],
-    "before_training": [(lambda self, server, client, net, shard: {"n": 3}, "returned a int as entry n")],
+    "sample": [
+        (lambda self, server, generator: torch.rand(2), "returned a tensor torch.float32 [2]")
+    ],
+    "before_training": [
+        (lambda self, server, client, net, shard: {"n": 3}, "returned a int as entry n")
+    ],
     "prepare": [(lambda self, server, client: None, "returned None (is a `return` missing?)")],
-    "download": [(lambda self, server, client: list(server), "returned a list of 6; it must return a tree of tensors")],
+    "download": [
+        (
+            lambda self, server, client: list(server),
+            "returned a list of 6; it must return a tree of tensors",
+        )
+    ],
     "start": [
-        (lambda self, received, client: (received, client), "returned a tuple of 2; it must return a tree of tensors"),
-        (lambda self, received, client: head(received), "returned a model without the network's conv.weight"),
-        (lambda self, received, client: {**received, **circle()}, "returned a tree that contains itself"),
+        (
+            lambda self, received, client: (received, client),
+            "returned a tuple of 2; it must return a tree of tensors",
+        ),
+        (
+            lambda self, received, client: head(received),
+            "returned a model without the network's conv.weight",
+        ),
+        (
+            lambda self, received, client: {**received, **circle()},
+            "returned a tree that contains itself",
+        ),
     ],
     "phases": [
         (
@@ -120,45 +180,83 @@ WRONG = {
         ),
         (lambda self, server, client, params, epochs: [epochs], "returned a list with a int in it"),
         (lambda self, server, client, params, epochs: [Phase(-1)], "returned a phase of -1 epochs"),
-        (lambda self, server, client, params, epochs: [Phase(0.5)], "returned a phase of 0.5 epochs"),
-        (lambda self, server, client, params, epochs: [Phase(1, batches=0)], "returned a phase of 0 batches"),
+        (
+            lambda self, server, client, params, epochs: [Phase(0.5)],
+            "returned a phase of 0.5 epochs",
+        ),
+        (
+            lambda self, server, client, params, epochs: [Phase(1, batches=0)],
+            "returned a phase of 0 batches",
+        ),
         (
             lambda self, server, client, params, epochs: [Phase(1, {"fc.bias": True})],
             "mask lacks the entry conv.weight",
         ),
-        (lambda self, server, client, params, epochs: [Phase(1, params)], "whose mask has a tensor torch.float32"),
         (
-            lambda self, server, client, params, epochs: [Phase(1, {n: torch.ones(2) > 0 for n in params})],
+            lambda self, server, client, params, epochs: [Phase(1, params)],
+            "whose mask has a tensor torch.float32",
+        ),
+        (
+            lambda self, server, client, params, epochs: [
+                Phase(1, {n: torch.ones(2) > 0 for n in params})
+            ],
             "whose mask has shape [2] for conv.weight, which is [4, 1, 3, 3]",
         ),
-        (lambda self, server, client, params, epochs: [Phase(1, sgd={"rate": 1.0})], "with sgd value rate, which"),
         (
-            lambda self, server, client, params, epochs: [Phase(1, step=lambda net, params, batch, server, client: 0)],
+            lambda self, server, client, params, epochs: [Phase(1, sgd={"rate": 1.0})],
+            "with sgd value rate, which",
+        ),
+        (
+            lambda self, server, client, params, epochs: [
+                Phase(1, step=lambda net, params, batch, server, client: 0)
+            ],
             "a phase whose step takes (net, params, batch, server, client) where the contract has (server, client, net",
         ),
     ],
     "loss": [
-        (lambda self, server, client, net, params, batch: batch.losses(net(params, batch.x)), "float32 [20]; it must"),
         (
-            lambda self, server, client, net, params, batch: (batch.cross_entropy(net(params, batch.x)), {"n": 3}),
+            lambda self, server, client, net, params, batch: batch.losses(net(params, batch.x)),
+            "float32 [20]; it must",
+        ),
+        (
+            lambda self, server, client, net, params, batch: (
+                batch.cross_entropy(net(params, batch.x)),
+                {"n": 3},
+            ),
             "returned a int as entry n; it must return the loss, a 0-dimensional tensor",
         ),
         (lambda self, server, client, net, params, batch: None, "returned None"),
-        (lambda self, *given: FedAvg.loss(self, *given).detach(), "returned what has no gradient (is it detached"),
+        (
+            lambda self, *given: FedAvg.loss(self, *given).detach(),
+            "returned what has no gradient (is it detached",
+        ),
     ],
-    "after_training": [(lambda self, server, client, net, params, shard, kept: None, "returned None")],
+    "after_training": [
+        (lambda self, server, client, net, params, shard, kept: None, "returned None")
+    ],
     "updated_buffers": [
-        (lambda self, server, client: {"head": {}}, "statistics of head, which `buffers` does not name"),
-        (lambda self, server, client: {"main": {"mean": torch.ones(1)}}, "returned main.mean, which is not bool"),
+        (
+            lambda self, server, client: {"head": {}},
+            "statistics of head, which `buffers` does not name",
+        ),
+        (
+            lambda self, server, client: {"main": {"mean": torch.ones(1)}},
+            "returned main.mean, which is not bool",
+        ),
     ],
     "finish": [
-        (lambda self, server, client, start, end: end, "returned a dict; it must return two things: the upload"),
+        (
+            lambda self, server, client, start, end: end,
+            "returned a dict; it must return two things: the upload",
+        ),
         (lambda self, server, client, start, end: (end, client, start), "returned a tuple of 3"),
         (lambda self, server, client, start, end: None, "returned None"),
     ],
     "aggregate": [
         (
-            lambda self, server, clients, net, uploads, weight, generator: tree.mean(uploads, weight),
+            lambda self, server, clients, net, uploads, weight, generator: tree.mean(
+                uploads, weight
+            ),
             "returned a dict; it must return two",
         ),
         (
@@ -166,26 +264,50 @@ WRONG = {
             "another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]",
         ),
         (
-            lambda self, server, clients, net, uploads, weight, generator: (server, {"n": weight.sum()}),
+            lambda self, server, clients, net, uploads, weight, generator: (
+                server,
+                {"n": weight.sum()},
+            ),
             "the clients' n as a tensor []",
         ),
     ],
     "evaluated": [(lambda self, server, client, params: None, "returned None")],
     "before_evaluation": [(lambda self, server, client, net, shard: shard, "returned a Shard")],
-    "personal": [(lambda self, server, client: head(server), "returned a model without the network's conv.weight")],
+    "personal": [
+        (
+            lambda self, server, client: head(server),
+            "returned a model without the network's conv.weight",
+        )
+    ],
     "predict": [
-        (lambda self, net, params, batch: net(params, batch.x).argmax(1), "torch.int64 [5] for 5 samples of 5 classes"),
+        (
+            lambda self, net, params, batch: net(params, batch.x).argmax(1),
+            "torch.int64 [5] for 5 samples of 5 classes",
+        ),
         (
             lambda self, net, params, batch: net(params, batch.x)[:, :4],
             "torch.float32 [5, 4] for 5 samples of 5 classes",
         ),
     ],
-    "finetuning": [(lambda self, params, parts, epochs: Phase(epochs), "returned a Phase; it must return a list")],
+    "finetuning": [
+        (
+            lambda self, params, parts, epochs: Phase(epochs),
+            "returned a Phase; it must return a list",
+        )
+    ],
     "metrics": [
-        (lambda self, server, client: {"bias": server["fc.bias"]}, "returned a tensor torch.float32 [12] as bias"),
+        (
+            lambda self, server, client: {"bias": server["fc.bias"]},
+            "returned a tensor torch.float32 [12] as bias",
+        ),
         (lambda self, server, client: {"one": 1.0}, "returned a float as entry one"),
     ],
-    "masks": [(lambda self, server, client: server, "returned a tensor torch.float32 [4, 1, 3, 3] as a mask")],
+    "masks": [
+        (
+            lambda self, server, client: server,
+            "returned a tensor torch.float32 [4, 1, 3, 3] as a mask",
+        )
+    ],
 }
 
 
@@ -196,7 +318,11 @@ def test_every_hook_has_a_rule_and_a_wrong_answer():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("hook", "wrong", "told"),
-    [pytest.param(hook, *case, id=f"{hook}-{k}") for hook, cases in WRONG.items() for k, case in enumerate(cases)],
+    [
+        pytest.param(hook, *case, id=f"{hook}-{k}")
+        for hook, cases in WRONG.items()
+        for k, case in enumerate(cases)
+    ],
 )
 def test_a_wrong_answer_is_told_with_the_hook(hook, wrong, told, backend):
     Wrong = dataclass(frozen=True)(type("Wrong", (FedAvg,), {hook: wrong, "__annotations__": {}}))
@@ -234,24 +360,46 @@ def _forgets(self, *given):
             "classifier.bias was",
         ),
         ({"after_gradient": "_own"}, _forgets, "None"),
-        ({"loss": "_own"}, lambda self, *given: (*_pair(self, *given), None), "a tuple of 3; it must return the loss"),
+        (
+            {"loss": "_own"},
+            lambda self, *given: (*_pair(self, *given), None),
+            "a tuple of 3; it must return the loss",
+        ),
         (
             {"loss": "_own"},
             lambda self, *given: (FedAvg.loss(self, *given), {"n": torch.zeros(3)}),
             "beside the loss a tensor torch.float32 [3] as n for ",
         ),
-        ({"loss": "_own"}, lambda self, *given: FedAvg.loss(self, *given).detach(), "what has no gradient"),
+        (
+            {"loss": "_own"},
+            lambda self, *given: FedAvg.loss(self, *given).detach(),
+            "what has no gradient",
+        ),
         ({}, lambda self, *given: (FedAvg.loss(self, *given).detach(), {}), "what has no gradient"),
     ],
-    ids=["list", "step", "step-form", "after_gradient", "loss", "kept", "detached", "kept-detached"],
+    ids=[
+        "list",
+        "step",
+        "step-form",
+        "after_gradient",
+        "loss",
+        "kept",
+        "detached",
+        "kept-detached",
+    ],
 )
 def test_what_a_phases_functions_answer_is_looked_at_too(phase, function, told, backend):
     def phases(self, server, client, params, epochs):
-        own = {name: getattr(self, value) if value == "_own" else value for name, value in phase.items()}
+        own = {
+            name: getattr(self, value) if value == "_own" else value
+            for name, value in phase.items()
+        }
         return [Phase(epochs, **own)]
 
     name = "loss" if not phase else "_own"
-    Wrong = dataclass(frozen=True)(type("Wrong", (FedAvg,), {"phases": phases, name: function, "__annotations__": {}}))
+    Wrong = dataclass(frozen=True)(
+        type("Wrong", (FedAvg,), {"phases": phases, name: function, "__annotations__": {}})
+    )
     with pytest.raises(Broken, match=r"^Wrong\.\S+ (\(Phase\.\w+\) )?returned ") as error:
         whole(Wrong(), backend)
     assert told in str(error.value)
@@ -280,7 +428,8 @@ class Branching(FedAvg):
 def test_looking_at_values_in_a_vectorised_hook_is_told_with_what_to_do(by):
     whole(Branching(by), "loop")
     with pytest.raises(
-        Broken, match=r"^Branching\.finish looks at the values of a tensor .* torch\.where, .*py:\d+\)$"
+        Broken,
+        match=r"^Branching\.finish looks at the values of a tensor .* torch\.where, .*py:\d+\)$",
     ):
         whole(Branching(by), "batched")
 
@@ -293,7 +442,9 @@ def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
             return received
 
     for backend in BACKENDS:
-        with pytest.raises(Broken, match=r"^Adding\.start changed its argument client\.seen in place"):
+        with pytest.raises(
+            Broken, match=r"^Adding\.start changed its argument client\.seen in place"
+        ):
             whole(Adding(), backend)
 
 
@@ -316,7 +467,9 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
 
     asked = []
     original = answers.Question.__call__
-    monkeypatch.setattr(answers.Question, "__call__", lambda self, *a: asked.append(self.name) or original(self, *a))
+    monkeypatch.setattr(
+        answers.Question, "__call__", lambda self, *a: asked.append(self.name) or original(self, *a)
+    )
     net, method = tiny(), Plain()
     state, runner = begin(method, net, 3, CPU), make(as_engine("loop"), net, CPU)
     for number in range(3):
@@ -406,7 +559,9 @@ METHODS = {{"leaving": Leaving}}
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("error", ["SystemExit", "StopIteration"])
-@pytest.mark.parametrize(("hook", "first"), [("turns", 0), ("start", 1), ("loss", 0), ("loss", 1), ("aggregate", 1)])
+@pytest.mark.parametrize(
+    ("hook", "first"), [("turns", 0), ("start", 1), ("loss", 0), ("loss", 1), ("aggregate", 1)]
+)
 def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_path):
     """Whatever Python has for that, in the first round and later."""
     (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))
@@ -415,6 +570,8 @@ def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_pat
         plugins.load([str(tmp_path / "mine.py")])
         cfg = OmegaConf.create({"method": {"name": "leaving"}})
         with pytest.raises(Broken, match=told), mended(cfg, tmp_path):
-            rounds(METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT)
+            rounds(
+                METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
+            )
     finally:
         plugins.load([])

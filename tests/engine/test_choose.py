@@ -1,4 +1,6 @@
-"""engine=auto on a GPU, tried with backends on a CPU: the fastest that agrees answers, as if it had been alone."""
+"""engine=auto on a GPU, tried with backends on a CPU: the fastest that agrees answers, as if it had
+been alone.
+"""
 
 import importlib
 import logging
@@ -9,12 +11,12 @@ import torch
 
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.engine.backend import Backend
-from fedpfl.engine.choose import TOLERANCE, Chosen, apart, candidates, choose
+from fedpfl.engine.backends.autotune import TOLERANCE, Chosen, apart, candidates, choose
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
 from tests.conftest import COHORTS, CPU, LOCAL, assert_same, every_method, participate, tiny
 
-choosing = importlib.import_module("fedpfl.engine.choose")
+choosing = importlib.import_module("fedpfl.engine.backends.autotune")
 GRAPHS, EAGER, LOOP = candidates(Engine(precision="fp32"))
 
 
@@ -24,7 +26,11 @@ class Played(Backend):
     clock = 0.0
 
     def __init__(self, engine, net, seconds=0.1, change=lambda answers: answers):
-        self._own, self.engine, self.net = make(replace(engine, graphs=False), net, CPU), engine, net
+        self._own, self.engine, self.net = (
+            make(replace(engine, graphs=False), net, CPU),
+            engine,
+            net,
+        )
         self.name, self._seconds, self._change, self.runs = self._own.name, seconds, change, 0
 
     def run(self, calls):
@@ -36,7 +42,8 @@ class Played(Backend):
 def untrained(answers):
     """As a graph would leave them that was captured on another device: nothing has moved."""
     return [
-        answer._replace(uploads=tree.map(lambda leaf: leaf[:1].expand_as(leaf), answer.uploads)) for answer in answers
+        answer._replace(uploads=tree.map(lambda leaf: leaf[:1].expand_as(leaf), answer.uploads))
+        for answer in answers
     ]
 
 
@@ -87,14 +94,16 @@ SLOW = {"seconds": 0.3}
         ({"graphs": SLOW, "batched": {"seconds": 0.6}, "loop": {"change": failing}}, GRAPHS),
     ],
 )
-def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(kinds, taken, federation, net):
+def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(
+    kinds, taken, federation, net
+):
     runner, made = chosen(net, **kinds)
     found = played(runner, federation, net)
     assert runner.engine == taken
     assert_same(found, played(Played(taken, net), federation, net))
-    assert runner.seconds[runner.engine.backend + (" with graphs" if runner.engine.graphs else "")] == min(
-        runner.seconds.values()
-    )
+    assert runner.seconds[
+        runner.engine.backend + (" with graphs" if runner.engine.graphs else "")
+    ] == min(runner.seconds.values())
     others = [backend for name, backend in made.items() if backend.engine != taken]
     assert all(backend.runs <= 3 for backend in others)
 
@@ -116,11 +125,15 @@ def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
 
 
 @every_method()
-def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not(name, values, federation):
+def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not(
+    name, values, federation
+):
     method, net = METHODS[name](**values), tiny()
     state = begin(method, net, federation.clients, CPU)
     ends = {
-        (kind, lr): participate(method, net, federation, state, COHORTS[0], engine=kind, local=replace(LOCAL, lr=lr))
+        (kind, lr): participate(
+            method, net, federation, state, COHORTS[0], engine=kind, local=replace(LOCAL, lr=lr)
+        )
         for kind, lr in (("loop", LOCAL.lr), ("batched", LOCAL.lr), ("loop", 1e-30))
     }
     reference = ends["loop", LOCAL.lr]
@@ -163,9 +176,13 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
     assert runner.engine.width == 2  # 10, 5, 2
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        f"engine: out of memory; from here on {width} clients at a time (engine.width={width})" for width in (5, 2)
+        f"engine: out of memory; from here on {width} clients at a time (engine.width={width})"
+        for width in (5, 2)
     ]
-    narrow, other = make(Engine("batched", width=2), net, CPU), begin(FedAvg(), net, federation.clients, CPU)
+    narrow, other = (
+        make(Engine("batched", width=2), net, CPU),
+        begin(FedAvg(), net, federation.clients, CPU),
+    )
     for cohort in everyone:
         other, _ = play(narrow, FedAvg(), federation, other, cohort, Local(1, 8, 0.1), 0)
     assert_same(state.server, other.server)

@@ -1,4 +1,6 @@
-"""Simulated time: operations and seconds by hand, who is dropped by a plain loop, and no trace of who was."""
+"""Simulated time: operations and seconds by hand, who is dropped by a plain loop, and no trace of
+who was.
+"""
 
 import dataclasses
 import math
@@ -9,15 +11,29 @@ import torch
 
 from fedpfl.engine import Clock, begin, make, play, timed
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.sgd import passed, steps
-from fedpfl.engine.toy import CLASSES
+from fedpfl.engine.training.sgd import passed, steps
 from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, Phase
 from fedpfl.system import Device, System
-from tests.conftest import BACKENDS, COHORTS, CPU, LOCAL, as_engine, assert_same, federate, state_trees, tiny
+from fedpfl.testing.toy import CLASSES
+from tests.conftest import (
+    BACKENDS,
+    COHORTS,
+    CPU,
+    LOCAL,
+    as_engine,
+    assert_same,
+    federate,
+    state_trees,
+    tiny,
+)
 
 FEDERATION = federate()
 EVERYONE = range(FEDERATION.clients)
-FORWARD = {"conv": 2 * 36 * 36, "fc": 2 * 36 * 12, "classifier": 2 * 12 * 5}  # places x weights, times two
+FORWARD = {
+    "conv": 2 * 36 * 36,
+    "fc": 2 * 36 * 12,
+    "classifier": 2 * 12 * 5,
+}  # places x weights, times two
 BITS = 32 * 549
 EQUAL = [Device(1e6, 1e5, 1e4)] * FEDERATION.clients
 
@@ -28,7 +44,9 @@ def seen(client, local=LOCAL):
     return count - (count % local.batch_size == 1)
 
 
-def a_round(method, clock=None, cohort=COHORTS[0], size=5, engine="loop", local=LOCAL, paces=None, rounds=1):
+def a_round(
+    method, clock=None, cohort=COHORTS[0], size=5, engine="loop", local=LOCAL, paces=None, rounds=1
+):
     """What `timed`, or without a clock `play`, gives of the last round."""
     backend, net = make(as_engine(engine), tiny(), CPU), tiny()
     state = begin(method, net, FEDERATION.clients, CPU)
@@ -41,7 +59,9 @@ def a_round(method, clock=None, cohort=COHORTS[0], size=5, engine="loop", local=
 
 @pytest.mark.parametrize("engine", BACKENDS)
 def test_a_round_lasts_as_long_as_its_slowest_client(engine):
-    whole = 3 * sum(FORWARD.values()) - FORWARD["conv"]  # nobody asks for a gradient at the network's inputs
+    whole = (
+        3 * sum(FORWARD.values()) - FORWARD["conv"]
+    )  # nobody asks for a gradient at the network's inputs
     own = [*EQUAL[:5], Device(1e3, 1e5, 1e4), *EQUAL[6:]]
     for devices, slowest in ((EQUAL, 2), (own, 5)):
         *_, told = a_round(FedAvg(), Clock(System(), devices, {}), engine=engine)
@@ -51,10 +71,16 @@ def test_a_round_lasts_as_long_as_its_slowest_client(engine):
 
 
 def test_frozen_layers_take_no_gradients():
-    """FedRep's epochs on the head take the forward pass and the gradient of the head; those on the body the rest."""
+    """FedRep's epochs on the head take the forward pass and the gradient of the head; those on the
+    body the rest.
+    """
     method = FedRep(head_epochs=2, body_epochs=1)
     *_, told = a_round(method, Clock(System(), EQUAL, {}), [2])
-    forward, head, body = sum(FORWARD.values()), FORWARD["classifier"], FORWARD["conv"] + FORWARD["fc"]
+    forward, head, body = (
+        sum(FORWARD.values()),
+        FORWARD["classifier"],
+        FORWARD["conv"] + FORWARD["fc"],
+    )
     per_sample = 2 * (forward + head) + (forward + body + head + FORWARD["fc"])
     bits = 32 * (549 - 65)
     seconds = bits / 1e5 + bits / 1e4 + seen(2) * per_sample / 1e6
@@ -62,9 +88,13 @@ def test_frozen_layers_take_no_gradients():
 
 
 def test_sub_models_take_the_operations_of_their_width():
-    """As many as a dense network of the width; FedSPU's pass through what is frozen, and make gradients of a part."""
+    """As many as a dense network of the width; FedSPU's pass through what is frozen, and make
+    gradients of a part.
+    """
 
-    def dense(width):  # a forward pass: 3 x 3 weights at 36 places, then pooled to 9 places, and the head
+    def dense(
+        width,
+    ):  # a forward pass: 3 x 3 weights at 36 places, then pooled to 9 places, and the head
         channels, hidden = (max(1, int(size * width + 1e-9)) for size in (4, 12))
         return 2 * (36 * 9 * channels + 9 * channels * hidden + hidden * CLASSES)
 
@@ -89,16 +119,26 @@ def test_samples_are_counted_as_they_are_dealt():
         for fixed in (None, 1, 4, 7):
             for epochs in (range(2), range(1, 3)):
                 for client in EVERYONE:
-                    dealt = steps(phase, epochs, 16, Draws(0, "train", 1), FEDERATION, client, fixed)
+                    dealt = steps(
+                        phase, epochs, 16, Draws(0, "train", 1), FEDERATION, client, fixed
+                    )
                     count = passed(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
-                    assert count == int((dealt.positions >= 0).sum()), (batches, fixed, epochs, client)
+                    assert count == int((dealt.positions >= 0).sum()), (
+                        batches,
+                        fixed,
+                        epochs,
+                        client,
+                    )
 
 
 @pytest.mark.parametrize("engine", BACKENDS)
 def test_time_alone_changes_nothing(engine):
     """Equal devices, no deadline: the run without, bit for bit."""
     method = METHODS["fedobp"](q=0.9)
-    for clock in (Clock(System(), EQUAL, {}), Clock(System(deadline=1e9, late="partial"), EQUAL, {})):
+    for clock in (
+        Clock(System(), EQUAL, {}),
+        Clock(System(deadline=1e9, late="partial"), EQUAL, {}),
+    ):
         state, outcome, _ = a_round(method, clock, engine=engine, rounds=2)
         plain, without, _ = a_round(method, engine=engine, rounds=2)
         assert_same(state_trees(state), state_trees(plain))
@@ -110,7 +150,9 @@ def test_backends_count_the_same():
     devices = [Device(1e6 / (1 + client), 1e5, 1e4) for client in EVERYONE]
     clock = Clock(System(deadline=3.0, late="partial", over=1.4, dropout=0.2), devices, {2: 1})
     for method in (METHODS["fedobp"](q=0.9), FedSPU(), METHODS["ditto"](), METHODS["fedpurin"]()):
-        one, other = (a_round(method, clock, list(EVERYONE), 5, engine, rounds=2) for engine in BACKENDS)
+        one, other = (
+            a_round(method, clock, list(EVERYONE), 5, engine, rounds=2) for engine in BACKENDS
+        )
         assert (one[2], one[1].cohort, one[1].sent) == (other[2], other[1].cohort, other[1].sent)
         assert 0 < one[2]["late"] <= one[2]["dropped"]
 
@@ -120,7 +162,10 @@ def test_who_takes_part_by_a_plain_loop():
     outcomes = set()
     for trial in range(60):
         draw = partial(torch.rand, 1, generator=generator("devices", trial))
-        devices = [Device(*(10 ** (3 + 3 * float(draw())) for _ in range(3)), float(draw()) + 0.4) for _ in EVERYONE]
+        devices = [
+            Device(*(10 ** (3 + 3 * float(draw())) for _ in range(3)), float(draw()) + 0.4)
+            for _ in EVERYONE
+        ]
         deadline = (None, 5.0, 40.0)[trial % 3]
         how = "partial" if deadline and trial % 5 < 2 else "drop"
         system = System(deadline=deadline, dropout=(0.0, 0.3)[trial % 2], late=how)
@@ -150,7 +195,10 @@ def test_who_takes_part_by_a_plain_loop():
         arrived.sort()
         late |= {client for _, client in arrived[size:]}
         kept = arrived[:size]
-        lasts = max([seconds for seconds, _ in kept] + ([deadline] if missed and len(arrived) < size else [0.0]))
+        lasts = max(
+            [seconds for seconds, _ in kept]
+            + ([deadline] if missed and len(arrived) < size else [0.0])
+        )
         assert outcome.cohort == sorted(client for _, client in kept)
         assert (told["dropped"], told["late"]) == (len(cohort) - len(kept), len(late))
         assert told["sim_seconds"] == pytest.approx(lasts, rel=1e-9)
@@ -165,7 +213,9 @@ def _seconds(device, client, epochs):
 
 
 def test_late_clients_are_taken_with_what_they_have_done():
-    """One that has time for half of its epochs trains as one that has half as many to train; so do stragglers."""
+    """One that has time for half of its epochs trains as one that has half as many to train; so do
+    stragglers.
+    """
     deadline = _seconds(EQUAL[0], 2, 1.5)  # of 65 samples; of the others only 4 has more
     clock = Clock(System(deadline=deadline, late="partial"), EQUAL, {})
     state, outcome, told = a_round(FedAvg(), clock, [0, 2, 3])
@@ -182,9 +232,13 @@ def test_steps_are_cut_too():
     whole = 3 * sum(FORWARD.values()) - FORWARD["conv"]
     samples = passed(Phase(1), range(1), 32, 90, 13)  # 32, 32 and 26 of 90 in turn
     deadline = BITS / 1e5 + samples * whole / 1e6 + BITS / 1e4
-    state, *_, told = a_round(FedAvg(), Clock(System(deadline=deadline, late="partial"), EQUAL, {}), [4], local=local)
+    state, *_, told = a_round(
+        FedAvg(), Clock(System(deadline=deadline, late="partial"), EQUAL, {}), [4], local=local
+    )
     short = {4: dataclasses.replace(local, steps=12)}  # of tenths the last that fits
-    assert_same(state_trees(state), state_trees(a_round(FedAvg(), None, [4], local=local, paces=short)[0]))
+    assert_same(
+        state_trees(state), state_trees(a_round(FedAvg(), None, [4], local=local, paces=short)[0])
+    )
     assert told["late"] == 1
 
 

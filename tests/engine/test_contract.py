@@ -1,10 +1,12 @@
-"""What every registered method keeps to: one test a method, on one trial, that tells every promise it breaks.
+"""What every registered method keeps to: one test a method, on one trial, that tells every promise
+it breaks.
 
-A new method is tested here the moment it is registered. What `fedpfl check` asks of anybody's method is in
-fedpfl/engine/contract.py; what concerns the package's own alone, and what no method can break, is added here.
-`make test` asks each method in its first setting, each promise on one of its engines in turn. Of the promises that
-play rounds once more (`ROUNDS_AGAIN`) a method is asked a third, so that each is asked of a third of the methods.
-`make test-all` asks every method for everything, in all settings on all engines.
+A new method is tested here the moment it is registered. What `fedpfl check` asks of anybody's
+method is in fedpfl/testing/method_promises.py; what concerns the package's own alone, and what no method
+can break, is added here. `make test` asks each method in its first setting, each promise on one of
+its engines in turn. Of the promises that play rounds once more (`ROUNDS_AGAIN`) a method is asked a
+third, so that each is asked of a third of the methods. `make test-all` asks every method for
+everything, in all settings on all engines.
 """
 
 import copy
@@ -18,19 +20,20 @@ import pytest
 import torch
 import yaml
 
-from fedpfl.engine import Clock, Engine, Stopping, Tuning, begin, contract, make, pick, play, timed
+from fedpfl.engine import Clock, Engine, Stopping, Tuning, begin, make, pick, play, timed
 from fedpfl.engine.backend import EvalCall, TrainCall, met
-from fedpfl.engine.contract import PROMISES, Promise, one_step, poisoned
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.participation import One
-from fedpfl.engine.shard import training_shard
-from fedpfl.engine.toy import COHORTS, EVERYONE, TEST, TRAIN, Trial, Unkept, small
+from fedpfl.engine.training.participation import One
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods import METHODS, FedOBP, Method, Turn
 from fedpfl.system import Device, System
+from fedpfl.testing import method_promises as contract
+from fedpfl.testing.method_promises import PROMISES, Promise, one_step, poisoned
+from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, Trial, Unkept, small
 from tests.conftest import (
     BACKENDS,
     CPU,
@@ -60,7 +63,18 @@ SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client s
 """What a server sees that shows in more than two rounds of a few clients alone."""
 
 CUTS_NEURONS = {
-    *("fedmp", "fedrolex", "fedspu", "fjord", "flexfl", "heterofl", "hermes", "prunefl", "random_dropout", "subflot"),
+    *(
+        "fedmp",
+        "fedrolex",
+        "fedspu",
+        "fjord",
+        "flexfl",
+        "heterofl",
+        "hermes",
+        "prunefl",
+        "random_dropout",
+        "subflot",
+    ),
 }
 
 
@@ -84,7 +98,8 @@ def build_method(name: str, values: dict[str, Any]) -> Method:
     required = [
         field.name
         for field in dataclasses.fields(METHODS[name])
-        if field.default is field.default_factory is dataclasses.MISSING and field.name not in values
+        if field.default is field.default_factory is dataclasses.MISSING
+        and field.name not in values
     ]
     assert not required, f"add {name} with values of {required} to SETTINGS in tests/conftest.py"
     return METHODS[name](**values)
@@ -97,8 +112,11 @@ def settings_of(name: str) -> list[dict[str, Any]]:
 HOUSE_PROMISES: list[Promise] = []
 
 
-def house_promise(words: str, *engines: str, low_precision: bool = False) -> Callable[[Callable], Callable]:
-    """Add what the function below tries to HOUSE_PROMISES; it is given a NamedTrial, and an engine if there are any.
+def house_promise(
+    words: str, *engines: str, low_precision: bool = False
+) -> Callable[[Callable], Callable]:
+    """Add what the function below tries to HOUSE_PROMISES; it is given a NamedTrial, and an engine
+    if there are any.
 
     low_precision: whether it is kept in bf16 too.
     """
@@ -135,8 +153,18 @@ ROUNDS_AGAIN = [  # each group is about as long as the others, and plays one kin
         "bf16_is_near",
         "drops_out_without_a_trace",
     ),
-    ("clients_are_apart", "order_does_not_matter", "width_does_not_matter", "tells_that_training_diverged"),
-    ("is_the_same_beside_other_runs", "runs_repeat", "workers_do_not_matter", "stops_clients_early"),
+    (
+        "clients_are_apart",
+        "order_does_not_matter",
+        "width_does_not_matter",
+        "tells_that_training_diverged",
+    ),
+    (
+        "is_the_same_beside_other_runs",
+        "runs_repeat",
+        "workers_do_not_matter",
+        "stops_clients_early",
+    ),
 ]
 """Promises by the name of what tries them."""
 
@@ -148,10 +176,15 @@ def is_asked(promise: Promise, turn: int) -> bool:
 
 
 def ask_all_promises(
-    named: NamedTrial, subtests: pytest.Subtests, turn: int | None = None, low_precision: bool = False
+    named: NamedTrial,
+    subtests: pytest.Subtests,
+    turn: int | None = None,
+    low_precision: bool = False,
 ) -> None:
     for place, promise in enumerate([*PROMISES, *HOUSE_PROMISES]):
-        if is_exempt(promise, named.name, named.method) or (turn is not None and not is_asked(promise, turn)):
+        if is_exempt(promise, named.name, named.method) or (
+            turn is not None and not is_asked(promise, turn)
+        ):
             continue
         subject = named if promise in HOUSE_PROMISES else named.trial
         for engine in engines_of(promise, None if turn is None else turn + place, low_precision):
@@ -172,7 +205,8 @@ def test_a_method_keeps_its_promises(name, subtests):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "number"), [(name, number) for name in METHODS for number in range(len(settings_of(name)))]
+    ("name", "number"),
+    [(name, number) for name in METHODS for number in range(len(settings_of(name)))],
 )
 def test_a_method_keeps_its_promises_in_every_setting_on_every_engine(name, number, subtests):
     method = build_method(name, settings_of(name)[number])
@@ -214,7 +248,9 @@ def is_frozen_dataclass(named: NamedTrial) -> None:
         for field in [field.name for field in dataclasses.fields(method)] + ["anything"]:
             with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
                 setattr(method, field, 1)
-        assert vars(method) == {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+        assert vars(method) == {
+            field.name: getattr(method, field.name) for field in dataclasses.fields(method)
+        }
         assert type(method).__doc__
 
 
@@ -225,13 +261,17 @@ def file_has_its_hyperparameters(named: NamedTrial) -> None:
     for key in ("defaults", "groups", "title"):  # of configuration groups, and of tables
         values.pop(key, None)
     fields = dataclasses.fields(METHODS[named.name])
-    defaults = {field.name: field.default for field in fields if field.name != "statistics"}  # that is in train.yaml
+    defaults = {
+        field.name: field.default for field in fields if field.name != "statistics"
+    }  # that is in train.yaml
     assert list(values) == list(defaults)
     for key, value in values.items():
         value = tuple(value) if isinstance(value, list) else value
         is_reference = str(value).startswith("${")  # which is looked up elsewhere
         if defaults[key] is not dataclasses.MISSING and not is_reference:
-            assert value == defaults[key], f"{key}: the file says {value}, the dataclass {defaults[key]}"
+            assert value == defaults[key], (
+                f"{key}: the file says {value}, the dataclass {defaults[key]}"
+            )
 
 
 @house_promise("a choice that there is not is refused")
@@ -247,7 +287,9 @@ def refuses_unknown_choices(named: NamedTrial) -> None:
 @house_promise("only methods that cut neurons refuse a network of which parts are frozen")
 def refuses_frozen_networks_only_where_it_cuts(named: NamedTrial) -> None:
     refusal = r"a network of which parts are frozen has no sub-models; set adapter=none$"
-    expectation = pytest.raises(FedpflError, match=refusal) if named.name in CUTS_NEURONS else nullcontext()
+    expectation = (
+        pytest.raises(FedpflError, match=refusal) if named.name in CUTS_NEURONS else nullcontext()
+    )
     with expectation:
         begin(named.method, tiny(pairs=named.method.pairs or 1), len(EVERYONE), CPU)
 
@@ -276,7 +318,11 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     ]
     calls: list[TrainCall | EvalCall] = []
     for seed, (other, federation, cohort) in enumerate(runs):
-        states = named.trial.played(engine)[0] if other is method else fedavg_states(engine, method.pairs)
+        states = (
+            named.trial.played(engine)[0]
+            if other is method
+            else fedavg_states(engine, method.pairs)
+        )
         state = states[1 + seed % 2]
         calls.append(TrainCall(other, federation, state, cohort, LOCAL, Draws(seed, "train", 2)))
         calls.append(EvalCall(other, federation, state, cohort[1:], tuning))
@@ -295,7 +341,10 @@ def is_the_same_beside_other_runs(named: NamedTrial, engine: str) -> None:
         elif engine == "batched":
             assert_close(together, alone, atol=2e-5, rtol=1e-4)
         else:
-            losses = [answer["test"].loss if isinstance(answer, dict) else answer.loss for answer in (together, alone)]
+            losses = [
+                answer["test"].loss if isinstance(answer, dict) else answer.loss
+                for answer in (together, alone)
+            ]
             assert_close(*losses, atol=0.02, rtol=0.02)
 
 
@@ -310,11 +359,18 @@ def drawn_turns(method: Method, played: int) -> list[Turn]:
 def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
     states, _ = named.trial.played(engine, norm=True)
     for played, cohort in enumerate(COHORTS):
-        surveyed = {client for turn in drawn_turns(named.method, played) if turn.survey for client in turn.clients}
+        surveyed = {
+            client
+            for turn in drawn_turns(named.method, played)
+            if turn.survey
+            for client in turn.clients
+        }
         for client in set(EVERYONE) - set(cohort):
             parts = ["client_buffers"] if client in surveyed else ["client_buffers", "clients"]
             for part in parts:
-                before, after = (row(getattr(state, part), client) for state in states[played : played + 2])
+                before, after = (
+                    row(getattr(state, part), client) for state in states[played : played + 2]
+                )
                 assert_same(before, after)
 
 
@@ -332,17 +388,26 @@ def tells_that_training_diverged(named: NamedTrial, engine: str) -> None:
         assert finite[5]  # has one sample, and makes no step
 
 
-@house_promise("a round with a client that drops out is one for which it was not drawn; only traffic tells")
+@house_promise(
+    "a round with a client that drops out is one for which it was not drawn; only traffic tells"
+)
 def drops_out_without_a_trace(named: NamedTrial) -> None:
     cohort, lost = COHORTS[1], 4
     devices = [Device(*(3 * [1e-6] if client == lost else (1e9, 1e7, 1e7))) for client in EVERYONE]
     clock = Clock(System(deadline=1e6), devices, {})
-    state, runner = copy.deepcopy(named.trial.played("loop")[0][1]), make(as_engine("loop"), named.trial.net(), CPU)
-    state, outcome, notes = timed(clock, len(cohort), runner, named.method, small(), state, cohort, LOCAL, 0)
+    state, runner = (
+        copy.deepcopy(named.trial.played("loop")[0][1]),
+        make(as_engine("loop"), named.trial.net(), CPU),
+    )
+    state, outcome, notes = timed(
+        clock, len(cohort), runner, named.method, small(), state, cohort, LOCAL, 0
+    )
     drawn = [client for client in cohort if client != lost]
     plain, without = named.trial.replayed("loop", 1, cohort=drawn)
     assert_same(state, plain)
-    assert_same([outcome.before, outcome.after, outcome.loss], [without.before, without.after, without.loss])
+    assert_same(
+        [outcome.before, outcome.after, outcome.loss], [without.before, without.after, without.loss]
+    )
     assert (outcome.cohort, outcome.metrics, notes["late"]) == (drawn, without.metrics, 1)
     assert all(sent >= less for sent, less in zip(outcome.sent, without.sent, strict=True))
 
@@ -352,18 +417,24 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
 
 @house_promise("clients that stop early are not drawn again", *BACKENDS)
 def stops_clients_early(named: NamedTrial, engine: str) -> None:
-    """A round is as it is without; each participation sends a bit more; the run ends when nobody is left."""
+    """A round is as it is without; each participation sends a bit more; the run ends when nobody is
+    left.
+    """
     method, net = named.method, named.trial.net()
     state = begin(method, net, len(EVERYONE), CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
     cohort = pick(state, COHORTS[0], 0)
     assert cohort == COHORTS[0]
     runner = make(Engine(engine), net, CPU)
-    state, outcome = play(runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=0.0))
+    state, outcome = play(
+        runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=0.0)
+    )
     plain, without = named.trial.result(engine, 0)
     assert_same(dataclasses.replace(state, stopping={}), plain)
     assert outcome.sent == without.sent._replace(bits_up=without.sent.bits_up + len(cohort))
-    assert_same(state.stopping["last"][cohort], outcome.after.loss / outcome.after.total.clamp(min=1))
+    assert_same(
+        state.stopping["last"][cohort], outcome.after.loss / outcome.after.total.clamp(min=1)
+    )
     assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
     cohort = pick(state, COHORTS[1], 0)
     assert cohort == [1, 4]
@@ -376,9 +447,14 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
 
 @house_promise("the cohort is evaluated by what it starts from and ends with", *BACKENDS)
 def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> None:
-    """`before` is what evaluation said of these clients; of `trained` models `after` is what it will say."""
+    """`before` is what evaluation said of these clients; of `trained` models `after` is what it
+    will say.
+    """
     method, judged = named.method, EXPECTED[named.name].judged_by(named.method)
-    runner, (states, outcomes) = make(Engine(engine), named.trial.net(), CPU), named.trial.played(engine)
+    runner, (states, outcomes) = (
+        make(Engine(engine), named.trial.net(), CPU),
+        named.trial.played(engine),
+    )
     for played, cohort in enumerate(COHORTS):
         test_samples = [TEST[client] for client in cohort]
         outcome, evaluations = outcomes[played], (
@@ -396,7 +472,9 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
 
 
 def with_unchanged_arguments(hook: Callable, *arguments: Any) -> Any:
-    """Call the hook, and assert that the trees among its arguments are as before; others pass through."""
+    """Call the hook, and assert that the trees among its arguments are as before; others pass
+    through.
+    """
     trees = [argument for argument in arguments if isinstance(argument, dict | Masked | Agreed)]
     copies = copy.deepcopy(trees)
     answer = hook(*arguments)
@@ -426,7 +504,9 @@ def changes_no_arguments(named: NamedTrial) -> None:
                 ask(turn.survey, server, tree.stack(clients), tree.stack(uploads))
 
 
-def participate_step_by_step(method: Method, net: Any, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
+def participate_step_by_step(
+    method: Method, net: Any, state: Any, number: int
+) -> tuple[Any, dict[str, Any]]:
     """Ask a client's hooks in the order of a round; return its upload and its new state."""
     ask, server, draws = with_unchanged_arguments, state.server, Draws(0, "train", 2)
     client = One(number).states(met(TrainCall(method, small(), state, [number], LOCAL, draws)))
@@ -434,7 +514,9 @@ def participate_step_by_step(method: Method, net: Any, state: Any, number: int) 
     shard = training_shard(small(), number, LOCAL.batch_size, draws)
 
     # what it is evaluated by, and what it learns before it trains
-    answers = tree.completed(ask(method.before_evaluation, server, client, net.bind(buffers), shard))
+    answers = tree.completed(
+        ask(method.before_evaluation, server, client, net.bind(buffers), shard)
+    )
     personal = ask(method.personal, server, client | answers)
     client |= ask(method.sample, server, draws.server(number))
     bound = net.bind(buffers, training=True)
@@ -447,7 +529,10 @@ def participate_step_by_step(method: Method, net: Any, state: Any, number: int) 
     start = ask(method.start, tree.received(sent), client)
     ask(method.metrics, server, client)
     masks = ask(method.masks, server, state.client(number))
-    assert all((mask.dtype, mask.shape) == (torch.bool, net.params[name].shape) for name, mask in masks.items())
+    assert all(
+        (mask.dtype, mask.shape) == (torch.bool, net.params[name].shape)
+        for name, mask in masks.items()
+    )
     evaluated = ask(method.evaluated, server, client, start)
     assert flatten(evaluated).keys() == flatten(personal).keys()
 
@@ -461,7 +546,9 @@ def participate_step_by_step(method: Method, net: Any, state: Any, number: int) 
 
     # what it sends
     end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
-    client |= tree.completed(ask(method.after_training, server, client, net.bind(buffers), end, shard, kept))
+    client |= tree.completed(
+        ask(method.after_training, server, client, net.bind(buffers), end, shard, kept)
+    )
     ask(method.updated_buffers, server, client)
     return ask(method.finish, server, client, start, end)
 
@@ -496,7 +583,9 @@ def test_training_on_what_was_not_sent_is_found():
     @dataclasses.dataclass(frozen=True)
     class Leaky(FedOBP):
         def loss(self, server, client, net, params, batch):
-            return super().loss(server, client, net, params, batch) + 0.1 * tree.squared_distance(params, server)
+            return super().loss(server, client, net, params, batch) + 0.1 * tree.squared_distance(
+                params, server
+            )
 
     trial = Trial(Leaky(q=0.9))
     first, _, state = trial.played("loop")[0]
@@ -529,7 +618,9 @@ class Sly:
 
     @staticmethod
     def by_norm(self, server, clients, net, uploads, weight, generator):
-        norms = torch.stack([tree.squared_distance(tree.take(uploads, row), server) for row in range(len(weight))])
+        norms = torch.stack(
+            [tree.squared_distance(tree.take(uploads, row), server) for row in range(len(weight))]
+        )
         return tree.mean(uploads, norms / norms.sum()), clients
 
     @staticmethod

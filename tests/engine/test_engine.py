@@ -1,4 +1,6 @@
-"""The engine: random draws, rounds, what toy methods answer through every hook, evaluation, precision, errors, CUDA."""
+"""The engine: random draws, rounds, what toy methods answer through every hook, evaluation,
+precision, errors, CUDA.
+"""
 
 import copy
 import random
@@ -14,9 +16,9 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
 from fedpfl.engine import Engine, Local, Tuning, begin, cohorts, make, play
 from fedpfl.engine.backend import Counts
+from fedpfl.engine.backends.selection import check, device
 from fedpfl.engine.evaluate import accuracies, per_client, pooled
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.select import check, device
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Masked
@@ -52,7 +54,9 @@ GENTLE = Local(epochs=2, batch_size=32, lr=0.05)
 
 def steps(samples: int, local: Local = LOCAL, epochs: int | None = None) -> int:
     """Batches of a client: full ones, and a last one of at least two."""
-    return (epochs or local.epochs) * (samples // local.batch_size + (samples % local.batch_size > 1))
+    return (epochs or local.epochs) * (
+        samples // local.batch_size + (samples % local.batch_size > 1)
+    )
 
 
 def images(federation, client):
@@ -65,7 +69,15 @@ def images(federation, client):
 
 @pytest.mark.parametrize(
     ("clients", "participation", "size"),
-    [(100, 0.1, 10), (100, 0.29, 29), (10, 0.05, 1), (7, 0.5, 3), (5, 1.0, 5), (1, 0.3, 1), (1000, 0.999, 999)],
+    [
+        (100, 0.1, 10),
+        (100, 0.29, 29),
+        (10, 0.05, 1),
+        (7, 0.5, 3),
+        (5, 1.0, 5),
+        (1, 0.3, 1),
+        (1000, 0.999, 999),
+    ],
 )
 def test_cohort_sizes(clients, participation, size):
     for cohort in cohorts(0, clients, participation, 5):
@@ -100,7 +112,10 @@ def test_training_leaves_global_generators_alone(net, federation, backend):
 
 
 def test_the_seed_and_the_round_decide_the_batches(net, federation, backend):
-    same, other = (trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=s)[-1] for s in (1, 2))
+    same, other = (
+        trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=s)[-1]
+        for s in (1, 2)
+    )
     assert differing(same.clients, other.clients)
     again = trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=1)[-1]
     assert_same(same.clients, again.clients)
@@ -148,7 +163,13 @@ def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backen
     method = FedOBP(q=0.9, ema=0.5)
     states = trajectory(method, net, federation, engine=backend)
     resumed, _ = play(
-        make(Engine(backend), tiny(), CPU), method, federation, copy.deepcopy(states[2]), COHORTS[2], LOCAL, 0
+        make(Engine(backend), tiny(), CPU),
+        method,
+        federation,
+        copy.deepcopy(states[2]),
+        COHORTS[2],
+        LOCAL,
+        0,
     )
     assert_same(resumed, states[3])
 
@@ -157,19 +178,25 @@ def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backen
 
 
 def test_losses_are_means_over_a_clients_steps(net, federation, backend):
-    """By hand for one epoch with a vanishing learning rate; clients 5 of three samples, 9 without a step."""
+    """By hand for one epoch with a vanishing learning rate; clients 5 of three samples, 9 without a
+    step.
+    """
     local = Local(epochs=1, batch_size=512, lr=1e-20)
     cohort = [0, 5, 9]
     _, (outcome,) = rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
     module = Tiny()
     module.load_state_dict(net.params)
-    expected = [F.cross_entropy(module(x), y).item() for x, y in (images(federation, i) for i in (0, 5))]
+    expected = [
+        F.cross_entropy(module(x), y).item() for x, y in (images(federation, i) for i in (0, 5))
+    ]
     assert outcome.loss.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
 
 
 def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
     large = federate((4, 5, 6), (600, 0, 257))
-    counts = make(Engine(backend), net, CPU).evaluate(FedAvg(), large, begin(FedAvg(), net, 3, CPU), [2, 0, 1])
+    counts = make(Engine(backend), net, CPU).evaluate(
+        FedAvg(), large, begin(FedAvg(), net, 3, CPU), [2, 0, 1]
+    )
     module = Tiny()
     module.load_state_dict(net.params)
     for k, client in enumerate([2, 0, 1]):
@@ -184,14 +211,18 @@ def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
 
 
 @every_method(*BACKENDS)
-def test_evaluating_all_together_gives_what_evaluating_each_alone_does(name, values, backend, federation):
+def test_evaluating_all_together_gives_what_evaluating_each_alone_does(
+    name, values, backend, federation
+):
     """Those in the initial state share their personal model on the loop backend; so do no others."""
     method, net = METHODS[name](**values), tiny(norm=True)
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
     judge = make(Engine(backend), net, CPU)
     before = Tuning(LOCAL, Draws(0, "adapt", 2))
     together = judge.evaluate(method, federation, state, EVERYONE, before=before)
-    alone = [judge.evaluate(method, federation, state, [client], before=before) for client in EVERYONE]
+    alone = [
+        judge.evaluate(method, federation, state, [client], before=before) for client in EVERYONE
+    ]
     assert together.correct.tolist() == [int(counts.correct) for counts in alone]
     expected = torch.cat([counts.loss for counts in alone])
     (torch.testing.assert_close if backend == "batched" else assert_same)(together.loss, expected)
@@ -214,16 +245,28 @@ def test_a_model_that_many_share_is_made_once(federation, net, monkeypatch):
 
 
 @pytest.mark.parametrize("kept", [3, 1])
-def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_said(kept, net, backend):
-    """By a plain loop; the loss is over all classes, and who has no training samples is judged over all."""
+def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_said(
+    kept, net, backend
+):
+    """By a plain loop; the loss is over all classes, and who has no training samples is judged over
+    all.
+    """
     whole = federate()
-    train = tuple(own[whole.y[own] % 5 < kept + client % 2] for client, own in enumerate(whole.train))
+    train = tuple(
+        own[whole.y[own] % 5 < kept + client % 2] for client, own in enumerate(whole.train)
+    )
     train = (train[0][:0], *train[1:])
     samples = Samples("own", whole.x, whole.y, CLASSES, whole.mean, whole.std)
     split = Partition(*(tuple(own.numpy() for own in part) for part in (train, whole.test)))
-    runner, state, everyone = make(as_engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU), list(range(10))
+    runner, state, everyone = (
+        make(as_engine(backend), net, CPU),
+        begin(FedAvg(), net, 10, CPU),
+        list(range(10)),
+    )
     plain, judged = (data.build(samples, split, own_classes=own) for own in (False, True))
-    over_all, over_own = (runner.evaluate(FedAvg(), own, state, everyone) for own in (plain, judged))
+    over_all, over_own = (
+        runner.evaluate(FedAvg(), own, state, everyone) for own in (plain, judged)
+    )
     assert_close(over_own.loss, over_all.loss)
     wanted = []
     for client, own in enumerate(whole.test):
@@ -238,11 +281,15 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
 
 
 def test_accuracies_by_hand():
-    counts = Counts(torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4]))
+    counts = Counts(
+        torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4])
+    )
     result = accuracies(counts)
     assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
     assert result["accuracy_pooled"] == pooled(counts) == pytest.approx(60)
-    assert result["accuracy_std"] == pytest.approx((2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3) ** 0.5)
+    assert result["accuracy_std"] == pytest.approx(
+        (2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3) ** 0.5
+    )
     assert result["accuracy_worst10"] == 50
     assert result["loss"] == pytest.approx(0.7)
     assert per_client(counts)["accuracy"] == pytest.approx([50, 75, float("nan"), 50], nan_ok=True)
@@ -255,7 +302,9 @@ def test_the_worst_decile_is_a_tenth_of_the_clients():
 
 
 def test_without_test_samples_there_is_no_accuracy():
-    nothing = Counts(torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64))
+    nothing = Counts(
+        torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    )
     assert {*accuracies(nothing).values(), pooled(nothing)} == {None}
     assert all(value != value for value in per_client(nothing)["accuracy"])
 
@@ -265,7 +314,9 @@ def test_without_test_samples_there_is_no_accuracy():
 
 @dataclass(frozen=True)
 class TwoPhases(Method):
-    """Every client draws a mask; its entries move first, then the others, each phase with batches of its own."""
+    """Every client draws a mask; its entries move first, then the others, each phase with batches
+    of its own.
+    """
 
     first: int = 1
     second: int = 2
@@ -274,21 +325,30 @@ class TwoPhases(Method):
         return params, {"mask": tree.full_like(params, False), "start": params, "end": params}
 
     def sample(self, server, generator):
-        return {"mask": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.3, server)}
+        return {
+            "mask": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.3, server)
+        }
 
     def phases(self, server, client, params, epochs):
-        return [Phase(self.first, client["mask"], "first"), Phase(self.second, tree.invert(client["mask"]), "second")]
+        return [
+            Phase(self.first, client["mask"], "first"),
+            Phase(self.second, tree.invert(client["mask"]), "second"),
+        ]
 
     def finish(self, server, client, start, end):
         return end, {"mask": client["mask"], "start": start, "end": end}
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 0), (0, 2)])
-def test_entries_outside_an_element_wise_mask_hold_still_bit_for_bit(first, second, net, federation, backend):
+def test_entries_outside_an_element_wise_mask_hold_still_bit_for_bit(
+    first, second, net, federation, backend
+):
     """In spite of momentum and weight decay."""
     state = trajectory(TwoPhases(first, second), net, federation, engine=backend)[-1]
     for client in EVERYONE:
-        mask, start, end = (tree.flat(row(state.clients[key], client)) for key in ("mask", "start", "end"))
+        mask, start, end = (
+            tree.flat(row(state.clients[key], client)) for key in ("mask", "start", "end")
+        )
         frozen = mask if second else ~mask
         assert torch.equal(start[frozen], end[frozen])
         assert TRAIN[client] < 2 or (start != end)[~frozen].float().mean() > 0.9
@@ -296,14 +356,21 @@ def test_entries_outside_an_element_wise_mask_hold_still_bit_for_bit(first, seco
 
 
 def masked_by_hand(net, federation, start, mask, client, t):
-    """SGD with momentum 0.7 and weight decay over two phases: an entry that does not move gathers no momentum."""
+    """SGD with momentum 0.7 and weight decay over two phases: an entry that does not move gathers
+    no momentum.
+    """
     module = Tiny()
     module.load_state_dict(start)
     speed = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
     x, y = images(federation, client)
-    for stream, epochs, chosen in (("first", 1, mask), ("second", 2, {n: ~m for n, m in mask.items()})):
+    for stream, epochs, chosen in (
+        ("first", 1, mask),
+        ("second", 2, {n: ~m for n, m in mask.items()}),
+    ):
         for epoch in range(epochs):
-            order = torch.randperm(len(y), generator=generator(0, "train", t, client, stream, epoch))
+            order = torch.randperm(
+                len(y), generator=generator(0, "train", t, client, stream, epoch)
+            )
             for batch in order.split(LOCAL.batch_size):
                 if len(batch) < 2:
                     continue
@@ -343,7 +410,12 @@ class Observer(Method):
 
     def init(self, params, parts):
         zero = torch.zeros(())
-        client = {"steps": zero, "loss": zero, "samples": zero, "gradient": tree.full_like(params, 0.0)}
+        client = {
+            "steps": zero,
+            "loss": zero,
+            "samples": zero,
+            "gradient": tree.full_like(params, 0.0),
+        }
         return params, {**client, "first": params, "moved": tree.full_like(params, 0.0)}
 
     def phases(self, server, client, params, epochs):
@@ -374,7 +446,9 @@ def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backe
         assert own["samples"] == 2 * (n - (n % 32 == 1))
         assert_close(own["moved"], tree.map(lambda g: -0.05 * g, own["gradient"]), atol=1e-6)
         assert_same(own["first"], net.params)
-        assert float(own["loss"] / max(1, steps(n))) == pytest.approx(float(part.loss[client]), abs=1e-5)
+        assert float(own["loss"] / max(1, steps(n))) == pytest.approx(
+            float(part.loss[client]), abs=1e-5
+        )
 
 
 def test_after_gradient_gets_zero_gradients_for_what_does_not_move(net, federation, backend):
@@ -396,7 +470,11 @@ class Summarizer(Method):
     """Sums pixels, samples and (at the trained model) logits over a client's training data."""
 
     def init(self, params, parts):
-        return params, {"mean": torch.zeros(1, 8, 8), "samples": torch.zeros(()), "logits": torch.zeros(5)}
+        return params, {
+            "mean": torch.zeros(1, 8, 8),
+            "samples": torch.zeros(()),
+            "logits": torch.zeros(5),
+        }
 
     def after_training(self, server, client, net, params, shard, kept):
         assert not net.training
@@ -452,7 +530,9 @@ def test_aggregate_may_reply_to_each_client(net, federation, backend):
 
 @dataclass(frozen=True)
 class OwnLosses(Method):
-    """Minimises the norm of the parameters in one phase, and nothing that depends on them in the other."""
+    """Minimises the norm of the parameters in one phase, and nothing that depends on them in the
+    other.
+    """
 
     def phases(self, server, client, params, epochs):
         return [Phase(1, loss=self._shrink), Phase(3)]
@@ -467,7 +547,13 @@ class OwnLosses(Method):
 def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
     """Each step of the first phase shrinks everything by 1 - lr; the second moves nothing."""
     part = participate(
-        OwnLosses(), net, federation, begin(OwnLosses(), net, 10, CPU), [0, 4, 9], engine=backend, local=GENTLE
+        OwnLosses(),
+        net,
+        federation,
+        begin(OwnLosses(), net, 10, CPU),
+        [0, 4, 9],
+        engine=backend,
+        local=GENTLE,
     )
     for k, client in enumerate([0, 4, 9]):
         factor = 0.95 ** steps(TRAIN[client], epochs=1)
@@ -500,11 +586,15 @@ class Sparse(Method):
     """Uploads only the first tenth of every tensor; measures its cohort."""
 
     def finish(self, server, client, start, end):
-        chosen = tree.map(lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end)
+        chosen = tree.map(
+            lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end
+        )
         return Masked(end, chosen), client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        return tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server), clients
+        return tree.where(
+            tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server
+        ), clients
 
     def metrics(self, server, client):
         return {"constant": torch.tensor(3.0), "size": torch.tensor(tree.size(server))}
@@ -541,7 +631,9 @@ class Prepared(Method):
 
 def test_prepare_runs_once_per_participation(net, federation, backend):
     state = trajectory(Prepared(), net, federation, engine=backend)[-1]
-    assert state.clients["times"].tolist() == [sum(client in cohort for cohort in COHORTS) for client in EVERYONE]
+    assert state.clients["times"].tolist() == [
+        sum(client in cohort for cohort in COHORTS) for client in EVERYONE
+    ]
     assert all(not leaf.any() for leaf in state.server.values())
 
 
@@ -549,7 +641,9 @@ def test_prepare_runs_once_per_participation(net, federation, backend):
 
 
 def test_bf16_differs_from_fp32_and_keeps_states_in_fp32(net, federation, backend):
-    half = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=Engine(backend, precision="bf16"))[-1]
+    half = trajectory(
+        FedAvg(), net, federation, COHORTS[:1], engine=Engine(backend, precision="bf16")
+    )[-1]
     full = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
     assert differing(half.server, full.server)
     assert_close(half.server, full.server, atol=5e-3)
@@ -612,10 +706,16 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
     there, states = federation.to(gpu), trajectory(method, net, federation)
     runner = make(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
-        before = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in ("server", "server_buffers")}
+        before = {
+            part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu)
+            for part in ("server", "server_buffers")
+        }
         state = replace(begin(method, net, 10, gpu), round=t, **before)
         facts = states[t].rows.take("facts", EVERYONE)
-        state.rows.put_(EVERYONE, {"client": states[t].clients, "buffers": states[t].client_buffers, "facts": facts})
+        state.rows.put_(
+            EVERYONE,
+            {"client": states[t].clients, "buffers": states[t].client_buffers, "facts": facts},
+        )
         state, outcome = play(runner, method, there, state, cohort, LOCAL, 0)
         after = state_trees(state)
         assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
@@ -628,9 +728,13 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
 def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
     gpu = torch.device("cuda")
     for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 0))):
-        here = make(LOOP, net, CPU).evaluate(FedAvg(), federation, begin(FedAvg(), net, 10, CPU), EVERYONE, tuning)
+        here = make(LOOP, net, CPU).evaluate(
+            FedAvg(), federation, begin(FedAvg(), net, 10, CPU), EVERYONE, tuning
+        )
         state = begin(FedAvg(), net, 10, gpu)
-        there = make(Engine(name), net, gpu).evaluate(FedAvg(), federation.to(gpu), state, EVERYONE, tuning)
+        there = make(Engine(name), net, gpu).evaluate(
+            FedAvg(), federation.to(gpu), state, EVERYONE, tuning
+        )
         assert there.correct.tolist() == here.correct.tolist()
         assert_close(there.loss.cpu(), here.loss, atol=1e-3, rtol=1e-3)
 
@@ -648,7 +752,9 @@ def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation
     gpu = torch.device("cuda")
     full = trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
     backend = make(Engine(name, precision=precision), net, gpu)
-    state, _ = play(backend, FedAvg(), federation.to(gpu), begin(FedAvg(), net, 10, gpu), COHORTS[0], LOCAL, 0)
+    state, _ = play(
+        backend, FedAvg(), federation.to(gpu), begin(FedAvg(), net, 10, gpu), COHORTS[0], LOCAL, 0
+    )
     assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
 
 
@@ -659,17 +765,26 @@ def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federatio
     """Convolutions, linear layers and logits are bf16, on each backend and device."""
     net, seen, where = tiny(norm), set(), torch.device(place)
     for layer in (net.module.conv, net.module.fc, net.module.classifier):
-        layer.register_forward_hook(lambda module, _, output: seen.add((module.training, output.dtype)))
-    runner, there = make(Engine(backend, workers=1, precision="bf16"), net, where), federation.to(where)
+        layer.register_forward_hook(
+            lambda module, _, output: seen.add((module.training, output.dtype))
+        )
+    runner, there = (
+        make(Engine(backend, workers=1, precision="bf16"), net, where),
+        federation.to(where),
+    )
     play(runner, FedAvg(), there, begin(FedAvg(), net, 10, where), COHORTS[0], LOCAL, 0)
     assert seen == {(False, torch.bfloat16), (True, torch.bfloat16)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left(backend):
-    """With steps too short to move a parameter, the statistics alone tell it from the model as it was."""
+    """With steps too short to move a parameter, the statistics alone tell it from the model as it
+    was.
+    """
     net, federation = tiny(norm=True), federate((64, 40), (30, 20))
     state, judge = begin(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
     still = Tuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
-    plain, tuned = (judge.evaluate(FedAvg(), federation, state, [0, 1], tuning) for tuning in (None, still))
+    plain, tuned = (
+        judge.evaluate(FedAvg(), federation, state, [0, 1], tuning) for tuning in (None, still)
+    )
     assert not torch.equal(plain.loss, tuned.loss)

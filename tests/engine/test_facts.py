@@ -1,4 +1,6 @@
-"""What the engine tells of clients beside their states, and what the server finds out before a turn."""
+"""What the engine tells of clients beside their states, and what the server finds out before a
+turn.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,13 +9,24 @@ import pytest
 import torch
 
 from fedpfl.engine import Tuning, begin, make, play
-from fedpfl.engine.contract import statistics_are_mixed
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.toy import Trial, Unkept
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken, FedpflError
 from fedpfl.methods import FedAvg, Turn
-from tests.conftest import CLASSES, COHORTS, CPU, LOCAL, as_engine, assert_close, assert_same, rounds, row, tiny
+from fedpfl.testing.method_promises import statistics_are_mixed
+from fedpfl.testing.toy import Trial, Unkept
+from tests.conftest import (
+    CLASSES,
+    COHORTS,
+    CPU,
+    LOCAL,
+    as_engine,
+    assert_close,
+    assert_same,
+    rounds,
+    row,
+    tiny,
+)
 
 EVERYONE = list(range(10))
 
@@ -58,13 +71,17 @@ def test_who_shares_a_model_with_others_is_still_told_its_number(net, federation
             seen.append(int(client["number"]))
             return server
 
-    make(as_engine("loop"), net, CPU).evaluate(Seen(), federation, begin(Seen(), net, 10, CPU), EVERYONE)
+    make(as_engine("loop"), net, CPU).evaluate(
+        Seen(), federation, begin(Seen(), net, 10, CPU), EVERYONE
+    )
     assert sorted(seen) == EVERYONE
 
 
 @dataclass(frozen=True)
 class Neighbours(FedAvg):
-    """Each trains its own model, from the mean of it and that of the client after it, statistics included."""
+    """Each trains its own model, from the mean of it and that of the client after it, statistics
+    included.
+    """
 
     def init(self, params, parts):
         return {}, {"model": params}
@@ -106,11 +123,17 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
         for number in cohort:
             mixed = halfway(before[number], before[(number + 1) % 10])
             start = replace(plain, server=mixed["w"], server_buffers={"main": mixed["main"]})
-            part = runner.participate(FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1))
+            part = runner.participate(
+                FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1)
+            )
             models[number] = {"w": row(part.uploads, 0), "main": row(part.buffers["main"], 0)}
         for number in EVERYONE:
-            assert_close(states[t + 1].client(number)["model"], models[number]["w"], atol=3e-6, rtol=1e-4)
-            assert_close(states[t + 1].buffers(number)["main"], models[number]["main"], atol=1e-5, rtol=1e-3)
+            assert_close(
+                states[t + 1].client(number)["model"], models[number]["w"], atol=3e-6, rtol=1e-4
+            )
+            assert_close(
+                states[t + 1].buffers(number)["main"], models[number]["main"], atol=1e-5, rtol=1e-3
+            )
 
 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
@@ -131,7 +154,9 @@ def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend,
                 assert_close(tree.take(judged, place), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
 
 
-def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(backend, net, federation):
+def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
+    backend, net, federation
+):
     drawn = []
 
     @dataclass(frozen=True)
@@ -154,7 +179,9 @@ def test_statistics_of_another_form_are_refused(backend, federation):
             return {"statistics": {"main": {}}}
 
     state = begin(Wrong(), tiny(norm=True), 10, CPU)
-    with pytest.raises(Broken, match=r"statistics were found in another form than the network's, main.*is missing"):
+    with pytest.raises(
+        Broken, match=r"statistics were found in another form than the network's, main.*is missing"
+    ):
         make(as_engine(backend), tiny(norm=True), CPU).participate(
             Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1)
         )
@@ -172,12 +199,17 @@ def test_a_method_is_told_that_it_mixes_models_without_their_statistics(told):
     if told:
         check()
     else:
-        with pytest.raises(Unkept, match=r"^before_turn returns mixed\.conv\.weight, and no statistics"):
+        with pytest.raises(
+            Unkept, match=r"^before_turn returns mixed\.conv\.weight, and no statistics"
+        ):
             check()
 
 
 def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
-    with pytest.raises(FedpflError, match=r"Neighbours reads other clients' states .*; leave out state.sharded=true"):
+    with pytest.raises(
+        FedpflError,
+        match=r"Neighbours reads other clients' states .*; leave out state.sharded=true",
+    ):
         begin(Neighbours(), net, 10, CPU, mine=lambda client: True)
 
 
@@ -202,7 +234,11 @@ class Asking(FedAvg):
         return received["w"]
 
     def finish(self, server, client, start, end):
-        return {"counts": client["counts"], "moved": tree.squared_distance(start, end), "w": end}, {}
+        return {
+            "counts": client["counts"],
+            "moved": tree.squared_distance(start, end),
+            "w": end,
+        }, {}
 
     def _survey(self, server, clients, uploads):
         assert not uploads["moved"].any()
@@ -210,14 +246,21 @@ class Asking(FedAvg):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         assert torch.equal(uploads["moved"] > 0, clients["trained"])
-        return {**server, "w": FedAvg.aggregate(self, server, {}, net, uploads["w"], weight, generator)[0]}, {}
+        return {
+            **server,
+            "w": FedAvg.aggregate(self, server, {}, net, uploads["w"], weight, generator)[0],
+        }, {}
 
 
 def test_a_survey_may_ask_without_training(backend, net, federation):
-    states, _ = rounds(Asking(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2))
+    states, _ = rounds(
+        Asking(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
+    )
     labels = federation.y[torch.cat(federation.train)]
     assert states[1].server["counts"].tolist() == torch.bincount(labels, minlength=CLASSES).tolist()
-    plain, _ = rounds(FedAvg(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2))
+    plain, _ = rounds(
+        FedAvg(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
+    )
     assert_same(states[1].server["w"], plain[1].server)
 
 
@@ -235,17 +278,23 @@ def test_a_client_may_have_nothing_to_train(backend, net, federation):
     assert not states[1].client(EVERYONE)["trained"].any()
     assert not outcome.loss.any()
     runner = make(as_engine(backend), net, CPU)
-    tuned = runner.evaluate(Idle(), federation, states[1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1)))
+    tuned = runner.evaluate(
+        Idle(), federation, states[1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1))
+    )
     assert_same(tuned, runner.evaluate(Idle(), federation, states[1], EVERYONE))
 
 
 def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federation):
-    """Where an axis has one entry its stride may choose a convolution's kernel, and with it the last bits of a loss."""
+    """Where an axis has one entry its stride may choose a convolution's kernel, and with it the
+    last bits of a loss.
+    """
 
     @dataclass(frozen=True)
     class Measured(FedAvg):
         def finish(self, server, client, start, end):
-            assert [leaf.stride() for leaf in tree.leaves(end)] == [leaf.stride() for leaf in tree.leaves(net.params)]
+            assert [leaf.stride() for leaf in tree.leaves(end)] == [
+                leaf.stride() for leaf in tree.leaves(net.params)
+            ]
             return super().finish(server, client, start, end)
 
     assert 1 in net.params["conv.weight"].shape

@@ -1,4 +1,6 @@
-"""Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
+"""Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random
+numbers, turns.
+"""
 
 import dataclasses
 import itertools
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from fedpfl.engine import Store, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
 from tests.conftest import (
@@ -38,7 +40,11 @@ def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
     draws = draws or Draws(0, "train", 1)
     own = federation.train[client]
     return [
-        [own[part] for part in draws.order(client, "main", epoch, len(own)).split(LOCAL.batch_size) if len(part) > 1]
+        [
+            own[part]
+            for part in draws.order(client, "main", epoch, len(own)).split(LOCAL.batch_size)
+            if len(part) > 1
+        ]
         for epoch in range(epochs)
     ]
 
@@ -62,7 +68,9 @@ class Distilling(FedAvg):
 
 
 def test_the_server_has_a_still_network_and_numbers_of_the_round(backend, federation):
-    """Statistics are the averaged ones from before the turn; numbers go on from turn to turn, and change by round."""
+    """Statistics are the averaged ones from before the turn; numbers go on from turn to turn, and
+    change by round.
+    """
     net, method = tiny(norm=True), Distilling()
     states = trajectory(method, net, federation, [[0, 4], [2]], engine=backend)
     (training, buffers, first, logits), (_, moved, second, _), (_, last, third, _) = method.seen
@@ -89,7 +97,9 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
     """Neither in a round, nor between rounds, nor after fine-tuning, which sees them."""
     state, (outcome,) = rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
     runner = make(as_engine(backend), net, CPU)
-    tuned = runner.evaluate(Blind(), federation, state[-1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1)))
+    tuned = runner.evaluate(
+        Blind(), federation, state[-1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1))
+    )
     assert int(tuned.correct.sum()) > 0
     assert int(outcome.after.correct.sum()) > 0
 
@@ -99,12 +109,17 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
 
 @dataclass(frozen=True)
 class Looking(FedAvg):
-    """Reports what it saw of its data, and moves the statistics of batch normalisation without right."""
+    """Reports what it saw of its data, and moves the statistics of batch normalisation without
+    right.
+    """
 
     def before_training(self, server, client, net, shard):
         net(server, shard.data.x)
         first = next(shard.batches("main", 0), None)
-        return {"n": torch.tensor(len(shard.data.y)), "first": first.y.sum() if first else torch.tensor(-1)}
+        return {
+            "n": torch.tensor(len(shard.data.y)),
+            "first": first.y.sum() if first else torch.tensor(-1),
+        }
 
     def metrics(self, server, client):
         return {"n": client["n"], "first": client["first"]}
@@ -113,17 +128,24 @@ class Looking(FedAvg):
         return end, {}
 
 
-def test_before_training_sees_the_clients_training_data_in_the_order_of_training(backend, federation):
-    part = participate(Looking(), tiny(), federation, begin(Looking(), tiny(), 10, CPU), EVERYONE, engine=backend)
+def test_before_training_sees_the_clients_training_data_in_the_order_of_training(
+    backend, federation
+):
+    part = participate(
+        Looking(), tiny(), federation, begin(Looking(), tiny(), 10, CPU), EVERYONE, engine=backend
+    )
     assert part.metrics["n"].tolist() == federation.train_sizes.tolist()
     first = [next(iter(minibatches(federation, c)[0]), None) for c in EVERYONE]
-    assert part.metrics["first"].tolist() == [-1 if i is None else int(federation.y[i].sum()) for i in first]
+    assert part.metrics["first"].tolist() == [
+        -1 if i is None else int(federation.y[i].sum()) for i in first
+    ]
 
 
 def test_before_training_moves_no_statistics_and_nothing_else(backend, federation):
     for norm in (False, True):
         plain, own = (
-            trajectory(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1] for m in (FedAvg(), Looking())
+            trajectory(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1]
+            for m in (FedAvg(), Looking())
         )
         assert_same((plain.server, plain.server_buffers), (own.server, own.server_buffers))
 
@@ -143,7 +165,10 @@ class Adapter(FedAvg):
 
     def before_evaluation(self, server, client, net, shard):
         net(server, shard.data.x)
-        return {"counts": torch.bincount(shard.data.y, minlength=5).float() + 0.01 * shard.order("any", 0)[0]}
+        return {
+            "counts": torch.bincount(shard.data.y, minlength=5).float()
+            + 0.01 * shard.order("any", 0)[0]
+        }
 
     def personal(self, server, client):
         return {**server, "classifier.bias": server["classifier.bias"] + client.get("counts", 0.0)}
@@ -157,7 +182,9 @@ def test_before_evaluation_the_client_looks_at_its_training_data(backend, federa
     found = runner.evaluate(Adapter(), federation, state, EVERYONE, before=before)
     for client in EVERYONE:
         counts = torch.bincount(federation.y[federation.train[client]], minlength=5).float()
-        counts += 0.01 * before.draws.order(client, "any", 0, int(federation.train_sizes[client]))[0]
+        counts += (
+            0.01 * before.draws.order(client, "any", 0, int(federation.train_sizes[client]))[0]
+        )
         params = {**state.server, "classifier.bias": state.server["classifier.bias"] + counts}
         test = federation.test[client]
         logits = net.bind(state.server_buffers)(params, federation.normalize(federation.x[test]))
@@ -169,7 +196,9 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
     state = trajectory(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
     tuning = Tuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
     runner = make(as_engine(backend), net, CPU)
-    before, after = (runner.evaluate(Adapter(), federation, state, EVERYONE, t) for t in (None, tuning))
+    before, after = (
+        runner.evaluate(Adapter(), federation, state, EVERYONE, t) for t in (None, tuning)
+    )
     assert_close(before.loss, after.loss, atol=1e-4)
 
 
@@ -203,7 +232,9 @@ class Recorder(FedAvg):
 
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
-    part = participate(Recorder(), net, federation, begin(Recorder(), net, 10, CPU), EVERYONE, engine=backend)
+    part = participate(
+        Recorder(), net, federation, begin(Recorder(), net, 10, CPU), EVERYONE, engine=backend
+    )
     for client in EVERYONE:
         labels = [federation.y[i] for epoch in minibatches(federation, client) for i in epoch]
         y = torch.cat(labels) if labels else torch.empty(0)
@@ -213,7 +244,9 @@ def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federati
 
 @dataclass(frozen=True)
 class Noting(FedAvg):
-    """Adds up the labels that its loss keeps twice: step by step at the gradient, and after training."""
+    """Adds up the labels that its loss keeps twice: step by step at the gradient, and after
+    training.
+    """
 
     both: bool = True
 
@@ -226,7 +259,9 @@ class Noting(FedAvg):
     def loss(self, server, client, net, params, batch):
         loss = super().loss(server, client, net, params, batch)
         return (
-            (loss, {"y": 1.0 + batch.y, "logits": params["fc.bias"].sum().expand(len(batch.y))}) if self.both else loss
+            (loss, {"y": 1.0 + batch.y, "logits": params["fc.bias"].sum().expand(len(batch.y))})
+            if self.both
+            else loss
         )
 
     def _add(self, server, client, params, grads, batch, loss, kept):
@@ -242,7 +277,9 @@ class Twice(Noting):
 
 def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
     twice, once, nothing = (
-        participate(method, net, federation, begin(method, net, 10, CPU), EVERYONE, engine=backend).clients
+        participate(
+            method, net, federation, begin(method, net, 10, CPU), EVERYONE, engine=backend
+        ).clients
         for method in (Twice(), Noting(), Noting(both=False))
     )
     assert_same(twice["steps"], twice["end"])
@@ -253,13 +290,18 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
 
 
 def test_keeping_records_changes_no_training(backend, net, federation):
-    plain, own = (trajectory(m, net, federation, engine=backend)[-1] for m in (FedAvg(), Recorder()))
+    plain, own = (
+        trajectory(m, net, federation, engine=backend)[-1] for m in (FedAvg(), Recorder())
+    )
     assert_same(plain.server, own.server)
 
 
 def test_records_agree_between_backends_and_belong_to_their_clients(net, federation):
     state = begin(Recorder(), net, 10, CPU)
-    loop, batched = (participate(Recorder(), net, federation, state, EVERYONE, engine=b) for b in ("loop", "batched"))
+    loop, batched = (
+        participate(Recorder(), net, federation, state, EVERYONE, engine=b)
+        for b in ("loop", "batched")
+    )
     assert_close(loop.uploads, batched.uploads, atol=1e-4, rtol=1e-4)
     assert len(set(loop.uploads["sum"].tolist())) == 10
 
@@ -284,7 +326,10 @@ class Stepper(FedAvg):
 @pytest.mark.parametrize("norm", [False, True])
 def test_sgd_as_a_step_is_sgd(norm, backend, federation):
     net = tiny(norm)
-    own, plain = (rounds(m, net, federation, engine=backend, local=PLAIN) for m in (Stepper(lr=PLAIN.lr), FedAvg()))
+    own, plain = (
+        rounds(m, net, federation, engine=backend, local=PLAIN)
+        for m in (Stepper(lr=PLAIN.lr), FedAvg())
+    )
     for a, b in zip(own[0], plain[0], strict=True):
         assert_close((a.server, a.server_buffers), (b.server, b.server_buffers), atol=2e-6)
     for a, b in zip(own[1], plain[1], strict=True):
@@ -302,14 +347,18 @@ class Pairs(FedAvg):
         one, other = batches
         losses = []
         for part in (one, other):
-            grads, loss = net.gradient(lambda n, p, part: part.cross_entropy(n(p, part.x)), params, part)
+            grads, loss = net.gradient(
+                lambda n, p, part: part.cross_entropy(n(p, part.x)), params, part
+            )
             losses.append((grads, loss))
         mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
         return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]
 
 
 def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backend, net, federation):
-    part = participate(Pairs(), net, federation, begin(Pairs(), net, 10, CPU), EVERYONE, engine=backend)
+    part = participate(
+        Pairs(), net, federation, begin(Pairs(), net, 10, CPU), EVERYONE, engine=backend
+    )
     for client in EVERYONE:
         params = dict(net.params)
         for epoch in minibatches(federation, client):
@@ -317,13 +366,25 @@ def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backen
                 total = None
                 for index in epoch[2 * k : 2 * k + 2]:
                     leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
-                    logits = net.bind({"main": {}})(leaves, federation.normalize(federation.x[index]))
+                    logits = net.bind({"main": {}})(
+                        leaves, federation.normalize(federation.x[index])
+                    )
                     loss = torch.nn.functional.cross_entropy(logits, federation.y[index])
                     grads = torch.autograd.grad(loss, list(leaves.values()))
-                    total = grads if total is None else [a + b for a, b in zip(total, grads, strict=True)]
-                params = {n: p - 0.05 * g / 2 for (n, p), g in zip(params.items(), total, strict=True)}
+                    total = (
+                        grads
+                        if total is None
+                        else [a + b for a, b in zip(total, grads, strict=True)]
+                    )
+                params = {
+                    n: p - 0.05 * g / 2 for (n, p), g in zip(params.items(), total, strict=True)
+                }
         assert_close(row(part.uploads, client), params, atol=1e-6)
-    moved = [client for client in EVERYONE if not torch.equal(part.uploads["fc.bias"][client], net.params["fc.bias"])]
+    moved = [
+        client
+        for client in EVERYONE
+        if not torch.equal(part.uploads["fc.bias"][client], net.params["fc.bias"])
+    ]
     assert moved == [0, 2, 4, 6, 7]  # 33 samples make one batch of 32, and a lone one
 
 
@@ -342,7 +403,13 @@ class Gambler(FedAvg):
 
 def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
     part = participate(
-        Gambler(), net, federation, begin(Gambler(), net, 10, CPU), EVERYONE, engine=backend, local=PLAIN
+        Gambler(),
+        net,
+        federation,
+        begin(Gambler(), net, 10, CPU),
+        EVERYONE,
+        engine=backend,
+        local=PLAIN,
     )
     draws = Draws(0, "train", 1)
     seen = []
@@ -366,17 +433,31 @@ class Shaken(FedAvg):
     randoms = 5
 
     def predict(self, net, params, batch):
-        return net(params, batch.x) + 2 * batch.random + (batch.place[:, None] % 5 == torch.arange(5))
+        return (
+            net(params, batch.x) + 2 * batch.random + (batch.place[:, None] % 5 == torch.arange(5))
+        )
 
 
 def test_each_sample_has_numbers_and_a_place(net, federation):
-    """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round, client, split)."""
+    """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round,
+    client, split).
+    """
     held = holding(federation)
     state = begin(Shaken(), net, 10, CPU)
-    loop, batched = (participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched"))
-    assert_close(loop._replace(before={}, after={}), batched._replace(before={}, after={}), atol=1e-5, rtol=1e-4)
+    loop, batched = (
+        participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched")
+    )
+    assert_close(
+        loop._replace(before={}, after={}),
+        batched._replace(before={}, after={}),
+        atol=1e-5,
+        rtol=1e-4,
+    )
     tuning, draws = Tuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
-    tuned = [make(as_engine(b), net, CPU).judge(Shaken(), held, state, EVERYONE, tuning) for b in ("loop", "batched")]
+    tuned = [
+        make(as_engine(b), net, CPU).judge(Shaken(), held, state, EVERYONE, tuning)
+        for b in ("loop", "batched")
+    ]
     assert_close(*tuned, atol=1e-4, rtol=1e-4)
     for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
         runner = make(as_engine(engine), net, CPU)
@@ -400,7 +481,9 @@ class Paced(Method):
 def test_a_phases_own_pace_is_that_pace(backend, net, federation):
     local = dataclasses.replace(LOCAL, lr=0.02, momentum=0.3)
     own = trajectory(Paced(), net, federation, engine=backend)[-1]
-    assert_same(own.server, trajectory(FedAvg(), net, federation, engine=backend, local=local)[-1].server)
+    assert_same(
+        own.server, trajectory(FedAvg(), net, federation, engine=backend, local=local)[-1].server
+    )
 
 
 # Surveys of all clients
@@ -414,7 +497,10 @@ class Surveyor(FedAvg):
         return {"w": params}, {"told": torch.zeros(())}
 
     def turns(self, played, cohort, clients, generator):
-        return [*([Turn(list(range(clients)), survey=self._survey)] if played == 1 else []), Turn(cohort)]
+        return [
+            *([Turn(list(range(clients)), survey=self._survey)] if played == 1 else []),
+            Turn(cohort),
+        ]
 
     def start(self, received, client):
         return received["w"]
@@ -435,14 +521,21 @@ def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, ne
         assert_same(own.server["w"], other.server)
     assert not states[1].clients["told"].any()
     draws = Draws(0, "gather", 2)
-    part = make(as_engine(backend), net, CPU).participate(FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws)
+    part = make(as_engine(backend), net, CPU).participate(
+        FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws
+    )
     assert_close({"": states[2].clients["told"]}, {"": part.uploads["fc.bias"].mean(1)}, atol=1e-7)
     assert len(set(states[2].clients["told"].tolist())) == 10
     assert torch.equal(states[2].clients["told"], states[3].clients["told"])
     size = tree.size(net.params)
-    extra = [own.sent.values_down - other.sent.values_down for own, other in zip(outcomes, counts, strict=True)]
+    extra = [
+        own.sent.values_down - other.sent.values_down
+        for own, other in zip(outcomes, counts, strict=True)
+    ]
     assert extra == [0, 10 * size, 0]
-    assert [own.sent.bits_up - other.sent.bits_up for own, other in zip(outcomes, counts, strict=True)] == [
+    assert [
+        own.sent.bits_up - other.sent.bits_up for own, other in zip(outcomes, counts, strict=True)
+    ] == [
         0,
         320 * size,
         0,
@@ -463,7 +556,9 @@ def test_a_survey_with_client_states_elsewhere(net):
     for store in (Store(), Store("disk")):
         state = begin(Surveyor(), net, 10, CPU, store)
         for cohort in COHORTS[:2]:
-            state, _ = play(make(as_engine("loop"), net, CPU), Surveyor(), federation, state, cohort, LOCAL, 0)
+            state, _ = play(
+                make(as_engine("loop"), net, CPU), Surveyor(), federation, state, cohort, LOCAL, 0
+            )
         ends.append(state)
     assert_same(*ends)
     assert isinstance(ends[0].clients["told"], Tensor)

@@ -1,4 +1,6 @@
-"""A method that draws from the generators of the process repeats itself bit for bit, and is told of."""
+"""A method that draws from the generators of the process repeats itself bit for bit, and is told
+of.
+"""
 
 import copy
 import random
@@ -78,7 +80,13 @@ class Later(Starting):
 
 _PLAYED = [0]
 DRAW = {
-    **{Starting: "torch", Losing: "torch", Looking: "numpy", Averaging: "random", Turning: "random"},
+    **{
+        Starting: "torch",
+        Losing: "torch",
+        Looking: "numpy",
+        Averaging: "random",
+        Turning: "random",
+    },
     **{Beginning: "torch", Later: "torch"},
 }
 
@@ -93,7 +101,10 @@ def rounds(method, backend, workers=2, again=False):
         if again:
             fresh = begin(method, net, 5, CPU)
             fresh.rows.load_(state.rows.saved())
-            state, runner = replace(state, rows=fresh.rows), make(Engine(backend, workers=workers), net, CPU)
+            state, runner = (
+                replace(state, rows=fresh.rows),
+                make(Engine(backend, workers=workers), net, CPU),
+            )
         state, _ = play(runner, method, FEDERATION, state, cohort, SHORT, 0)
         judged = runner.evaluate(
             method, FEDERATION, state, range(5), None, Tuning(SHORT, Draws(0, "adapt", state.round))
@@ -107,7 +118,9 @@ def rounds(method, backend, workers=2, again=False):
 def test_it_goes_on_bit_for_bit_with_any_number_of_workers(kind, backend):
     method = kind()
     whole = rounds(method, backend)
-    for (state, judged), (other, rejudged) in zip(whole, rounds(method, backend, 3, again=True), strict=True):
+    for (state, judged), (other, rejudged) in zip(
+        whole, rounds(method, backend, 3, again=True), strict=True
+    ):
         assert_same(state, other)
         assert_same(judged, rejudged)
     assert impure(method) == [DRAW[kind]]

@@ -1,6 +1,8 @@
-"""Calls of several runs answered together equal the same calls alone: bit for bit on loop, within rounding on batched.
+"""Calls of several runs answered together equal the same calls alone: bit for bit on loop, within
+rounding on batched.
 
-test_contract.py asks the same of every registered method; here is which calls join, and what does not spread.
+test_contract.py asks the same of every registered method; here is which calls join, and what does
+not spread.
 """
 
 import dataclasses
@@ -11,9 +13,9 @@ import torch
 
 from fedpfl.engine import Engine, Tuning, make
 from fedpfl.engine.backend import EvalCall, TrainCall
-from fedpfl.engine.jobs import alike
+from fedpfl.engine.backends.programs import Programs
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.program import Programs
+from fedpfl.engine.training.jobs import alike
 from fedpfl.ground import tree
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
 from tests.conftest import (
@@ -46,7 +48,10 @@ METHODS = [
 def federations():
     """One data set dealt out in as many ways as there are runs."""
     first = federate()
-    turns = ((first.train[k:] + first.train[:k], first.test[k:] + first.test[:k]) for k in range(len(METHODS)))
+    turns = (
+        (first.train[k:] + first.train[:k], first.test[k:] + first.test[:k])
+        for k in range(len(METHODS))
+    )
     return [replace(first, train=train, test=test) for train, test in turns]
 
 
@@ -58,12 +63,19 @@ def states(methods, federations, net):
 
 def trainings(methods, federations, net):
     zipped = zip(methods, federations, states(methods, federations, net), strict=False)
-    return [TrainCall(m, f, s, COHORTS[k % 3], LOCAL, Draws(k, "train", 2 + k)) for k, (m, f, s) in enumerate(zipped)]
+    return [
+        TrainCall(m, f, s, COHORTS[k % 3], LOCAL, Draws(k, "train", 2 + k))
+        for k, (m, f, s) in enumerate(zipped)
+    ]
 
 
 def evaluations(methods, federations, net):
     zipped = zip(methods, federations, states(methods, federations, net), strict=False)
-    tunings = [None, Tuning(LOCAL, Draws(3, "finetune", 1)), Tuning(LOCAL, Draws(4, "finetune", 1), "head")]
+    tunings = [
+        None,
+        Tuning(LOCAL, Draws(3, "finetune", 1)),
+        Tuning(LOCAL, Draws(4, "finetune", 1), "head"),
+    ]
     return [EvalCall(m, f, s, EVERYONE, tunings[k % 3]) for k, (m, f, s) in enumerate(zipped)]
 
 
@@ -90,7 +102,10 @@ def test_evaluations_of_several_runs_with_and_without_fine_tuning(backend, feder
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_that_train_and_runs_that_evaluate(backend, federations, net):
-    compare(backend, trainings(METHODS, federations, net)[:4] + evaluations(METHODS, federations, net)[2:6])
+    compare(
+        backend,
+        trainings(METHODS, federations, net)[:4] + evaluations(METHODS, federations, net)[2:6],
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -120,7 +135,9 @@ def programs(monkeypatch):
     return seen
 
 
-def test_plain_methods_train_as_one_program_and_others_with_their_equals(federations, net, monkeypatch):
+def test_plain_methods_train_as_one_program_and_others_with_their_equals(
+    federations, net, monkeypatch
+):
     calls = trainings(METHODS, federations, net)
     seen = programs(monkeypatch)
     make(Engine("batched"), net, CPU).run(calls)

@@ -1,4 +1,6 @@
-"""Lockstep sweeps: jobs in one process whose backend calls are answered together, each as if it ran alone."""
+"""Lockstep sweeps: jobs in one process whose backend calls are answered together, each as if it ran
+alone.
+"""
 
 import signal
 import threading
@@ -6,9 +8,9 @@ import time
 
 import pytest
 
-from fedpfl.engine import lockstep
 from fedpfl.engine.backend import Backend
-from fedpfl.engine.lockstep import Shared, Stage
+from fedpfl.engine.backends import lockstep
+from fedpfl.engine.backends.lockstep import Shared, Stage
 from tests.command import TINY, call, start, state, summary, table, wait
 from tests.conftest import assert_same
 
@@ -138,7 +140,9 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
 
 def test_what_jobs_share_is_made_once():
     stage, made = Stage(1), []
-    first, again, other = (stage.share(key, lambda: made.append(1) or object()) for key in ("a", "a", "b"))
+    first, again, other = (
+        stage.share(key, lambda: made.append(1) or object()) for key in ("a", "a", "b")
+    )
     assert first is again is not other
     assert len(made) == 2
 
@@ -201,12 +205,23 @@ def test_batched_backend_in_lockstep(tmp_path):
 
 
 def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
-    result = call(*SWEEP, *SMALL, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path)
+    result = call(
+        *SWEEP, *SMALL, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path
+    )
     assert result.code in (2, 3)
     told = [line for line in result.err.splitlines() if line.startswith("sweep:")]
     for seed in (1, 2):
-        assert sum(f"seed={seed} local.lr=-1: failed: local.lr must be a positive number" in line for line in told) == 1
-        assert sum(f"seed={seed} local.lr=1e+30: failed: training diverged" in line for line in told) == 1
+        assert (
+            sum(
+                f"seed={seed} local.lr=-1: failed: local.lr must be a positive number" in line
+                for line in told
+            )
+            == 1
+        )
+        assert (
+            sum(f"seed={seed} local.lr=1e+30: failed: training diverged" in line for line in told)
+            == 1
+        )
     statuses = sorted(summary(path.parent)["status"] for path in tmp_path.rglob("summary.json"))
     assert statuses == ["diverged", "diverged", "finished", "finished"]
 
@@ -231,7 +246,9 @@ def test_killed_and_started_again_each_job_resumes(tmp_path):
 
 @pytest.mark.full
 def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
-    process = start(*SWEEP, *SMALL, "rounds=3000", "seed=1,2", "checkpoint.seconds=1e6", cwd=tmp_path)
+    process = start(
+        *SWEEP, *SMALL, "rounds=3000", "seed=1,2", "checkpoint.seconds=1e6", cwd=tmp_path
+    )
     while sum(file.read_text().count("\n") > 2 for file in tmp_path.rglob("rounds.csv")) < 2:
         assert process.poll() is None, wait(process).err
         time.sleep(0.01)
@@ -243,7 +260,10 @@ def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
         "fedpfl: terminated; the same command goes on from the last checkpoint",
     ]
     assert "Traceback" not in result.err
-    assert [summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == ["running", "running"]
+    assert [summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == [
+        "running",
+        "running",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +284,9 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
 @pytest.mark.full
 def test_wandb_keeps_the_jobs_apart(tmp_path):
     pytest.importorskip("wandb")
-    result = wait(start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path))
+    result = wait(
+        start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path)
+    )
     assert result.code == 0, result.err
     for run in (path.parent for path in tmp_path.rglob("rounds.csv")):
         assert len(list(run.rglob("*.wandb"))) == 1, run

@@ -1,4 +1,6 @@
-"""Measures beside the accuracy, against scikit-learn and by hand; models on everybody's samples; both backends."""
+"""Measures beside the accuracy, against scikit-learn and by hand; models on everybody's samples;
+both backends.
+"""
 
 import math
 import sys
@@ -15,7 +17,7 @@ from fedpfl.engine import begin, make, measures, play
 from fedpfl.engine.backend import Counts
 from fedpfl.engine.evaluate import accuracies, everywhere, per_client
 from fedpfl.engine.measures import BINS, MEASURES, measured
-from fedpfl.engine.shard import gathered
+from fedpfl.engine.training.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
@@ -38,10 +40,17 @@ def by_sklearn(logits, y):
     shares = logits.double().softmax(1).numpy()
     y, guess = y.numpy(), logits.argmax(1).numpy()
     held = np.unique(y)
-    auroc = [sk.roc_auc_score(y == one, shares[:, one]) for one in held] if len(held) > 1 else [math.nan]
+    auroc = (
+        [sk.roc_auc_score(y == one, shares[:, one]) for one in held]
+        if len(held) > 1
+        else [math.nan]
+    )
     sure, edges = shares.max(1), np.linspace(0, 1, BINS + 1)
     place = np.clip(np.digitize(sure, edges) - 1, 0, BINS - 1)
-    gaps = [abs((y == guess)[place == b].mean() - sure[place == b].mean()) * (place == b).mean() for b in {*place}]
+    gaps = [
+        abs((y == guess)[place == b].mean() - sure[place == b].mean()) * (place == b).mean()
+        for b in {*place}
+    ]
     return {
         "f1": sk.f1_score(y, guess, average="macro"),
         "balanced": np.mean([(guess[y == one] == one).mean() for one in held]),
@@ -51,7 +60,9 @@ def by_sklearn(logits, y):
 
 
 @needed
-@pytest.mark.parametrize(("samples", "classes"), [(60, (0, 1, 2, 3, 4)), (40, (1, 4)), (9, (2,)), (1, (0,))])
+@pytest.mark.parametrize(
+    ("samples", "classes"), [(60, (0, 1, 2, 3, 4)), (40, (1, 4)), (9, (2,)), (1, (0,))]
+)
 def test_they_are_scikit_learns(samples, classes):
     """Also where the client lacks classes that are predicted, or has one class alone."""
     random = torch.Generator().manual_seed(samples)
@@ -65,27 +76,38 @@ def test_they_are_scikit_learns(samples, classes):
 
 @needed
 def test_by_hand():
-    """Three samples of classes 0, 0, 1 of three, all taken for class 0 with 0.8, 0.6 and 0.6; nothing is of class 2."""
+    """Three samples of classes 0, 0, 1 of three, all taken for class 0 with 0.8, 0.6 and 0.6;
+    nothing is of class 2.
+    """
     logits = torch.tensor([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]).log()
     told = measured(NAMES, logits, torch.tensor([0, 0, 1]))
     assert float(told["balanced"]) == pytest.approx((1 + 0) / 2)
     assert float(told["f1"]) == pytest.approx((0.8 + 0) / 2)  # precision 2/3, recall 1
     assert float(told["auroc"]) == pytest.approx((0.75 + 0.75) / 2)  # a tie is half a pair
     assert float(told["ece"]) == pytest.approx(1 / 3 * (1 - 0.8) + 2 / 3 * (0.6 - 0.5))
-    assert all(math.isnan(value) for value in measured(NAMES, logits[:0], torch.tensor([], dtype=torch.long)).values())
+    assert all(
+        math.isnan(value)
+        for value in measured(NAMES, logits[:0], torch.tensor([], dtype=torch.long)).values()
+    )
 
 
 def test_means_are_over_the_clients_of_which_they_are_defined():
     more = {"auroc": torch.tensor([0.5, math.nan, 0.9, 0.7]), "f1": torch.full((4,), math.nan)}
-    counts = Counts(torch.ones(4), torch.tensor([0.1, 0.2, 0.3, math.inf]), torch.tensor([1, 2, 0, 4]), more)
+    counts = Counts(
+        torch.ones(4), torch.tensor([0.1, 0.2, 0.3, math.inf]), torch.tensor([1, 2, 0, 4]), more
+    )
     assert accuracies(counts)["auroc"] == pytest.approx(100 * (0.5 + 0.9 + 0.7) / 3)
     assert accuracies(counts)["f1"] is None
     each = per_client(counts)
-    assert each["auroc"] == pytest.approx([50, math.nan, math.nan, math.nan], nan_ok=True)  # untested, not finite
+    assert each["auroc"] == pytest.approx(
+        [50, math.nan, math.nan, math.nan], nan_ok=True
+    )  # untested, not finite
 
 
 def test_what_everybody_is_judged_by_on_everybodys_samples():
-    """Two models on three clients, of whom one has no test samples; a model that is not finite has no accuracy."""
+    """Two models on three clients, of whom one has no test samples; a model that is not finite has
+    no accuracy.
+    """
     correct, total = torch.tensor([[1, 0, 3], [2, 0, 0]]), torch.tensor([[2, 0, 6]] * 2)
     matrix, whole = everywhere(Counts(correct, torch.zeros(2, 3), total))
     assert torch.equal(matrix.nan_to_num(-1), torch.tensor([[50.0, -1, 50], [100, -1, 0]]).double())
@@ -97,26 +119,39 @@ def test_what_everybody_is_judged_by_on_everybodys_samples():
 @needed
 @pytest.mark.parametrize("name", ["fedper", "apfl"])
 def test_backends_agree_and_nothing_else_changes(name, federation, net):
-    """What is asked for besides leaves the tallies bit for bit; the matrix's diagonal is what clients are judged by."""
+    """What is asked for besides leaves the tallies bit for bit; the matrix's diagonal is what
+    clients are judged by.
+    """
     method, everyone, told = METHODS[name](), list(range(federation.clients)), {}
     for engine in ("loop", "batched"):
         runner = make(as_engine(engine), net, CPU)
-        state, _ = play(runner, method, federation, begin(method, net, 10, CPU), [0, 2, 3, 5, 9], LOCAL, 0)
+        state, _ = play(
+            runner, method, federation, begin(method, net, 10, CPU), [0, 2, 3, 5, 9], LOCAL, 0
+        )
         plain = runner.judge(method, federation, state, everyone)["test"]
-        asked = runner.judge(method, federation, state, everyone, metrics=NAMES, common=federation.merged(10))
+        asked = runner.judge(
+            method, federation, state, everyone, metrics=NAMES, common=federation.merged(10)
+        )
         assert all(map(torch.equal, asked["test"][:3], plain[:3]))
         assert torch.equal(asked["common"].correct.diagonal(), plain.correct)
-        halves = runner.judge(method, federation, state, everyone, common=federation.merged(2))["common"]
+        halves = runner.judge(method, federation, state, everyone, common=federation.merged(2))[
+            "common"
+        ]
         assert torch.equal(halves.correct.sum(1), asked["common"].correct.sum(1))
         told[engine] = asked
         for client in everyone:
             own = federation.test[client]
             job, data = judged(method, net, federation, state, client), gathered(federation, own)
-            logits = method.predict(net.bind(job.buffers), job.params, Batch(data.x, data.y)).detach()
+            logits = method.predict(
+                net.bind(job.buffers), job.params, Batch(data.x, data.y)
+            ).detach()
             known = {name: float(values[client]) for name, values in asked["test"].more.items()}
             wanted = by_sklearn(logits, data.y) if len(own) else dict.fromkeys(NAMES, math.nan)
             assert known == pytest.approx(wanted, abs=1e-5, nan_ok=True)
-    a, b = (tree.leaves({"test": one["test"].more, "common": one["common"].correct}) for one in told.values())
+    a, b = (
+        tree.leaves({"test": one["test"].more, "common": one["common"].correct})
+        for one in told.values()
+    )
     assert len(a) == 5
     for one, other in zip(a, b, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True, atol=1e-5, rtol=1e-4)
@@ -127,11 +162,24 @@ SMALL = (*TINY, "model=lenet5", "validation=0.25")
 
 @needed
 def test_a_run_writes_what_it_is_asked_for(tmp_path):
-    """Of FedAvg every model is the server's, so all columns of the matrix are alike; FedPer has none at the server."""
-    asked = ("eval.common=true", "metrics=[ece,f1]", "eval.finetune_epochs=1", "eval.finetune_every=2")
-    run = fedpfl.run(*SMALL, "method=fedavg", *asked, "unseen=0.25", directory=tmp_path / "a", progress=False)
+    """Of FedAvg every model is the server's, so all columns of the matrix are alike; FedPer has
+    none at the server.
+    """
+    asked = (
+        "eval.common=true",
+        "metrics=[ece,f1]",
+        "eval.finetune_epochs=1",
+        "eval.finetune_every=2",
+    )
+    run = fedpfl.run(
+        *SMALL, "method=fedavg", *asked, "unseen=0.25", directory=tmp_path / "a", progress=False
+    )
     last = run.rounds.iloc[-1]
-    assert last["common_accuracy"] == pytest.approx(last["server_accuracy"]) == pytest.approx(last["accuracy_pooled"])
+    assert (
+        last["common_accuracy"]
+        == pytest.approx(last["server_accuracy"])
+        == pytest.approx(last["accuracy_pooled"])
+    )
     frame = pd.read_csv(tmp_path / "a" / "common.csv", index_col="client")
     ours = run.clients[run.clients["unseen"] == 0]
     assert [*frame.index] == [*ours["client"]]
@@ -159,7 +207,9 @@ def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
     measures.library.cache_clear()
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     monkeypatch.setitem(sys.modules, "torchmetrics.functional", None)
-    with pytest.raises(FedpflError, match=r"^metrics needs torchmetrics, .*pip install 'fedpfl\[metrics\]'$"):
+    with pytest.raises(
+        FedpflError, match=r"^metrics needs torchmetrics, .*pip install 'fedpfl\[metrics\]'$"
+    ):
         fedpfl.run(*SMALL, "metrics=[f1]", directory=tmp_path / "run", progress=False)
     measures.library.cache_clear()
     with pytest.raises(FedpflError, match="metrics"):

@@ -7,7 +7,12 @@ import torch
 
 from fedpfl import models
 from fedpfl.engine import Engine, begin, make, play
-from fedpfl.engine.network_contract import (
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, FedAvg
+from fedpfl.models.heads import trace_layers
+from fedpfl.models.traits import made_up_samples
+from fedpfl.models.vectorized import find_obstacle
+from fedpfl.testing.network_promises import (
     CLASSES,
     COHORT,
     LOCAL,
@@ -15,13 +20,8 @@ from fedpfl.engine.network_contract import (
     NetworkTrial,
     make_federation,
 )
-from fedpfl.engine.toy import CPU
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.promises import Unkept
-from fedpfl.methods import METHODS, FedAvg
-from fedpfl.models.heads import trace_layers
-from fedpfl.models.traits import made_up_samples
-from fedpfl.models.vectorized import find_obstacle
+from fedpfl.testing.promises import Unkept
+from fedpfl.testing.toy import CPU
 from tests import networks
 from tests.conftest import SETTINGS
 
@@ -106,7 +106,9 @@ def test_a_network_that_leaks_is_refused_in_one_line(name):
 
 @pytest.mark.parametrize("name", [name for name in ON_LOOP_ALONE if name != "average_with_graph"])
 def test_batched_refuses_what_it_cannot_vectorise(name):
-    with pytest.raises(FedpflError, match=f"^model={name}: engine=batched cannot .*; use engine=loop$"):
+    with pytest.raises(
+        FedpflError, match=f"^model={name}: engine=batched cannot .*; use engine=loop$"
+    ):
         make(Engine("batched"), build(name), CPU)
 
 
@@ -119,12 +121,17 @@ def test_the_head_is_the_layer_that_answers_the_classes(name):
 
 
 def test_layers_stand_in_the_order_of_their_calls():
-    assert [layer[0] for layer in build("head_first").parts.layers] == ["hidden.weight", "out.weight"]
+    assert [layer[0] for layer in build("head_first").parts.layers] == [
+        "hidden.weight",
+        "out.weight",
+    ]
 
 
 @pytest.mark.parametrize(("name", "head"), [("two_heads", "other"), ("prototypes", "prototypes")])
 def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named(name, head):
-    with pytest.raises(FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"):
+    with pytest.raises(
+        FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"
+    ):
         METHODS["fedper"]().init(build(name).params, build(name).parts)
     METHODS["fedavg"]().init(build(name).params, build(name).parts)
     named = build(name, head=head)
@@ -151,7 +158,15 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
     complaint = ""
     try:
         state = begin(made, net, len(COHORT), CPU)
-        play(make(Engine("loop"), net, CPU), made, make_federation(networks.SHAPE), state, COHORT, LOCAL, 0)
+        play(
+            make(Engine("loop"), net, CPU),
+            made,
+            make_federation(networks.SHAPE),
+            state,
+            COHORT,
+            LOCAL,
+            0,
+        )
     except FedpflError as error:
         complaint = str(error)
     assert not complaint or "linear" in complaint or "wiring" in complaint
@@ -182,7 +197,9 @@ def test_a_traced_head_is_the_one_that_built_in_networks_have(name):
     net = build(name, shape=BUILT_IN[name])
     trace = trace_layers(net.module, made_up_samples(BUILT_IN[name], 2), CLASSES)
     assert (trace.head, trace.unclear) == (net.parts.head_layer, "")
-    layers = [name for name in trace.order if f"{name}.weight" in {layer[0] for layer in net.parts.layers}]
+    layers = [
+        name for name in trace.order if f"{name}.weight" in {layer[0] for layer in net.parts.layers}
+    ]
     assert [f"{name}.weight" for name in layers] == [
         layer[0] for layer in net.parts.layers if layer[0].endswith("weight")
     ]

@@ -1,4 +1,6 @@
-"""Samples that are held out and clients that never take part: what they are judged by, and that they change nothing."""
+"""Samples that are held out and clients that never take part: what they are judged by, and that
+they change nothing.
+"""
 
 import dataclasses
 import math
@@ -17,19 +19,37 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from tests.command import TINY, composed, table
 from tests.command import play as run
-from tests.conftest import CLASSES, CPU, LOCAL, assert_same, differing, every_method, federate, holding
+from tests.conftest import (
+    CLASSES,
+    CPU,
+    LOCAL,
+    assert_same,
+    differing,
+    every_method,
+    federate,
+    holding,
+)
 
 COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
-SETTINGS = (*TINY, "model=lenet5", "clients=6", "validation=0.25", "unseen=0.34", "eval.finetune_epochs=1")
+SETTINGS = (
+    *TINY,
+    "model=lenet5",
+    "clients=6",
+    "validation=0.25",
+    "unseen=0.34",
+    "eval.finetune_epochs=1",
+)
 VALIDATE = {"fedfomo": {}, "fedobp_adaptive": {"q": (0.5, 0.9)}}
 JUDGED = ("eval.finetune_every=2", "local.batch_size=8")
 
 
 @pytest.fixture(scope="module")
 def worlds():
-    """Those who take part and those who do not, as they are, and with other samples where nobody may look.
+    """Those who take part and those who do not, as they are, and with other samples where nobody
+    may look.
 
-    There are two of these: with other validation samples, and with other test samples for those who validate.
+    There are two of these: with other validation samples, and with other test samples for those who
+    validate.
     """
     whole = holding(federate())
     away = data.newcomers(10, 3, seed=0)
@@ -65,16 +85,22 @@ def rounds(method, net, world, watched):
 
 
 @every_method()
-def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name, values, net, worlds):
-    """With other samples there nothing else is other: no state, no accuracy on test samples, also fine-tuned.
+def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(
+    name, values, net, worlds
+):
+    """With other samples there nothing else is other: no state, no accuracy on test samples, also
+    fine-tuned.
 
-    A method that `validates` chooses by the validation samples, and then test samples are no more than judged by.
+    A method that `validates` chooses by the validation samples, and then test samples are no more
+    than judged by.
     """
     method = METHODS[name](**values)
     assert method.validates == (name in VALIDATE)
     same, other = ("validation", "test") if method.validates else ("test", "validation")
     clean, secret = worlds[0], worlds[2 if method.validates else 1]
-    (states, judged), (anew, again) = (rounds(method, net, world, watched=world is secret) for world in (clean, secret))
+    (states, judged), (anew, again) = (
+        rounds(method, net, world, watched=world is secret) for world in (clean, secret)
+    )
     assert_same(states, anew)
     sizes = [len(own) for own in clean[0].validation]
     for counts, others in zip(judged, again, strict=True):
@@ -86,8 +112,12 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
 @pytest.mark.parametrize(("name", "values"), VALIDATE.items())
 def test_who_validates_learns_from_validation_samples_alone(name, values, net, worlds):
     """They are the exceptions: these samples decide, test samples do not."""
-    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name, values, net, worlds)
-    one, other = (rounds(METHODS[name](**values), net, world, watched=False)[0] for world in worlds[:2])
+    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(
+        name, values, net, worlds
+    )
+    one, other = (
+        rounds(METHODS[name](**values), net, world, watched=False)[0] for world in worlds[:2]
+    )
     assert differing(one, other)
 
 
@@ -103,7 +133,10 @@ def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
     for federation in (seen, unseen):
         for client, number in enumerate(federation.numbers):
             assert federation.number(client) == number
-            assert_same([federation.train[client], federation.test[client]], [whole.train[number], whole.test[number]])
+            assert_same(
+                [federation.train[client], federation.test[client]],
+                [whole.train[number], whole.test[number]],
+            )
     drawn = {tuple(data.newcomers(10, 3, seed=seed)) for seed in range(40)}
     assert {number for numbers in drawn for number in numbers} == set(range(10))
     assert whole.apart([]) == (whole, None)
@@ -125,7 +158,9 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
         assert clients["client"][unseen].tolist() == sorted(file["unseen"].tolist())
     assert unseen.sum() == 2
     own = torch.tensor([percent(trained, client, "test") for client in range(6)])
-    held = torch.tensor([percent(trained, client, "validation") for client in range(6) if not unseen[client]])
+    held = torch.tensor(
+        [percent(trained, client, "validation") for client in range(6) if not unseen[client]]
+    )
     seen, late = own[~torch.tensor(unseen.values)], own[torch.tensor(unseen.values)]
     assert float(last["accuracy"]) == pytest.approx(float(seen.mean()))
     assert float(last["val_accuracy"]) == pytest.approx(float(held.mean()))
@@ -141,13 +176,19 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
         pooled = float((late * sizes).sum() / sizes.sum())
         assert float(last["unseen_accuracy_pooled"]) == pytest.approx(pooled)
     tuned = torch.tensor(clients["ft_accuracy"].to_numpy())
-    assert float(last["unseen_ft_accuracy"]) == pytest.approx(float(tuned[torch.tensor(unseen.values)].mean()))
-    assert float(last["ft_accuracy"]) == pytest.approx(float(tuned[~torch.tensor(unseen.values)].mean()))
+    assert float(last["unseen_ft_accuracy"]) == pytest.approx(
+        float(tuned[torch.tensor(unseen.values)].mean())
+    )
+    assert float(last["ft_accuracy"]) == pytest.approx(
+        float(tuned[~torch.tensor(unseen.values)].mean())
+    )
     assert math.isfinite(float(last["val_ft_accuracy"]))
 
 
 def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
-    plans = [build(check(composed(*SETTINGS, "partition.seed=3", f"seed={seed}"))) for seed in (1, 2)]
+    plans = [
+        build(check(composed(*SETTINGS, "partition.seed=3", f"seed={seed}"))) for seed in (1, 2)
+    ]
     assert plans[0].unseen.numbers == plans[1].unseen.numbers
     assert_same(plans[0].federation.train, plans[1].federation.train)
     assert plans[0].identity == plans[1].identity
@@ -159,7 +200,9 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
     assert plan.federation.validation
     pixels = plan.federation.x[torch.cat(plan.federation.train)] / 255
     for part in (plan.federation, plan.unseen):
-        torch.testing.assert_close([*part.mean, *part.std], [float(pixels.mean()), float(pixels.std(correction=0))])
+        torch.testing.assert_close(
+            [*part.mean, *part.std], [float(pixels.mean()), float(pixels.std(correction=0))]
+        )
 
 
 def test_scaffold_counts_those_who_take_part():

@@ -1,4 +1,6 @@
-"""Optimisers, schedules of the learning rate and a fixed number of steps, against torch.optim and by hand."""
+"""Optimisers, schedules of the learning rate and a fixed number of steps, against torch.optim and
+by hand.
+"""
 
 import dataclasses
 import math
@@ -10,10 +12,12 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from fedpfl.engine import Engine, begin, loop, make, play, program
+from fedpfl.engine import Engine, begin, make, play
 from fedpfl.engine.backend import TrainCall
+from fedpfl.engine.backends import loop
+from fedpfl.engine.backends import programs as program
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import Local, TrainPlan, at_rest, bits, parked, steps, update_
+from fedpfl.engine.training.sgd import Local, TrainPlan, at_rest, bits, parked, steps, update_
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Ditto, FedAvg, FedRep, FedSelect, FedSPU, Phase
@@ -51,7 +55,14 @@ UNEVEN = [0, 2, 4, 6, 7, 8]  # one of six ends an epoch after a step, and wider 
 def local_of(kind: str, **more) -> Local:
     optimizer, values = KINDS[kind]
     return Local(
-        **{"epochs": 2, "batch_size": 32, "lr": 0.05, "optimizer": optimizer.__name__.lower(), **values, **more}
+        **{
+            "epochs": 2,
+            "batch_size": 32,
+            "lr": 0.05,
+            "optimizer": optimizer.__name__.lower(),
+            **values,
+            **more,
+        }
     )
 
 
@@ -79,7 +90,13 @@ def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
             p.grad = g.clone()
         optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
         optimizer.step()
-        update_(params, moments, [g.clone() for g in grads], free, dataclasses.replace(local, lr=0.05 / (1 + number)))
+        update_(
+            params,
+            moments,
+            [g.clone() for g in grads],
+            free,
+            dataclasses.replace(local, lr=0.05 / (1 + number)),
+        )
     assert_same(params, theirs)
 
 
@@ -91,7 +108,15 @@ def test_stacked_clients_step_as_each_alone(kind, rated):
     together = tree.clone(start)
     moments = at_rest(planned(local), start, stacked=True)["main"]
     for grads in gradients:
-        update_(tree.leaves(together), moments, grads, [None] * 3, local, stacked=True, rates=lrs if rated else None)
+        update_(
+            tree.leaves(together),
+            moments,
+            grads,
+            [None] * 3,
+            local,
+            stacked=True,
+            rates=lrs if rated else None,
+        )
     for client in range(3):
         alone = tree.clone(tree.take(start, client))
         own = dataclasses.replace(local, lr=float(lrs[client])) if rated else local
@@ -104,7 +129,9 @@ def test_stacked_clients_step_as_each_alone(kind, rated):
 @NAMED
 @pytest.mark.parametrize("stacked", [False, True])
 def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, stacked):
-    """The masked halves of a tensor as two optimisers, whose steps are counted apart, and one that always moves."""
+    """The masked halves of a tensor as two optimisers, whose steps are counted apart, and one that
+    always moves.
+    """
     start, gradients = problem(9)
     local, mask = local_of(kind), torch.rand(4, 3, generator=torch.Generator().manual_seed(2)) < 0.5
     one, other, always = start["0"].clone(), start["0"].clone(), start["1"].clone()
@@ -113,7 +140,9 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
     if stacked:
         own, mask = tree.map(lambda leaf: leaf[None], own), mask[None]
     leaves = tree.leaves(own)
-    moments = at_rest(planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked)["main"]
+    moments = at_rest(
+        planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked
+    )["main"]
     for phase in range(3):
         now = [mask if phase % 2 == 0 else ~mask, None]
         flags = now if stacked else [bits(now[0], leaves[0]), None]
@@ -143,10 +172,14 @@ def test_local_training_is_that_of_a_plain_loop_bit_for_bit(kind, net, federatio
     for epoch in range(2):
         for rows in DRAWS.order(client, "main", epoch, len(own)).split(32):
             optimizer.zero_grad()
-            x = federation.normalize(federation.x[own[rows]]).contiguous(memory_format=torch.channels_last)
+            x = federation.normalize(federation.x[own[rows]]).contiguous(
+                memory_format=torch.channels_last
+            )
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()
             optimizer.step()
-    assert_same(dict(states[-1].server), {name: p.detach() for name, p in module.named_parameters()})
+    assert_same(
+        dict(states[-1].server), {name: p.detach() for name, p in module.named_parameters()}
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +188,16 @@ class Streams(FedAvg):
 
     def phases(self, server, client, params, epochs):
         head = {name: name in HEAD for name in params}
-        half = {name: leaf > leaf.median() if name in HEAD else False for name, leaf in params.items()}
-        return [Phase(1), Phase(1, head, "head"), Phase(1), Phase(1, half, "head"), Phase(1, None, "last")]
+        half = {
+            name: leaf > leaf.median() if name in HEAD else False for name, leaf in params.items()
+        }
+        return [
+            Phase(1),
+            Phase(1, head, "head"),
+            Phase(1),
+            Phase(1, half, "head"),
+            Phase(1, None, "last"),
+        ]
 
 
 @NAMED
@@ -171,11 +212,19 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
         KINDS[kind][0](chosen, **values)
         for chosen in (params.values(), [params[name] for name in HEAD], params.values())
     )
-    plan = [("main", 0, everything), ("head", 0, head), ("main", 1, everything), ("head", 1, head), ("last", 0, last)]
+    plan = [
+        ("main", 0, everything),
+        ("head", 0, head),
+        ("main", 1, everything),
+        ("head", 1, head),
+        ("last", 0, last),
+    ]
     for stream, epoch, optimizer in plan:
         for rows in DRAWS.order(client, stream, epoch, len(own)).split(32):
             optimizer.zero_grad()
-            x = federation.normalize(federation.x[own[rows]]).contiguous(memory_format=torch.channels_last)
+            x = federation.normalize(federation.x[own[rows]]).contiguous(
+                memory_format=torch.channels_last
+            )
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()
             before = {name: params[name].detach().clone() for name in HEAD}
             optimizer.step()
@@ -192,22 +241,36 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
 
 
 def test_captured_steps_know_their_stream(federation):
-    """Phases of one form in two streams have graphs of their own, and all moments are at rest in the next round."""
-    assert_same(played(Streams(), federation, capture := Capture()), played(Streams(), federation, None))
+    """Phases of one form in two streams have graphs of their own, and all moments are at rest in
+    the next round.
+    """
+    assert_same(
+        played(Streams(), federation, capture := Capture()), played(Streams(), federation, None)
+    )
     assert capture.replayed
 
 
-def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(net, federation, monkeypatch):
-    """Stacked or not, alone or joined: FedSelect's two streams have each a memory for what they move, and no other."""
+def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(
+    net, federation, monkeypatch
+):
+    """Stacked or not, alone or joined: FedSelect's two streams have each a memory for what they
+    move, and no other.
+    """
     method = FedSelect(p=0.5)
     server, client = method.init(net.params, net.parts)
-    moments = at_rest(TrainPlan(None, method.phases(server, client, net.params, 3), LOCAL), net.params)
+    moments = at_rest(
+        TrainPlan(None, method.phases(server, client, net.params, 3), LOCAL), net.params
+    )
     weights = sum(leaf.numel() for leaf in client["own"].values())
-    assert {stream: sum(map(torch.Tensor.numel, own.leaves())) for stream, own in moments.items()} == {
+    assert {
+        stream: sum(map(torch.Tensor.numel, own.leaves())) for stream, own in moments.items()
+    } == {
         "personal": weights,
         "main": tree.size(net.params),
     }
-    plain = at_rest(TrainPlan(None, [Phase(1)], dataclasses.replace(LOCAL, momentum=0.0)), net.params)["main"]
+    plain = at_rest(
+        TrainPlan(None, [Phase(1)], dataclasses.replace(LOCAL, momentum=0.0)), net.params
+    )["main"]
     assert not sum(map(torch.Tensor.numel, plain.leaves()))
     parks = []
     for module in (loop, program):
@@ -219,7 +282,13 @@ def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(net, fe
     assert not parks
 
 
-METHODS = [FedAvg(), Ditto(lam=0.3, personal_epochs=1), FedRep(), FedSelect(p=0.5), FedSPU(widths=(0.3, 0.6, 1.0))]
+METHODS = [
+    FedAvg(),
+    Ditto(lam=0.3, personal_epochs=1),
+    FedRep(),
+    FedSelect(p=0.5),
+    FedSPU(widths=(0.3, 0.6, 1.0)),
+]
 BY_METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 
 
@@ -230,7 +299,10 @@ def test_backends_agree(method, net, federation):
         local_of("adamw", eps=0.1, clip=1.0),
         local_of("nesterov", epochs=None, steps=5),
     ):
-        ends = [trajectory(method, net, federation, engine=engine, local=local)[-1] for engine in (LOOP, "batched")]
+        ends = [
+            trajectory(method, net, federation, engine=engine, local=local)[-1]
+            for engine in (LOOP, "batched")
+        ]
         assert_close(*ends, atol=1e-5, rtol=1e-4)
 
 
@@ -243,8 +315,12 @@ def scheduled(runner, method, federation, net, local, total=4):
 
 
 @pytest.mark.parametrize("kind", ["nesterov", "adam-decayed", "adamw"])
-@pytest.mark.parametrize("method", [FedAvg(), FedSelect(p=0.5, lr_v=0.02)], ids=lambda m: type(m).__name__)
-def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(method, kind, net, federation):
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedSelect(p=0.5, lr_v=0.02)], ids=lambda m: type(m).__name__
+)
+def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
+    method, kind, net, federation
+):
     local, ends, counts = local_of(kind, decay=0.3, eps=0.1), [], []
     for capture in (Capture(), None):
         runner = make(Engine("batched"), net, CPU)
@@ -253,13 +329,27 @@ def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(m
         counts += [capture.captured] if capture else []
     assert_same(*ends)
     assert counts == [played_captures(method, federation, local)]
-    assert_close(ends[0], scheduled(make(LOOP, net, CPU), method, federation, net, local), atol=1e-5, rtol=1e-4)
-    assert differing(ends[0][-1], scheduled(make(LOOP, net, CPU), method, federation, net, local_of(kind, eps=0.1))[-1])
+    assert_close(
+        ends[0],
+        scheduled(make(LOOP, net, CPU), method, federation, net, local),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+    assert differing(
+        ends[0][-1],
+        scheduled(make(LOOP, net, CPU), method, federation, net, local_of(kind, eps=0.1))[-1],
+    )
 
 
 def played_captures(method, federation, local):
     """Captures of as many rounds at one rate."""
-    played(method, federation, capture := Capture(), [UNEVEN] * 4, local=dataclasses.replace(local, decay=1.0))
+    played(
+        method,
+        federation,
+        capture := Capture(),
+        [UNEVEN] * 4,
+        local=dataclasses.replace(local, decay=1.0),
+    )
     return capture.captured
 
 
@@ -269,7 +359,12 @@ def test_runs_of_other_rates_share_a_program(net, federation):
     local = local_of("sgd", decay=0.5)
     calls = [
         TrainCall(
-            FedAvg(), federation, begin(FedAvg(), net, 10, CPU), cohort, local.at(number, 9), Draws(0, "train", 1)
+            FedAvg(),
+            federation,
+            begin(FedAvg(), net, 10, CPU),
+            cohort,
+            local.at(number, 9),
+            Draws(0, "train", 1),
         )
         for cohort, number in zip(COHORTS, (1, 4, 2), strict=True)
     ]
@@ -289,7 +384,10 @@ def test_runs_of_other_rates_share_a_program(net, federation):
         ({"decay": 0.5}, [0.4, 0.2, 0.1, 0.05, 0.025]),
         ({"decay": 0.1, "decay_every": 2}, [0.4, 0.4, 0.04, 0.04, 0.004]),
         ({"decay": "cosine"}, [0.2 + 0.2 * math.cos(math.pi * t / 5) for t in range(5)]),
-        ({"decay": "cosine", "decay_every": 3}, [0.4] * 3 + [0.2 + 0.2 * math.cos(0.6 * math.pi)] * 2),
+        (
+            {"decay": "cosine", "decay_every": 3},
+            [0.4] * 3 + [0.2 + 0.2 * math.cos(0.6 * math.pi)] * 2,
+        ),
     ],
 )
 def test_schedules_by_hand(values, rates):
@@ -327,7 +425,9 @@ def positions(samples, phase, epochs, fixed, batch=8):
 @pytest.mark.parametrize(("samples", "count"), [(24, 3), (26, 4), (25, 3), (5, 1)])
 def test_as_many_steps_as_epochs_have_are_these_epochs(samples, count):
     phase = Phase(1)
-    assert_same(positions(samples, phase, range(1), 3 * count), positions(samples, phase, range(3), None))
+    assert_same(
+        positions(samples, phase, range(1), 3 * count), positions(samples, phase, range(3), None)
+    )
 
 
 @pytest.mark.parametrize("together", [1, 2])
@@ -344,7 +444,9 @@ def test_a_client_without_a_whole_step_takes_none():
 
 @pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
 def test_all_clients_take_so_many_steps(engine, net, federation):
-    """By the mean loss over steps: the gradient of the losses' sum is constant, so each step moves as far."""
+    """By the mean loss over steps: the gradient of the losses' sum is constant, so each step moves
+    as far.
+    """
 
     @dataclasses.dataclass(frozen=True)
     class Counting(FedAvg):
@@ -352,10 +454,14 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
             return params, {"taken": torch.zeros(())}
 
         def phases(self, server, client, params, epochs):
-            return [Phase(epochs, after_gradient=lambda s, c, *seen: {**c, "taken": c["taken"] + 1})]
+            return [
+                Phase(epochs, after_gradient=lambda s, c, *seen: {**c, "taken": c["taken"] + 1})
+            ]
 
     local = Local(None, 32, 0.05, steps=7)
-    state = trajectory(Counting(), net, federation, [list(range(10))], engine=engine, local=local)[-1]
+    state = trajectory(Counting(), net, federation, [list(range(10))], engine=engine, local=local)[
+        -1
+    ]
     assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
 
 
@@ -363,7 +469,9 @@ def test_steps_equal_epochs_where_all_clients_have_as_many(net):
     """Where every client has three minibatches, six steps are two epochs."""
     federation = federate((80, 96, 65 + 1), (4, 4, 4))
     ends = [
-        rounds(FedAvg(), net, federation, [[0, 1, 2]] * 2, local=dataclasses.replace(LOCAL, **length))[0][-1]
+        rounds(
+            FedAvg(), net, federation, [[0, 1, 2]] * 2, local=dataclasses.replace(LOCAL, **length)
+        )[0][-1]
         for length in ({"epochs": 2}, {"epochs": None, "steps": 6})
     ]
     assert_same(*ends)
@@ -371,11 +479,15 @@ def test_steps_equal_epochs_where_all_clients_have_as_many(net):
 
 @pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
 @pytest.mark.parametrize("values", [{"optimizer": "adam"}, {"decay": 0.9}])
-def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(engine, values, net, federation):
+def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(
+    engine, values, net, federation
+):
     """Also one that does not say so."""
     (key, value), *_ = values.items()
     local = dataclasses.replace(LOCAL, **values)
-    with pytest.raises(FedpflError, match=f"local.{key}={value} has no part in Stepper, which makes its own steps"):
+    with pytest.raises(
+        FedpflError, match=f"local.{key}={value} has no part in Stepper, which makes its own steps"
+    ):
         trajectory(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
 
 
@@ -386,7 +498,10 @@ def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(engine,
         ({"epochs": None}, "steps must be 1 or more where local.epochs is null, got None"),
         ({"epochs": None, "steps": 0}, "steps must be 1 or more"),
         ({"nesterov": True}, "nesterov must be false but for sgd with momentum"),
-        ({"nesterov": True, "momentum": 0.5, "optimizer": "adam"}, "nesterov must be false but for sgd"),
+        (
+            {"nesterov": True, "momentum": 0.5, "optimizer": "adam"},
+            "nesterov must be false but for sgd",
+        ),
         ({"betas": (0.9, 1.0)}, "betas must be at least 0 and below 1"),
         ({"betas": (0.9,)}, "betas must be a list of 2 numbers"),
         ({"eps": 0.0}, "eps must be a positive number"),

@@ -1,4 +1,6 @@
-"""A run in bf16 on a CPU says in one line which precision is faster here, and is the run that it would be without."""
+"""A run in bf16 on a CPU says in one line which precision is faster here, and is the run that it
+would be without.
+"""
 
 import importlib
 
@@ -21,7 +23,9 @@ RUN = ("method=fedavg", "dataset=digits", "model=mlp", *TINY, "rounds=1")
 
 
 class Clocked(nn.Module):
-    """A network that takes seconds of a made-up clock: so many a sample, in bf16 and in fp32; twice it stalls."""
+    """A network that takes seconds of a made-up clock: so many a sample, in bf16 and in fp32; twice
+    it stalls.
+    """
 
     now, bf16, fp32, calls = 0.0, 0.0, 0.0, 0
 
@@ -102,7 +106,11 @@ def test_the_run_says_it_once_and_is_the_same_without(tmp_path, monkeypatch, fp3
         return Pace(32, 2.0, fp32) if asked[-1] else None
 
     monkeypatch.setattr(header.engine, "pace", timed)
-    lines = [line for line in play(tmp_path / "own", *RUN, "engine.precision=bf16").splitlines() if " ms in " in line]
+    lines = [
+        line
+        for line in play(tmp_path / "own", *RUN, "engine.precision=bf16").splitlines()
+        if " ms in " in line
+    ]
     told = str(Pace(32, 2.0, fp32))
     warned = f"slow: {told}; use engine.precision=fp32"
     assert lines == ([f"precision   {told}"] if fp32 > 2 else [warned])

@@ -1,4 +1,6 @@
-"""Phases in which some clients have nothing that moves, statistics that hold still, clipped gradients."""
+"""Phases in which some clients have nothing that moves, statistics that hold still, clipped
+gradients.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,11 +9,22 @@ import pytest
 import torch
 
 from fedpfl.engine import begin
-from fedpfl.engine.sgd import Local, Moments, clipped, update_
+from fedpfl.engine.training.sgd import Local, Moments, clipped, update_
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models import Net
-from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, rounds, row, tiny, trajectory
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
 
 EVERYONE = list(range(10))
 
@@ -20,7 +33,9 @@ EVERYONE = list(range(10))
 
 @dataclass(frozen=True)
 class Sitting(FedAvg):
-    """In the second of three phases nothing of a client of even number moves (or of `everyone`, or of `nobody`)."""
+    """In the second of three phases nothing of a client of even number moves (or of `everyone`, or
+    of `nobody`).
+    """
 
     who: str = "even"
     element_wise: bool = False
@@ -31,10 +46,21 @@ class Sitting(FedAvg):
     def phases(self, server, client, params, epochs):
         odd = client["number"] % 2 == 1
         moves = {"even": odd, "everyone": odd & False, "nobody": odd | True}[self.who]
-        parts = {name: torch.arange(leaf.numel()).view(leaf.shape) % 3 > 0 for name, leaf in params.items()}
-        mask = tree.map(lambda leaf: (leaf if self.element_wise else torch.ones_like(leaf)) & moves, parts)
-        second = Phase(1, {**mask, "conv.bias": False}, "other", self._doubled, after_gradient=self._observe)
-        return [Phase(1, after_gradient=self._observe), second, Phase(1, after_gradient=self._observe)]
+        parts = {
+            name: torch.arange(leaf.numel()).view(leaf.shape) % 3 > 0
+            for name, leaf in params.items()
+        }
+        mask = tree.map(
+            lambda leaf: (leaf if self.element_wise else torch.ones_like(leaf)) & moves, parts
+        )
+        second = Phase(
+            1, {**mask, "conv.bias": False}, "other", self._doubled, after_gradient=self._observe
+        )
+        return [
+            Phase(1, after_gradient=self._observe),
+            second,
+            Phase(1, after_gradient=self._observe),
+        ]
 
     def _doubled(self, server, client, net, params, batch):
         return 2 * self.loss(server, client, net, params, batch)
@@ -54,11 +80,16 @@ class Shorter(Sitting):
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("element_wise", [False, True])
 def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, norm, element_wise):
-    """Neither in losses and statistics of batch normalisation, nor in what is seen at its gradients."""
+    """Neither in losses and statistics of batch normalisation, nor in what is seen at its
+    gradients.
+    """
     net = tiny(norm)
     some, all_, none, shorter = (
         participate(m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend)
-        for m in (*(Sitting(who, element_wise) for who in ("even", "everyone", "nobody")), Shorter())
+        for m in (
+            *(Sitting(who, element_wise) for who in ("even", "everyone", "nobody")),
+            Shorter(),
+        )
     )
     same = assert_same if backend == "loop" else assert_close
     same(all_.uploads, shorter.uploads)
@@ -76,7 +107,9 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, nor
 
 @dataclass(frozen=True)
 class Careful(FedAvg):
-    """A client moves the statistics of one channel alone, that of its own number (clients 0 to 3), or none."""
+    """A client moves the statistics of one channel alone, that of its own number (clients 0 to 3),
+    or none.
+    """
 
     policy: str = "local"
 
@@ -86,12 +119,20 @@ class Careful(FedAvg):
     def updated_buffers(self, server, client):
         here = torch.arange(4) == client["number"]
         counter = torch.ones((), dtype=torch.bool)
-        return {"main": {"norm.running_mean": here, "norm.running_var": here, "norm.num_batches_tracked": counter}}
+        return {
+            "main": {
+                "norm.running_mean": here,
+                "norm.running_var": here,
+                "norm.num_batches_tracked": counter,
+            }
+        }
 
 
 def test_statistics_that_are_not_updated_hold_still(backend, federation):
     net = tiny(norm=True)
-    start, end = (trajectory(Careful(), net, federation, [EVERYONE], engine=backend)[i] for i in (0, -1))
+    start, end = (
+        trajectory(Careful(), net, federation, [EVERYONE], engine=backend)[i] for i in (0, -1)
+    )
     for name in ("norm.running_mean", "norm.running_var"):
         before, after = start.client_buffers["main"][name], end.client_buffers["main"][name]
         for client in EVERYONE:
@@ -107,7 +148,10 @@ def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backe
     for name in ("norm.running_mean", "norm.running_var"):
         old, new = states[0].server_buffers["main"][name], states[1].server_buffers["main"][name]
         expected = old.clone()
-        expected[0], expected[1] = part.buffers["main"][name][0][0], part.buffers["main"][name][1][1]
+        expected[0], expected[1] = (
+            part.buffers["main"][name][0][0],
+            part.buffers["main"][name][1][1],
+        )
         assert_close(new, expected)
     assert int(states[1].server_buffers["main"]["norm.num_batches_tracked"]) > 0
     size = tree.size(net.params)
@@ -117,7 +161,9 @@ def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backe
 
 @dataclass(frozen=True)
 class Watching(FedAvg):
-    """Adds up the logits of the model as it was at the start, by the statistics of then, or by the batch's."""
+    """Adds up the logits of the model as it was at the start, by the statistics of then, or by the
+    batch's.
+    """
 
     aside: bool = False
 
@@ -132,7 +178,11 @@ class Watching(FedAvg):
 
     def loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(params, batch.x))
-        seen = net.aside(server, batch.x) if self.aside else net.still({"main": client["teacher"]})(server, batch.x)
+        seen = (
+            net.aside(server, batch.x)
+            if self.aside
+            else net.still({"main": client["teacher"]})(server, batch.x)
+        )
         return loss + 0 * batch.sum(seen.sum(1)), {"seen": seen.detach()}
 
     def after_training(self, server, client, net, params, shard, kept):
@@ -144,7 +194,9 @@ class Watching(FedAvg):
 
 def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
     net = tiny(norm=True)
-    state = trajectory(Watching(), net, federation, COHORTS[:1], engine=backend)[-1]  # statistics differ by client
+    state = trajectory(Watching(), net, federation, COHORTS[:1], engine=backend)[
+        -1
+    ]  # statistics differ by client
     part = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
     plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
     assert_same(part.uploads, plain.uploads)
@@ -184,7 +236,15 @@ class Plain(FedAvg):
 
 def test_clipping_is_torchs(backend, net, federation):
     local = dataclasses.replace(LOCAL, clip=0.05, epochs=1, batch_size=512)
-    part = participate(FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), EVERYONE, engine=backend, local=local)
+    part = participate(
+        FedAvg(),
+        net,
+        federation,
+        begin(FedAvg(), net, 10, CPU),
+        EVERYONE,
+        engine=backend,
+        local=local,
+    )
     for client in (0, 4, 6):
         module, own = _module(net), federation.train[client]
         optimizer = torch.optim.SGD(

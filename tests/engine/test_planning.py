@@ -1,4 +1,6 @@
-"""Plans of many clients' steps against plain loops over minibatches, and pooling of models side by side."""
+"""Plans of many clients' steps against plain loops over minibatches, and pooling of models side by
+side.
+"""
 
 from dataclasses import replace
 
@@ -8,11 +10,11 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import planning
-from fedpfl.engine.jobs import Row, TrainJob
+from fedpfl.engine.backends import planning
+from fedpfl.engine.backends.planning import passes, train_steps
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.planning import passes, train_steps
-from fedpfl.engine.sgd import Local, TrainPlan
+from fedpfl.engine.training.jobs import Row, TrainJob
+from fedpfl.engine.training.sgd import Local, TrainPlan
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models.pool import max_pool
 from tests.conftest import assert_close, assert_same, federate
@@ -30,7 +32,16 @@ class Drawing(FedAvg):
 def planned(sizes, phase, epochs, batch, width, augment):
     federation = replace(federate(sizes, (1,) * len(sizes)), augment=augment)
     rows = [Row(federation, client) for client in range(len(sizes))]
-    job = TrainJob(Drawing(), rows, [DRAWS] * len(rows), TrainPlan(None, [phase], Local(1, batch, 0.1)), {}, {}, {}, {})
+    job = TrainJob(
+        Drawing(),
+        rows,
+        [DRAWS] * len(rows),
+        TrainPlan(None, [phase], Local(1, batch, 0.1)),
+        {},
+        {},
+        {},
+        {},
+    )
     return federation, train_steps(job, phase, epochs, batch, width)
 
 
@@ -41,7 +52,9 @@ def dealt(federation, client, phase, epochs, batch):
         order = DRAWS.order(client, phase.stream, epoch, samples)
         own = [part for part in order.split(batch) if len(part) > 1]
         whole = [own[i : i + phase.batches] for i in range(0, len(own), phase.batches)]
-        found += [(epoch, number, step) for number, step in enumerate(whole) if len(step) == phase.batches]
+        found += [
+            (epoch, number, step) for number, step in enumerate(whole) if len(step) == phase.batches
+        ]
     return found
 
 
@@ -95,7 +108,12 @@ def test_passes_give_every_sample_once(sizes, chunk, monkeypatch):
     for own, index, drawn in zip(found, federation.train, random, strict=True):
         assert len(own) == len(index)
         if own:
-            expected = federation.normalize(federation.x[index]), federation.y[index], drawn, torch.arange(len(index))
+            expected = (
+                federation.normalize(federation.x[index]),
+                federation.y[index],
+                drawn,
+                torch.arange(len(index)),
+            )
             assert_same([torch.stack(part) for part in zip(*own, strict=True)], list(expected))
 
 
@@ -119,7 +137,9 @@ def test_pooling_of_models_is_pytorchs_with_gradients_of_both_orders():
 
     for x_dim in (0, None):
         pooled, expected = (
-            vmap(lambda w, x, pool=pool: pool(F.conv2d(x, w), 2), (0, x_dim))(w, x if x_dim == 0 else x[0])
+            vmap(lambda w, x, pool=pool: pool(F.conv2d(x, w), 2), (0, x_dim))(
+                w, x if x_dim == 0 else x[0]
+            )
             for pool in (max_pool, F.max_pool2d)
         )
         assert_same(pooled, expected)
@@ -127,10 +147,16 @@ def test_pooling_of_models_is_pytorchs_with_gradients_of_both_orders():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("shape", "size"), [((3, 5, 8, 8), 2), ((2, 3, 7, 9), 2), ((2, 3, 7, 9), 3)])
+@pytest.mark.parametrize(
+    ("shape", "size"), [((3, 5, 8, 8), 2), ((2, 3, 7, 9), 2), ((2, 3, 7, 9), 3)]
+)
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_pooling_without_gradients_is_pytorchs_to_the_bit(shape, size, dtype, layout):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).contiguous(memory_format=layout)
+    x = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        .to(dtype)
+        .contiguous(memory_format=layout)
+    )
     x[0, 0, 0, 0], x[-1, -1, 0, 1], x[-1, -1, 1, 1] = torch.nan, torch.inf, -torch.inf
     integer = torch.int32 if dtype is torch.float32 else torch.int16
     pooled, expected = max_pool(x, size), F.max_pool2d(x, size)
@@ -140,7 +166,9 @@ def test_pooling_without_gradients_is_pytorchs_to_the_bit(shape, size, dtype, la
         max_pool(x.requires_grad_(), size)
         with torch.no_grad():
             max_pool(x.detach(), size)
-    assert [event.count for event in profile.key_averages() if event.key == "aten::max_pool2d"] == [1]
+    assert [event.count for event in profile.key_averages() if event.key == "aten::max_pool2d"] == [
+        1
+    ]
 
 
 def test_pooling_of_models_copies_nothing():

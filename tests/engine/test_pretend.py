@@ -1,4 +1,6 @@
-"""The CUDA path on a pretended GPU (`tests/pretend`), in a process of its own: it has to be there before torch is."""
+"""The CUDA path on a pretended GPU (`tests/pretend`), in a process of its own: it has to be there
+before torch is.
+"""
 
 import os
 import shutil
@@ -24,7 +26,17 @@ CHECKS = "tests/pretend/checks.py"
     ],
 )
 def test_on_a_pretended_gpu(chosen):
-    command = [sys.executable, "-m", "pytest", "-p", "tests.pretend", "-p", "no:cacheprovider", "--tb=short", *chosen]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.pretend",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        *chosen,
+    ]
     own = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     result = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

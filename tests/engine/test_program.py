@@ -1,7 +1,9 @@
-"""Captured steps: the same numbers as eager ones, also when a program serves other rounds, runs and widths.
+"""Captured steps: the same numbers as eager ones, also when a program serves other rounds, runs and
+widths.
 
-Without a GPU a stand-in captures: it may not run the step, and replaying runs what was captured, from the memory it was
-captured with. What a graph would not see, such as a tensor made anew each round, the stand-in does not see either.
+Without a GPU a stand-in captures: it may not run the step, and replaying runs what was captured,
+from the memory it was captured with. What a graph would not see, such as a tensor made anew each
+round, the stand-in does not see either.
 """
 
 import dataclasses
@@ -12,8 +14,8 @@ import torch
 
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.engine.backend import TrainCall
+from fedpfl.engine.backends.programs import Program, Programs, width
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.program import Program, Programs, width
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect, Method, Phase
 from tests.conftest import (
@@ -31,7 +33,9 @@ from tests.engine.test_hooks import Gambler, Pairs, Stepper
 
 
 class Capture:
-    """Keeps the first step of a program, phase and width, and runs that one again whatever came later."""
+    """Keeps the first step of a program, phase and width, and runs that one again whatever came
+    later.
+    """
 
     def __init__(self):
         self.captured, self.replayed = 0, 0
@@ -67,10 +71,14 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
         return answer
 
     monkeypatch.setattr(type(method), "phases", noted)
-    monkeypatch.setattr(Program, "_records", lambda self: kept.append(bool(self._kept)) or records(self))
+    monkeypatch.setattr(
+        Program, "_records", lambda self: kept.append(bool(self._kept)) or records(self)
+    )
     captured, eager = (played(method, federation, how) for how in (capture, None))
     if len(method.turns(0, COHORTS[0], federation.clients, generator(0, "turns", 1))) > 1:
-        assert_close(captured, eager)  # a small client alone is padded to a whole batch only where steps are captured
+        assert_close(
+            captured, eager
+        )  # a small client alone is padded to a whole batch only where steps are captured
     else:
         assert_same(captured, eager)
     assert any(phase.step for phase in phases) == method.own_steps
@@ -78,13 +86,18 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
         assert not capture.captured
     else:
         assert capture.captured
-        if max(phase.batches for phase in phases) < 3:  # of so small clients only one has three minibatches
+        if (
+            max(phase.batches for phase in phases) < 3
+        ):  # of so small clients only one has three minibatches
             assert capture.replayed > capture.captured
 
 
 def test_with_batch_normalisation(federation):
     for method in (FedAvg(), Ditto(lam=0.3)):
-        assert_same(played(method, federation, Capture(), norm=True), played(method, federation, None, norm=True))
+        assert_same(
+            played(method, federation, Capture(), norm=True),
+            played(method, federation, None, norm=True),
+        )
 
 
 def test_a_number_of_rows_is_captured_once(federation):
@@ -114,15 +127,40 @@ def test_steps_of_a_methods_own_and_random_numbers_are_captured(method, federati
 
 
 def test_widths_are_few():
-    assert [width(rows) for rows in range(1, 18)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24]
+    assert [width(rows) for rows in range(1, 18)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        6,
+        8,
+        8,
+        12,
+        12,
+        12,
+        12,
+        16,
+        16,
+        16,
+        16,
+        24,
+    ]
 
 
-@pytest.mark.parametrize("method", [FedAvg(), Ditto(lam=0.3), FedPer()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), Ditto(lam=0.3), FedPer()], ids=lambda m: type(m).__name__
+)
 def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_moves(method):
-    """Twelve clients that all end at another step: one capture per width and kind of phase, not per number of rows."""
+    """Twelve clients that all end at another step: one capture per width and kind of phase, not per
+    number of rows.
+    """
     federation, capture = federate(tuple(range(16, 208, 16)), (2,) * 12), Capture()
     local = Local(epochs=2, batch_size=8, lr=0.05, momentum=0.7, weight_decay=1e-4)
-    captured, eager = (played(method, federation, how, [list(range(12))] * 2, True, local) for how in (capture, None))
+    captured, eager = (
+        played(method, federation, how, [list(range(12))] * 2, True, local)
+        for how in (capture, None)
+    )
     assert_same(captured, eager)
     assert capture.captured == len({1, 2, 3, 4, 6, 8, 12})
 
@@ -131,21 +169,31 @@ def test_phases_that_come_again_are_captured_once(federation):
     counts = []
     for epochs in (2, 5):
         capture, local = Capture(), dataclasses.replace(LOCAL, epochs=epochs)
-        ends = [played(FedSelect(p=0.5), federation, how, COHORTS[:1] * 3, local=local) for how in (capture, None)]
+        ends = [
+            played(FedSelect(p=0.5), federation, how, COHORTS[:1] * 3, local=local)
+            for how in (capture, None)
+        ]
         assert_same(*ends)
         counts.append(capture.captured)
     assert counts[0] == counts[1] > 0
 
 
 def sweep(methods, federation, programs, net, rounds):
-    """The same round of several runs, answered together, again and again; the graphs captured after each."""
+    """The same round of several runs, answered together, again and again; the graphs captured after
+    each.
+    """
     runner, counts = make(Engine("batched"), net, CPU), []
     runner._programs = programs
     states = [begin(method, net, federation.clients, CPU) for method in methods]
     for number in range(rounds):
         draws = Draws(0, "train", number + 1)
         pairs = zip(methods, states, strict=True)
-        runner.run([TrainCall(method, federation, state, COHORTS[0], LOCAL, draws) for method, state in pairs])
+        runner.run(
+            [
+                TrainCall(method, federation, state, COHORTS[0], LOCAL, draws)
+                for method, state in pairs
+            ]
+        )
         counts.append(programs._capture.captured)
     return counts
 
@@ -187,17 +235,24 @@ def test_a_capture_that_fails_changes_no_bit_and_is_one_line(federation, caplog)
 
 def test_on_a_cpu_the_switch_changes_nothing(federation):
     net = tiny()
-    on, off = (trajectory(FedOBP(q=0.9), net, federation, engine=Engine("batched", graphs=g)) for g in (True, False))
+    on, off = (
+        trajectory(FedOBP(q=0.9), net, federation, engine=Engine("batched", graphs=g))
+        for g in (True, False)
+    )
     assert_same(on[-1], off[-1])
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    "method", [FedAvg(), FedOBP(q=0.9), FedPer(), Ditto(lam=0.3), Masked()], ids=lambda m: type(m).__name__
+    "method",
+    [FedAvg(), FedOBP(q=0.9), FedPer(), Ditto(lam=0.3), Masked()],
+    ids=lambda m: type(m).__name__,
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
-    """Bit for bit in the same shapes, which a failed capture keeps; near to steps of just the rows that take them."""
+    """Bit for bit in the same shapes, which a failed capture keeps; near to steps of just the rows
+    that take them.
+    """
     gpu, ends = torch.device("cuda"), []
     for graphs, failed in ((True, False), (True, True), (False, False)):
         net = tiny(norm=True)
@@ -206,7 +261,9 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
         state = begin(method, net, federation.clients, gpu)
         for cohort in COHORTS * 2:
             state, _ = play(runner, method, federation.to(gpu), state, cohort, LOCAL, 0)
-        ends.append({"server": state.server, "clients": state.clients, "buffers": state.server_buffers})
+        ends.append(
+            {"server": state.server, "clients": state.clients, "buffers": state.server_buffers}
+        )
     captured, same_shapes, eager = ends
     assert_same(captured, same_shapes)
     assert_close(captured, eager, atol=1e-4 if precision == "fp32" else 1e-2)

@@ -1,6 +1,8 @@
-"""What clients find out with as many rows as they have samples: `tree.Ragged`, and what is told where it is not marked.
+"""What clients find out with as many rows as they have samples: `tree.Ragged`, and what is told
+where it is not marked.
 
-Both backends give the same, whatever a client is padded to; shapes that differ unmarked are one line.
+Both backends give the same, whatever a client is padded to; shapes that differ unmarked are one
+line.
 """
 
 from dataclasses import dataclass, replace
@@ -11,10 +13,10 @@ import torch
 from fedpfl.engine import Engine, Tuning, begin, make
 from fedpfl.engine.backend import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.toy import AGREE, COHORTS, EVERYONE, TEST, TRAIN, agree, small
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.methods import FedAvg, Phase
+from fedpfl.testing.toy import AGREE, COHORTS, EVERYONE, TEST, TRAIN, agree, small
 from tests.conftest import BACKENDS, CPU, LOCAL, assert_close, assert_same, federate, rounds, tiny
 from tests.engine.test_program import Capture, played
 
@@ -33,10 +35,15 @@ def mean(own):
 
 @dataclass(frozen=True)
 class Remembering(FedAvg):
-    """Looks at all samples wherever a client may, and learns, brings back and predicts by what it has seen."""
+    """Looks at all samples wherever a client may, and learns, brings back and predicts by what it
+    has seen.
+    """
 
     def init(self, params, parts):
-        return {"net": params, "mean": torch.zeros(64)}, {"mean": torch.zeros(64), "kept": torch.zeros(())}
+        return {"net": params, "mean": torch.zeros(64)}, {
+            "mean": torch.zeros(64),
+            "kept": torch.zeros(()),
+        }
 
     def before_training(self, server, client, net, shard):
         return {"seen": tree.Ragged(rows_of(shard)), "first": shard.data.x[0, 0, 0]}
@@ -81,9 +88,13 @@ class Remembering(FedAvg):
 def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(width):
     method, net = Remembering(), tiny()
     loop = rounds(method, net, small(), COHORTS, local=SHORT)
-    other = rounds(method, net, small(), COHORTS, local=SHORT, engine=Engine("batched", width=width))
+    other = rounds(
+        method, net, small(), COHORTS, local=SHORT, engine=Engine("batched", width=width)
+    )
     for t in range(len(COHORTS)):
-        agree(f"round {t + 1}", (loop[0][t + 1], loop[1][t]), (other[0][t + 1], other[1][t]), **AGREE)
+        agree(
+            f"round {t + 1}", (loop[0][t + 1], loop[1][t]), (other[0][t + 1], other[1][t]), **AGREE
+        )
     own = small().x[small().train[2]]
     assert_close(loop[0][1].client(2)["mean"], small().normalize(own).flatten(1).mean(0), atol=1e-6)
     assert loop[0][1].client(2)["kept"] == small().y[small().train[2]][_order(2)].sum()
@@ -95,12 +106,17 @@ def _order(client):
     return order[: len(order) - (len(order) % SHORT.batch_size == 1)]
 
 
-@pytest.mark.parametrize("tuning", [None, Tuning(SHORT, Draws(0, "finetune", 1))], ids=["as it is", "fine-tuned"])
+@pytest.mark.parametrize(
+    "tuning", [None, Tuning(SHORT, Draws(0, "finetune", 1))], ids=["as it is", "fine-tuned"]
+)
 def test_a_personal_model_may_be_ragged(tuning):
     method, net = Remembering(), tiny()
     state = rounds(method, net, small(), COHORTS[:1], local=SHORT)[0][-1]
     engines = [Engine("loop"), Engine("batched"), Engine("batched", width=2)]
-    counts = [make(engine, net, CPU).evaluate(method, small(), state, EVERYONE, tuning) for engine in engines]
+    counts = [
+        make(engine, net, CPU).evaluate(method, small(), state, EVERYONE, tuning)
+        for engine in engines
+    ]
     assert counts[0].total.tolist() == list(TEST)
     for own in counts[1:]:
         assert own.correct.tolist() == counts[0].correct.tolist()
@@ -112,10 +128,16 @@ def test_runs_whose_longest_client_differs_go_side_by_side(backend):
     """Fewer of the same images, so that the other run's padding is another."""
     method, net, other = Remembering(), tiny(), federate(TRAIN, TEST, seed=2)
     other = replace(other, x=small().x, y=small().y, train=tuple(own[:30] for own in other.train))
-    runner, calls, tuning = make(Engine(backend), net, CPU), [], Tuning(SHORT, Draws(0, "finetune", 1))
+    runner, calls, tuning = (
+        make(Engine(backend), net, CPU),
+        [],
+        Tuning(SHORT, Draws(0, "finetune", 1)),
+    )
     for seed, federation in enumerate((small(), other)):
         state = begin(method, net, len(TRAIN), CPU)
-        calls.append(TrainCall(method, federation, state, COHORTS[1], SHORT, Draws(seed, "train", 1)))
+        calls.append(
+            TrainCall(method, federation, state, COHORTS[1], SHORT, Draws(seed, "train", 1))
+        )
         calls.append(EvalCall(method, federation, state, EVERYONE, tuning))
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert not isinstance(together, Exception), together
@@ -132,7 +154,9 @@ class Plain(Remembering):
 
 def test_captured_steps_are_not_taken_for_another_padding():
     cohorts = [[4, 0, 2, 3], [0, 2, 3, 5], [4, 0, 2, 3]]  # 65, 40 and 65 samples at most
-    captured, eager = (played(Plain(), small(), how, cohorts, local=SHORT) for how in (Capture(), None))
+    captured, eager = (
+        played(Plain(), small(), how, cohorts, local=SHORT) for how in (Capture(), None)
+    )
     assert_same(captured, eager)
 
 
@@ -143,7 +167,9 @@ def looking(**findings):
         place = 5 if name == "after_training" else 4  # of the shard
         return lambda *given: answer(given[place])
 
-    return type("Looking", (FedAvg,), {name: hook(name, answer) for name, answer in findings.items()})()
+    return type(
+        "Looking", (FedAvg,), {name: hook(name, answer) for name, answer in findings.items()}
+    )()
 
 
 FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
@@ -162,13 +188,17 @@ UNMARKED = [
     (
         "before_training",
         lambda shard: {
-            "own": tree.Ragged(shard.data.x.flatten()[: len(shard.data.y) ** 2].view(-1, len(shard.data.y)))
+            "own": tree.Ragged(
+                shard.data.x.flatten()[: len(shard.data.y) ** 2].view(-1, len(shard.data.y))
+            )
         },
         "own is torch.float32 [0, 40] for client 0 and torch.float32 [0, 33] for client 2",
     ),
     (
         "after_training",
-        lambda shard: {"y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 35 else torch.float32)},
+        lambda shard: {
+            "y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 35 else torch.float32)
+        },
         "y is",
     ),
     (
@@ -208,15 +238,28 @@ def sent_ragged(self, server, client, start, end):
 
 
 WRONG = [
-    ({"sample": lambda self, server, generator: {"n": tree.Ragged(torch.zeros(3))}}, "entry n.real"),
     (
-        {"finish": kept_ragged, "init": lambda self, params, parts: (params, {"own": torch.zeros(3)})},
+        {"sample": lambda self, server, generator: {"n": tree.Ragged(torch.zeros(3))}},
+        "entry n.real",
+    ),
+    (
+        {
+            "finish": kept_ragged,
+            "init": lambda self, params, parts: (params, {"own": torch.zeros(3)}),
+        },
         "another form than init's, own was torch.float32 [3] and is missing",
     ),
     ({"finish": sent_ragged}, "an upload with a tree.Ragged in it"),
-    ({"prepare": lambda self, server, client: {**client, "own": tree.Ragged(torch.zeros(3))}}, "entry own.real"),
     (
-        {"before_training": lambda self, server, client, net, shard: {"n": tree.Ragged(shard.data.y[0])}},
+        {"prepare": lambda self, server, client: {**client, "own": tree.Ragged(torch.zeros(3))}},
+        "entry own.real",
+    ),
+    (
+        {
+            "before_training": lambda self, server, client, net, shard: {
+                "n": tree.Ragged(shard.data.y[0])
+            }
+        },
         "n as tree.Ragged, whose leaves have no first axis of one length",
     ),
     (
@@ -233,7 +276,18 @@ WRONG = [
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("hooks", "word"), WRONG)
 def test_what_is_ragged_where_it_may_not_be_is_told(hooks, word, backend):
-    seen = {"before_training": lambda self, server, client, net, shard: {"seen": tree.Ragged(shard.data.y)}}
+    seen = {
+        "before_training": lambda self, server, client, net, shard: {
+            "seen": tree.Ragged(shard.data.y)
+        }
+    }
     with pytest.raises(Broken) as told:
-        rounds(type("Wrong", (FedAvg,), seen | hooks)(), tiny(), small(), COHORTS[:1], local=SHORT, engine=backend)
+        rounds(
+            type("Wrong", (FedAvg,), seen | hooks)(),
+            tiny(),
+            small(),
+            COHORTS[:1],
+            local=SHORT,
+            engine=backend,
+        )
     assert word in str(told.value)

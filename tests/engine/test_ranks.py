@@ -1,6 +1,8 @@
-"""One run on several processes: each goes on with what one process alone would have, and one of them tells.
+"""One run on several processes: each goes on with what one process alone would have, and one of
+them tells.
 
-Processes are torchrun's where it has a part in what is asked; else they get its environment, which is quicker.
+Processes are torchrun's where it has a part in what is asked; else they get its environment, which
+is quicker.
 """
 
 import os
@@ -18,19 +20,43 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Stopping, Tuning, make, ranks, select, toy
+from fedpfl.engine import Engine, Stopping, Tuning, make
+from fedpfl.engine.backends import ranks
+from fedpfl.engine.backends import selection as select
+from fedpfl.engine.backends.ranks import deal
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.ranks import deal
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, Method
-from tests.command import TINY, Result, _environment, _heed_interrupts, call, rewrite_summary, state, summary, wait
-from tests.conftest import CASES, CPU, LOCAL, assert_close, assert_same, federate, flatten, rounds, tiny
+from fedpfl.testing import toy
+from tests.command import (
+    TINY,
+    Result,
+    _environment,
+    _heed_interrupts,
+    call,
+    rewrite_summary,
+    state,
+    summary,
+    wait,
+)
+from tests.conftest import (
+    CASES,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    federate,
+    flatten,
+    rounds,
+    tiny,
+)
 from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 FEW = ("fedobp", "floco", "pfedfda", "seqfededt", "knn_per", "fedamp")
-"""Plain; a survey; what losses keep; turns of a single client; ragged findings; models of others."""
+"""Plain; a survey; what losses keep; turns of a single client; ragged findings; models of others.
+"""
 RUN = (
     *(*TINY, "rounds=4", "partition.samples_per_client=60", "eval.every=2", "hydra.run.dir=run"),
     *("method=fedobp", "quantile.q=0.9", "eval.finetune_epochs=1", "eval.finetune_every=4"),
@@ -45,7 +71,10 @@ RUN = (
 def test_each_client_is_dealt_once_and_nobody_waits_for_more_than_the_largest(count):
     loads = [float(40 * (37 * k % 11)) for k in range(20)]
     owners = deal(loads, count)
-    sums = [sum(load for load, owner in zip(loads, owners, strict=True) if owner == rank) for rank in range(count)]
+    sums = [
+        sum(load for load, owner in zip(loads, owners, strict=True) if owner == rank)
+        for rank in range(count)
+    ]
     assert len(owners) == 20
     assert set(owners) == set(range(count))
     assert max(sums) - min(sums) <= max(loads)
@@ -79,7 +108,9 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(name, gpus, chosen, monk
         assert select.device(name) == torch.device(chosen)
 
 
-def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_means_nothing(monkeypatch):
+def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_means_nothing(
+    monkeypatch,
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -96,8 +127,18 @@ def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_mea
 
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
     """As torchrun makes it."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    return {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in numbers.items()}}
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "MASTER_PORT": port,
+    }
+    return {
+        "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        **{k: str(v) for k, v in numbers.items()},
+    }
 
 
 def written(script: str, cwd: Path) -> str:
@@ -112,7 +153,12 @@ def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Resul
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "cwd": cwd,
+    }
     started = [
         subprocess.Popen(
             [sys.executable, written(script, cwd), *arguments],
@@ -125,11 +171,15 @@ def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Resul
 
 
 def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
-    """Every state, outcome and evaluation of two rounds of each method, with BatchNorm and early stopping."""
+    """Every state, outcome and evaluation of two rounds of each method, with BatchNorm and early
+    stopping.
+    """
     found, federation, net = {}, federate(TRAIN, TEST), tiny(norm=True)
     for name, values in (first_case(name) for name in names):
         method, told = METHODS[name](**values), Engine(engine, workers=1)
-        states, outcomes = rounds(method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True))
+        states, outcomes = rounds(
+            method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True)
+        )
         last, adapt = states[-1], Tuning(LOCAL, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
         backend = toy.make(told, net, CPU)
@@ -152,8 +202,9 @@ PLAY = """
 import sys
 from functools import partial
 import torch
-from fedpfl.engine import make, ranks
-from fedpfl.engine import toy
+from fedpfl.engine import make
+from fedpfl.engine.backends import ranks
+from fedpfl.testing import toy
 from tests.engine.test_ranks import played, storing
 ranks.join()
 toy.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
@@ -165,7 +216,9 @@ ranks.part()
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, list[dict[str, torch.Tensor]]]]:
+def together(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., dict[str, list[dict[str, torch.Tensor]]]]:
     """What each of so many processes has seen, with whole and with sharded states."""
 
     @cache
@@ -174,7 +227,8 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         for result in processes(count, PLAY, engine, *names, cwd=cwd):
             assert (result.code, result.err) == (0, ""), result
         return {
-            states: [torch.load(cwd / f"{states}{rank}.pt") for rank in range(count)] for states in ("whole", "sharded")
+            states: [torch.load(cwd / f"{states}{rank}.pt") for rank in range(count)]
+            for states in ("whole", "sharded")
         }
 
     return see
@@ -184,7 +238,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
     ("count", "names"),
     [
         pytest.param(2, FEW, id="2"),
-        *(pytest.param(count, METHODS, id=f"{count}-all", marks=pytest.mark.full) for count in (2, 3)),
+        *(
+            pytest.param(count, METHODS, id=f"{count}-all", marks=pytest.mark.full)
+            for count in (2, 3)
+        ),
     ],
 )
 def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
@@ -227,16 +284,33 @@ def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding
 
 
 def torchrun(
-    count: int, *arguments: str, cwd: Path, script: str | None = None, options: Sequence[str] = (), at: str = ""
+    count: int,
+    *arguments: str,
+    cwd: Path,
+    script: str | None = None,
+    options: Sequence[str] = (),
+    at: str = "",
 ) -> subprocess.Popen[str]:
     """`torchrun -m fedpfl.train`, or a script that ends in it. at: the machine, one of `machines`."""
     what = [written(script, cwd)] if script else ["-m", "fedpfl.train"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}", *options, *what, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={count}",
+        *options,
+        *what,
+        *arguments,
+    ]
     there = ["ip", "netns", "exec", at] if at else []
     own = {"GLOO_SOCKET_IFNAME": "here"} if at else {}
     return subprocess.Popen(
-        [*there, *command], cwd=cwd, env={**_environment(), **own}, preexec_fn=_heed_interrupts, **pipes
+        [*there, *command],
+        cwd=cwd,
+        env={**_environment(), **own},
+        preexec_fn=_heed_interrupts,
+        **pipes,
     )
 
 
@@ -248,13 +322,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "run"
 
 
-def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_talks(tmp_path, alone):
+def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_talks(
+    tmp_path, alone
+):
     result = wait(torchrun(2, *RUN, "hydra.output_subdir=.hydra", cwd=tmp_path))
     assert result.code == 0, result.err
     assert_ends_alike(tmp_path / "run", alone)
-    assert result.err.count("loop in 2 processes on cpu") == result.err.count("finished after round 4") == 1
+    assert (
+        result.err.count("loop in 2 processes on cpu")
+        == result.err.count("finished after round 4")
+        == 1
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {*(path.name for path in alone.iterdir()), ".hydra"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        *(path.name for path in alone.iterdir()),
+        ".hydra",
+    }
 
 
 @pytest.mark.full
@@ -271,7 +354,9 @@ def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(t
 
 @pytest.mark.full
 @pytest.mark.parametrize("device", ["auto", "disk"])
-def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_once(device, tmp_path, alone):
+def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_once(
+    device, tmp_path, alone
+):
     shutil.copytree(alone, tmp_path / "run")
     rewrite_summary(tmp_path / "run", status="running")
     for count, said in ((3, "resumed     after round 4 of 4"), (2, "already finished")):
@@ -288,12 +373,18 @@ KILLS = {
 
 
 def killed(rank: int, moment: str, cwd: Path) -> Result:
-    """Two processes of which one kills itself at a moment; process 0 takes long for its second checkpoint."""
+    """Two processes of which one kills itself at a moment; process 0 takes long for its second
+    checkpoint.
+    """
     how = KILLS[moment].format(
         *(("torch", "'save'", "torn") if rank == 0 else ("rundir.Absent", "'checkpoint'", "after"))
     )
     slow = "import time\nrundir.Absent.checkpoint = lambda *_: None\n"
-    slow += "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n" if rank else ""
+    slow += (
+        "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n"
+        if rank
+        else ""
+    )
     method = "method = METHODS['fedobp']\n"
     script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
     begun = time.monotonic()
@@ -317,7 +408,9 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
         ),
     ],
 )
-def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(rank, moment, then, tmp_path, alone):
+def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
+    rank, moment, then, tmp_path, alone
+):
     result = killed(rank, moment, tmp_path)
     assert len(result.complaints) == 1, result.err
     assert result.complaints[0].endswith("; the same command goes on from the last checkpoint")
@@ -335,11 +428,17 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(rank, mome
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "told"),
-    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated"), (signal.SIGUSR2, "terminated")],
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "terminated"),
+        (signal.SIGUSR2, "terminated"),
+    ],
 )
 def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
     words = (*TINY, "rounds=3000", "hydra.run.dir=run", "checkpoint.seconds=1e6")
-    process = torchrun(2, *words, cwd=tmp_path, options=["--signals-to-handle=SIGTERM,SIGINT,SIGUSR2"])
+    process = torchrun(
+        2, *words, cwd=tmp_path, options=["--signals-to-handle=SIGTERM,SIGINT,SIGUSR2"]
+    )
     rounds = tmp_path / "run" / "rounds.csv"
     while not (rounds.exists() and rounds.read_text().count("\n") > 2):
         assert process.poll() is None, wait(process).err
@@ -347,7 +446,9 @@ def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
     process.send_signal(number)
     result = wait(process)
     assert result.code != 0
-    assert result.complaints == [f"fedpfl: {told}; the same command goes on from the last checkpoint"]
+    assert result.complaints == [
+        f"fedpfl: {told}; the same command goes on from the last checkpoint"
+    ]
     assert summary(tmp_path / "run")["status"] == "running"
     assert int(state(tmp_path / "run")["round"]) > 1
 
@@ -363,7 +464,20 @@ def machines() -> Iterator[list[str]]:
     if not (shutil.which("ip") and all(ip("netns", "add", name) for name in names)):
         pytest.skip("needs root and network namespaces (ip netns)")
     try:
-        assert ip("-n", names[0], "link", "add", "here", "type", "veth", "peer", "name", "here", "netns", names[1])
+        assert ip(
+            "-n",
+            names[0],
+            "link",
+            "add",
+            "here",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "here",
+            "netns",
+            names[1],
+        )
         for number, name in enumerate(names):
             assert ip("-n", name, "addr", "add", f"10.9.0.{number + 1}/24", "dev", "here")
             assert all(ip("-n", name, "link", "set", device, "up") for device in ("lo", "here"))
@@ -375,7 +489,7 @@ def machines() -> Iterator[list[str]]:
 
 LOST = """
 import os, time
-from fedpfl.engine import ranks
+from fedpfl.engine.backends import ranks
 ranks.SILENCE = 6
 def asleep(real, *given):
     Path("asleep").touch()
@@ -389,15 +503,26 @@ train.main()
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize(("lost", "then"), [(1, 1), (0, 3)])
-def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(lost, then, machines, tmp_path, alone):
-    """The cable is cut in round 3, so that nobody hears of an end. What all meet at is lost with machine 0."""
+def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
+    lost, then, machines, tmp_path, alone
+):
+    """The cable is cut in round 3, so that nobody hears of an end. What all meet at is lost with
+    machine 0.
+    """
     places = [tmp_path / name for name in "ab"]
     started = []
     for rank, (name, place) in enumerate(zip(machines, places, strict=True)):
         place.mkdir()
-        options = ["--nnodes=2", f"--node_rank={rank}", "--master_addr=10.9.0.1", "--master_port=29511"]
+        options = [
+            "--nnodes=2",
+            f"--node_rank={rank}",
+            "--master_addr=10.9.0.1",
+            "--master_port=29511",
+        ]
         started.append(
-            torchrun(1, *RUN, cwd=place, script=TOOLS + LOST.format(lost), options=options, at=name),
+            torchrun(
+                1, *RUN, cwd=place, script=TOOLS + LOST.format(lost), options=options, at=name
+            ),
         )
     while not (places[lost] / "asleep").exists():
         assert started[0].poll() is started[1].poll() is None
@@ -461,7 +586,9 @@ CHANGES = BAD.format("""
 def test_what_fails_in_one_process_is_told_once_and_in_the_log(script, code, line, tmp_path):
     results = processes(2, script, *RUN, cwd=tmp_path)
     assert [result.code for result in results] == [code, code], results
-    (told,) = [line for result in results for line in result.err.splitlines() if line.startswith("fedpfl:")]
+    (told,) = [
+        line for result in results for line in result.err.splitlines() if line.startswith("fedpfl:")
+    ]
     assert line in told
     assert "Traceback" not in "".join(result.err for result in results)
     assert summary(tmp_path / "run")["status"] == "failed"
@@ -481,7 +608,10 @@ def test_an_error_that_cannot_travel_is_told_by_its_name_and_place():
     except Local as error:
         shown = ranks._portable(error)
     assert (type(shown), str(shown)) == (RuntimeError, "Local: no such luck")
-    assert [(file, name.rpartition(".")[2]) for file, name, _ in ranks.frames(shown)][-1] == (__file__, "fails")
+    assert [(file, name.rpartition(".")[2]) for file, name, _ in ranks.frames(shown)][-1] == (
+        __file__,
+        "fails",
+    )
     assert "Local: no such luck" in shown.__notes__[0]
 
 

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.sgd import Local, Moments, bits, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.training.sgd import (
+    Local,
+    Moments,
+    bits,
+    idle,
+    movement,
+    numbered,
+    parked,
+    steps,
+    update_,
+)
 from fedpfl.methods import Phase
 from tests.conftest import assert_close, assert_same, federate
 
@@ -28,7 +38,13 @@ def descend(local: Local, masks=None) -> list[torch.Tensor]:
     params, gradients = problem()
     velocity = [torch.zeros_like(p) for p in params]
     for grads in gradients:
-        update_(params, Moments(velocity), [g.clone() for g in grads], masks or [None] * len(params), local)
+        update_(
+            params,
+            Moments(velocity),
+            [g.clone() for g in grads],
+            masks or [None] * len(params),
+            local,
+        )
     return params
 
 
@@ -84,7 +100,9 @@ def test_bits_are_the_mask(local):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 def test_phases_of_different_masks_have_momentum_of_their_own(momentum):
-    """As two optimisers with entries of their own that take turns, and a third one whose entries always move."""
+    """As two optimisers with entries of their own that take turns, and a third one whose entries
+    always move.
+    """
     local, (params, gradients) = Local(1, 2, 0.1, momentum), problem(8)
     mask = torch.rand(params[0].shape, generator=torch.Generator().manual_seed(2)) < 0.5
     one, other, always = params[0].clone(), params[0].clone(), params[1].clone()
@@ -107,7 +125,13 @@ def test_gradients_handed_in_are_not_changed():
     params, (grads, *_) = problem()
     before = [g.clone() for g in grads]
     for masks in ([None] * 3, [torch.ones_like(p, dtype=torch.bool) for p in params]):
-        update_(params, Moments([torch.zeros_like(p) for p in params]), grads, masks, Local(1, 2, 0.1, 0.7, 0.1))
+        update_(
+            params,
+            Moments([torch.zeros_like(p) for p in params]),
+            grads,
+            masks,
+            Local(1, 2, 0.1, 0.7, 0.1),
+        )
         assert_same(grads, before)
 
 
@@ -136,7 +160,9 @@ def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size,
 
 
 @given(st.integers(0, 100), st.integers(2, 20), st.integers(1, 4))
-def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_left(samples, size, together):
+def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_left(
+    samples, size, together
+):
     single = [batch for step in dealt_to(samples, size, 2) for batch in step]
     taken = dealt_to(samples, size, 2, Phase(1, batches=together))
     per_epoch = len(single) // 2
@@ -174,17 +200,29 @@ def test_generators_do_not_touch_the_global_one():
 
 
 def test_epochs_count_up_per_stream_and_empty_phases_are_dropped():
-    phases = [Phase(2), Phase(0), Phase(1, stream="head"), Phase(3), Phase(-1), Phase(2, stream="head")]
+    phases = [
+        Phase(2),
+        Phase(0),
+        Phase(1, stream="head"),
+        Phase(3),
+        Phase(-1),
+        Phase(2, stream="head"),
+    ]
     plan = [(phase.stream, list(epochs)) for phase, epochs in numbered(phases)]
     assert plan == [("main", [0, 1]), ("head", [0]), ("main", [2, 3, 4]), ("head", [1, 2])]
 
 
 def test_movement_reads_masks():
-    trained = {"w": {"a": torch.zeros(2), "b": torch.zeros(3)}, "v": {"a": torch.zeros(2), "b": torch.zeros(3)}}
+    trained = {
+        "w": {"a": torch.zeros(2), "b": torch.zeros(3)},
+        "v": {"a": torch.zeros(2), "b": torch.zeros(3)},
+    }
     elements = torch.tensor([True, False])
     assert movement(Phase(1), trained).moving == [0, 1, 2, 3]
     assert movement(Phase(1, {"w": True, "v": False}), trained).moving == [0, 1]
-    mixed = movement(Phase(1, {"w": {"a": elements, "b": False}, "v": {"a": True, "b": False}}), trained)
+    mixed = movement(
+        Phase(1, {"w": {"a": elements, "b": False}, "v": {"a": True, "b": False}}), trained
+    )
     assert mixed.moving == [0, 2]
     assert mixed.masks == [elements, None]
 
@@ -216,7 +254,10 @@ def test_a_phase_has_values_of_its_own():
 
 
 def test_who_leaves_a_phase_out():
-    none, some = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([[False, False, False], [False, True, False]])
+    none, some = (
+        torch.zeros(2, 3, dtype=torch.bool),
+        torch.tensor([[False, False, False], [False, True, False]]),
+    )
     assert idle(Phase(1)) is None
     assert idle(Phase(1, {"a": True, "b": none[0]})) is None
     assert bool(idle(Phase(1, {"a": False, "b": none[0]})))

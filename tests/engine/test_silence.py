@@ -1,11 +1,14 @@
-"""What would give a wrong number in silence is found: models that are not finite, hooks that break the contract."""
+"""What would give a wrong number in silence is found: models that are not finite, hooks that break
+the contract.
+"""
 
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from fedpfl.engine import Engine, begin, make, play, select
+from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine.backends import selection as select
 from fedpfl.engine.evaluate import per_client, unsound
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -20,7 +23,15 @@ FEDERATION = federate((40, 33, 20), (10, 8, 16))
 def one_round(method, engine="loop", **local):
     net = tiny()
     state = begin(method, net, 3, CPU)
-    return play(make(Engine(engine), net, CPU), method, FEDERATION, state, COHORT, replace(LOCAL, **local), 0)
+    return play(
+        make(Engine(engine), net, CPU),
+        method,
+        FEDERATION,
+        state,
+        COHORT,
+        replace(LOCAL, **local),
+        0,
+    )
 
 
 @pytest.fixture
@@ -72,7 +83,9 @@ def test_statistics_that_are_not_finite_are_found():
 
     net = tiny(norm=True)
     method = Scaled()
-    _, outcome = play(make(LOOP, net, CPU), method, FEDERATION, begin(method, net, 3, CPU), COHORT, LOCAL, 0)
+    _, outcome = play(
+        make(LOOP, net, CPU), method, FEDERATION, begin(method, net, 3, CPU), COHORT, LOCAL, 0
+    )
     assert not outcome.finite.any()
 
 
@@ -94,7 +107,9 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
             return [Phase(epochs, sgd={"lr": 1e30})]
 
     registered("fedavg", Wild)
-    result = call("method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path)
+    result = call(
+        "method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path
+    )
     assert result.code == 0
     assert "fine-tuning diverged at" in result.err
     (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
@@ -103,7 +118,9 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
     assert all(row["participants"] == "2" for row in rows)
     clients = table(path / "clients.csv")
     assert any(row["ft_accuracy"] in ("", "nan") for row in clients)
-    assert "ft_accuracy" not in summary(path)["last"] or summary(path)["last"]["ft_accuracy"] is None
+    assert (
+        "ft_accuracy" not in summary(path)["last"] or summary(path)["last"]["ft_accuracy"] is None
+    )
     assert "fine-tuning diverged" in (path / "run.log").read_text()
 
 
@@ -211,7 +228,9 @@ def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
     ],
 )
 def test_a_hook_of_a_misspelled_name_is_refused(name, meant):
-    with pytest.raises(FedpflError, match=f"Mine.{name} is no hook of a method; did you mean {meant}"):
+    with pytest.raises(
+        FedpflError, match=f"Mine.{name} is no hook of a method; did you mean {meant}"
+    ):
         type("Mine", (FedAvg,), {name: lambda self: None})
 
 
@@ -221,7 +240,9 @@ def test_a_hook_of_a_misspelled_name_is_refused(name, meant):
     ids=lambda made: type(made).__name__,
 )
 def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(made):
-    with pytest.raises(FedpflError, match=r"Mine.helper is no hook of a method; what is not begins with _$"):
+    with pytest.raises(
+        FedpflError, match=r"Mine.helper is no hook of a method; what is not begins with _$"
+    ):
         type("Mine", (FedAvg,), {"helper": made})
     type("Mine", (FedAvg,), {"_helper": made})
 

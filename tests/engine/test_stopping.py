@@ -1,4 +1,6 @@
-"""Early stopping of single clients: the loss that decides, who is drawn, when a run ends, what is sent."""
+"""Early stopping of single clients: the loss that decides, who is drawn, when a run ends, what is
+sent.
+"""
 
 import copy
 import dataclasses
@@ -38,13 +40,18 @@ def stopped(state) -> list[int]:
 # The loss
 
 
-def losses_by_hand(federation, state, client: int, norm: bool, held: torch.Tensor) -> tuple[float, float]:
-    """FedAvg's local training in plain PyTorch: the mean over all samples it passes on the way, and over the held-out
-    samples for the trained model, which uses the statistics that training has left.
+def losses_by_hand(
+    federation, state, client: int, norm: bool, held: torch.Tensor
+) -> tuple[float, float]:
+    """FedAvg's local training in plain PyTorch: the mean over all samples it passes on the way, and
+    over the held-out samples for the trained model, which uses the statistics that training has
+    left.
     """
     module = Tiny(norm)
     module.load_state_dict(state.server | state.server_buffers["main"])
-    optimizer = torch.optim.SGD(module.parameters(), LOCAL.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+    optimizer = torch.optim.SGD(
+        module.parameters(), LOCAL.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay
+    )
 
     def samples(index):
         return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
@@ -52,7 +59,9 @@ def losses_by_hand(federation, state, client: int, norm: bool, held: torch.Tenso
     x, y = samples(federation.train[client])
     seen = []
     for epoch in range(LOCAL.epochs):
-        order = torch.randperm(len(y), generator=generator(0, "train", state.round + 1, client, "main", epoch))
+        order = torch.randperm(
+            len(y), generator=generator(0, "train", state.round + 1, client, "main", epoch)
+        )
         for batch in order.split(LOCAL.batch_size):
             if len(batch) > 1:
                 loss = F.cross_entropy(module(x[batch]), y[batch])
@@ -68,11 +77,17 @@ def losses_by_hand(federation, state, client: int, norm: bool, held: torch.Tenso
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_the_loss_is_that_of_training_and_of_held_out_samples(split, norm, backend, federation):
-    """On the test split unless samples are held out for it. Clients 5 and 9 have one or no step or test sample."""
+    """On the test split unless samples are held out for it. Clients 5 and 9 have one or no step or
+    test sample.
+    """
     if split == "validation":
-        federation = dataclasses.replace(federation, validation=tuple(own[::3] for own in federation.train))
+        federation = dataclasses.replace(
+            federation, validation=tuple(own[::3] for own in federation.train)
+        )
     stopping = Stopping(early=True, lam=0.3)
-    states = trajectory(FedAvg(), tiny(norm), federation, COHORTS[:2], engine=backend, stopping=stopping)
+    states = trajectory(
+        FedAvg(), tiny(norm), federation, COHORTS[:2], engine=backend, stopping=stopping
+    )
     last = [torch.finfo(torch.float32).max] * 10
     gone = [False] * 10
     for t, cohort in enumerate(COHORTS[:2]):
@@ -86,7 +101,9 @@ def test_the_loss_is_that_of_training_and_of_held_out_samples(split, norm, backe
 
 
 @pytest.mark.parametrize("method", [Ditto(lam=0.5), LocalOnly()], ids=["ditto", "local-only"])
-def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated(method, backend, federation):
+def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated(
+    method, backend, federation
+):
     net = tiny(norm=True)
     stopping = Stopping(early=True, lam=0.0)
     states = trajectory(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)
@@ -98,10 +115,14 @@ def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated
 
 
 def test_a_constant_loss_never_stops(backend, net, federation):
-    """Of models that do not move, one client a round: the mean of one upload is that upload to the last bit."""
+    """Of models that do not move, one client a round: the mean of one upload is that upload to the
+    last bit.
+    """
     planned = [[0], [9], [0], [6], [0], [6]]
     local, stopping = dataclasses.replace(PLAIN, lr=1e-30), Stopping(early=True, lam=0.0)
-    states = trajectory(FedAvg(), net, federation, planned, engine=backend, local=local, stopping=stopping)
+    states = trajectory(
+        FedAvg(), net, federation, planned, engine=backend, local=local, stopping=stopping
+    )
     assert len(states) == 7
     assert stopped(states[-1]) == []
     assert (states[-1].stopping["last"] < 10).nonzero().flatten().tolist() == [0, 6, 9]
@@ -109,10 +130,16 @@ def test_a_constant_loss_never_stops(backend, net, federation):
 
 def test_a_rising_loss_stops_at_the_second_participation(backend, net, federation):
     """What was learnt is followed by wrong labels, which are not what is held out."""
-    method, local, stopping = FedSPU(widths=(1.0,)), dataclasses.replace(LOCAL, epochs=5), Stopping(True, lam=0.0)
+    method, local, stopping = (
+        FedSPU(widths=(1.0,)),
+        dataclasses.replace(LOCAL, epochs=5),
+        Stopping(True, lam=0.0),
+    )
     training = torch.zeros(len(federation.y), dtype=torch.bool)
     training[torch.cat(federation.train)] = True
-    misled = dataclasses.replace(federation, y=torch.where(training, (federation.y + 1) % 5, federation.y))
+    misled = dataclasses.replace(
+        federation, y=torch.where(training, (federation.y + 1) % 5, federation.y)
+    )
     runner, state = make(as_engine(backend), net, CPU), begin(method, net, 10, CPU, stopping=True)
     state, _ = play(runner, method, federation, state, [0, 2], local, 0, stopping)
     assert stopped(state) == []
@@ -121,7 +148,9 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
     assert stopped(state) == [0, 2]
     assert outcome.sent.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
     weight = federation.train_sizes[[0, 2]].double()
-    mean = tree.mean(tree.take(state.clients["model"], torch.tensor([0, 2])), (weight / weight.sum()).float())
+    mean = tree.mean(
+        tree.take(state.clients["model"], torch.tensor([0, 2])), (weight / weight.sum()).float()
+    )
     assert_close(state.server["model"], mean)
     assert not torch.equal(state.server["model"]["fc.weight"], before["model"]["fc.weight"])
     kept = copy.deepcopy(state.client(0))
@@ -192,15 +221,22 @@ class Surveyor(FedAvg):
     """Asks everybody in every round, also those who have stopped."""
 
     def turns(self, played, cohort, clients, generator):
-        return [Turn(list(range(clients)), survey=lambda server, clients, uploads: (server, clients)), Turn(cohort)]
+        return [
+            Turn(list(range(clients)), survey=lambda server, clients, uploads: (server, clients)),
+            Turn(cohort),
+        ]
 
 
 def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
     state = begin(Surveyor(), net, 10, CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)
     stopping, planned = Stopping(early=True), [0, 2]
-    _, plain = play(make(LOOP, net, CPU), Surveyor(), federation, copy.deepcopy(state), planned, LOCAL, 0)
-    state, outcome = play(make(LOOP, net, CPU), Surveyor(), federation, state, planned, LOCAL, 0, stopping)
+    _, plain = play(
+        make(LOOP, net, CPU), Surveyor(), federation, copy.deepcopy(state), planned, LOCAL, 0
+    )
+    state, outcome = play(
+        make(LOOP, net, CPU), Surveyor(), federation, state, planned, LOCAL, 0, stopping
+    )
     assert stopped(state) == planned
     assert outcome.sent == plain.sent._replace(bits_up=plain.sent.bits_up + 2)
 

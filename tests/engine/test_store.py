@@ -1,4 +1,6 @@
-"""Client states in host memory or on disk: the same numbers, no file left, a full disk told of in one line."""
+"""Client states in host memory or on disk: the same numbers, no file left, a full disk told of in
+one line.
+"""
 
 import copy
 import errno
@@ -62,7 +64,10 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(FedpflError, match=r"state\.device=disk needs .* MiB more in .*: No space left on device; make"):
+    with pytest.raises(
+        FedpflError,
+        match=r"state\.device=disk needs .* MiB more in .*: No space left on device; make",
+    ):
         played(Store("disk"), tmp_path, "loop", OBP, federation)
     assert os.listdir(tmp_path) == []
 
@@ -71,8 +76,12 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
 
 
 @every_method("loop", also=("batched",))
-def test_who_never_took_part_is_not_stored_and_has_the_initial_state(name, values, backend, federation):
-    """The states kept are those of the turns; the others' are what all had before round 1, bit for bit."""
+def test_who_never_took_part_is_not_stored_and_has_the_initial_state(
+    name, values, backend, federation
+):
+    """The states kept are those of the turns; the others' are what all had before round 1, bit for
+    bit.
+    """
     method, net = METHODS[name](**values), tiny(norm=True)
     states = trajectory(method, net, federation, engine=backend)
     took_part: set[int] = set()
@@ -107,7 +116,9 @@ def test_rows_are_written_in_place_and_never_moved(net):
     rows = begin(OBP, net, 50, CPU).rows
     rows.put_([7], {"client": rows.take("client", [7])})
     seven = rows.take("client", 7)["model"]["fc.bias"]
-    rows.put_(range(50), {"client": tree.map(lambda leaf: leaf + 1, rows.take("client", range(50)))})
+    rows.put_(
+        range(50), {"client": tree.map(lambda leaf: leaf + 1, rows.take("client", range(50)))}
+    )
     assert torch.equal(seven, net.params["fc.bias"] + 1)
     assert seven.data_ptr() == rows.take("client", 7)["model"]["fc.bias"].data_ptr()
 
@@ -160,11 +171,19 @@ def test_what_is_not_given_of_a_row_keeps_its_value(federation):
 
 def test_participants_are_counted_or_bounded():
     method = FedAvg()
-    assert participants(method, 1, 1000, 0.01, 5) == len({i for c in cohorts(1, 1000, 0.01, 5) for i in c}) < 50
-    assert participants(method, 1, 1000, 0.01, 5, stopping=True) == 50  # whom it leaves out is not known
+    assert (
+        participants(method, 1, 1000, 0.01, 5)
+        == len({i for c in cohorts(1, 1000, 0.01, 5) for i in c})
+        < 50
+    )
+    assert (
+        participants(method, 1, 1000, 0.01, 5, stopping=True) == 50
+    )  # whom it leaves out is not known
     assert participants(method, 1, 1000, 0.01, 2**62) == 1000
     assert participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 2) < 30
-    assert participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 3) == 1000  # all place their centres
+    assert (
+        participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 3) == 1000
+    )  # all place their centres
 
 
 @pytest.mark.cuda
@@ -173,7 +192,9 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
     gpu = torch.device("cuda")
     here, _ = played(Store(), None, "batched", OBP, federation, gpu)
     there, _ = played(Store(where), tmp_path, "batched", OBP, federation, gpu)
-    assert {leaf.device.type for stored in there.rows.trees for leaf in tree.leaves(stored)} == {"cpu"}
+    assert {leaf.device.type for stored in there.rows.trees for leaf in tree.leaves(stored)} == {
+        "cpu"
+    }
     assert {leaf.device.type for leaf in tree.leaves(there.clients)} == {"cuda"}
     assert_same({"server": here.server}, {"server": there.server})
 
@@ -194,12 +215,27 @@ def test_a_run_with_its_states_elsewhere_is_the_same_run(where, tmp_path):
     assert set(snapshot(tmp_path / "here")) == set(snapshot(tmp_path / "there"))
 
 
-LARGE = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]")  # 3 MiB of parameters
+LARGE = (
+    *TINY,
+    "rounds=4",
+    "quantile.q=0.9",
+    "model=mlp",
+    "model.hidden=[1000]",
+)  # 3 MiB of parameters
 
 
 def test_what_a_run_will_take_is_told(tmp_path):
-    """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one more is the initial."""
-    own = ("method=local_only", "model=mlp", "model.hidden=[4000]", "rounds=2", "clients=8", "participation=0.25")
+    """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one
+    more is the initial.
+    """
+    own = (
+        "method=local_only",
+        "model=mlp",
+        "model.hidden=[4000]",
+        "rounds=2",
+        "clients=8",
+        "participation=0.25",
+    )
     told = call(*TINY, *own, cwd=tmp_path).err
     cohort = {client for drawn in cohorts(42, 8, 0.25, 2) for client in drawn}
     each = 4 * (784 * 4000 + 4000 + 4000 * 10 + 10) / 2**20
@@ -212,7 +248,9 @@ def test_what_a_run_will_take_is_told(tmp_path):
     assert file.stat().st_size / 2**20 == pytest.approx(3 * each, abs=0.1)
 
 
-def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(memory, "of", lambda place: (2.0**21, 2.0**21))
     result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
@@ -226,12 +264,18 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(t
 
 def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "of", lambda place: (1000.0, 2.0**40))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**20, 2**20, 2**20))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**20, 2**20, 2**20)
+    )
     result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0
-    assert "tight: client states take up to 12 MiB more, and this machine's memory has 0 free; use" in result.err
     assert (
-        "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is" in result.err
+        "tight: client states take up to 12 MiB more, and this machine's memory has 0 free; use"
+        in result.err
+    )
+    assert (
+        "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is"
+        in result.err
     )
     result = call(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
     assert "tight: client states" not in result.err

@@ -1,4 +1,6 @@
-"""Signals: one that comes again is the same news, and a launcher's process answers once the run is saved."""
+"""Signals: one that comes again is the same news, and a launcher's process answers once the run is
+saved.
+"""
 
 import os
 import pickle
@@ -17,8 +19,12 @@ BOTH = [signal.SIGTERM, signal.SIGUSR2]
 @pytest.fixture(autouse=True)
 def put_back() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in interrupts.STATUS}
-    for number in before:  # commands that other tests have played in this process may have left theirs
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for (
+        number
+    ) in before:  # commands that other tests have played in this process may have left theirs
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     yield
     for number, how in before.items():
         signal.signal(number, how)
@@ -91,7 +97,10 @@ def test_a_launcher_answers_once_the_run_is_saved(capsys):
         run()
     assert order == ["saved", signal.SIGUSR2]
     assert end.value.code == 143
-    assert capsys.readouterr().err == "fedpfl: terminated; the same command goes on from the last checkpoint\n"
+    assert (
+        capsys.readouterr().err
+        == "fedpfl: terminated; the same command goes on from the last checkpoint\n"
+    )
     os.kill(os.getpid(), signal.SIGTERM)
     assert order[2:] == [signal.SIGTERM]
 

@@ -28,7 +28,10 @@ def mask(selected: int, n: int) -> torch.Tensor:
 def test_tensors_travel_whole_by_their_width():
     assert counted({}) == (0, 0)
     assert counted(torch.zeros(3)) == (3, 96)
-    assert counted({"a": torch.zeros(2, 2), "b": {"c": torch.zeros(5, dtype=torch.float16)}}) == (9, 128 + 80)
+    assert counted({"a": torch.zeros(2, 2), "b": {"c": torch.zeros(5, dtype=torch.float16)}}) == (
+        9,
+        128 + 80,
+    )
     assert counted({"a": torch.zeros(2), "known": Known({"b": torch.zeros(9)})}) == (2, 64)
     assert counted({"signs": torch.zeros(7, dtype=torch.bool)}) == (0, 7)
 
@@ -53,7 +56,8 @@ def test_masked_values_pay_the_cheapest_positions(selected, positions):
 
 def test_positions_are_those_of_the_whole_masked_tree():
     sent = Masked(
-        {"a": torch.zeros(600), "b": torch.zeros(400, dtype=torch.float64)}, {"a": mask(20, 600), "b": mask(15, 400)}
+        {"a": torch.zeros(600), "b": torch.zeros(400, dtype=torch.float64)},
+        {"a": mask(20, 600), "b": mask(15, 400)},
     )
     assert counted(sent) == (35, 20 * 32 + 15 * 64 + 1000)
 
@@ -94,13 +98,17 @@ def test_values_of_the_cohort(method, down, up, engine, net, federation):
 @pytest.mark.parametrize("engine", BACKENDS)
 @pytest.mark.parametrize("score", ["obp", "obp_as_published"])
 def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
-    """In round 1 all scores are zero and nothing is personal; later each client has n_q personal entries."""
+    """In round 1 all scores are zero and nothing is personal; later each client has n_q personal
+    entries.
+    """
     _, outcomes = rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
     n_q = personal_count(0.98, N)
     assert n_q == 11
     down = [(outcome.sent.values_down, outcome.sent.bits_down) for outcome in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - n_q), 5 * (32 * (N - n_q) + 32 * n_q))] * 2
-    assert [(outcome.sent.values_up, outcome.sent.bits_up) for outcome in outcomes] == [(5 * N, 5 * N * 32)] * 3
+    assert [(outcome.sent.values_up, outcome.sent.bits_up) for outcome in outcomes] == [
+        (5 * N, 5 * N * 32)
+    ] * 3
     assert [sum(outcome.metrics.values()) for outcome in outcomes] == [0, n_q, n_q]
     assert set(outcomes[0].metrics) == {f"personal/{name}" for name in net.params}
 
@@ -109,8 +117,14 @@ def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, fede
     method = FedOBP(q=0.5, classifier_only=True)
     _, outcomes = rounds(method, net, federation)
     n_q = personal_count(0.5, N_HEAD)
-    assert [outcome.sent.values_down for outcome in outcomes] == [5 * N, 5 * (N - n_q), 5 * (N - n_q)]
-    assert outcomes[1].sent.bits_down == 5 * (32 * (N - n_q) + N_HEAD)  # the bitmap of the head is cheaper
+    assert [outcome.sent.values_down for outcome in outcomes] == [
+        5 * N,
+        5 * (N - n_q),
+        5 * (N - n_q),
+    ]
+    assert outcomes[1].sent.bits_down == 5 * (
+        32 * (N - n_q) + N_HEAD
+    )  # the bitmap of the head is cheaper
     assert set(outcomes[1].metrics) == {f"personal/{name}" for name in net.parts.head}
 
 
@@ -130,21 +144,30 @@ def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
     assert outcome.sent.bits_down == outcome.sent.bits_up == 5 * 32 * (N + 8 + 8)
     _, (outcome, *_) = rounds(LocalOnly(), normed, federation, COHORTS[:1])
     assert outcome.sent.values_down == outcome.sent.values_up == 0
-    for method, own in ((FedAvg(statistics="local"), N + 8), (FedPer(statistics="local"), N + 8 - N_HEAD)):
+    for method, own in (
+        (FedAvg(statistics="local"), N + 8),
+        (FedPer(statistics="local"), N + 8 - N_HEAD),
+    ):
         _, (outcome, *_) = rounds(method, normed, federation, COHORTS[:1])
         assert outcome.sent.values_down == outcome.sent.values_up == 5 * own
 
 
 def test_fedavg_with_local_statistics_sends_what_fedpurin_published():
-    """Its Table 3: 4.69 MiB each way for Fashion-MNIST and ResNet-8, of which running statistics are no part."""
+    """Its Table 3: 4.69 MiB each way for Fashion-MNIST and ResNet-8, of which running statistics
+    are no part.
+    """
     x, y = torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.arange(8) % 10
     split = tuple(torch.arange(8).view(2, 4))
-    federation = Federation("zeros", x, y, 10, (0.0,), (1.0,), tuple(s[:3] for s in split), tuple(s[3:] for s in split))
+    federation = Federation(
+        "zeros", x, y, 10, (0.0,), (1.0,), tuple(s[:3] for s in split), tuple(s[3:] for s in split)
+    )
     net = models.build("resnet8", federation.shape, 10, 0)
     sizes = []
     for statistics in ("local", "aggregate"):
         method = FedAvg(statistics=statistics)
-        _, (outcome,) = rounds(method, net, federation, [[0, 1]], local=Local(epochs=1, batch_size=4, lr=0.1))
+        _, (outcome,) = rounds(
+            method, net, federation, [[0, 1]], local=Local(epochs=1, batch_size=4, lr=0.1)
+        )
         sizes += [bits / 2 / 8 / 2**20 for bits in (outcome.sent.bits_down, outcome.sent.bits_up)]
     assert [round(size, 3) for size in sizes[:2]] == [4.688, 4.688]
     assert min(sizes[2:]) > 4.695

@@ -19,13 +19,21 @@ class Pair(NamedTuple):
 
 
 def nested() -> dict:
-    return {"w": torch.arange(6.0).view(2, 3), "deep": {"b": torch.tensor([7.0]), "scalar": torch.tensor(8.0)}}
+    return {
+        "w": torch.arange(6.0).view(2, 3),
+        "deep": {"b": torch.tensor([7.0]), "scalar": torch.tensor(8.0)},
+    }
 
 
 def test_leaves_come_in_order_with_dotted_paths():
     assert [path for path, _ in tree.items(nested())] == ["w", "deep.b", "deep.scalar"]
     assert [leaf.numel() for leaf in tree.leaves(nested())] == [6, 1, 1]
-    assert [path for path, _ in tree.items(Pair(torch.ones(1), nested()))] == ["a", "b.w", "b.deep.b", "b.deep.scalar"]
+    assert [path for path, _ in tree.items(Pair(torch.ones(1), nested()))] == [
+        "a",
+        "b.w",
+        "b.deep.b",
+        "b.deep.scalar",
+    ]
 
 
 def test_map_keeps_structure_of_dicts_and_named_tuples():
@@ -44,7 +52,12 @@ def test_map_refuses_other_structures():
 def test_size_and_bytes():
     assert tree.size(nested()) == 8
     assert tree.nbytes(nested()) == 32
-    assert tree.nbytes({"flag": torch.zeros(3, dtype=torch.bool), "n": torch.zeros(2, dtype=torch.int64)}) == 19
+    assert (
+        tree.nbytes(
+            {"flag": torch.zeros(3, dtype=torch.bool), "n": torch.zeros(2, dtype=torch.int64)}
+        )
+        == 19
+    )
     assert tree.size({}) == tree.nbytes({}) == 0
 
 
@@ -70,7 +83,10 @@ def test_expand_lets_one_leaf_stand_for_a_subtree():
 
 def test_full_like_makes_bools_of_bools_and_keeps_dtypes_of_numbers():
     assert_same(tree.full_like({"a": torch.ones(2)}, True), {"a": torch.tensor([True, True])})
-    assert_same(tree.full_like({"a": torch.ones(2, dtype=torch.float64)}, 0.5), {"a": torch.full((2,), 0.5).double()})
+    assert_same(
+        tree.full_like({"a": torch.ones(2, dtype=torch.float64)}, 0.5),
+        {"a": torch.full((2,), 0.5).double()},
+    )
 
 
 def test_clone_shares_nothing_and_is_contiguous():
@@ -83,7 +99,10 @@ def test_clone_shares_nothing_and_is_contiguous():
 
 
 def test_where_picks_bits_and_never_mixes():
-    a, b = {"x": torch.tensor([1.0, float("nan"), -0.0])}, {"x": torch.tensor([float("inf"), 2.0, 3.0])}
+    a, b = (
+        {"x": torch.tensor([1.0, float("nan"), -0.0])},
+        {"x": torch.tensor([float("inf"), 2.0, 3.0])},
+    )
     picked = tree.where({"x": torch.tensor([True, False, True])}, a, b)["x"]
     assert picked.tolist() == [1.0, 2.0, -0.0]
     assert torch.signbit(picked[2])
@@ -141,7 +160,9 @@ def test_mean_is_the_weighted_sum():
 def test_mean_of_identical_uploads_is_the_upload(sizes, seed):
     upload = torch.randn(50, generator=torch.Generator().manual_seed(seed))
     weight = (torch.tensor(sizes).double() / sum(sizes)).float()
-    assert_close(tree.mean(tree.repeat({"a": upload}, len(sizes)), weight), {"a": upload}, atol=0, rtol=1e-6)
+    assert_close(
+        tree.mean(tree.repeat({"a": upload}, len(sizes)), weight), {"a": upload}, atol=0, rtol=1e-6
+    )
 
 
 def test_mean_depends_on_the_order_of_rows_only_by_rounding_and_not_on_threads():
@@ -170,7 +191,12 @@ def test_masked_is_a_tree():
 def test_what_is_received_is_what_was_sent_with_zeros_for_the_rest():
     values, mask = {"a": torch.tensor([2.0, torch.nan])}, {"a": torch.tensor([True, False])}
     whole, known = torch.ones(2), torch.zeros(3)
-    sent = {"few": Masked(values, mask), "agreed": Agreed(values, mask), "whole": whole, "known": Known({"b": known})}
+    sent = {
+        "few": Masked(values, mask),
+        "agreed": Agreed(values, mask),
+        "whole": whole,
+        "known": Known({"b": known}),
+    }
     seen = tree.received(sent)
     assert seen["few"]["a"].tolist() == seen["agreed"]["a"].tolist() == [2.0, 0.0]
     assert seen["whole"] is whole  # not copied

@@ -1,8 +1,10 @@
-"""What every method promises besides its formula, a row a method: what travels, limits, statistics, evaluation, ranges.
+"""What every method promises besides its formula, a row a method: what travels, limits, statistics,
+evaluation, ranges.
 
-tests/methods/test_expectations.py and tests/engine/test_contract.py ask each row. Numbers are counted by hand: scalars
-of the network Tiny, on the federation of fedpfl/engine/toy.py, whose two rounds are played by clients 0, 2, 3, 5 and
-then by 0, 1, 4, 5. Client 5 has one sample, and makes no step.
+tests/methods/test_expectations.py and tests/engine/test_contract.py ask each row. Numbers are
+counted by hand: scalars of the network Tiny, on the federation of fedpfl/testing/toy.py, whose two
+rounds are played by clients 0, 2, 3, 5 and then by 0, 1, 4, 5. Client 5 has one sample, and makes
+no step.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +31,9 @@ SIZE = BODY + HEAD
 NEURONS = 4 + 12
 LORA_A, LORA_B = 2 * (9 + 36), 2 * (4 + 12)  # of rank 2, in conv and fc
 PROTOTYPES = CLASSES * FEATURES
-GENERATOR = (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES  # of 4 numbers of noise and 8 hidden neurons
+GENERATOR = (
+    (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES
+)  # of 4 numbers of noise and 8 hidden neurons
 POLICY = 2 * FEATURES * FEATURES + 6 * FEATURES
 VALVE = 2 * (FEATURES * FEATURES + 3 * FEATURES)
 WEIGHTS = 36 + 432 + 60  # what FedSelect chooses among
@@ -49,10 +53,15 @@ FIVE_WIDTHS = (
 )
 THREE_WIDTHS = (QUARTER + 2 * THREE_FIFTHS + SIZE, 2 * QUARTER + 2 * SIZE)
 FALLING_WIDTHS = (SIZE + HALF + QUARTER + SIXTEENTH, 2 * SIZE + EIGHTH + SIXTEENTH)
-PRUNED_DOWN = (COHORT * SIZE, FIFTH + 3 * SIZE)  # whoever comes for the first time receives everything
+PRUNED_DOWN = (
+    COHORT * SIZE,
+    FIFTH + 3 * SIZE,
+)  # whoever comes for the first time receives everything
 
 Rounds = int | tuple[int, int]
-"""Scalars (or bits) in each of the two rounds over the whole cohort; one number is that of each client."""
+"""Scalars (or bits) in each of the two rounds over the whole cohort; one number is that of each
+client.
+"""
 
 ModelPlace = Callable[[Any], Any]
 
@@ -78,7 +87,8 @@ class Limit:
     """Hyperparameters at which a method is another one, bit for bit.
 
     model: where the server has the other's model; None: it has none.
-    evaluated: who is also evaluated as by the other: `everyone` between rounds, or the `cohort` in its round alone.
+    evaluated: who is also evaluated as by the other: `everyone` between rounds, or the `cohort` in
+    its round alone.
     first_round_only: whether it holds in the first round alone.
     clients: `ragged`, `equal` in size, or a `single` one.
     atol: above 0 where rounding differs, on both backends; `batched_atol`: on the batched one.
@@ -116,9 +126,10 @@ class Expect:
     down, up: scalars that travel; None where a draw decides (the method's own test counts them).
     down_bits, up_bits: bits beside those of the scalars.
     statistics: where each network's BatchNorm statistics stay, by role or of all.
-    judged: whether the cohort is evaluated by what it `trained`, by what it would now start from (`latest`), by
-        what it `kept` (which is both), or by what evaluation finds `anew`.
-    first_time: by what a client that never trained is evaluated, with the hyperparameters at which it is so.
+    judged: whether the cohort is evaluated by what it `trained`, by what it would now start from
+        (`latest`), by what it `kept` (which is both), or by what evaluation finds `anew`.
+    first_time: by what a client that never trained is evaluated, with the hyperparameters at which
+    it is so.
     private: entries of the client's state that change whenever it trains, and never else.
     ranges: hyperparameters out of range, and how the refusal begins.
     """
@@ -162,7 +173,9 @@ PRUNING = Expect(
     down=PRUNED_DOWN,
     up=FIVE_WIDTHS,
     up_bits=(COHORT * NEURONS, 2 * NEURONS),
-    limits=(Limit({"widths": (1.0,), "first": "current"}, LOCAL_STATISTICS, server_model, "cohort"),),
+    limits=(
+        Limit({"widths": (1.0,), "first": "current"}, LOCAL_STATISTICS, server_model, "cohort"),
+    ),
     statistics="client",
     judged="trained",
     first_time=INITIAL,
@@ -190,17 +203,25 @@ EXPECTED: dict[str, Expect] = {
     ),
     "apple": Expect(
         down=SIZE * (CLIENTS - 1),
-        up=(COHORT * (SIZE + 1) + CLIENTS, COHORT * (SIZE + 1)),  # all tell once how many samples they have
+        up=(
+            COHORT * (SIZE + 1) + CLIENTS,
+            COHORT * (SIZE + 1),
+        ),  # all tell once how many samples they have
         statistics="client",
     ),
     "cfl": Expect(
-        limits=(fedavg_at(None, eps1=0.0, statistics="aggregate"), Limit({"eps1": 0.0}, LOCAL_STATISTICS, None)),
+        limits=(
+            fedavg_at(None, eps1=0.0, statistics="aggregate"),
+            Limit({"eps1": 0.0}, LOCAL_STATISTICS, None),
+        ),
         statistics="client",
     ),
     "ditto": Expect(
         limits=(
             Limit({"lam": 0.5}, FEDAVG, evaluated="nobody"),
-            Limit({"lam": 3.0, "personal_epochs": 1}, FEDAVG, evaluated="nobody", batched_atol=1e-6),
+            Limit(
+                {"lam": 3.0, "personal_epochs": 1}, FEDAVG, evaluated="nobody", batched_atol=1e-6
+            ),
             Limit({"personal_epochs": 4}, FEDAVG, evaluated="nobody"),
             local_only_at(lam=0.0),
         ),
@@ -251,7 +272,12 @@ EXPECTED: dict[str, Expect] = {
     "fedas": Expect(
         down=BODY,
         up=BODY + 1,
-        limits=(Limit({"align_epochs": 0, "weights": "samples", "judge": "received"}, FedPer(statistics="local")),),
+        limits=(
+            Limit(
+                {"align_epochs": 0, "weights": "samples", "judge": "received"},
+                FedPer(statistics="local"),
+            ),
+        ),
         statistics="client",
         first_time={"initial": {}, "initial head": {"judge": "received"}},
     ),
@@ -269,7 +295,13 @@ EXPECTED: dict[str, Expect] = {
     "fedcac": Expect(
         up_bits=SIZE,
         limits=(
-            Limit({"tau": 1.0, "cutoff": -1.0}, LOCAL_STATISTICS, server_model, "nobody", clients="equal"),
+            Limit(
+                {"tau": 1.0, "cutoff": -1.0},
+                LOCAL_STATISTICS,
+                server_model,
+                "nobody",
+                clients="equal",
+            ),
             Limit({"tau": 0.0}, LOCAL_STATISTICS, server_model, "nobody"),
         ),
         statistics="client",
@@ -283,7 +315,8 @@ EXPECTED: dict[str, Expect] = {
     ),
     "fedcp": Expect(down=SIZE + POLICY, up=SIZE + POLICY, private=("head",)),
     "feddbe": Expect(
-        # Before the first round all receive the initial model, and answer with a mean and a number of samples.
+        # Before the first round all receive the initial model, and answer with a mean and a number
+        # of samples.
         down=(CLIENTS * SIZE + COHORT * (SIZE + FEATURES), COHORT * SIZE + RETURNING * FEATURES),
         up=(CLIENTS * (FEATURES + 1) + COHORT * SIZE, COHORT * SIZE),
         limits=(fedavg_at(server_model, kappa=0.0, bias_lr=0.0),),
@@ -333,13 +366,23 @@ EXPECTED: dict[str, Expect] = {
         up=SIZE + CLASSES,
         limits=(
             fedavg_at(body_and_head, alpha=0.0, beta=0.0),
-            Limit({"alpha": 100.0}, FEDAVG, body_and_head, "nobody", first_round_only=True, batched_atol=1e-6),
+            Limit(
+                {"alpha": 100.0},
+                FEDAVG,
+                body_and_head,
+                "nobody",
+                first_round_only=True,
+                batched_atol=1e-6,
+            ),
         ),
         first_time=GLOBAL,
     ),
     "fedmp": PRUNING,
     "fedobp": Expect(
-        down=(COHORT * SIZE, COHORT * (SIZE - 55)),  # the entries above the 0.9-quantile stay with the client
+        down=(
+            COHORT * SIZE,
+            COHORT * (SIZE - 55),
+        ),  # the entries above the 0.9-quantile stay with the client
         down_bits=(0, COHORT * SIZE),
         limits=(
             *(
@@ -497,7 +540,10 @@ EXPECTED: dict[str, Expect] = {
     "fedselect": Expect(
         down=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
         up=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
-        up_bits=(COHORT * WEIGHTS, 2 * WEIGHTS),  # a mask goes up when it is another: at 1/2 it no longer grows
+        up_bits=(
+            COHORT * WEIGHTS,
+            2 * WEIGHTS,
+        ),  # a mask goes up when it is another: at 1/2 it no longer grows
         limits=(
             Limit({"alpha": 0.0}, LOCAL_STATISTICS, clients="equal", evaluated="nobody"),
             Limit(
@@ -533,7 +579,10 @@ EXPECTED: dict[str, Expect] = {
     "fjord": Expect(
         down=FIVE_WIDTHS,
         up=FIVE_WIDTHS,
-        limits=(FULL_WIDTH, Limit({"widths": (1.0,), "ordered": True}, LOCAL_STATISTICS, server_model, "cohort")),
+        limits=(
+            FULL_WIDTH,
+            Limit({"widths": (1.0,), "ordered": True}, LOCAL_STATISTICS, server_model, "cohort"),
+        ),
         statistics="client",
         judged="trained",
         ranges=(
@@ -545,7 +594,9 @@ EXPECTED: dict[str, Expect] = {
     "flexfl": Expect(
         down=None,  # levels are drawn
         up=None,
-        limits=(Limit({"levels": (1.0,), "devices": (1,)}, LOCAL_STATISTICS, server_model, "cohort"),),
+        limits=(
+            Limit({"levels": (1.0,), "devices": (1,)}, LOCAL_STATISTICS, server_model, "cohort"),
+        ),
         statistics="client",
         judged="trained",
         ranges=(
@@ -572,13 +623,16 @@ EXPECTED: dict[str, Expect] = {
         ),
     ),
     "floco_plus": Expect(
-        # After the first round all train once more, from which each is given a place among three endpoints.
+        # After the first round all train once more, from which each is given a place among three
+        # endpoints.
         down=(
             COHORT * (SIZE + 2 * PROTOTYPES),
             CLIENTS * (SIZE + 2 * PROTOTYPES) + COHORT * (SIZE + 2 * PROTOTYPES + 3),
         ),
         up=(COHORT * (SIZE + 2 * PROTOTYPES), (CLIENTS + COHORT) * (SIZE + 2 * PROTOTYPES)),
-        limits=(Limit({"endpoints": 1, "pers_epochs": 2, "lam": 0.7}, Ditto(lam=0.7), None, atol=1e-4),),
+        limits=(
+            Limit({"endpoints": 1, "pers_epochs": 2, "lam": 0.7}, Ditto(lam=0.7), None, atol=1e-4),
+        ),
         statistics={"main": "server", "v": "client"},
         private=("v",),
         ranges=(
@@ -590,7 +644,9 @@ EXPECTED: dict[str, Expect] = {
         down=BODY + PROTOTYPES,  # the server changes the head's weight
         up=SIZE,
         up_bits=CLASSES,
-        limits=(Limit({"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0, "rep_epochs": 2}, FedPer()),),
+        limits=(
+            Limit({"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0, "rep_epochs": 2}, FedPer()),
+        ),
         first_time=INITIAL_HEAD,
         ranges=(
             ({"l1": -1.0}, "l1 must be 0 or more"),
@@ -664,7 +720,10 @@ EXPECTED: dict[str, Expect] = {
         private=("model",),
     ),
     "moon": Expect(
-        limits=(fedavg_at(mu=0.0), Limit({"mu": 5.0}, FEDAVG, first_round_only=True, batched_atol=1e-5)),
+        limits=(
+            fedavg_at(mu=0.0),
+            Limit({"mu": 5.0}, FEDAVG, first_round_only=True, batched_atol=1e-5),
+        ),
         statistics={"main": "server", "last": "client"},
         first_time=GLOBAL,
         ranges=(
@@ -701,8 +760,14 @@ EXPECTED: dict[str, Expect] = {
             ({"inner_steps": 0}, "inner_steps must be 1 or more"),
             ({"inner_lr": 0.0}, "inner_lr must be a positive number"),
             ({"outer_lr": 0.0}, "outer_lr must be a positive number"),
-            ({"lam": 30.0, "inner_lr": 0.09}, r"inner_lr must be below 2 / lam = 0.06667, or it diverges"),
-            ({"lam": 30.0, "outer_lr": 0.07}, r"outer_lr must be below 2 / lam = 0.06667, or it diverges"),
+            (
+                {"lam": 30.0, "inner_lr": 0.09},
+                r"inner_lr must be below 2 / lam = 0.06667, or it diverges",
+            ),
+            (
+                {"lam": 30.0, "outer_lr": 0.07},
+                r"outer_lr must be below 2 / lam = 0.06667, or it diverges",
+            ),
             ({"beta": -1.0}, "beta must be 0 or more"),
             ({"mu": -1.0}, "mu must be 0 or more"),
         ),
@@ -721,9 +786,15 @@ EXPECTED: dict[str, Expect] = {
             ({"tau": 0.0}, "tau must be a positive number"),
         ),
     ),
-    "prunefl": replace(PRUNING, ranges=(*PRUNING.ranges, ({"ranking_epochs": 0}, "ranking_epochs must be 1 or more"))),
+    "prunefl": replace(
+        PRUNING,
+        ranges=(*PRUNING.ranges, ({"ranking_epochs": 0}, "ranking_epochs must be 1 or more")),
+    ),
     "pspfl": Expect(
-        down=(COHORT * SIZE, COHORT * SIZE - 274),  # of clients 0 and 5 the latter, without a step, shares everything
+        down=(
+            COHORT * SIZE,
+            COHORT * SIZE - 274,
+        ),  # of clients 0 and 5 the latter, without a step, shares everything
         up=(COHORT * SIZE, COHORT * SIZE - 274),
         down_bits=(0, SIZE),
         limits=(
@@ -733,7 +804,9 @@ EXPECTED: dict[str, Expect] = {
             first_round_of(LOCAL_STATISTICS, q=0.0, upload="all"),
             Limit(
                 {"q": 0.9, "upload": "all"},
-                FedOBP(q=0.9, score="gradient", norm="none", cold_start="global", statistics="local"),
+                FedOBP(
+                    q=0.9, score="gradient", norm="none", cold_start="global", statistics="local"
+                ),
                 evaluated="nobody",
             ),
         ),
@@ -784,8 +857,18 @@ EXPECTED: dict[str, Expect] = {
         down=None,  # rates are drawn
         up=None,
         limits=(
-            Limit({"rates": (0.0,), "alpha": 1.0, "mode": "one"}, LOCAL_STATISTICS, server_model, "cohort"),
-            Limit({"rates": (0.0,), "alpha": 1.0, "mode": "balanced"}, LOCAL_STATISTICS, server_model, "cohort"),
+            Limit(
+                {"rates": (0.0,), "alpha": 1.0, "mode": "one"},
+                LOCAL_STATISTICS,
+                server_model,
+                "cohort",
+            ),
+            Limit(
+                {"rates": (0.0,), "alpha": 1.0, "mode": "balanced"},
+                LOCAL_STATISTICS,
+                server_model,
+                "cohort",
+            ),
         ),
         statistics="client",
         judged="trained",

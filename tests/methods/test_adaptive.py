@@ -1,4 +1,6 @@
-"""FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what travels, what is refused."""
+"""FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what travels, what is
+refused.
+"""
 
 import dataclasses
 from typing import Any
@@ -18,7 +20,17 @@ from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import own_score
 from fedpfl.report.load import begun
 from tests.command import TINY, composed, play, table
-from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, sampled, tiny
+from tests.conftest import (
+    CPU,
+    LOCAL,
+    as_engine,
+    assert_same,
+    federate,
+    holding,
+    rounds,
+    sampled,
+    tiny,
+)
 from tests.report.test_report import write_run
 
 N = 549  # entries of the tiny network
@@ -33,15 +45,26 @@ def federation():
 
 
 def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
-    """Without what only a choice adds: states; outcomes; what everybody is judged by, also fine-tuned."""
+    """Without what only a choice adds: states; outcomes; what everybody is judged by, also
+    fine-tuned.
+    """
     states, outcomes = rounds(method, net, federation, engine=engine)
     judged = [
-        make(as_engine(engine), net, CPU).judge(method, federation, states[-1], list(range(10)), tuning)
+        make(as_engine(engine), net, CPU).judge(
+            method, federation, states[-1], list(range(10)), tuning
+        )
         for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 3)))
     ]
-    kept = [(s.server, {k: v for k, v in s.clients.items() if k != "q"}, s.server_buffers) for s in states]
+    kept = [
+        (s.server, {k: v for k, v in s.clients.items() if k != "q"}, s.server_buffers)
+        for s in states
+    ]
     plain = [{k: v for k, v in own.metrics.items() if not k.startswith("q_")} for own in outcomes]
-    return kept, [dataclasses.replace(own, metrics=m) for own, m in zip(outcomes, plain, strict=True)], judged
+    return (
+        kept,
+        [dataclasses.replace(own, metrics=m) for own, m in zip(outcomes, plain, strict=True)],
+        judged,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +82,8 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
 )
 def test_a_list_of_one_is_that_value(values, backend, net, federation):
     one, other = (
-        told(method, net, federation, backend) for method in (FedOBP(0.9, **values), FedOBPAdaptive((0.9,), **values))
+        told(method, net, federation, backend)
+        for method in (FedOBP(0.9, **values), FedOBPAdaptive((0.9,), **values))
     )
     for a, b in zip(one[1], other[1], strict=True):
         assert (a.sent, a.metrics) == (b.sent, b.metrics)
@@ -70,7 +94,10 @@ def test_a_list_of_one_is_that_value(values, backend, net, federation):
 def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
     """It costs the bit by which a client tells its choice."""
     assert personal_count(0.9, N) == personal_count(0.9001, N)
-    one, other = (told(method, net, federation, backend) for method in (FedOBP(0.9), FedOBPAdaptive((0.9, 0.9001))))
+    one, other = (
+        told(method, net, federation, backend)
+        for method in (FedOBP(0.9), FedOBPAdaptive((0.9, 0.9001)))
+    )
     assert_same((one[0], one[2]), (other[0], other[2]))
     for a, b in zip(one[1], other[1], strict=True):
         assert a.sent._replace(bits_up=a.sent.bits_up + 5) == b.sent
@@ -79,7 +106,10 @@ def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
 
 def test_who_holds_nothing_out_takes_the_largest(backend, net, federation):
     without = dataclasses.replace(federation, validation=())
-    one, other = (told(method, net, without, backend) for method in (FedOBP(0.9), FedOBPAdaptive((0.2, 0.5, 0.9))))
+    one, other = (
+        told(method, net, without, backend)
+        for method in (FedOBP(0.9), FedOBPAdaptive((0.2, 0.5, 0.9)))
+    )
     assert_same((one[0], one[2]), (other[0], other[2]))
 
 
@@ -100,7 +130,9 @@ class Table(nn.Module):
 WEIGHT = "classifier.weight"
 OWN, SHARED = torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 SHORT, ALL, NONE = 2 / 3, 0.0, 1.0
-"""The scores are 9 and 25 on the diagonal and 1 beside it: ALL takes the whole diagonal, SHORT the 5 alone."""
+"""The scores are 9 and 25 on the diagonal and 1 beside it: ALL takes the whole diagonal, SHORT the
+5 alone.
+"""
 A, B = (1.0, 0.0), (0.0, 1.0)
 
 
@@ -136,7 +168,9 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     entered = method.prepare({WEIGHT: SHARED}, client | found)
     diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
     assert_same(entered["mask"][WEIGHT], diagonal)
-    assert_same(method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
+    assert_same(
+        method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED)
+    )
     told = method.metrics({WEIGHT: SHARED}, entered)
     assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
@@ -145,7 +179,9 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
 
 
 def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
-    """Of what the engine says of each q alone, on validation samples; with batch normalisation, in evaluation mode."""
+    """Of what the engine says of each q alone, on validation samples; with batch normalisation, in
+    evaluation mode.
+    """
     several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
     states, runner = (
         rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)[0],
@@ -157,12 +193,17 @@ def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
             for method in (FedOBPAdaptive(several), *map(FedOBP, reversed(several)))
         )
         for client in range(10):
-            told = [(-int(own["validation"].correct[client]), float(own["validation"].loss[client])) for own in alone]
+            told = [
+                (-int(own["validation"].correct[client]), float(own["validation"].loss[client]))
+                for own in alone
+            ]
             best = told.index(min(told))
             bests.add(best)
             for split, counts in chosen.items():
                 assert counts.correct[client] == alone[best][split].correct[client]
-                assert counts.loss[client] == pytest.approx(float(alone[best][split].loss[client]), rel=1e-5)
+                assert counts.loss[client] == pytest.approx(
+                    float(alone[best][split].loss[client]), rel=1e-5
+                )
     assert len(bests) > 2
 
 
@@ -176,7 +217,9 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
     withheld = personal_count(several[-1], N)
     down = [(own.sent.values_down, own.sent.bits_down) for own in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - withheld), 5 * N * 32)] * 2
-    assert [(own.sent.values_up, own.sent.bits_up) for own in outcomes] == [(5 * N, 5 * (N * 32 + 2))] * 3
+    assert [(own.sent.values_up, own.sent.bits_up) for own in outcomes] == [
+        (5 * N, 5 * (N * 32 + 2))
+    ] * 3
     assert len({float(q) for state in states for q in state.clients["q"]}) == 3
 
 
@@ -201,7 +244,10 @@ def test_the_list_is_the_methods():
         ("method.q=[0.5,x]", "method.q must be a list of numbers, got [0.5, 'x']"),
         ("method.q=0.5", "method.q must be a list of numbers, got 0.5"),
         ("method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
-        ("norm=layer", "norm.name must be none or global with several q and score=obp, got 'layer'"),
+        (
+            "norm=layer",
+            "norm.name must be none or global with several q and score=obp, got 'layer'",
+        ),
     ],
 )
 def test_lists_that_are_refused(values, message):
@@ -215,7 +261,9 @@ def test_without_held_out_samples_it_is_refused(share):
     plan = check(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
     with pytest.raises(FedpflError) as caught:
         build(plan)
-    named = "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
+    named = (
+        "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
+    )
     assert str(caught.value) == named
 
 
@@ -223,7 +271,13 @@ def test_without_held_out_samples_it_is_refused(share):
 
 
 def test_a_run_records_what_was_chosen(tmp_path):
-    words = (*TINY, "method=fedobp_adaptive", "method.q=[0.5,0.999]", "validation=0.25", "eval.finetune_epochs=0")
+    words = (
+        *TINY,
+        "method=fedobp_adaptive",
+        "method.q=[0.5,0.999]",
+        "validation=0.25",
+        "eval.finetune_epochs=0",
+    )
     play(tmp_path, *words, "model=mlp", "model.hidden=[8]")
     for line in table(tmp_path / "rounds.csv"):
         shares = [float(line[f"q_share/{q}"]) for q in (0.5, 0.999)]

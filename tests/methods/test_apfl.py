@@ -1,4 +1,6 @@
-"""APFL (arXiv:2003.13461): alpha by its formula, FedAvg and Local-Only as limits, evaluation by the mixture."""
+"""APFL (arXiv:2003.13461): alpha by its formula, FedAvg and Local-Only as limits, evaluation by the
+mixture.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -74,13 +76,16 @@ def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
 def test_in_a_linear_model_both_mixings_are_one(backend, net, federation):
     def private(net):
         return [
-            trajectory(fixed(0.3, m), net, federation, engine=backend)[-1].clients["v"] for m in ("output", "param")
+            trajectory(fixed(0.3, m), net, federation, engine=backend)[-1].clients["v"]
+            for m in ("output", "param")
         ]
 
     linear = Net(Linear())
     output, param = private(linear)
     assert_close(output, param, atol=1e-6, rtol=0)
-    assert (row(output, 2)["classifier.weight"] - linear.params["classifier.weight"]).abs().max() > 0.01
+    assert (
+        row(output, 2)["classifier.weight"] - linear.params["classifier.weight"]
+    ).abs().max() > 0.01
     output, param = private(net)
     assert (output["fc.weight"] - param["fc.weight"]).abs().max() > 1e-4
 
@@ -94,11 +99,18 @@ def test_alpha_moves_by_its_formula_on_the_first_batch(mixing, backend, net, fed
     method = APFL(0.4, mixing=mixing, alpha_lr=0.5, alpha_decay=0.1)
     states = trajectory(method, net, federation, engine=backend)
     for client in (0, 1, 5):
-        alpha, shared, own = states[2].clients["alpha"][client], states[2].server, row(states[2].clients["v"], client)
+        alpha, shared, own = (
+            states[2].clients["alpha"][client],
+            states[2].server,
+            row(states[2].clients["v"], client),
+        )
         order = Draws(0, "train", 3).order(client, "main", 0, TRAIN[client])[: LOCAL.batch_size]
         rows = federation.train[client][order]
         x, y = federation.normalize(federation.x[rows]), federation.y[rows]
-        w, v = ({k: leaf.clone().requires_grad_() for k, leaf in model.items()} for model in (shared, own))
+        w, v = (
+            {k: leaf.clone().requires_grad_() for k, leaf in model.items()}
+            for model in (shared, own)
+        )
         bound = net.bind({})
         if mixing == "output":
             F.cross_entropy(alpha * bound(v, x) + (1 - alpha) * bound(w, x), y).backward()
@@ -110,21 +122,32 @@ def test_alpha_moves_by_its_formula_on_the_first_batch(mixing, backend, net, fed
         slope = sum(((own[k] - shared[k]) * gradient[k]).sum() for k in own)
         assert abs(slope) > 1e-3
         expected = alpha - 0.5 * (slope + 0.1 * alpha)
-        assert 0 < expected < 1, "choose another alpha_lr: the formula is not seen where it is clipped"
+        assert 0 < expected < 1, (
+            "choose another alpha_lr: the formula is not seen where it is clipped"
+        )
         assert_close(states[3].clients["alpha"][client], expected)
 
 
-def test_the_first_batch_is_trained_with_the_old_alpha_and_the_second_with_the_new(backend, net, federation):
+def test_the_first_batch_is_trained_with_the_old_alpha_and_the_second_with_the_new(
+    backend, net, federation
+):
     moving, still = APFL(alpha_lr=10.0), fixed(0.5)
     for local, alike in ((PLAIN, True), (replace(PLAIN, epochs=2), False)):
-        a, b = (trajectory(m, net, federation, [[0, 2]], engine=backend, local=local)[-1] for m in (moving, still))
-        assert a.clients["alpha"].tolist()[:3] == pytest.approx([0.4, 0.5, 0.4])  # v = w: the decay alone
+        a, b = (
+            trajectory(m, net, federation, [[0, 2]], engine=backend, local=local)[-1]
+            for m in (moving, still)
+        )
+        assert a.clients["alpha"].tolist()[:3] == pytest.approx(
+            [0.4, 0.5, 0.4]
+        )  # v = w: the decay alone
         assert (differing(a.clients["v"], b.clients["v"]) == []) == alike
 
 
 def test_alpha_stays_between_0_and_1(backend, net, federation):
     seen = set()
-    for state in trajectory(APFL(alpha_lr=50.0), net, federation, [*COHORTS, *COHORTS], engine=backend):
+    for state in trajectory(
+        APFL(alpha_lr=50.0), net, federation, [*COHORTS, *COHORTS], engine=backend
+    ):
         seen |= set(state.clients["alpha"].tolist())
     assert min(seen) == 0.0
     assert max(seen) == 1.0
@@ -133,7 +156,9 @@ def test_alpha_stays_between_0_and_1(backend, net, federation):
 def test_the_rounds_tell_alpha_as_it_was(net, federation):
     states, outcomes = rounds(APFL(alpha_lr=1.0), net, federation)
     for state, outcome, cohort in zip(states, outcomes, COHORTS, strict=False):
-        assert outcome.metrics == {"alpha": pytest.approx(float(state.clients["alpha"][cohort].mean()))}
+        assert outcome.metrics == {
+            "alpha": pytest.approx(float(state.clients["alpha"][cohort].mean()))
+        }
 
 
 # Judging
@@ -152,11 +177,17 @@ class Watched(APFL):
 
 
 @pytest.mark.parametrize("mixing", ["output", "param"])
-def test_a_client_is_judged_by_the_mixture_with_the_latest_global_model(mixing, backend, net, federation):
+def test_a_client_is_judged_by_the_mixture_with_the_latest_global_model(
+    mixing, backend, net, federation
+):
     method = APFL(mixing=mixing, alpha_lr=5.0)
     state = trajectory(method, net, federation, engine=backend)[-1]
     for client, tally in enumerate(judged(method, net, federation, state, backend).loss):
-        alpha, own, rows = state.clients["alpha"][client], row(state.clients["v"], client), federation.test[client]
+        alpha, own, rows = (
+            state.clients["alpha"][client],
+            row(state.clients["v"], client),
+            federation.test[client],
+        )
         x, y, bound = federation.normalize(federation.x[rows]), federation.y[rows], net.bind({})
         if mixing == "output":
             logits = alpha * bound(own, x) + (1 - alpha) * bound(state.server, x)
@@ -172,7 +203,9 @@ def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
     make(Engine("loop"), net, CPU).evaluate(method, federation, state, [0], TUNED)
     (tuned,) = method.seen
     plain = method.personal(state.server, state.client(0))
-    assert differing(tuned, plain) == [f"/{role}/{name}" for role in ("w", "v") for name in net.params]
+    assert differing(tuned, plain) == [
+        f"/{role}/{name}" for role in ("w", "v") for name in net.params
+    ]
 
 
 def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, net, federation):
@@ -185,7 +218,9 @@ def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, n
     assert_same(cold.personal(state.server, client), {**wanted, "alpha": torch.tensor(0.0)})
     assert cold.personal(state.server, state.client(2))["alpha"] > 0.4
     fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
-    own, shared = (judged(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg)))
+    own, shared = (
+        judged(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg))
+    )
     for client in EVERYONE:
         assert torch.equal(own.loss[client], shared.loss[client]) == (client in (UNSEEN, 9))
 
@@ -194,7 +229,9 @@ def test_the_first_round_of_a_cold_client_is_judged_like_that_too(backend, net, 
     """Before training by the global model, afterwards by the mixture; client 9 takes no step."""
     method = APFL(cold_start="global")
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
-    cold, initial = (participate(m, net, federation, state, [7, 9], engine=backend) for m in (method, APFL()))
+    cold, initial = (
+        participate(m, net, federation, state, [7, 9], engine=backend) for m in (method, APFL())
+    )
     fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
     shared = participate(FedAvg(), net, federation, fedavg, [7, 9], engine=backend)
     assert_close(cold.before, shared.before)
@@ -215,9 +252,15 @@ def test_mixed_parameters_use_the_private_models_statistics(mixing, backend, fed
     assert differing(row(state.client_buffers["v"], 0), row(state.client_buffers["v"], 2))
     kept = judged(method, net, federation, state, backend)
     moved = {
-        part: {role: {**own, "norm.running_mean": own["norm.running_mean"] + 1} for role, own in buffers.items()}
+        part: {
+            role: {**own, "norm.running_mean": own["norm.running_mean"] + 1}
+            for role, own in buffers.items()
+        }
         for part, buffers in (("server", state.server_buffers), ("clients", state.client_buffers))
     }
     shared = replace(state, server_buffers=moved["server"])
-    for other, matters in ((shared, mixing == "output"), (given(state, buffers=moved["clients"]), True)):
+    for other, matters in (
+        (shared, mixing == "output"),
+        (given(state, buffers=moved["clients"]), True),
+    ):
         assert bool(differing(judged(method, net, federation, other, backend), kept)) == matters

@@ -1,4 +1,6 @@
-"""CFL (arXiv:1910.01991): never split, all split, hand-made updates, linkages; newcomers; what travels."""
+"""CFL (arXiv:1910.01991): never split, all split, hand-made updates, linkages; newcomers; what
+travels.
+"""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ class Apart(CFL):
 
 
 def test_a_cluster_for_each_client_is_local_only(backend, net, federation):
-    own, other = (trajectory(m, net, federation, engine=backend) for m in (Apart(clusters=10), LocalOnly()))
+    own, other = (
+        trajectory(m, net, federation, engine=backend) for m in (Apart(clusters=10), LocalOnly())
+    )
     for ours, theirs in zip(own, other, strict=True):
         assert_same(tree.take(ours.server["models"], slice(10)), theirs.clients["model"])
 
@@ -39,13 +43,17 @@ def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
     server = {**server, "models": tree.full_like(server["models"], 0.0)}
     uploads = tree.stack([{**zeros, "fc.bias": change} for change in changes])
     given = {"number": torch.tensor(numbers)}
-    weight = torch.full((len(changes),), 1 / len(changes)) if weight is None else torch.tensor(weight)
+    weight = (
+        torch.full((len(changes),), 1 / len(changes)) if weight is None else torch.tensor(weight)
+    )
     return method.aggregate(server, given, net.bind({}), uploads, weight, None)[0]
 
 
 def unit(degrees, length=1.0):
     angle = math.radians(degrees)
-    return torch.nn.functional.pad(length * torch.tensor([math.cos(angle), math.sin(angle)]), (0, 10))
+    return torch.nn.functional.pad(
+        length * torch.tensor([math.cos(angle), math.sin(angle)]), (0, 10)
+    )
 
 
 def test_two_opposite_pairs_part():
@@ -54,18 +62,31 @@ def test_two_opposite_pairs_part():
     after = aggregated(CFL(**ROOM), [u, u, -u, -u])
     assert after["cluster_of"].tolist() == [0, 0, 1, 1, 3]
     assert_same(after["models"]["fc.bias"], torch.stack([u, -u, 0 * u, 0 * u]))
-    for method in (CFL(eps2=2.1, **ROOM), CFL(gamma=1.0, **ROOM), CFL(warmup=1), CFL(warmup=0, clusters=1)):
+    for method in (
+        CFL(eps2=2.1, **ROOM),
+        CFL(gamma=1.0, **ROOM),
+        CFL(warmup=1),
+        CFL(warmup=0, clusters=1),
+    ):
         assert aggregated(method, [u, u, -u, -u])["count"] == 1
-    assert aggregated(CFL(eps1=2.0, eps2=2.0, warmup=0), [u, u, u, u])["count"] == 1  # mean and longest are one
+    assert (
+        aggregated(CFL(eps1=2.0, eps2=2.0, warmup=0), [u, u, u, u])["count"] == 1
+    )  # mean and longest are one
     assert aggregated(CFL(**ROOM), [u, -u], (0, 1), 2)["count"] == 1  # of two clients
-    assert aggregated(CFL(**ROOM), [u, u, -u, -u], clients=5)["count"] == 1  # one of them is not here
-    assert aggregated(CFL(**ROOM), [u, u, -u, -u], weight=[0.4, 0.3, 0.2, 0.1])["count"] == 1  # a mean of 0.4 |u|
+    assert (
+        aggregated(CFL(**ROOM), [u, u, -u, -u], clients=5)["count"] == 1
+    )  # one of them is not here
+    assert (
+        aggregated(CFL(**ROOM), [u, u, -u, -u], weight=[0.4, 0.3, 0.2, 0.1])["count"] == 1
+    )  # a mean of 0.4 |u|
 
 
 def test_lengths_do_not_matter_to_who_goes_with_whom():
     split = []
     for lengths in ((2, 2, 2, 2), (0.2, 10, 4, 2)):
-        changes = [unit(angle, length) for angle, length in zip((10, 25, 170, 200), lengths, strict=True)]
+        changes = [
+            unit(angle, length) for angle, length in zip((10, 25, 170, 200), lengths, strict=True)
+        ]
         split.append(aggregated(CFL(eps1=99.0, **ROOM), changes))
     assert [own["cluster_of"].tolist() for own in split] == [[0, 0, 1, 1, 3]] * 2
 
@@ -74,7 +95,9 @@ def test_lengths_do_not_matter_to_who_goes_with_whom():
 def test_single_linkage_is_the_papers_and_complete_that_of_public_code(linkage, away):
     vectors = torch.stack([unit(angle).double() for angle in (0, 30, 61, 91, 131)])
     assert bipartition(vectors @ vectors.T, linkage).nonzero()[:, 0].tolist() == away
-    assert_close(bipartition((vectors @ vectors.T).flip(0, 1), linkage).sum(), torch.tensor(5 - len(away)))
+    assert_close(
+        bipartition((vectors @ vectors.T).flip(0, 1), linkage).sum(), torch.tensor(5 - len(away))
+    )
 
 
 def test_a_newcomer_has_the_model_from_before_the_first_split():
@@ -84,7 +107,9 @@ def test_a_newcomer_has_the_model_from_before_the_first_split():
     given = {"number": torch.tensor(5), "newcomer": torch.tensor(True)}
     assert_close(method.personal(after, given)["fc.bias"], -u / 8)
     net, uploads = tiny(), tree.map(lambda leaf: leaf[[0, 0, 1, 1]] + 1, after["models"])
-    later = method.aggregate(after, {"number": torch.arange(4)}, net.bind({}), uploads, torch.full((4,), 0.25), None)[0]
+    later = method.aggregate(
+        after, {"number": torch.arange(4)}, net.bind({}), uploads, torch.full((4,), 0.25), None
+    )[0]
     assert_same(method.personal(later, given), method.personal(after, given))
     given["number"] = torch.tensor(2)
     assert_same(method.personal(after, given)["fc.bias"], -u)

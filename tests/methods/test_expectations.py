@@ -8,10 +8,10 @@ import torch
 
 from fedpfl.engine import Outcome, State, make
 from fedpfl.engine.backend import Counts
-from fedpfl.engine.toy import COHORTS, EVERYONE, TRAIN, Trial, as_engine, small
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import Net
+from fedpfl.testing.toy import COHORTS, EVERYONE, TRAIN, Trial, as_engine, small
 from tests.conftest import (
     CPU,
     HEAD,
@@ -59,20 +59,27 @@ def over_the_cohort(expected: Rounds) -> list[int]:
 @pytest.mark.parametrize("name", METHODS)
 def test_traffic_is_what_is_counted_by_hand(name):
     expect, outcomes = EXPECTED[name], trial_of(name).played("loop")[1]
-    for way, scalars, bits in (("down", expect.down, expect.down_bits), ("up", expect.up, expect.up_bits)):
+    for way, scalars, bits in (
+        ("down", expect.down, expect.down_bits),
+        ("up", expect.up, expect.up_bits),
+    ):
         if scalars is None:
             continue
         values = [getattr(outcome.sent, f"values_{way}") for outcome in outcomes]
         all_bits = [getattr(outcome.sent, f"bits_{way}") for outcome in outcomes]
         assert values == over_the_cohort(scalars), way
-        assert [total - 32 * value for total, value in zip(all_bits, values, strict=True)] == over_the_cohort(bits), way
+        assert [
+            total - 32 * value for total, value in zip(all_bits, values, strict=True)
+        ] == over_the_cohort(bits), way
 
 
 # Limits
 
 
 @cache
-def play_rounds(method: Method, pairs: int, clients: str, engine: str) -> tuple[list[State], list[Outcome]]:
+def play_rounds(
+    method: Method, pairs: int, clients: str, engine: str
+) -> tuple[list[State], list[Outcome]]:
     """Return states and outcomes of two rounds with BatchNorm, which nobody changes."""
     federation, cohorts = FEDERATIONS[clients]
     return rounds(method, tiny(norm=True, pairs=pairs), federation, cohorts, engine=engine)
@@ -113,17 +120,22 @@ def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str)
     for played in range(1, played_rounds + 1):
         state, other_state = states[played], others[played]
         if limit.model:
-            require_equal(limit.model(state.server), other_state.server.get("body", other_state.server))
+            require_equal(
+                limit.model(state.server), other_state.server.get("body", other_state.server)
+            )
             if method.buffers() == other.buffers():
                 require_equal(main_statistics(method, state), main_statistics(other, other_state))
         if limit.evaluated == "everyone":
             counts, other_counts = (
-                evaluate_all(each, method.pairs, limit.clients, backend, played) for each in (method, other)
+                evaluate_all(each, method.pairs, limit.clients, backend, played)
+                for each in (method, other)
             )
             require_equal((counts.correct, counts.loss), (other_counts.correct, other_counts.loss))
         if limit.evaluated != "nobody":
             outcome, other_outcome = outcomes[played - 1], other_outcomes[played - 1]
-            require_equal((outcome.before, outcome.after), (other_outcome.before, other_outcome.after))
+            require_equal(
+                (outcome.before, outcome.after), (other_outcome.before, other_outcome.after)
+            )
         if limit.evaluated == "cohort":
             require_equal(outcome.loss, other_outcome.loss)
 
@@ -133,12 +145,18 @@ def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_stay_at_the_server_or_with_the_client(name):
-    """At a client they are those of its own training alone; at the server they move with every round."""
+    """At a client they are those of its own training alone; at the server they move with every
+    round.
+    """
     expected, roles = EXPECTED[name].statistics, trial_of(name).method.buffers()
     place_of = dict.fromkeys(roles, expected) if isinstance(expected, str) else expected
     states = trial_of(name).played("loop", norm=True)[0]
-    assert set(states[1].server_buffers) == {role for role, place in place_of.items() if place == "server"}
-    assert set(states[1].client_buffers) == {role for role, place in place_of.items() if place == "client"}
+    assert set(states[1].server_buffers) == {
+        role for role, place in place_of.items() if place == "server"
+    }
+    assert set(states[1].client_buffers) == {
+        role for role, place in place_of.items() if place == "client"
+    }
     initial = trial_of(name).net(norm=True).buffers
     for statistics in states[1].server_buffers.values():
         assert differing(statistics, initial)
@@ -180,12 +198,15 @@ def test_who_never_trained_is_evaluated_by(name, source, values):
         if is_initial:
             assert torch.equal(leaf, net.params[parameter]), path
         else:
-            assert any(found == parameter and torch.equal(leaf, value) for found, value in at_server), path
+            assert any(
+                found == parameter and torch.equal(leaf, value) for found, value in at_server
+            ), path
             assert not torch.equal(leaf, net.params[parameter]), path
 
 
 @pytest.mark.parametrize(
-    ("name", "entry"), [(name, entry) for name, expect in EXPECTED.items() for entry in expect.private]
+    ("name", "entry"),
+    [(name, entry) for name, expect in EXPECTED.items() for entry in expect.private],
 )
 def test_a_private_entry_changes_whenever_its_client_trains_and_never_else(name, entry):
     states = trial_of(name).played("loop")[0]

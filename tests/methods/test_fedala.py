@@ -8,7 +8,7 @@ import torch
 
 from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedALA, LocalOnly
 from fedpfl.methods.fedala import merged
@@ -67,7 +67,9 @@ def test_weights_of_zero_everywhere_are_local_only(backend, net, federation):
     everyone = [list(range(10))] * 3
     method = FromZero(layers=ALL, eta=0.0)
     own = trajectory(method, net, federation, everyone, engine=backend)
-    for state, local in zip(own, trajectory(LocalOnly(), net, federation, everyone, engine=backend), strict=True):
+    for state, local in zip(
+        own, trajectory(LocalOnly(), net, federation, everyone, engine=backend), strict=True
+    ):
         assert_same(state.clients["top"], local.clients["model"])
 
 
@@ -144,7 +146,9 @@ def epochs(method, net, federation, state, client):
     return count[0] / len(list(batches))
 
 
-def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(played, net, federation):
+def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(
+    played, net, federation
+):
     state = played(FedALA())[1]
     assert not state.clients["settled"][2]
     assert epochs(FedALA(), net, federation, state, 2) == 11
@@ -158,7 +162,9 @@ def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(pla
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_losses_that_are_not_finite_end_the_learning_without_an_error(layers, value, net, federation):
+def test_losses_that_are_not_finite_end_the_learning_without_an_error(
+    layers, value, net, federation
+):
     """Training, which goes on from there, says that it diverged."""
     method = FedALA(layers=layers)
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
@@ -170,7 +176,9 @@ def test_losses_that_are_not_finite_end_the_learning_without_an_error(layers, va
 def test_a_threshold_between_waits(played, net, federation):
     """Large steps make the losses fall for longer than eleven epochs."""
     state = played(FedALA())[1]
-    counts = [epochs(FedALA(eta=5.0, threshold=t), net, federation, state, 2) for t in (0.1, 1e-3, 1e-5)]
+    counts = [
+        epochs(FedALA(eta=5.0, threshold=t), net, federation, state, 2) for t in (0.1, 1e-3, 1e-5)
+    ]
     assert counts == sorted(counts)
     assert 11 <= counts[0] < counts[-1]
 
@@ -186,8 +194,8 @@ def test_a_threshold_between_waits(played, net, federation):
 def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_threshold(
     losses, threshold, wanted, net, federation
 ):
-    """That of the last `window` losses themselves, over their number (arXiv:2212.01197 and its code). Of an epoch's two
-    minibatches the last one counts.
+    """That of the last `window` losses themselves, over their number (arXiv:2212.01197 and its
+    code). Of an epoch's two minibatches the last one counts.
     """
     given_losses, made = iter(losses), []
 
@@ -203,7 +211,9 @@ def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_
     assert len(losses) - len(list(given_losses)) == wanted
 
 
-def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(backend, played, net, federation):
+def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(
+    backend, played, net, federation
+):
     method = FedALA()
     states = played(method, backend)
     first, second = (row(state.clients["weights"], 2) for state in (states[1], states[2]))
@@ -227,7 +237,9 @@ def test_judging_learns_first(net, federation):
 def test_a_client_that_never_trained_has_the_global_model(backend, net, federation):
     method = FromZero()
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
-    assert_same(method.personal(state.server, learned(method, net, federation, state, 7)), state.server)
+    assert_same(
+        method.personal(state.server, learned(method, net, federation, state, 7)), state.server
+    )
 
 
 def test_a_client_without_a_minibatch_keeps_its_weights(played, net, federation):
@@ -235,7 +247,9 @@ def test_a_client_without_a_minibatch_keeps_its_weights(played, net, federation)
     method = FedALA()
     state = played(method)[-1]
     assert state.client(8)["participated"]
-    assert_same(learned(method, net, federation, state, 8)["weights"], row(state.clients["weights"], 8))
+    assert_same(
+        learned(method, net, federation, state, 8)["weights"], row(state.clients["weights"], 8)
+    )
 
 
 def test_the_part_of_the_data_is_drawn_anew(played, net, federation):

@@ -1,4 +1,6 @@
-"""FedAMP and HeurFedAMP (arXiv:2007.03797): message weights by hand, limits, and that the cloud model has a pull."""
+"""FedAMP and HeurFedAMP (arXiv:2007.03797): message weights by hand, limits, and that the cloud
+model has a pull.
+"""
 
 from functools import cache
 
@@ -8,7 +10,18 @@ import torch
 from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import FedAMP, FedAvg, LocalOnly
-from tests.conftest import COHORTS, CPU, PLAIN, assert_close, assert_same, differing, federate, rounds, row, trajectory
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    PLAIN,
+    assert_close,
+    assert_same,
+    differing,
+    federate,
+    rounds,
+    row,
+    trajectory,
+)
 
 VARIANTS = pytest.mark.parametrize("variant", ["fedamp", "heurfedamp"])
 
@@ -33,12 +46,16 @@ def clouds(method, models, numbers=None):
 def models(net):
     """Seventeen, more than the server looks at at once."""
     generator = torch.Generator().manual_seed(0)
-    return tree.map(lambda leaf: leaf + 0.1 * torch.randn(17, *leaf.shape, generator=generator), net.params)
+    return tree.map(
+        lambda leaf: leaf + 0.1 * torch.randn(17, *leaf.shape, generator=generator), net.params
+    )
 
 
 @VARIANTS
 def test_with_a_pull_it_is_not(variant, backend, played):
-    """From the second participation on: a penalty without a gradient made PLAIN FedAMP Local-Only in PFLlib."""
+    """From the second participation on: a penalty without a gradient made PLAIN FedAMP Local-Only
+    in PFLlib.
+    """
     own, local = (played(m, backend) for m in (FedAMP(variant, sigma=0.3, pull=1.0), LocalOnly()))
     assert_same(own[1].clients["model"], local[1].clients["model"])
     for again, first in ((2, 1), (2, 8)):
@@ -72,8 +89,13 @@ def test_limits_of_the_cloud_model(variant, models):
     if variant == "fedamp":
         assert_same(clouds(FedAMP(sigma=1e-3), models)["cloud"], models)
     else:
-        scaled = clouds(FedAMP(variant, sigma=20.0), tree.map(lambda leaf: 3.0 * leaf, models))["cloud"]
-        assert_close(scaled, tree.map(lambda leaf: 3.0 * leaf, clouds(FedAMP(variant, sigma=20.0), models)["cloud"]))
+        scaled = clouds(FedAMP(variant, sigma=20.0), tree.map(lambda leaf: 3.0 * leaf, models))[
+            "cloud"
+        ]
+        assert_close(
+            scaled,
+            tree.map(lambda leaf: 3.0 * leaf, clouds(FedAMP(variant, sigma=20.0), models)["cloud"]),
+        )
     same = tree.map(lambda leaf: leaf[:1].expand_as(leaf), models)
     assert_close(clouds(FedAMP(variant), same)["cloud"], same)
     for name, cloud in clouds(FedAMP(variant, sigma=5.0, share=1.0), models)["cloud"].items():

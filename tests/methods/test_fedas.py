@@ -44,7 +44,10 @@ def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, 
     state = trajectory(FedAS(), net, federation, COHORTS[:1], engine=backend)[-1]
     method = AlignmentAlone(align_lr=0.1)
     cohort = [0, 2, 3, 5]
-    one, other = (participate(method, net, federation, state, c, engine=backend) for c in (cohort, cohort[::-1]))
+    one, other = (
+        participate(method, net, federation, state, c, engine=backend)
+        for c in (cohort, cohort[::-1])
+    )
     for place, client in enumerate(cohort):
         model = row(one.clients["model"], place)
         assert_same(model, row(other.clients["model"], 3 - place))
@@ -53,10 +56,14 @@ def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, 
 
 
 def test_who_was_never_sampled_aligns_to_what_first_says(backend, net, federation):
-    """In the first round all bodies are the same, so only what aligns at all differs from what does not."""
+    """In the first round all bodies are the same, so only what aligns at all differs from what does
+    not.
+    """
     state = begin(FedAS(), net, 10, CPU)
     starts = {
-        first: participate(AlignmentAlone(first=first, align_lr=0.1), net, federation, state, [0], engine=backend)
+        first: participate(
+            AlignmentAlone(first=first, align_lr=0.1), net, federation, state, [0], engine=backend
+        )
         for first in ("skip", "init", "global")
     }
     assert_same(row(starts["skip"].uploads["body"], 0), state.server)
@@ -66,7 +73,9 @@ def test_who_was_never_sampled_aligns_to_what_first_says(backend, net, federatio
 
 @pytest.mark.parametrize("align", ["samples", "means"])
 def test_the_alignment_is_zero_where_features_are_the_prototypes(align, net):
-    """Of samples, with one per class; of means, with any number. Else it is the variance within classes."""
+    """Of samples, with one per class; of means, with any number. Else it is the variance within
+    classes.
+    """
     method, bound = FedAS(align=align), net.bind({"main": {}})
     server, client = method.init(net.params, net.parts)
     for x, y in (drawn(40), (drawn(CLASSES)[0], torch.arange(CLASSES))):
@@ -108,7 +117,9 @@ def test_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares):
     assert_close(server["w"], torch.tensor(shares))
 
 
-def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_latest_body(backend, net, federation):
+def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_latest_body(
+    backend, net, federation
+):
     states, outcomes = rounds(FedAS(), net, federation, COHORTS[:2], engine=backend)
     last, received = states[-1], FedAS(judge="received")
     assert_same(FedAS().personal(last.server, last.client(3)), row(states[1].clients["model"], 3))
@@ -117,12 +128,16 @@ def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_l
     assert_same(tree.without(now, HEAD), last.server)
     assert_same(tree.named(now, HEAD), tree.named(row(last.clients["model"], 3), HEAD))
     body = tree.size(last.server)
-    assert [(o.sent.values_down, o.sent.values_up) for o in outcomes] == [(5 * body, 5 * (body + 1))] * 2
+    assert [(o.sent.values_down, o.sent.values_up) for o in outcomes] == [
+        (5 * body, 5 * (body + 1))
+    ] * 2
 
 
 def test_the_alignment_has_a_pace_of_its_own_and_no_memory(net, federation):
     """Nesterov's momentum and weight decay are the training's."""
     fast = dataclasses.replace(PLAIN, momentum=0.9, nesterov=True, weight_decay=0.1)
     method, state = AlignmentAlone(first="init", align_epochs=3), begin(FedAS(), net, 10, CPU)
-    one, other = (participate(method, net, federation, state, [0], local=own).uploads for own in (fast, PLAIN))
+    one, other = (
+        participate(method, net, federation, state, [0], local=own).uploads for own in (fast, PLAIN)
+    )
     assert_same(one["body"], other["body"])

@@ -1,4 +1,6 @@
-"""FedAvgM's server step, plain and Nesterov's, is that of torch.optim.SGD on the clients' mean change."""
+"""FedAvgM's server step, plain and Nesterov's, is that of torch.optim.SGD on the clients' mean
+change.
+"""
 
 import pytest
 import torch

@@ -58,9 +58,14 @@ def test_a_policy_of_one_side_uses_its_head_and_both_biases(personal, net, feder
     method = FedCP()
     state = pinned(trajectory(method, net, federation)[-1], personal)
     own, shared = row(state.clients["head"], 0), state.server["head"]
-    _, h = net.bind({}).features({**state.server["body"], **own}, federation.normalize(federation.x[:20]))
+    _, h = net.bind({}).features(
+        {**state.server["body"], **own}, federation.normalize(federation.x[:20])
+    )
     want = F.linear(h, (own if personal else shared)["classifier.weight"])
-    assert_close(logits(method, net, federation, state, 0), want + own["classifier.bias"] + shared["classifier.bias"])
+    assert_close(
+        logits(method, net, federation, state, 0),
+        want + own["classifier.bias"] + shared["classifier.bias"],
+    )
 
 
 def test_the_context_is_the_heads_direction(net, federation):
@@ -71,7 +76,15 @@ def test_the_context_is_the_heads_direction(net, federation):
     head = row(state.clients["head"], 0)
     weight, bias = head["classifier.weight"], torch.zeros(5)
     one, longer, other = (
-        logits(method, net, federation, state, 0, shared=shared, head=dict(zip(HEAD, (own, bias), strict=True)))
+        logits(
+            method,
+            net,
+            federation,
+            state,
+            0,
+            shared=shared,
+            head=dict(zip(HEAD, (own, bias), strict=True)),
+        )
         for own in (weight, 3 * weight, weight * torch.linspace(0.1, 2, 12))
     )
     shift = shared["classifier.bias"]
@@ -80,15 +93,26 @@ def test_the_context_is_the_heads_direction(net, federation):
 
 
 def test_training_begins_where_evaluation_is(net, federation):
-    """The context is the client's in both; with a head far from the global one, and a policy that feels it."""
+    """The context is the client's in both; with a head far from the global one, and a policy that
+    feels it.
+    """
     method = FedCP(lam=0.0, policy_noise="off")
     server, client = method.init(net.params, net.parts)
-    client["head"] = tree.map(lambda leaf: leaf.flip(0) * torch.linspace(-3, 3, leaf.shape[-1]), client["head"])
-    params, x = method.start(server, client), federation.normalize(federation.x[federation.train[0]])
+    client["head"] = tree.map(
+        lambda leaf: leaf.flip(0) * torch.linspace(-3, 3, leaf.shape[-1]), client["head"]
+    )
+    params, x = (
+        method.start(server, client),
+        federation.normalize(federation.x[federation.train[0]]),
+    )
     batch, bound = Batch(x, federation.y[federation.train[0]]), net.bind({})
-    want = batch.cross_entropy(method.predict(bound, method.evaluated(server, client, params), batch))
+    want = batch.cross_entropy(
+        method.predict(bound, method.evaluated(server, client, params), batch)
+    )
     assert_close(method.loss(server, client, bound, params, batch), want)
-    other = batch.cross_entropy(_logits(_features(bound, params, x), params, server["head"], server["head"]))
+    other = batch.cross_entropy(
+        _logits(_features(bound, params, x), params, server["head"], server["head"])
+    )
     assert abs(other - want) > 1e-4
 
 
@@ -99,7 +123,9 @@ def test_with_the_personal_side_alone_it_is_fedper(backend, net, federation):
     shared = {**state.server["head"], "classifier.bias": torch.zeros(5)}
     state = dataclasses.replace(state, server={**state.server, "head": shared})
     part = participate(method, net, federation, state, COHORTS[0], engine=backend)
-    plain = participate(FedPer(), net, federation, begin(FedPer(), net, 10, CPU), COHORTS[0], engine=backend)
+    plain = participate(
+        FedPer(), net, federation, begin(FedPer(), net, 10, CPU), COHORTS[0], engine=backend
+    )
     assert_same(part.uploads["body"], plain.uploads)
     assert_same(part.clients["head"], plain.clients["head"])
 
@@ -110,14 +136,21 @@ def test_the_alignment_is_none_at_first_and_bounded():
     for a, b in ((h, other), (h, h), (50 * h, 50 * other)):
         mmd = (_kernel(a, a) + _kernel(b, b) - 2 * _kernel(a, b)).mean()
         assert -1e-5 <= mmd <= 8
-    assert_close(_kernel(h, other).diag(), sum(torch.exp(-(h - other).square().sum(1) / w) for w in (20, 30, 40, 100)))
+    assert_close(
+        _kernel(h, other).diag(),
+        sum(torch.exp(-(h - other).square().sum(1) / w) for w in (20, 30, 40, 100)),
+    )
     assert_close(_kernel(h, h).diag(), torch.full((9,), 4.0))
 
 
 def test_one_step_does_not_see_the_alignment_and_more_do(net, federation):
-    for local, most, least in ((PLAIN, 1e-6, 0.0), (dataclasses.replace(PLAIN, epochs=4), 1.0, 1e-4)):
+    for local, most, least in (
+        (PLAIN, 1e-6, 0.0),
+        (dataclasses.replace(PLAIN, epochs=4), 1.0, 1e-4),
+    ):
         one, other = (
-            trajectory(FedCP(lam=lam), net, federation, [[0, 2]], local=local)[-1].server["body"] for lam in (0.0, 50.0)
+            trajectory(FedCP(lam=lam), net, federation, [[0, 2]], local=local)[-1].server["body"]
+            for lam in (0.0, 50.0)
         )
         apart = max(float((one[name] - other[name]).abs().max()) for name in one)
         assert least <= apart <= most
@@ -128,7 +161,10 @@ def test_the_uploaded_head_is_the_mean_of_both(backend, net, federation):
     states = trajectory(FedCP(), net, federation, [[0]] * 3, engine=backend)
     for before, after in itertools.pairwise(states):
         own = row(after.clients["head"], 0)
-        assert_same(after.server["head"], tree.map(lambda a, b: 0.5 * a + 0.5 * b, own, before.server["head"]))
+        assert_same(
+            after.server["head"],
+            tree.map(lambda a, b: 0.5 * a + 0.5 * b, own, before.server["head"]),
+        )
 
 
 def test_noise_is_of_training_alone_and_logistic(net, federation):

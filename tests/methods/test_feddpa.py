@@ -1,4 +1,6 @@
-"""FedDPA (Yang, Huang and Ye, NeurIPS 2023): scores, thresholds, both phases, FedAvg and FedOBP as limits."""
+"""FedDPA (Yang, Huang and Ye, NeurIPS 2023): scores, thresholds, both phases, FedAvg and FedOBP as
+limits.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,16 @@ import torch.nn.functional as F
 from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import FedDPA
-from tests.conftest import COHORTS, CPU, assert_close, assert_same, participate, rounds, tiny, trajectory
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    assert_close,
+    assert_same,
+    participate,
+    rounds,
+    tiny,
+    trajectory,
+)
 
 JOINT = {"rule": "quantile", "train": "joint"}
 
@@ -51,7 +62,8 @@ def test_the_scale_of_a_tensors_scores_does_not_matter(rule, net, federation):
     client = state.client(2)
     scaled = {**client["score"], "fc.weight": 64 * client["score"]["fc.weight"]}
     before, after = (
-        method.prepare(state.server, {**client, "score": score})["mask"] for score in (client["score"], scaled)
+        method.prepare(state.server, {**client, "score": score})["mask"]
+        for score in (client["score"], scaled)
     )
     assert before["fc.weight"].any()
     assert not before["fc.weight"].all()
@@ -78,8 +90,12 @@ def test_each_of_two_phases_leaves_the_others_entries_alone(net, federation):
     method, half = FedDPA(0.05), Half(0.05)
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
     mask = masks(method, state, 2)
-    assert 0 < tree.size(mask) - sum(int(leaf.sum()) for leaf in tree.leaves(mask)) < tree.size(mask)
-    first, both = (tree.take(participate(m, net, federation, state, [2]).uploads, 0) for m in (half, method))
+    assert (
+        0 < tree.size(mask) - sum(int(leaf.sum()) for leaf in tree.leaves(mask)) < tree.size(mask)
+    )
+    first, both = (
+        tree.take(participate(m, net, federation, state, [2]).uploads, 0) for m in (half, method)
+    )
     start = method._begin(state.server, method.prepare(state.server, state.client(2)))
     for name in net.params:
         personal = mask[name]
@@ -91,7 +107,13 @@ def test_each_of_two_phases_leaves_the_others_entries_alone(net, federation):
 
 
 def test_personal_is_the_mean_number_of_personal_entries_in_the_cohort(backend, net, federation):
-    """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them; who never trained has none."""
+    """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them; who never trained
+    has none.
+    """
     count = sum(leaf.numel() - 1 - int(0.4 * (leaf.numel() - 1)) for leaf in net.params.values())
-    _, outcomes = rounds(FedDPA(**JOINT), net, federation, [[0, 2], [0, 2], [0, 2, 4, 6]], engine=backend)
-    assert [outcome.metrics for outcome in outcomes] == [{"personal": value} for value in (0, count, count / 2)]
+    _, outcomes = rounds(
+        FedDPA(**JOINT), net, federation, [[0, 2], [0, 2], [0, 2, 4, 6]], engine=backend
+    )
+    assert [outcome.metrics for outcome in outcomes] == [
+        {"personal": value} for value in (0, count, count / 2)
+    ]

@@ -1,4 +1,6 @@
-"""FedFomo (arXiv:2012.08565): nobody to mix with, how candidates are chosen, weights, and what travels."""
+"""FedFomo (arXiv:2012.08565): nobody to mix with, how candidates are chosen, weights, and what
+travels.
+"""
 
 import itertools
 from functools import cache
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
 from fedpfl.methods.shared.pool import held_out_loss, offered
@@ -24,18 +26,26 @@ def held(federation):
 @pytest.fixture(scope="module")
 def played(net, held):
     """Rounds on what is not held out, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": trajectory(method, net, held, OFTEN, engine=backend))
+    return cache(
+        lambda method, backend="loop": trajectory(method, net, held, OFTEN, engine=backend)
+    )
 
 
 def begun(method, net, federation, state, client, **more):
     """What a client finds out before it trains, given what the server sends it."""
     shard = training_shard(federation, client, 32, Draws(0, "train", 9))
-    return method.before_training(state.server, state.client(client) | more, net.bind({"main": {}}, True), shard)
+    return method.before_training(
+        state.server, state.client(client) | more, net.bind({"main": {}}, True), shard
+    )
 
 
 def offer(models):
     """Candidates 1, 2, ... of these models."""
-    sent = {"model": tree.stack(models), "statistics": {}, "number": torch.arange(1, len(models) + 1)}
+    sent = {
+        "model": tree.stack(models),
+        "statistics": {},
+        "number": torch.arange(1, len(models) + 1),
+    }
     return {"sent": sent, "there": torch.ones(len(models), dtype=torch.bool)}
 
 
@@ -45,14 +55,19 @@ def loss(method, net, federation, model, client):
 
 
 def test_the_last_training_is_undone_where_it_did_not_help(net, held, played):
-    """Alone a client starts from its old model or its new one, and the loss on V_i of where it starts never rises."""
+    """Alone a client starts from its old model or its new one, and the loss on V_i of where it
+    starts never rises.
+    """
     method, undone = FedFomo(candidates=0), set()
     states = played(method)
     for client in OFTEN[0]:
         losses = []
         for before, after in itertools.pairwise(states[1:]):
             start = row(after.clients["old"]["model"], client)
-            old, new = row(before.clients["old"]["model"], client), row(before.clients["model"], client)
+            old, new = (
+                row(before.clients["old"]["model"], client),
+                row(before.clients["model"], client),
+            )
             undone.add(not differing(start, old))
             assert_same(start, old) if not differing(start, old) else assert_same(start, new)
             losses.append(loss(method, net, held, start, client))
@@ -65,7 +80,8 @@ def test_a_client_that_has_nothing_held_out_keeps_its_model(net, held, played):
     state = trajectory(FedFomo(), net, held, [[2, 8], [2, 8]])[-1]
     assert not len(held.validation[8])
     assert_same(
-        row(state.clients["old"]["model"], 8), row(trajectory(FedFomo(), net, held, [[2, 8]])[-1].clients["model"], 8)
+        row(state.clients["old"]["model"], 8),
+        row(trajectory(FedFomo(), net, held, [[2, 8]])[-1].clients["model"], 8),
     )
 
 
@@ -77,20 +93,30 @@ def test_weights(fallback, net, held, played):
     old, new = own["old"]["model"], own["model"]
     better = played(LocalOnly())[3].client(2)["model"]
     worse = tree.map(lambda leaf: -3 * leaf, old)
-    gain = {k: loss(method, net, held, old, 2) - loss(method, net, held, m, 2) for k, m in (("b", better), ("n", new))}
-    w = {k: gain[k] / float(tree.squared_distance(m, old).sqrt()) for k, m in (("b", better), ("n", new))}
+    gain = {
+        k: loss(method, net, held, old, 2) - loss(method, net, held, m, 2)
+        for k, m in (("b", better), ("n", new))
+    }
+    w = {
+        k: gain[k] / float(tree.squared_distance(m, old).sqrt())
+        for k, m in (("b", better), ("n", new))
+    }
     assert min(w.values()) > 0
 
     found = begun(method, net, held, state, 2, **offer([better, worse]))
     share = w["b"] / (w["b"] + w["n"])
-    assert_close(found["begun"]["model"], tree.map(lambda b, n: share * b + (1 - share) * n, better, new))
+    assert_close(
+        found["begun"]["model"], tree.map(lambda b, n: share * b + (1 - share) * n, better, new)
+    )
     assert_close(found["gains"][:2], torch.tensor([w["n"], w["b"]]), rtol=1e-4)
     assert float(found["affinity"][1]) == pytest.approx(w["b"], rel=1e-4)
     assert found["affinity"][2] < 0  # as it is, below 0 too
     assert found["affinity"][3:].tolist() == [0.0] * 7
 
     bad = state.client(2) | {"model": worse} | offer([better, worse])
-    assert_same(begun(method, net, held, state, 2, **bad)["begun"]["model"], better)  # the only positive weight
+    assert_same(
+        begun(method, net, held, state, 2, **bad)["begun"]["model"], better
+    )  # the only positive weight
     twins = begun(method, net, held, state, 2, **offer([better, better]))["gains"]
     assert twins[1] == twins[2]
     none = state.client(2) | {"model": worse} | offer([worse, old])
@@ -106,7 +132,11 @@ def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
 
 def test_candidates_are_those_of_largest_affinity_or_any():
     pool, affinity = [True] * 5 + [False], [9.0, 0.3, -1.0, 0.7, 0.0, 8.0]
-    assert candidates(affinity, pool) == [3, 1, 4]  # neither the client itself nor who did not train
+    assert candidates(affinity, pool) == [
+        3,
+        1,
+        4,
+    ]  # neither the client itself nor who did not train
     assert candidates(affinity, pool, count=9) == [3, 1, 4, 2]
     assert candidates(affinity, [False] * 6) == []
     drawn = [candidates(affinity, pool, explore=1.0, seed=seed) for seed in range(60)]
@@ -117,12 +147,18 @@ def test_candidates_are_those_of_largest_affinity_or_any():
 
 
 def test_exploration_ends(net, held):
-    """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its cohort."""
+    """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its
+    cohort.
+    """
     method, seen = FedFomo(candidates=1, explore=1.0, decay=0.5), []
     for played, wanted in ((0, False), (2, True)):
         server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
         affinity = torch.zeros(10, 10).index_fill(1, torch.tensor([7]), 1.0)
-        states = {"number": torch.arange(10), "affinity": affinity, "model": net.params["fc.bias"].expand(10, -1)}
+        states = {
+            "number": torch.arange(10),
+            "affinity": affinity,
+            "model": net.params["fc.bias"].expand(10, -1),
+        }
         states |= {"statistics": {"main": {}}, "participated": torch.ones(10, dtype=torch.bool)}
         others = lambda numbers, states=states: tree.take(states, torch.tensor(numbers))  # noqa: E731
         for cohort in ([0, 1, 2, 3], [3, 0]):

@@ -30,7 +30,10 @@ def test_a_generator_without_steps_stays(net, federation):
 def test_equal_heads_teach_by_their_cross_entropy_whatever_the_weights(net):
     """And heads that differ do not."""
     made, method = generator(), FedGen(eta=0.0, **SMALL)
-    y, noise = torch.tensor([0, 2, 2, 3]), torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
+    y, noise = (
+        torch.tensor([0, 2, 2, 3]),
+        torch.rand(4, 5, generator=torch.Generator().manual_seed(1)),
+    )
     heads = tree.repeat(tree.named(net.params, HEAD), 3)
     counts = torch.tensor([[1.0, 0, 5, 3, 0], [0, 0, 1, 9, 1], [7, 1, 0, 2, 0]])
     z = features.training(made["learned"], made["moved"], y, noise)[0]
@@ -64,15 +67,24 @@ def test_the_generator_learns_labels(net, federation):
     method = FedGen(noise=5, hidden=32, steps=60, lr=0.01, batch=16)
     state = trajectory(method, net, federation)[-1]
     y = state.server["counts"].nonzero().flatten().repeat(20)
-    z = features.made(state.server["generator"], y, torch.rand(len(y), 5, generator=torch.Generator().manual_seed(0)))
+    z = features.made(
+        state.server["generator"],
+        y,
+        torch.rand(len(y), 5, generator=torch.Generator().manual_seed(0)),
+    )
     assert (F.linear(z, *state.server["head"].values()).argmax(1) == y).float().mean() > 0.8
 
 
 def test_labels_are_drawn_by_their_shares():
     random = torch.rand(5000, generator=torch.Generator().manual_seed(0))
-    drawn = torch.bincount(features.drawn(torch.tensor([0.0, 1, 0, 3, 0]), random), minlength=5) / 5000
+    drawn = (
+        torch.bincount(features.drawn(torch.tensor([0.0, 1, 0, 3, 0]), random), minlength=5) / 5000
+    )
     assert_close(drawn, torch.tensor([0, 0.25, 0, 0.75, 0]), atol=0.02)
-    assert features.drawn(torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 1 - 2**-24])).tolist() == [1, 1]
+    assert features.drawn(torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 1 - 2**-24])).tolist() == [
+        1,
+        1,
+    ]
 
 
 def test_the_server_knows_the_labels_of_those_who_took_part(backend, net, federation):

@@ -8,7 +8,7 @@ import torch
 from fedpfl import models
 from fedpfl.engine import begin
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedPAC
 from fedpfl.methods.fedpac import least, mixtures
@@ -49,14 +49,21 @@ def test_the_least_shares_meet_the_optimality_conditions(seed, count, width):
     assert (shares >= 0).all()
     assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
     assert (slope >= value * (1 - 1e-6)).all()  # nothing to gain anywhere
-    assert_close({"": slope[shares > 1e-9]}, {"": value.expand(int((shares > 1e-9).sum()))}, rtol=1e-6)
-    others = [torch.full((count,), 1 / count, dtype=torch.float64), *torch.eye(count, dtype=torch.float64)]
+    assert_close(
+        {"": slope[shares > 1e-9]}, {"": value.expand(int((shares > 1e-9).sum()))}, rtol=1e-6
+    )
+    others = [
+        torch.full((count,), 1 / count, dtype=torch.float64),
+        *torch.eye(count, dtype=torch.float64),
+    ]
     for other in others:
         assert value <= other @ quadratic @ other * (1 + 1e-9)
 
 
 def test_alone_a_client_keeps_its_head(net, federation):
-    assert mixtures(draw(1, CLASSES, 12), torch.tensor([0.3], dtype=torch.float64)).tolist() == [[1.0]]
+    assert mixtures(draw(1, CLASSES, 12), torch.tensor([0.3], dtype=torch.float64)).tolist() == [
+        [1.0]
+    ]
     method = FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     part = participate(method, net, federation, state, [2])
@@ -67,11 +74,17 @@ def test_alone_a_client_keeps_its_head(net, federation):
 def test_identical_statistics_are_weighted_by_their_precision():
     variance = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     shares = mixtures(draw(1, CLASSES, 12).expand(3, -1, -1), variance)
-    assert_close({"": shares}, {"": torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64).expand(3, 3) / 7}, atol=1e-9)
+    assert_close(
+        {"": shares},
+        {"": torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64).expand(3, 3) / 7},
+        atol=1e-9,
+    )
 
 
 def test_without_any_error_heads_are_shared_alike():
-    shares = mixtures(torch.zeros(4, CLASSES, 12, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
+    shares = mixtures(
+        torch.zeros(4, CLASSES, 12, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    )
     assert_close({"": shares}, {"": torch.full((4, 4), 0.25, dtype=torch.float64)})
 
 
@@ -102,7 +115,9 @@ def test_the_quadratic_is_the_sum_of_traces():
     for j in range(4):
         for k in range(4):
             for c in range(CLASSES):
-                by_class[j, k] += torch.outer(means[1, c] - means[j, c], means[1, c] - means[k, c]).trace()
+                by_class[j, k] += torch.outer(
+                    means[1, c] - means[j, c], means[1, c] - means[k, c]
+                ).trace()
     apart = (means[1] - means).flatten(1)
     assert_close({"": apart @ apart.T}, {"": by_class}, rtol=1e-5)
     shares = least(by_class + torch.diag(variance))
@@ -121,7 +136,9 @@ def test_statistics_are_those_of_loops_over_samples(federation):
         model = method.personal(state.server, state.client(0))
         index = federation.train[0]
         with torch.no_grad():
-            _, z = net.bind(state.server_buffers).features(model, federation.normalize(federation.x[index]))
+            _, z = net.bind(state.server_buffers).features(
+                model, federation.normalize(federation.x[index])
+            )
         z, y, variance = z.double(), federation.y[index], 0.0
         for c in range(CLASSES):
             own = z[y == c]
@@ -130,7 +147,9 @@ def test_statistics_are_those_of_loops_over_samples(federation):
             assert_close({"": found["own"][c]}, {"": mean.float()}, atol=1e-6)
             assert_close({"": found["H"][c]}, {"": (share * mean).float()}, atol=1e-6)
             if len(own):
-                variance += share * float(own.square().sum(1).mean()) - share**2 * float(mean.square().sum())
+                variance += share * float(own.square().sum(1).mean()) - share**2 * float(
+                    mean.square().sum()
+                )
         assert float(found["v"]) == pytest.approx(variance / len(y), rel=1e-4)
         assert found["v"] >= 0
 
@@ -139,7 +158,9 @@ def test_collecting_statistics_moves_no_batch_normalisation(federation):
     net, method = tiny(norm=True), FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     bound = net.bind(state.server_buffers, training=True)
-    method.before_training(state.server, state.client(0), bound, training_shard(federation, 0, 32, None))
+    method.before_training(
+        state.server, state.client(0), bound, training_shard(federation, 0, 32, None)
+    )
     assert_same(bound.buffers, state.server_buffers)
 
 
@@ -154,7 +175,9 @@ def test_prototypes_are_weighted_by_class_counts(backend, net, federation):
     prototypes = states[2].server["prototypes"]
     for c in range(CLASSES):
         total = sum(counts[k, c] * part.uploads["mean"][k, c] for k in range(5))
-        assert_close({"": prototypes["mean"][c]}, {"": total / counts[:, c].sum().clamp(min=1)}, atol=1e-6)
+        assert_close(
+            {"": prototypes["mean"][c]}, {"": total / counts[:, c].sum().clamp(min=1)}, atol=1e-6
+        )
     assert prototypes["seen"].tolist() == (counts.sum(0) > 0).tolist()
 
 
@@ -178,9 +201,14 @@ def test_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation
 
 
 def test_the_first_round_aligns_nothing_and_later_ones_do(backend, net, federation):
-    own, without = (trajectory(FedPAC(lam=lam, combine=False), net, federation, engine=backend) for lam in (1.0, 0.0))
+    own, without = (
+        trajectory(FedPAC(lam=lam, combine=False), net, federation, engine=backend)
+        for lam in (1.0, 0.0)
+    )
     assert_close(own[1].server["body"], without[1].server["body"], atol=1e-7)
-    assert (own[2].server["body"]["fc.weight"] - without[2].server["body"]["fc.weight"]).abs().max() > 1e-4
+    assert (
+        own[2].server["body"]["fc.weight"] - without[2].server["body"]["fc.weight"]
+    ).abs().max() > 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,23 +220,29 @@ class HeadPhase(FedPAC):
 def test_each_phase_moves_its_part_alone(backend, net, federation):
     state = trajectory(FedPAC(), net, federation, COHORTS[:1], engine=backend)[-1]
     first, both = (
-        participate(m, net, federation, state, COHORTS[1], engine=backend).uploads for m in (HeadPhase(), FedPAC())
+        participate(m, net, federation, state, COHORTS[1], engine=backend).uploads
+        for m in (HeadPhase(), FedPAC())
     )
     for name, value in state.server["body"].items():
         for client in range(5):
             assert torch.equal(first["body"][name][client], value)
         assert (both["body"][name] != value).flatten(1).any(1).all()
     assert_same(first["head"], both["head"])
-    assert (first["head"]["classifier.bias"] != state.clients["head"]["classifier.bias"][COHORTS[1]]).any()
+    assert (
+        first["head"]["classifier.bias"] != state.clients["head"]["classifier.bias"][COHORTS[1]]
+    ).any()
 
 
 def test_the_head_has_a_pace_of_its_own(net, federation):
     state = begin(FedPAC(), net, 10, CPU)
     fast, slow = (
-        participate(HeadPhase(head_lr=lr), net, federation, state, [8]).uploads["head"] for lr in (0.1, 0.01)
+        participate(HeadPhase(head_lr=lr), net, federation, state, [8]).uploads["head"]
+        for lr in (0.1, 0.01)
     )  # one batch of two samples: one step
     for name in HEAD:
-        ratio = (fast[name][0] - net.params[name]).norm() / (slow[name][0] - net.params[name]).norm()
+        ratio = (fast[name][0] - net.params[name]).norm() / (
+            slow[name][0] - net.params[name]
+        ).norm()
         assert float(ratio) == pytest.approx(10, rel=1e-3)
 
 
@@ -219,7 +253,10 @@ def test_missing_prototypes_are_the_clients_own(net, federation):
     client = state.client(0) | found_before(method, net, federation, state, 0)
     seen = torch.tensor([True] + [False] * 4)
     far = {"mean": torch.full_like(state.server["prototypes"]["mean"], 9.0), "seen": seen}
-    x, y = federation.normalize(federation.x[federation.train[0]]), federation.y[federation.train[0]]
+    x, y = (
+        federation.normalize(federation.x[federation.train[0]]),
+        federation.y[federation.train[0]],
+    )
     for c in y.unique():
         batch = Batch(x[y == c], y[y == c])
         params, bound = method._begin(state.server, client), net.bind({"main": {}}, training=True)

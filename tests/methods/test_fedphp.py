@@ -1,4 +1,6 @@
-"""FedPHP (ECML PKDD 2021): FedAvg as a limit bit for bit, what private models inherit, and the two transfers."""
+"""FedPHP (ECML PKDD 2021): FedAvg as a limit bit for bit, what private models inherit, and the two
+transfers.
+"""
 
 import dataclasses
 from functools import cache
@@ -9,10 +11,10 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from fedpfl.engine import make
-from fedpfl.engine.toy import as_engine
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, FedPHP
 from fedpfl.methods.fedphp import mmd
+from fedpfl.testing.toy import as_engine
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -38,7 +40,9 @@ def method(**values):
 @cache
 def played(backend, norm=False, **values):
     """The states of three rounds of eight, of which each client is expected to see four."""
-    return trajectory(method(**values), tiny(norm).told(rounds=8), federate(), TWICE, engine=backend)
+    return trajectory(
+        method(**values), tiny(norm).told(rounds=8), federate(), TWICE, engine=backend
+    )
 
 
 def features(seed, count=9):
@@ -49,17 +53,33 @@ def features(seed, count=9):
 def test_without_momentum_the_private_model_is_the_last_local_one(lam, backend, federation):
     states = played(backend, lam=lam, momentum=0.0)
     for t, cohort in enumerate(TWICE):
-        part = participate(method(lam=lam, momentum=0.0), tiny(), federation, states[t], cohort, engine=backend)
+        part = participate(
+            method(lam=lam, momentum=0.0), tiny(), federation, states[t], cohort, engine=backend
+        )
         for k, client in enumerate(cohort):
             assert_same(row(states[t + 1].clients["hpm"], client), row(part.uploads, k))
 
 
 def test_momentum_grows_with_the_clients_own_participations(backend, federation):
-    """The first leaves nothing of the initial model, whenever it is: 0.9 / 4 and 1.8 / 4 stay of the next ones."""
+    """The first leaves nothing of the initial model, whenever it is: 0.9 / 4 and 1.8 / 4 stay of
+    the next ones.
+    """
     states = played(backend)
-    for t, (client, past) in ((0, (2, 0)), (1, (2, 1)), (2, (2, 2)), (1, (1, 0)), (2, (1, 1)), (2, (4, 0))):
-        part = participate(method(), tiny().told(rounds=8), federation, states[t], TWICE[t], engine=backend)
-        local, old = row(part.uploads, TWICE[t].index(client)), row(states[t].clients["hpm"], client)
+    for t, (client, past) in (
+        (0, (2, 0)),
+        (1, (2, 1)),
+        (2, (2, 2)),
+        (1, (1, 0)),
+        (2, (1, 1)),
+        (2, (4, 0)),
+    ):
+        part = participate(
+            method(), tiny().told(rounds=8), federation, states[t], TWICE[t], engine=backend
+        )
+        local, old = (
+            row(part.uploads, TWICE[t].index(client)),
+            row(states[t].clients["hpm"], client),
+        )
         mu = 0.9 * past / 4
         wanted = tree.map(lambda q, w, mu=mu: mu * q + (1 - mu) * w, old, local)
         (assert_close if past else assert_same)(row(states[t + 1].clients["hpm"], client), wanted)
@@ -73,33 +93,55 @@ def test_momentum_ends_at_its_highest():
     assert_close(torch.stack(stays), torch.tensor([0, 0.225, 0.45, 0.675, 0.9, 0.9, 0.9]))
 
 
-@pytest.mark.parametrize(("participation", "rounds", "expected"), [(0.29, 100, 29), (0.5, 7, 3), (0.1, 3, 1)])
+@pytest.mark.parametrize(
+    ("participation", "rounds", "expected"), [(0.29, 100, 29), (0.5, 7, 3), (0.1, 3, 1)]
+)
 def test_the_expected_number_is_the_integer_part_and_at_least_one(participation, rounds, expected):
     net = tiny().told(rounds=rounds)
-    assert FedPHP(participation=participation).init(net.params, net.parts)[0]["expected"] == expected
+    assert (
+        FedPHP(participation=participation).init(net.params, net.parts)[0]["expected"] == expected
+    )
 
 
 @pytest.mark.parametrize("transfer", ["kd", "mmd"])
 def test_at_lam_one_labels_do_not_matter(transfer, backend, federation):
     shuffled = dataclasses.replace(federation, y=federation.y.flip(0))
-    states = [trajectory(method(transfer=transfer, lam=1.0), tiny(), f, engine=backend) for f in (federation, shuffled)]
+    states = [
+        trajectory(method(transfer=transfer, lam=1.0), tiny(), f, engine=backend)
+        for f in (federation, shuffled)
+    ]
     assert_same(*(own[-1].clients["hpm"] for own in states))
-    assert differing(*(trajectory(method(), tiny(), f, COHORTS[:1])[-1].server for f in (federation, shuffled)))
+    assert differing(
+        *(trajectory(method(), tiny(), f, COHORTS[:1])[-1].server for f in (federation, shuffled))
+    )
 
 
 def test_clients_are_judged_by_what_they_inherited(backend, federation):
-    """Before training by the old one, after it by the new; who was never sampled by the global model."""
+    """Before training by the old one, after it by the new; who was never sampled by the global
+    model.
+    """
     for norm in (False, True):
         net = tiny(norm).told(rounds=8)
         states, outcomes = rounds(method(momentum=1.0), net, federation, TWICE, engine=backend)
         runner = make(as_engine(backend), net, CPU)
         for t, cohort in enumerate(TWICE):
-            before, after = (runner.evaluate(method(momentum=1.0), federation, s, cohort) for s in states[t : t + 2])
+            before, after = (
+                runner.evaluate(method(momentum=1.0), federation, s, cohort)
+                for s in states[t : t + 2]
+            )
             assert_close(outcomes[t].before.loss, before.loss)
             assert_close(outcomes[t].after.loss, after.loss, atol=1e-4)
-        mixed, fedavg = states[1], trajectory(FedAvg(), net, federation, TWICE[:1], engine=backend)[1]
-        held = {"server": mixed.server["model"], "server_buffers": {"main": mixed.server_buffers["w"]}}
-        plain = runner.evaluate(FedAvg(), federation, dataclasses.replace(fedavg, **held), [UNSEEN, 4]).loss
+        mixed, fedavg = (
+            states[1],
+            trajectory(FedAvg(), net, federation, TWICE[:1], engine=backend)[1],
+        )
+        held = {
+            "server": mixed.server["model"],
+            "server_buffers": {"main": mixed.server_buffers["w"]},
+        }
+        plain = runner.evaluate(
+            FedAvg(), federation, dataclasses.replace(fedavg, **held), [UNSEEN, 4]
+        ).loss
         assert_close(runner.evaluate(method(), federation, mixed, [UNSEEN, 4]).loss, plain)
 
 
@@ -108,7 +150,11 @@ def test_statistics_are_inherited_like_weights(backend, federation):
     part = participate(method(), net, federation, states[1], TWICE[1], engine=backend)
     old, new, local = (
         row(s["norm.running_mean"], place)
-        for s, place in ((states[1].client_buffers["q"], 2), (states[2].client_buffers["q"], 2), (part.buffers["w"], 2))
+        for s, place in (
+            (states[1].client_buffers["q"], 2),
+            (states[2].client_buffers["q"], 2),
+            (part.buffers["w"], 2),
+        )
     )
     assert_close(new, 0.225 * old + 0.775 * local)
     counted = states[2].client_buffers["q"]["norm.num_batches_tracked"]
@@ -117,15 +163,21 @@ def test_statistics_are_inherited_like_weights(backend, federation):
 
 
 def test_the_distilled_target_has_a_temperature_and_the_student_none(net):
-    """A constant teacher is a uniform target; the formula on any; the samples alone count, not the padding."""
-    batch = Batch(torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 5)
+    """A constant teacher is a uniform target; the formula on any; the samples alone count, not the
+    padding.
+    """
+    batch = Batch(
+        torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 5
+    )
     teachers = tiny(seed=2).params, tree.map(lambda leaf: leaf * 0, net.params)
     for teacher in teachers:
         client = {"hpm": teacher, "teacher": {}, "mu": torch.tensor(0.0)}
 
         def loss(count, weight=None, client=client):
             given = Batch(batch.x[:count], batch.y[:count], weight)
-            return method(lam=0.7).loss({}, client, net.bind({"w": {}, "q": {}}, True, weight), net.params, given)
+            return method(lam=0.7).loss(
+                {}, client, net.bind({"w": {}, "q": {}}, True, weight), net.params, given
+            )
 
         logits, wanted = (net.bind({})(params, batch.x[:4]) for params in (net.params, teacher))
         target = F.softmax(wanted / 4, 1)

@@ -44,11 +44,15 @@ def test_alone_a_clients_prototypes_are_the_servers(weights, backend, net, feder
     assert_same(server["mean"][~present], second.server["mean"][~present])
 
 
-def test_a_prototype_lies_between_the_clients_own_and_one_that_nobody_has_stays(backend, net, federation, second):
+def test_a_prototype_lies_between_the_clients_own_and_one_that_nobody_has_stays(
+    backend, net, federation, second
+):
     y = federation.y.clone()
     for client in (1, 8):
         y[federation.train[client]] = torch.arange(len(federation.train[client])) % 2
-    part = participate(FedProto(), net, dataclasses.replace(federation, y=y), second, [1, 8], engine=backend)
+    part = participate(
+        FedProto(), net, dataclasses.replace(federation, y=y), second, [1, 8], engine=backend
+    )
     server, _ = FedProto().aggregate(second.server, {}, None, part.uploads, torch.ones(2) / 2, None)
     means = part.uploads.values["mean"][:, :2]
     assert (server["mean"][:2] >= means.amin(0) - 1e-6).all()
@@ -57,14 +61,24 @@ def test_a_prototype_lies_between_the_clients_own_and_one_that_nobody_has_stays(
     assert_same(server["mean"][2:], second.server["mean"][2:])
 
 
-def test_the_pull_is_zero_at_the_prototype_and_never_reaches_the_head(backend, net, federation, second):
-    params, x = row(second.clients["model"], 0), federation.normalize(federation.x[federation.train[0][:1]])
+def test_the_pull_is_zero_at_the_prototype_and_never_reaches_the_head(
+    backend, net, federation, second
+):
+    params, x = (
+        row(second.clients["model"], 0),
+        federation.normalize(federation.x[federation.train[0][:1]]),
+    )
     logits, z = net.bind({"main": {}}).features(params, x)
     at = {"mean": z.detach().expand(CLASSES, -1), "seen": torch.ones(CLASSES, dtype=torch.bool)}
     batch = Batch(x, federation.y[federation.train[0][:1]])
-    assert_same(FedProto(9.0).loss(at, {}, net.bind({"main": {}}), params, batch)[0], batch.cross_entropy(logits))
+    assert_same(
+        FedProto(9.0).loss(at, {}, net.bind({"main": {}}), params, batch)[0],
+        batch.cross_entropy(logits),
+    )
     with_it, without = (
-        participate(FedProto(lam), net, federation, second, [2], engine=backend, local=PLAIN).clients["model"]
+        participate(
+            FedProto(lam), net, federation, second, [2], engine=backend, local=PLAIN
+        ).clients["model"]
         for lam in (9.0, 0.0)
     )
     assert_same(tree.named(with_it, HEAD), tree.named(without, HEAD))
@@ -91,7 +105,9 @@ def test_before_the_first_round_and_fine_tuned_it_predicts(backend, net, federat
         states = trajectory(method, net, federation, COHORTS[:1])
         head = runner.evaluate(FedProto(judge="head"), federation, states[0], EVERYONE)
         assert_same(runner.evaluate(method, federation, states[0], EVERYONE).correct, head.correct)
-        assert runner.evaluate(method, federation, states[1], EVERYONE, tuning).loss.isfinite().all()
+        assert (
+            runner.evaluate(method, federation, states[1], EVERYONE, tuning).loss.isfinite().all()
+        )
 
 
 @pytest.mark.parametrize(("weights", "more"), [("uniform", 0), ("counts", 1)])
@@ -100,7 +116,11 @@ def test_what_travels(weights, more, backend, net, federation):
     states, outcomes = rounds(FedProto(weights=weights), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         classes = [len(federation.y[federation.train[i]].unique()) for i in cohort if i != 9]
-        assert outcomes[t].sent.values_up >= (12 + more) * (sum(classes) - 2)  # a dropped lone sample's class
+        assert outcomes[t].sent.values_up >= (12 + more) * (
+            sum(classes) - 2
+        )  # a dropped lone sample's class
         assert outcomes[t].sent.values_up <= (12 + more) * sum(classes)
         assert outcomes[t].sent.values_up % (12 + more) == 0
-        assert outcomes[t].sent.values_down == len(cohort) * 12 * int(states[t].server["seen"].sum())
+        assert outcomes[t].sent.values_down == len(cohort) * 12 * int(
+            states[t].server["seen"].sum()
+        )

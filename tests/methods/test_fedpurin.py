@@ -1,4 +1,6 @@
-"""FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators, limits, means and traffic."""
+"""FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators, limits, means and
+traffic.
+"""
 
 import dataclasses
 import itertools
@@ -39,7 +41,9 @@ UNSEEN = 7  # until round 3
 MIB = 2**20
 
 KINDS = {"fedpurin": FedPURIN(), "fedpurin-delta": FedPURIN(score="delta"), "fedcac": FedCAC()}
-kinds = pytest.mark.parametrize("method", sampled([pytest.param(kind, id=name) for name, kind in KINDS.items()], 2))
+kinds = pytest.mark.parametrize(
+    "method", sampled([pytest.param(kind, id=name) for name, kind in KINDS.items()], 2)
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +63,18 @@ def same_on(backend):
 
 
 def parts(method, net, federation, t=0, backend="loop", cohort=EVERYONE[0], **kwargs):
-    """The state before a round, what the cohort brings back from it, the new server and what clients keep."""
+    """The state before a round, what the cohort brings back from it, the new server and what
+    clients keep.
+    """
     state = trajectory(method, net, federation, [cohort] * t, engine=backend, **kwargs)[-1]
     part = participate(method, net, federation, state, cohort, engine=backend, **kwargs)
     sizes = federation.train_sizes[cohort].double()
     weight = (sizes / sizes.sum()).float()
-    return state, part, *method.aggregate(state.server, part.clients, None, part.uploads, weight, None)
+    return (
+        state,
+        part,
+        *method.aggregate(state.server, part.clients, None, part.uploads, weight, None),
+    )
 
 
 def begins(method, server, client):
@@ -97,7 +107,12 @@ def test_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others():
 
 
 def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact():
-    assert highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.25, 1e-10).tolist() == [False, True, True, True]
+    assert highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.25, 1e-10).tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]
     for cutoff in (1e-10, -1.0):
         assert highest(torch.zeros(2, 3), 0.5, cutoff).all()
 
@@ -106,7 +121,10 @@ def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact(
 @pytest.mark.parametrize("score", ["gradient", "delta"])
 def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, federation):
     """Client 2: 65 samples make batches of 32, 32, and a lone one that is skipped."""
-    method, local = FedPURIN(score=score, hessian=hessian, judge="dense"), Local(epochs=1, batch_size=32, lr=0.05)
+    method, local = (
+        FedPURIN(score=score, hessian=hessian, judge="dense"),
+        Local(epochs=1, batch_size=32, lr=0.05),
+    )
     part = participate(method, net, federation, begin(method, net, 10, CPU), [2], local=local)
     end = row(part.clients["model"], 0)
 
@@ -135,22 +153,31 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
         wanted = (-product + product.square() / 2).abs() if hessian else product.abs()
         count = p.numel() // 2
         chosen = wanted.flatten().topk(count).indices
-        assert part.clients["mask"][name].flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
+        assert part.clients["mask"][name].flatten().nonzero().flatten().tolist() == sorted(
+            chosen.tolist()
+        ), name
 
 
 def test_the_second_order_matters_where_scores_are_large(net):
     """An entry whose product is 2 would not change the loss."""
     client, end = {"gradient": {"a": torch.tensor([2.0, 1.0, -1.0, 4.0])}}, {"a": torch.ones(4)}
-    first, second = (FedPURIN(hessian=hessian)._scores(client, end, end)["a"].tolist() for hessian in (False, True))
+    first, second = (
+        FedPURIN(hessian=hessian)._scores(client, end, end)["a"].tolist()
+        for hessian in (False, True)
+    )
     assert first == [2, 1, 1, 4]
     assert second == [0, 0.5, 1.5, 4]
 
 
 def test_the_change_takes_the_gradients_place_as_it_is():
     """Paper: g is theta - theta_start (arXiv:2510.16065): with the second order its sign matters."""
-    start, end = {"a": torch.tensor([-1.0, 0.0, 2.0, 0.5])}, {"a": torch.tensor([1.0, 1.0, 1.0, 0.5])}
+    start, end = (
+        {"a": torch.tensor([-1.0, 0.0, 2.0, 0.5])},
+        {"a": torch.tensor([1.0, 1.0, 1.0, 0.5])},
+    )
     first, second = (
-        FedPURIN(score="delta", hessian=hessian)._scores({}, start, end)["a"].tolist() for hessian in (False, True)
+        FedPURIN(score="delta", hessian=hessian)._scores({}, start, end)["a"].tolist()
+        for hessian in (False, True)
     )
     assert first == [2, 1, 1, 0]
     assert second == [0, 0.5, 1.5, 0]
@@ -165,13 +192,17 @@ def test_the_last_gradient_and_the_change_choose_differently(net, federation):
 
 
 @kinds
-def test_masks_have_their_share_in_every_tensor_and_are_made_anew_every_round(method, backend, net, equal):
+def test_masks_have_their_share_in_every_tensor_and_are_made_anew_every_round(
+    method, backend, net, equal
+):
     states = trajectory(method, net, equal, EVERYONE * 3, engine=backend)
     for state in states[1:]:
         for name, leaf in state.clients["mask"].items():
             assert leaf.flatten(1).sum(1).tolist() == [net.params[name].numel() // 2] * 4
     for old, new in itertools.pairwise(states[1:]):
-        was, now = (torch.cat([leaf.flatten() for leaf in s.clients["mask"].values()]) for s in (old, new))
+        was, now = (
+            torch.cat([leaf.flatten() for leaf in s.clients["mask"].values()]) for s in (old, new)
+        )
         assert (was & ~now).any()
         assert (now & ~was).any()
 
@@ -194,16 +225,23 @@ def brute(masks):
     made = torch.zeros(size, size, dtype=torch.float64)
     for i, j in itertools.product(range(size), repeat=2):
         if masks[i].any():
-            made[i, j] = 1 - (masks[i].double() - masks[j].double()).abs().sum() / (2 * masks[i].sum())
+            made[i, j] = 1 - (masks[i].double() - masks[j].double()).abs().sum() / (
+                2 * masks[i].sum()
+            )
     return made
 
 
 def test_overlaps_are_the_formula_and_not_symmetric():
     g = torch.Generator().manual_seed(0)
     shares = torch.tensor([0.1, 0.5, 0.9, 0.5]).view(4, 1, 1)
-    masks = {"a": torch.rand(4, 5, 7, generator=g) < shares, "b": torch.rand(4, 3, generator=g) < shares[:, 0]}
+    masks = {
+        "a": torch.rand(4, 5, 7, generator=g) < shares,
+        "b": torch.rand(4, 3, generator=g) < shares[:, 0],
+    }
     found = overlaps(masks)
-    assert_close(found, brute(torch.cat([leaf.flatten(1) for leaf in masks.values()], 1)), atol=1e-15)
+    assert_close(
+        found, brute(torch.cat([leaf.flatten(1) for leaf in masks.values()], 1)), atol=1e-15
+    )
     assert (found - found.T).abs().max() > 0.1
     assert found.diagonal().tolist() == [1.0] * 4
 
@@ -247,7 +285,9 @@ def test_a_client_alone_has_itself():
 def test_with_tau_one_it_is_fedbn(score, beta, backend, equal):
     """Everybody overlaps wholly, so that rounds after beta are no exception."""
     net, method = tiny(norm=True), FedPURIN(tau=1.0, cutoff=-1.0, score=score, beta=beta)
-    own, fedbn = (trajectory(m, net, equal, EVERYONE * 3, engine=backend) for m in (method, FedBN()))
+    own, fedbn = (
+        trajectory(m, net, equal, EVERYONE * 3, engine=backend) for m in (method, FedBN())
+    )
     same = same_on(backend)
     for t, (ours, theirs) in enumerate(zip(own, fedbn, strict=True)):
         same(ours.server["model"], theirs.server)
@@ -255,30 +295,46 @@ def test_with_tau_one_it_is_fedbn(score, beta, backend, equal):
         for client in range(4):
             start = begins(method, ours.server, row(ours.clients, client))
             assert list(start) == list(net.params)
-            same(start, {name: {**theirs.server, **row(theirs.clients["own"], client)}[name] for name in start})
+            same(
+                start,
+                {
+                    name: {**theirs.server, **row(theirs.clients["own"], client)}[name]
+                    for name in start
+                },
+            )
         assert ours.clients["partners"].tolist() == [3 if t else 0] * 4
-    assert len(differing(own[-1].server["model"], own[0].server["model"])) == len(own[0].server["model"])
+    assert len(differing(own[-1].server["model"], own[0].server["model"])) == len(
+        own[0].server["model"]
+    )
 
 
 def test_the_default_cutoff_breaks_the_equality(equal):
-    """Images are black but for the last two columns, so that filters' first ones never have a gradient."""
+    """Images are black but for the last two columns, so that filters' first ones never have a
+    gradient.
+    """
     net, local = tiny(), dataclasses.replace(LOCAL, weight_decay=0.0)
     dark = dataclasses.replace(equal, x=equal.x.clone(), mean=(0.0,))
     dark.x[..., :6] = 0
     for score in ("gradient", "delta"):
         off, on = (FedPURIN(tau=1.0, cutoff=cutoff, score=score) for cutoff in (-1.0, 1e-10))
-        kept, lost = (parts(m, net, dark, local=local)[1].clients["mask"]["conv.weight"] for m in (off, on))
+        kept, lost = (
+            parts(m, net, dark, local=local)[1].clients["mask"]["conv.weight"] for m in (off, on)
+        )
         assert kept.all()
         assert not lost[..., 0].any()
         assert lost[..., 1:].all()
 
 
 @pytest.mark.parametrize(
-    "method", [FedCAC(tau=1.0, cutoff=-1.0), FedPURIN(tau=1.0, cutoff=-1.0)], ids=["fedcac", "fedpurin"]
+    "method",
+    [FedCAC(tau=1.0, cutoff=-1.0), FedPURIN(tau=1.0, cutoff=-1.0)],
+    ids=["fedcac", "fedpurin"],
 )
 def test_a_federation_of_one_client_is_local_training(method, backend):
     federation, net = federate((65,), (8,)), tiny(norm=True)
-    own, alone = (trajectory(m, net, federation, [[0]] * 3, engine=backend) for m in (method, LocalOnly()))
+    own, alone = (
+        trajectory(m, net, federation, [[0]] * 3, engine=backend) for m in (method, LocalOnly())
+    )
     same = same_on(backend)
     for ours, theirs in zip(own, alone, strict=True):
         same(method.personal(ours.server, row(ours.clients, 0)), row(theirs.clients["model"], 0))
@@ -289,7 +345,9 @@ def test_a_cohort_of_one_begins_anew_from_what_is_critical(backend, net, federat
     method = FedPURIN(judge="dense")
     state = trajectory(method, net, federation, [[2]], engine=backend)[-1]
     client = state.client(2)
-    padded = tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), client["model"], client["mask"])
+    padded = tree.map(
+        lambda leaf, own: torch.where(own, leaf, 0.0), client["model"], client["mask"]
+    )
     assert_same(begins(method, state.server, client), padded)
     assert 0.4 < float((tree.flat(padded) == 0).double().mean()) < 0.6
 
@@ -299,9 +357,14 @@ def test_identical_clients_agree(method, net, federation):
     """Whatever the round, with two or three of them; FedPURIN leaves theta m, FedCAC theta."""
     state, part, _, _ = parts(method, net, federation, cohort=[2])
     for count, t in itertools.product((2, 3), (0, 500)):
-        before, copies = {**state.server, "round": torch.tensor(t)}, torch.zeros(count, dtype=torch.long)
+        before, copies = (
+            {**state.server, "round": torch.tensor(t)},
+            torch.zeros(count, dtype=torch.long),
+        )
         uploads, clients = (tree.take(stacked, copies) for stacked in (part.uploads, part.clients))
-        server, replied = method.aggregate(before, clients, None, uploads, torch.full((count,), 1 / count), None)
+        server, replied = method.aggregate(
+            before, clients, None, uploads, torch.full((count,), 1 / count), None
+        )
         end = row(tree.received(uploads["model"]), 0)
         for client in range(count):
             assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)
@@ -313,7 +376,9 @@ def test_identical_clients_agree(method, net, federation):
 
 
 @kinds
-def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean(method, backend, net, federation):
+def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean(
+    method, backend, net, federation
+):
     """Whole and bit for bit; before, they are not."""
     cohort = COHORTS[0]
     for t, beta in ((1, 1), (0, 100)):
@@ -326,12 +391,17 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
         for k in range(len(cohort)):
             start = begins(own, server, row(replied, k))
             for name, mask in row(part.clients["mask"], k).items():
-                assert torch.equal(start[name][mask], sent[name][k][mask]) == bool(alone[k]) or not mask.any()
+                assert (
+                    torch.equal(start[name][mask], sent[name][k][mask]) == bool(alone[k])
+                    or not mask.any()
+                )
                 assert torch.equal(start[name][~mask], server["model"][name][~mask])
 
 
 @pytest.mark.parametrize("method", [FedPURIN(beta=3), FedCAC(beta=3)], ids=["fedpurin", "fedcac"])
-def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(method, net, federation):
+def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(
+    method, net, federation
+):
     cohort = COHORTS[0]
     _, part, server, replied = parts(method, net, federation, 1, cohort=cohort)
     sent = tree.received(part.uploads["model"])
@@ -346,7 +416,9 @@ def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(m
         wanted = tree.map(lambda leaf, own=own: leaf[own].double().mean(0).float(), sent)
         assert_close(row(replied["own"], i), wanted, atol=1e-7)
     sizes = federation.train_sizes[cohort].double()
-    wanted = tree.map(lambda leaf: torch.einsum("k,k...->...", sizes / sizes.sum(), leaf.double()).float(), sent)
+    wanted = tree.map(
+        lambda leaf: torch.einsum("k,k...->...", sizes / sizes.sum(), leaf.double()).float(), sent
+    )
     assert_close(server["model"], wanted, atol=1e-7)
 
 
@@ -366,7 +438,9 @@ def test_fedcac_averages_whole_models(backend, equal):
     net, method = tiny(norm=True), FedCAC()
     _, part, server, _ = parts(method, net, equal, 1, backend)
     assert set(server["model"]) == set(net.params)
-    assert_close(server["model"], tree.map(lambda leaf: leaf.mean(0), part.uploads["model"]), atol=1e-7)
+    assert_close(
+        server["model"], tree.map(lambda leaf: leaf.mean(0), part.uploads["model"]), atol=1e-7
+    )
     assert not (tree.flat(server["model"]) == 0).any()
 
 
@@ -380,12 +454,18 @@ def test_zeros_can_come_back(net, equal):
 
 
 def test_the_model_judged_is_what_was_trained_or_what_is_critical_of_it(backend, net, federation):
-    dense, sparse = (rounds(FedPURIN(judge=judge), net, federation, engine=backend) for judge in ("dense", "sparse"))
+    dense, sparse = (
+        rounds(FedPURIN(judge=judge), net, federation, engine=backend)
+        for judge in ("dense", "sparse")
+    )
     for one, other in zip(dense[0], sparse[0], strict=True):
         assert_same(one.server, other.server)
         assert_same({**one.clients, "model": {}}, {**other.clients, "model": {}})
     for client in COHORTS[2]:
-        whole, part = (FedPURIN().personal(s.server, row(s.clients, client)) for s in (dense[0][-1], sparse[0][-1]))
+        whole, part = (
+            FedPURIN().personal(s.server, row(s.clients, client))
+            for s in (dense[0][-1], sparse[0][-1])
+        )
         mask = row(sparse[0][-1].clients["mask"], client)
         assert_same(part, tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), whole, mask))
         assert client == 9 or len(differing(whole, part)) == len(net.params)
@@ -403,7 +483,9 @@ def test_sparse_judging_leaves_normalisation_alone(backend, federation):
 
 
 @kinds
-def test_a_client_is_judged_by_its_model_before_aggregation(method, backend, played, net, federation):
+def test_a_client_is_judged_by_its_model_before_aggregation(
+    method, backend, played, net, federation
+):
     states = played(method, backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
@@ -436,8 +518,12 @@ def test_batch_normalisation_is_the_clients_own_or_shared(backend, federation):
         assert not torch.equal(mean[0], mean[1])
         if method == FedPURIN():
             client = states[3].client(0)
-            assert torch.equal(begins(method, states[3].server, client)["norm.weight"], client["model"]["norm.weight"])
-            assert_same({k: row(states[3].clients["model"], 3)[k] for k in norms}, {  # who trained in round 1 alone
+            assert torch.equal(
+                begins(method, states[3].server, client)["norm.weight"],
+                client["model"]["norm.weight"],
+            )
+            # Who trained in round 1 alone
+            assert_same({k: row(states[3].clients["model"], 3)[k] for k in norms}, {
                 k: row(states[1].clients["model"], 3)[k] for k in norms
             })  # fmt: skip
             weights = states[3].clients["model"]["norm.weight"]
@@ -489,7 +575,11 @@ def test_normalisation_does_not_travel(equal):
         state = begin(method, net, 4, CPU)
         part = participate(method, net, equal, state, EVERYONE[0])
         assert tree.size(tree.take(part.uploads["model"].values, 0)) == travelling
-        nonzero = sum(int((leaf != 0).sum()) for name, leaf in net.params.items() if name in part.clients["mask"])
+        nonzero = sum(
+            int((leaf != 0).sum())
+            for name, leaf in net.params.items()
+            if name in part.clients["mask"]
+        )
         assert part.down.values.tolist() == [nonzero] * 4
 
 
@@ -499,14 +589,29 @@ def mebibytes(values, bits=0):
 
 @pytest.fixture(scope="module")
 def counts():
-    """Values and mask bits up, values down, per client in each of three rounds; ResNet-8 on images like CIFAR10's."""
+    """Values and mask bits up, values down, per client in each of three rounds; ResNet-8 on images
+    like CIFAR10's.
+    """
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randint(256, (36, 3, 32, 32), dtype=torch.uint8, generator=g), torch.arange(36) % 10
+    x, y = (
+        torch.randint(256, (36, 3, 32, 32), dtype=torch.uint8, generator=g),
+        torch.arange(36) % 10,
+    )
     split = tuple(torch.arange(36).view(3, 12))
     federation = Federation(
-        "random", x, y, 10, (0.5,) * 3, (0.25,) * 3, tuple(own[:10] for own in split), tuple(own[10:] for own in split)
+        "random",
+        x,
+        y,
+        10,
+        (0.5,) * 3,
+        (0.25,) * 3,
+        tuple(own[:10] for own in split),
+        tuple(own[10:] for own in split),
     )
-    net, local = models.build("resnet8", federation.shape, 10, 0), Local(epochs=1, batch_size=10, lr=0.1, momentum=0.9)
+    net, local = (
+        models.build("resnet8", federation.shape, 10, 0),
+        Local(epochs=1, batch_size=10, lr=0.1, momentum=0.9),
+    )
 
     def play(method):
         for outcome in rounds(method, net, federation, [[0, 1, 2]] * 3, local=local)[1]:
@@ -521,8 +626,8 @@ def counts():
 
 @pytest.mark.full
 def test_fedpurins_traffic_is_the_papers_arithmetic(counts):
-    """Table 3, CIFAR10: uplink 2.44 before beta. Its other numbers depend on the data, through the cut-off and through
-    what others find critical, and through half-precision gradients.
+    """Table 3, CIFAR10: uplink 2.44 before beta. Its other numbers depend on the data, through the
+    cut-off and through what others find critical, and through half-precision gradients.
     """
     size, norms = 1_235_274, 2_688
     told = list(counts(FedPURIN(beta=1)))
@@ -553,11 +658,16 @@ def test_fedcacs_traffic_is_the_papers(counts):
     ],
 )
 def test_sizes_of_table_3(network, shape, classes, dense, printed):
-    """FedAvg's traffic, FedCAC's up with a bit per entry, and down without the half that is critical.
+    """FedAvg's traffic, FedCAC's up with a bit per entry, and down without the half that is
+    critical.
 
-    Up, the paper adds the bits of CIFAR10's network to all. After beta it has 13.21 for CIFAR100, of smaller masks.
+    Up, the paper adds the bits of CIFAR10's network to all. After beta it has 13.21 for CIFAR100,
+    of smaller masks.
     """
     sizes = [leaf.numel() for leaf in models.build(network, shape, classes, 0).params.values()]
     size, half = sum(sizes), sum(n // 2 for n in sizes)
-    assert tuple(round(v, 2) for v in (mebibytes(size), mebibytes(size, size), mebibytes(size - half))) == dense
+    assert (
+        tuple(round(v, 2) for v in (mebibytes(size), mebibytes(size, size), mebibytes(size - half)))
+        == dense
+    )
     assert round(mebibytes(size, 1_235_274), 2) == printed

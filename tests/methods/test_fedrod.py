@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedpfl.engine import Tuning, begin, make
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedRoD
 from tests.conftest import (
@@ -46,10 +46,15 @@ def test_the_generic_model_does_not_know_of_personal_heads(backend, net, federat
     both = trajectory(FedRoD(), net, federation, engine=backend)[-1]
     alone = trajectory(WithoutPersonalHead(), net, federation, engine=backend)[-1]
     assert_same(both.server, alone.server)
-    assert not torch.equal(both.clients["q"]["classifier.weight"][2], alone.clients["q"]["classifier.weight"][2])
+    assert not torch.equal(
+        both.clients["q"]["classifier.weight"][2], alone.clients["q"]["classifier.weight"][2]
+    )
     changed = given(both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.clients["q"])})
     for name in ("loop", "batched"):
-        one, other = (participate(FedRoD(), net, federation, s, COHORTS[0], engine=name) for s in (both, changed))
+        one, other = (
+            participate(FedRoD(), net, federation, s, COHORTS[0], engine=name)
+            for s in (both, changed)
+        )
         assert_same(one.uploads, other.uploads)
 
 
@@ -66,14 +71,20 @@ def test_with_equal_class_counts_the_balanced_loss_is_cross_entropy(net, federat
     state = begin(FedRoD(), net, 10, CPU)
     client = informed(FedRoD(), federation, state, 0, net)
     assert client["prior"].unique().tolist() == [torch.tensor(8.0).log().item()]
-    own, plain = (participate(m, net, federation, state, [0]) for m in (FedRoD(), FedRoD(gamma=0.0)))
+    own, plain = (
+        participate(m, net, federation, state, [0]) for m in (FedRoD(), FedRoD(gamma=0.0))
+    )
     assert_close(own.uploads, plain.uploads, atol=1e-6)
 
 
 def test_the_prior_matters_where_counts_differ(net, federation):
     state = begin(FedRoD(), net, 10, CPU)
-    own, plain = (participate(m, net, federation, state, [0]) for m in (FedRoD(), FedRoD(gamma=0.0)))
-    assert (own.uploads["classifier.weight"] - plain.uploads["classifier.weight"]).abs().max() > 1e-3
+    own, plain = (
+        participate(m, net, federation, state, [0]) for m in (FedRoD(), FedRoD(gamma=0.0))
+    )
+    assert (
+        own.uploads["classifier.weight"] - plain.uploads["classifier.weight"]
+    ).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
@@ -89,10 +100,14 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
     probability = (torch.zeros(CLASSES) + client["prior"]).softmax(0)
     assert_close({"": probability}, {"": (counts**gamma / (counts**gamma).sum()).float()})
     assert not probability[counts == 0].any()
-    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), method._begin(state.server, client))
+    params = tree.map(
+        lambda leaf: leaf.clone().requires_grad_(), method._begin(state.server, client)
+    )
     x = federation.normalize(federation.x[federation.train[0]])
     # With a padded sample of an absent class, as on the batched backend.
-    batch = Batch(x, torch.cat([federation.y[federation.train[0]][:-1], torch.tensor([4])]), torch.ones(40))
+    batch = Batch(
+        x, torch.cat([federation.y[federation.train[0]][:-1], torch.tensor([4])]), torch.ones(40)
+    )
     batch.weight[-1] = 0
     loss = method.loss(state.server, client, net.bind({"main": {}}, training=True), params, batch)
     assert loss.isfinite()
@@ -101,14 +116,21 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
 
 def test_without_a_personal_head_the_prediction_is_the_generic_one(net, federation):
     x = federation.normalize(federation.x[:20])
-    bound, zero = net.bind({"main": {}}), {name: torch.zeros_like(net.params[name]) for name in net.parts.head}
-    assert_same(FedRoD().predict(bound, {"w": net.params, "q": zero}, Batch(x, None)), bound(net.params, x))
+    bound, zero = (
+        net.bind({"main": {}}),
+        {name: torch.zeros_like(net.params[name]) for name in net.parts.head},
+    )
+    assert_same(
+        FedRoD().predict(bound, {"w": net.params, "q": zero}, Batch(x, None)), bound(net.params, x)
+    )
     own = {name: net.params[name] for name in net.parts.head}
     both = FedRoD().predict(bound, {"w": net.params, "q": own}, Batch(x, None))
     assert_close({"": both}, {"": 2 * bound(net.params, x)}, atol=1e-6)
 
 
-def test_a_personal_head_changes_only_with_training_and_counts_from_then_on(backend, net, federation):
+def test_a_personal_head_changes_only_with_training_and_counts_from_then_on(
+    backend, net, federation
+):
     method = FedRoD()
     states = trajectory(method, net, federation, engine=backend)
     initial = {name: net.params[name] for name in net.parts.head}
@@ -128,7 +150,10 @@ def test_the_personal_head_follows_its_own_loss_alone(net, federation):
     """One full-batch step: the gradient of CE(g + q) with respect to q, everything else given."""
     state = begin(FedRoD(), net, 10, CPU)
     part = participate(FedRoD(), net, federation, state, [0], local=PLAIN)
-    x, y = federation.normalize(federation.x[federation.train[0]]), federation.y[federation.train[0]]
+    x, y = (
+        federation.normalize(federation.x[federation.train[0]]),
+        federation.y[federation.train[0]],
+    )
     logits, z = net.bind({"main": {}}).features(net.params, x)
     q = {name: net.params[name].clone().requires_grad_() for name in net.parts.head}
     F.cross_entropy(logits.detach() + F.linear(z.detach(), *q.values()), y).backward()

@@ -1,4 +1,6 @@
-"""FedSelect (arXiv:2404.02478): which entries become personal and when, both passes, means, traffic."""
+"""FedSelect (arXiv:2404.02478): which entries become personal and when, both passes, means,
+traffic.
+"""
 
 import dataclasses
 import itertools
@@ -39,7 +41,9 @@ class Uniform(FedAvg):
     """FedAvg with equal weights."""
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        return super().aggregate(server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator)
+        return super().aggregate(
+            server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ class Second(FedSelect):
 
 
 def with_masks(state, net, masks):
-    """A state in which clients have these masks, of all parameters; what they own is unlike what the server has."""
+    """A state in which clients have these masks, of all parameters; what they own is unlike what
+    the server has.
+    """
     stacked = tree.stack(masks)
     own = {name: leaf + 0.1 for name, leaf in tree.repeat(net.params, len(masks)).items()}
     return given(state, client={"own": own, "mask": stacked})
@@ -84,9 +90,13 @@ def share(mask):
 
 
 def test_with_alpha_zero_it_is_fedavg_with_equal_weights(backend, net, federation):
-    """Clients of several sizes train side by side within an epoch, so that products have other widths."""
+    """Clients of several sizes train side by side within an epoch, so that products have other
+    widths.
+    """
     same = assert_same if backend == "loop" else assert_close
-    own, fedavg = (trajectory(m, net, federation, engine=backend) for m in (FedSelect(alpha=0.0), Uniform()))
+    own, fedavg = (
+        trajectory(m, net, federation, engine=backend) for m in (FedSelect(alpha=0.0), Uniform())
+    )
     weighted = trajectory(FedAvg(), net, federation, engine=backend)
     for ours, theirs in zip(own, fedavg, strict=True):
         same(ours.server, theirs.server)
@@ -104,8 +114,12 @@ def test_the_official_limit_selects_once_even_with_alpha_zero(net, federation):
 
 @pytest.mark.parametrize(("size", "new"), [(5, 3), (7, 3), (9, 5), (11, 5)])
 def test_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
-    """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the even number)."""
-    mask = FedSelect(p=0.5, alpha=1.0)._select(torch.zeros(size, dtype=torch.bool), torch.arange(float(size)))
+    """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the
+    even number).
+    """
+    mask = FedSelect(p=0.5, alpha=1.0)._select(
+        torch.zeros(size, dtype=torch.bool), torch.arange(float(size))
+    )
     assert mask.tolist() == [False] * (size - new) + [True] * new
 
 
@@ -133,14 +147,22 @@ def test_p_zero_never_selects_and_p_one_selects_everything(backend, net, federat
 @pytest.mark.parametrize("scope", ["tensor", "all"])
 @pytest.mark.parametrize("clamp", [False, True])
 def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
-    """1 - (1 - p)^n, up to the rounding of each step to whole entries; with `clamp` never beyond alpha."""
-    states = trajectory(FedSelect(alpha=0.8, scope=scope, clamp=clamp), net, federation, [[0, 2]] * 8)
+    """1 - (1 - p)^n, up to the rounding of each step to whole entries; with `clamp` never beyond
+    alpha.
+    """
+    states = trajectory(
+        FedSelect(alpha=0.8, scope=scope, clamp=clamp), net, federation, [[0, 2]] * 8
+    )
     size = 36 + 432 + 60
-    pieces = dict.fromkeys([scope], size) if scope == "all" else {"conv.weight": 36, "fc.weight": 432}
+    pieces = (
+        dict.fromkeys([scope], size) if scope == "all" else {"conv.weight": 36, "fc.weight": 432}
+    )
     for name, n in pieces.items():
         for client in (0, 2):
             masks = [row(s.clients["mask"], client) for s in states]
-            counts = [int((tree.flat(mask) if scope == "all" else mask[name]).sum()) for mask in masks]
+            counts = [
+                int((tree.flat(mask) if scope == "all" else mask[name]).sum()) for mask in masks
+            ]
             expected, z = [0], n
             for _ in range(8):
                 new = z - round((1 - 0.25) * z) if n - z < 0.8 * n else 0
@@ -149,11 +171,19 @@ def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
             assert counts == expected
             exact = [1 - 0.75**k for k in range(6)]
             assert [c / n for c in counts[:6]] == pytest.approx(exact, abs=2 / n)
-            assert (counts[-1] == int(0.8 * n)) if clamp else counts[-1] / n == pytest.approx(1 - 0.75**6, abs=2 / n)
+            assert (
+                (counts[-1] == int(0.8 * n))
+                if clamp
+                else counts[-1] / n == pytest.approx(1 - 0.75**6, abs=2 / n)
+            )
 
 
-@pytest.mark.parametrize(("delta", "personalise"), [("round", "most"), ("window", "least"), ("window", "random")])
-def test_masks_only_grow_and_those_of_others_hold_still(delta, personalise, backend, net, federation):
+@pytest.mark.parametrize(
+    ("delta", "personalise"), [("round", "most"), ("window", "least"), ("window", "random")]
+)
+def test_masks_only_grow_and_those_of_others_hold_still(
+    delta, personalise, backend, net, federation
+):
     method = FedSelect(delta=delta, every=1, personalise=personalise)
     states = trajectory(method, net, federation, [*COHORTS, *COHORTS], engine=backend)
     for old, new in itertools.pairwise(states):
@@ -172,7 +202,9 @@ def test_the_entries_that_moved_most_are_selected(backend, net, federation):
         start, mask = (row(states[1].clients[part], 2) for part in ("own", "mask"))
         server, new = states[1].server, row(states[2].clients["mask"], 2)
         start = {name: torch.where(mask[name], start[name], server[name]) for name in WEIGHTS}
-        moved = {name: (row(states[2].clients["model"], 2)[name] - start[name]).abs() for name in WEIGHTS}
+        moved = {
+            name: (row(states[2].clients["model"], 2)[name] - start[name]).abs() for name in WEIGHTS
+        }
         pieces = [list(WEIGHTS)] if scope == "all" else [[name] for name in WEIGHTS]
         for names in pieces:
             was, now, by = (tree.flat({n: part[n] for n in names}) for part in (mask, new, moved))
@@ -180,7 +212,9 @@ def test_the_entries_that_moved_most_are_selected(backend, net, federation):
             count = len(free) - round(0.75 * len(free))
             order = by[free].argsort(descending=personalise == "most")
             assert len(by[free].unique()) == len(free), "choose another seed: entries tie"
-            assert set(free[order[:count]].tolist()) == set((now & ~was).nonzero().flatten().tolist())
+            assert set(free[order[:count]].tolist()) == set(
+                (now & ~was).nonzero().flatten().tolist()
+            )
 
 
 def test_of_ties_the_right_number_is_taken(backend, net, federation):
@@ -193,7 +227,9 @@ def test_of_ties_the_right_number_is_taken(backend, net, federation):
 
 
 def test_random_choices_are_drawn_anew_and_repeat(net, federation):
-    states, again = (trajectory(FedSelect(personalise="random"), net, federation, OFTEN[:2]) for _ in range(2))
+    states, again = (
+        trajectory(FedSelect(personalise="random"), net, federation, OFTEN[:2]) for _ in range(2)
+    )
     assert_same(states[-1].clients, again[-1].clients)
     masks = [row(states[1].clients["mask"], client)["fc.weight"] for client in (0, 1)]
     assert not torch.equal(*masks)
@@ -202,8 +238,12 @@ def test_random_choices_are_drawn_anew_and_repeat(net, federation):
 
 
 def test_windows_count_participations_and_measure_from_their_beginning(backend, net, federation):
-    """Selection follows the 3rd and 5th participation, by what moved since the first model and since the 3rd."""
-    states = trajectory(FedSelect(delta="window", every=2), net, federation, [[0, 1, 2]] * 5, engine=backend)
+    """Selection follows the 3rd and 5th participation, by what moved since the first model and
+    since the 3rd.
+    """
+    states = trajectory(
+        FedSelect(delta="window", every=2), net, federation, [[0, 1, 2]] * 5, engine=backend
+    )
     shares = [share(row(state.clients["mask"], 0)) for state in states]
     assert shares[:3] == [0, 0, 0]
     assert shares[3] == shares[4] == pytest.approx(0.25, abs=0.01)
@@ -222,10 +262,15 @@ def test_windows_count_participations_and_measure_from_their_beginning(backend, 
 @pytest.mark.parametrize("delta", ["round", "window"])
 def test_a_whole_layer_is_personal_from_the_first_round_on(layer, name, delta, net, federation):
     own = {1: "fc", -1: "classifier", 0: "conv"}[layer]
-    state = trajectory(FedSelect(personalise=layer, delta=delta, every=1), net, federation, OFTEN[:3])[-1]
+    state = trajectory(
+        FedSelect(personalise=layer, delta=delta, every=1), net, federation, OFTEN[:3]
+    )[-1]
     assert set(state.clients["mask"]) == {f"{own}.weight", f"{own}.bias"}
     assert all(bool(mask.all()) for mask in state.clients["mask"].values())
-    assert_same({n: state.server[n] for n in state.clients["mask"]}, {n: net.params[n] for n in state.clients["mask"]})
+    assert_same(
+        {n: state.server[n] for n in state.clients["mask"]},
+        {n: net.params[n] for n in state.clients["mask"]},
+    )
     chosen = [FedSelect(personalise=which).init(net.params, net.parts) for which in (layer, name)]
     assert_same(*chosen)
 
@@ -234,16 +279,27 @@ def test_a_layer_is_a_weight_with_the_normalisation_behind_it():
     """ResNet-18 has 21: stem, sixteen convolutions in blocks, three projections, the classifier."""
     net = models.build("resnet18", (3, 32, 32), 10, 0)
     assert len(net.parts.layers) == 21
-    for number, channels in ((0, 64), (5, 128), (10, 256), (15, 512)):  # the first convolution of each width
+    for number, channels in (
+        (0, 64),
+        (5, 128),
+        (10, 256),
+        (15, 512),
+    ):  # the first convolution of each width
         mask = FedSelect(personalise=number).init(net.params, net.parts)[1]["mask"]
         weight, scale, shift = mask.values()
         assert weight.dim() == 4
         assert len(weight) == len(scale) == len(shift) == channels
-    assert set(FedPer(layers=2)._personal(net.parts)) == {*net.parts.layers[-1], *net.parts.layers[-2]}
+    assert set(FedPer(layers=2)._personal(net.parts)) == {
+        *net.parts.layers[-1],
+        *net.parts.layers[-2],
+    }
 
 
 def test_an_unknown_layer_is_told(net):
-    for layer, message in ((3, "layers 0 to 2, got 3"), ("fc2", "one of most, least, random, conv, fc, classifier")):
+    for layer, message in (
+        (3, "layers 0 to 2, got 3"),
+        ("fc2", "one of most, least, random, conv, fc, classifier"),
+    ):
         with pytest.raises(FedpflError, match=message):
             FedSelect(personalise=layer).init(net.params, net.parts)
 
@@ -256,7 +312,9 @@ def test_each_pass_leaves_the_others_entries_alone(backend, net, federation):
     state = begin(FedSelect(), net, 10, CPU)
     masks = [random_mask(net, 0.4, client) for client in EVERYONE]
     state = with_masks(state, net, masks)
-    starts = tree.stack([FedSelect()._begin(state.server, state.client(client)) for client in EVERYONE])
+    starts = tree.stack(
+        [FedSelect()._begin(state.server, state.client(client)) for client in EVERYONE]
+    )
     for method, moving in ((First(), lambda mask: mask), (Second(), lambda mask: ~mask)):
         part = participate(method, net, federation, state, EVERYONE, engine=backend)
         end = part.uploads["model"].values
@@ -267,15 +325,21 @@ def test_each_pass_leaves_the_others_entries_alone(backend, net, federation):
                 assert not moved[~here].any()
             moved = tree.map(lambda new, old, k=client: new[k] != old[k], end, starts)
             here = tree.flat({name: moving(leaf) for name, leaf in masks[client].items()})
-            assert tree.flat(moved)[here].double().mean() > 0.9  # some move by less than their last bit
+            assert (
+                tree.flat(moved)[here].double().mean() > 0.9
+            )  # some move by less than their last bit
 
 
-def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_their_own(net, federation):
+def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_their_own(
+    net, federation
+):
     """An epoch by hand on the loop backend, client by client."""
     local = dataclasses.replace(LOCAL, epochs=1)
     slow = dataclasses.replace(local, lr=0.01)
     method = FedSelect(lr_v=0.01)
-    state = with_masks(begin(method, net, 10, CPU), net, [random_mask(net, 0.4, client) for client in EVERYONE])
+    state = with_masks(
+        begin(method, net, 10, CPU), net, [random_mask(net, 0.4, client) for client in EVERYONE]
+    )
     part = participate(method, net, federation, state, [2], local=local)
     mask, client = row(state.clients["mask"], 2), state.client(2)
 
@@ -300,20 +364,29 @@ def test_all_personal_is_local_training_without_communication(backend, net, fede
     state = with_masks(begin(method, net, 10, CPU), net, [everything] * 10)
     alone = given(begin(Alone(), net, 10, CPU), client={"model": state.clients["own"]})
     own, other = (
-        participate(m, net, federation, s, EVERYONE, engine=backend) for m, s in ((method, state), (Alone(), alone))
+        participate(m, net, federation, s, EVERYONE, engine=backend)
+        for m, s in ((method, state), (Alone(), alone))
     )
-    (assert_same if backend == "loop" else assert_close)(own.clients["model"], other.clients["model"])
+    (assert_same if backend == "loop" else assert_close)(
+        own.clients["model"], other.clients["model"]
+    )
     for count in (*own.down, *own.up):
         assert count.tolist() == [0] * 10
-    _, kept = method.aggregate(state.server, own.clients, None, own.uploads, torch.full((10,), 0.1), None)
+    _, kept = method.aggregate(
+        state.server, own.clients, None, own.uploads, torch.full((10,), 0.1), None
+    )
     assert_same(kept["own"], own.uploads["model"].values)
 
 
 # Aggregation
 
 
-def test_entries_without_anybody_keep_their_value_and_personal_ones_are_never_replaced(backend, net, federation):
-    """With the masks that held during the round: what has just become personal starts from the mean."""
+def test_entries_without_anybody_keep_their_value_and_personal_ones_are_never_replaced(
+    backend, net, federation
+):
+    """With the masks that held during the round: what has just become personal starts from the
+    mean.
+    """
     states = trajectory(FedSelect(p=0.4, alpha=0.8), net, federation, OFTEN[:4], engine=backend)
     for old, new in itertools.pairwise(states[1:]):
         for name in WEIGHTS:
@@ -323,7 +396,9 @@ def test_entries_without_anybody_keep_their_value_and_personal_ones_are_never_re
             fresh = now & ~was
             assert fresh.any()
             assert torch.equal(own[fresh], new.server[name].expand_as(own)[fresh])
-            assert (own[fresh] != model[fresh]).double().mean() > 0.5  # of some nobody else has one to average
+            assert (
+                own[fresh] != model[fresh]
+            ).double().mean() > 0.5  # of some nobody else has one to average
             nobody = was.all(0)
             assert torch.equal(new.server[name][nobody], old.server[name][nobody])
     assert states[3].clients["mask"]["fc.weight"][:4].all(0).any()
@@ -350,10 +425,16 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     method = FedSelect(p=0.0)
     state = with_masks(begin(method, net, 2, CPU), net, [mask, tree.invert(mask)])
     part = participate(method, net, federation, state, [0, 1], engine=backend)
-    server, kept = method.aggregate(state.server, part.clients, None, part.uploads, torch.tensor([0.9, 0.1]), None)
+    server, kept = method.aggregate(
+        state.server, part.clients, None, part.uploads, torch.tensor([0.9, 0.1]), None
+    )
     for client in (0, 1):
-        assert_same(method._begin(server, row(kept, client)), row(part.uploads["model"].values, client))
-    assert len(differing(row(part.clients["model"], 0), row(part.clients["model"], 1))) == len(net.params)
+        assert_same(
+            method._begin(server, row(kept, client)), row(part.uploads["model"].values, client)
+        )
+    assert len(differing(row(part.clients["model"], 0), row(part.clients["model"], 1))) == len(
+        net.params
+    )
 
 
 # Who is judged by what
@@ -395,7 +476,9 @@ def test_batch_normalisation_keeps_its_statistics_and_shares_its_shift(backend, 
         assert torch.equal(mean[client], part.buffers["main"]["norm.running_mean"][k])
     assert not torch.equal(mean[0], mean[1])
     counted = states[3].client_buffers["main"]["norm.num_batches_tracked"]
-    assert counted[UNSEEN] == 2 * 2  # two epochs of two batches; the empty pass over personal entries is left out
+    assert (
+        counted[UNSEEN] == 2 * 2
+    )  # two epochs of two batches; the empty pass over personal entries is left out
     assert counted[1] == 2 + 4  # one batch an epoch; in its second round in two passes
 
 

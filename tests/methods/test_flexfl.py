@@ -46,17 +46,27 @@ def test_with_equal_shares_and_without_distillation_it_is_heterofl(backend, fede
     first = trajectory(method, net, federation, [])[0]
     kept = first.server["levels"][0]
     share = (int(kept[:4].sum()) / 4, int(kept[4:16].sum()) / 12)
-    width = next(w / 100 for w in range(1, 101) if (int(w * 4 / 100) / 4, int(w * 12 / 100) / 12) == share)
+    width = next(
+        w / 100 for w in range(1, 101) if (int(w * 4 / 100) / 4, int(w * 12 / 100) / 12) == share
+    )
     plain = HeteroFL(widths=(width, 1.0), rounding="floor", weighting="samples", masked=False)
     own, other = (rounds(m, net, federation, engine=backend) for m in (method, plain))
     for ours, theirs in zip(own[0], other[0], strict=True):
         assert_same(ours.server["model"], theirs.server["model"])
-        assert_same((ours.clients["model"], ours.client_buffers), (theirs.clients["model"], theirs.client_buffers))
+        assert_same(
+            (ours.clients["model"], ours.client_buffers),
+            (theirs.clients["model"], theirs.client_buffers),
+        )
         for client in EVERYONE:
-            one, two = (m.personal(s.server, row(s.clients, client)) for m, s in ((method, ours), (plain, theirs)))
+            one, two = (
+                m.personal(s.server, row(s.clients, client))
+                for m, s in ((method, ours), (plain, theirs))
+            )
             assert_same(one, two)
     for ours, theirs in zip(own[1], other[1], strict=True):
-        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
+        assert_same(
+            (ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss)
+        )
         assert ours.sent.values_up == theirs.sent.values_up
         assert ours.sent.values_down == 5 * tree.size(net.params)
     assert not kept.all()
@@ -66,7 +76,9 @@ def test_with_equal_shares_and_without_distillation_it_is_heterofl(backend, fede
 
 
 def shares(net, **values):
-    """Share of the network's scalars between each level's neurons, counted on masks, and the levels."""
+    """Share of the network's scalars between each level's neurons, counted on masks, and the
+    levels.
+    """
     server, _ = FlexFL(**values).init(net.params, net.parts)
     counts = []
     for active in server["levels"]:
@@ -119,7 +131,12 @@ def test_the_first_gamma_within_the_tolerance_is_taken():
 
 def test_as_far_from_the_target_as_the_tolerance_is_within_it():
     """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
-    state = begin(FlexFL(levels=(60 / 549, 1.0), devices=(1, 1), tolerance=169 / 549 - 60 / 549), tiny(), 1, CPU)
+    state = begin(
+        FlexFL(levels=(60 / 549, 1.0), devices=(1, 1), tolerance=169 / 549 - 60 / 549),
+        tiny(),
+        1,
+        CPU,
+    )
     assert [int(part.sum()) for part in state.server["levels"][0][:-1].split([4, 12])] == [2, 6]
 
 
@@ -181,7 +198,9 @@ def test_a_level_of_a_trained_network_is_a_slice_of_it(backend, net, federation)
                 assert not part[name][~mask].any()
                 assert not (masks[lower][name] & ~masks[level][name]).any()
     assert len({int(level) for level in states[-1].clients["level"]}) == 3
-    assert all(outcome.sent.values_down == outcome.sent.values_up for outcome in outcomes)  # everyone is strong
+    assert all(
+        outcome.sent.values_down == outcome.sent.values_up for outcome in outcomes
+    )  # everyone is strong
 
 
 # Devices
@@ -193,7 +212,9 @@ def test_devices_come_in_blocks_or_at_random(net):
     assert torch.equal(blocks["level"], blocks["device"])
     three = begin(FlexFL(devices=(1, 1, 1)), net, 10, CPU).clients["device"]
     assert three.tolist() == [i * 3 // 10 for i in range(10)]
-    drawn = begin(FlexFL(assign="random", devices=(0, 3, 1)), net, 1000, CPU, seed=1).clients["device"]
+    drawn = begin(FlexFL(assign="random", devices=(0, 3, 1)), net, 1000, CPU, seed=1).clients[
+        "device"
+    ]
     assert 680 < int((drawn == 1).sum()) < 820
     assert int((drawn == 0).sum()) == 0
 
@@ -202,7 +223,10 @@ def test_levels_are_drawn_for_each_client_and_round(net):
     method = FlexFL()
     state = begin(method, net, 10, CPU)
     drawn = [
-        [int(method.sample(state.server, Draws(0, "train", t).server(client))["sent"]) for client in EVERYONE]
+        [
+            int(method.sample(state.server, Draws(0, "train", t).server(client))["sent"])
+            for client in EVERYONE
+        ]
         for t in range(1, 31)
     ]
     assert len({tuple(own) for own in drawn}) == 30
@@ -214,9 +238,17 @@ def test_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
     states, outcomes = rounds(FlexFL(), net, federation, engine=backend)
     size = [round(share * tree.size(net.params)) for share in shares(net)[0]]
     cut = 0
-    for t, (cohort, outcome, state) in enumerate(zip(COHORTS, outcomes, states[1:], strict=True), 1):
-        sent = [int(FlexFL().sample(state.server, Draws(0, "train", t).server(client))["sent"]) for client in cohort]
-        own = [min(level, int(states[0].clients["device"][i])) for i, level in zip(cohort, sent, strict=True)]
+    for t, (cohort, outcome, state) in enumerate(
+        zip(COHORTS, outcomes, states[1:], strict=True), 1
+    ):
+        sent = [
+            int(FlexFL().sample(state.server, Draws(0, "train", t).server(client))["sent"])
+            for client in cohort
+        ]
+        own = [
+            min(level, int(states[0].clients["device"][i]))
+            for i, level in zip(cohort, sent, strict=True)
+        ]
         assert state.clients["level"][cohort].tolist() == own
         assert outcome.sent.values_down == sum(size[level] for level in sent)
         assert outcome.sent.values_up == sum(size[level] for level in own)
@@ -279,11 +311,18 @@ def test_the_loss_is_the_formula(level, federation):
     loss = method.loss(state.server, client, bound, start, Batch(x, y))
     assert_close(loss, by_hand(start, start), atol=1e-6)
     if level:
-        assert float(loss - F.cross_entropy(net.bind({"main": net.buffers}, training=True)(start, x), y)) > 1e-4
+        assert (
+            float(
+                loss - F.cross_entropy(net.bind({"main": net.buffers}, training=True)(start, x), y)
+            )
+            > 1e-4
+        )
     # Teachers are given, and move no statistics.
     free = tree.map(lambda leaf: leaf.clone().requires_grad_(), start)
     own = torch.autograd.grad(
-        method.loss(state.server, client, net.bind({"main": net.buffers}, training=True), free, Batch(x, y)),
+        method.loss(
+            state.server, client, net.bind({"main": net.buffers}, training=True), free, Batch(x, y)
+        ),
         tree.leaves(free),
     )
     expected = torch.autograd.grad(by_hand(free, start), tree.leaves(free))
@@ -300,14 +339,21 @@ def test_padded_samples_teach_nothing(federation):
     client = method.prepare(state.server, {**state.client(9), "sent": torch.tensor(2)})
     x, y = federation.normalize(federation.x[:6]), federation.y[:6]
     weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
-    padded = method.loss(state.server, client, net.bind({}, True, weight), net.params, Batch(x, y, weight))
-    assert_close(padded, method.loss(state.server, client, net.bind({}, True), net.params, Batch(x[:4], y[:4])))
+    padded = method.loss(
+        state.server, client, net.bind({}, True, weight), net.params, Batch(x, y, weight)
+    )
+    assert_close(
+        padded,
+        method.loss(state.server, client, net.bind({}, True), net.params, Batch(x[:4], y[:4])),
+    )
 
 
 def test_distillation_moves_what_is_above_the_lowest_level(backend, net, federation):
     local = replace(LOCAL, epochs=1)
     with_, without = (
-        participate(m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend, local=local).uploads["model"]
+        participate(
+            m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend, local=local
+        ).uploads["model"]
         for m in (Highest(), Highest(gamma=0.0))
     )
     for client in range(9):  # the tenth takes no step

@@ -1,4 +1,6 @@
-"""FLOCO and FLOCO+ (arXiv:2403.03333): points of the simplex, the projection, FedAvg and Ditto as limits."""
+"""FLOCO and FLOCO+ (arXiv:2403.03333): points of the simplex, the projection, FedAvg and Ditto as
+limits.
+"""
 
 import dataclasses
 import math
@@ -70,7 +72,9 @@ def test_endpoints_are_the_networks_head_and_xavier_normals(net):
     for end in ends[1:]:
         assert float(end.std()) == pytest.approx((2 / 522) ** 0.5, rel=0.05)
     other = models.build("cnn4", (3, 32, 32), 10, 6)
-    assert not torch.equal(ends[1], Floco().init(other.params, other.parts)[0]["endpoints"]["classifier.weight"][1])
+    assert not torch.equal(
+        ends[1], Floco().init(other.params, other.parts)[0]["endpoints"]["classifier.weight"][1]
+    )
 
 
 def test_making_endpoints_leaves_the_global_generator_alone(net):
@@ -100,14 +104,22 @@ def test_after_it_points_lie_around_the_centre():
     assert (away <= 0.3 + 1e-6).all()
     assert float(away.mean()) == pytest.approx(0.15, abs=0.01)  # r is uniform in [0, rho)
     assert (points < 0).any()  # the published code leaves the simplex
-    inside = torch.stack([point(dataclasses.replace(method, stay_inside=True), state_of(beta), s) for s in range(500)])
+    inside = torch.stack(
+        [
+            point(dataclasses.replace(method, stay_inside=True), state_of(beta), s)
+            for s in range(500)
+        ]
+    )
     assert (inside >= 0).all()
     assert_close(inside.sum(1), torch.ones(500), atol=1e-6)
 
 
 def test_a_radius_of_zero_is_the_centre():
     for seed in range(3):
-        assert_close(point(Floco(endpoints=3, rho=0.0), state_of([0.5, 0.3, 0.2]), seed), torch.tensor([0.5, 0.3, 0.2]))
+        assert_close(
+            point(Floco(endpoints=3, rho=0.0), state_of([0.5, 0.3, 0.2]), seed),
+            torch.tensor([0.5, 0.3, 0.2]),
+        )
 
 
 def test_numbers_at_the_ends_of_their_range_give_points(net):
@@ -145,7 +157,8 @@ def test_the_nearest_point_of_a_simplex(total):
         got = onto_simplex(point, total)
         assert (got >= 0).all()
         assert float(got.sum()) == pytest.approx(total, abs=1e-12)
-        # Optimality: where it is positive, point - got is one number, elsewhere it is no more than that.
+        # Optimality: where it is positive, point - got is one number, elsewhere it is no more than
+        # that.
         gap = point - got
         assert_close(gap[got > 0], gap.amax().expand(int((got > 0).sum())), atol=1e-12)
     assert_close(onto_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
@@ -240,14 +253,20 @@ def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend
         assert_same(row(before.client_buffers, client), row(after.client_buffers, client))
 
 
-def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_their_own(net, federation):
+def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_their_own(
+    net, federation
+):
     method = Floco(endpoints=3, tau=1)
     states = trajectory(method, net, federation)
     model = method.personal(states[1].server, states[1].client(0))
     assert_close(model[NAME], states[1].server["endpoints"][NAME].mean(0), atol=1e-7)
     never = states[2].client(7)  # was not sampled yet, but took part in the projection
     model = method.personal(states[2].server, never)
-    assert_close(model[NAME], torch.einsum("j,jcd->cd", never["beta"], states[2].server["endpoints"][NAME]), atol=1e-6)
+    assert_close(
+        model[NAME],
+        torch.einsum("j,jcd->cd", never["beta"], states[2].server["endpoints"][NAME]),
+        atol=1e-6,
+    )
 
 
 # FLOCO+
@@ -271,7 +290,9 @@ def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(
         source = first.server if cold_start == "initial" else last.server
         never = last.client(7)
         assert_same(method.personal(last.server, never), at(source, never["beta"]))
-        assert_same(method.personal(last.server, last.client(2)), at(last.client(2)["v"], never["beta"]))
+        assert_same(
+            method.personal(last.server, last.client(2)), at(last.client(2)["v"], never["beta"])
+        )
 
 
 def test_without_a_pull_the_private_copy_is_local_training(net, federation):

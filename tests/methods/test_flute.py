@@ -10,7 +10,17 @@ from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import FLUTE, FedPer, Phase
 from fedpfl.methods.flute import collapse
-from tests.conftest import CLASSES, COHORTS, CPU, HEAD, assert_close, assert_same, participate, tiny, trajectory
+from tests.conftest import (
+    CLASSES,
+    COHORTS,
+    CPU,
+    HEAD,
+    assert_close,
+    assert_same,
+    participate,
+    tiny,
+    trajectory,
+)
 
 PLAIN = {"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0}
 
@@ -46,25 +56,35 @@ class HeadPhase(FLUTE):
 def test_the_head_phase_leaves_the_body_and_the_second_moves_it(backend, net, federation):
     state = trajectory(FLUTE(), net, federation, COHORTS[:1], engine=backend)[-1]
     first, both = (
-        participate(m, net, federation, state, COHORTS[1], engine=backend).uploads for m in (HeadPhase(), FLUTE())
+        participate(m, net, federation, state, COHORTS[1], engine=backend).uploads
+        for m in (HeadPhase(), FLUTE())
     )
     for name, value in state.server.items():
         for client in range(5):
             assert torch.equal(first["body"][name][client], value)
         assert (both["body"][name] != value).flatten(1).any(1).all()
-    assert (first["head"]["classifier.weight"] != state.clients["head"]["classifier.weight"][COHORTS[1]]).any()
+    assert (
+        first["head"]["classifier.weight"] != state.clients["head"]["classifier.weight"][COHORTS[1]]
+    ).any()
 
 
 def test_as_published_the_body_never_moves(backend, net, federation):
     state = trajectory(FLUTE(variant="as_published"), net, federation, engine=backend)[-1]
-    assert_close(state.server, {name: net.params[name] for name in state.server}, atol=1e-7)  # a mean of equals
-    assert not torch.equal(state.clients["head"]["classifier.weight"][2], net.params["classifier.weight"])
+    assert_close(
+        state.server, {name: net.params[name] for name in state.server}, atol=1e-7
+    )  # a mean of equals
+    assert not torch.equal(
+        state.clients["head"]["classifier.weight"][2], net.params["classifier.weight"]
+    )
 
 
 def test_collapse_is_zero_for_a_simplex_frame_and_ignores_scale():
     weight, everything = frame(), torch.ones(CLASSES, dtype=torch.bool)
     assert collapse(weight, everything) < 1e-6
-    other, some = torch.randn(CLASSES, 12, generator=torch.Generator().manual_seed(1)), everything.clone()
+    other, some = (
+        torch.randn(CLASSES, 12, generator=torch.Generator().manual_seed(1)),
+        everything.clone(),
+    )
     some[2:] = False
     for present in (everything, some):
         assert collapse(other, present) > 0.1
@@ -99,24 +119,35 @@ def test_the_servers_step(net, federation):
     assert_same(replied(FLUTE(server_lr=0.0), state, part), heads)
 
     def objective(weights):
-        return torch.stack([collapse(w, u) for w, u in zip(weights, part.uploads["present"], strict=True)]).mean()
+        return torch.stack(
+            [collapse(w, u) for w, u in zip(weights, part.uploads["present"], strict=True)]
+        ).mean()
 
     weights = heads["classifier.weight"].clone().requires_grad_()
     objective(weights).backward()
     moved = replied(FLUTE(), state, part)
-    assert_close({"": moved["classifier.weight"]}, {"": (weights - 0.5 * weights.grad).detach()}, atol=1e-7)
+    assert_close(
+        {"": moved["classifier.weight"]}, {"": (weights - 0.5 * weights.grad).detach()}, atol=1e-7
+    )
     assert torch.equal(moved["classifier.bias"], heads["classifier.bias"])
     small = replied(FLUTE(server_lr=0.01), state, part)
     assert objective(small["classifier.weight"]) < objective(heads["classifier.weight"])
     alone = tree.take(part.uploads, slice(0, 1))
-    step = FLUTE(server_lr=0.1).aggregate(state.server, {}, None, alone, torch.ones(1), None)[1]["head"]  # 0.5 / 5
+    step = FLUTE(server_lr=0.1).aggregate(state.server, {}, None, alone, torch.ones(1), None)[1][
+        "head"
+    ]  # 0.5 / 5
     assert_close({"": step["classifier.weight"][0]}, {"": moved["classifier.weight"][0]}, atol=1e-7)
 
 
 def test_present_classes_are_those_of_the_training_labels(backend, net, federation):
-    part = participate(FLUTE(), net, federation, begin(FLUTE(), net, 10, CPU), list(range(10)), engine=backend)
+    part = participate(
+        FLUTE(), net, federation, begin(FLUTE(), net, 10, CPU), list(range(10)), engine=backend
+    )
     for client, present in enumerate(part.uploads["present"]):
-        assert present.nonzero().flatten().tolist() == federation.y[federation.train[client]].unique().tolist()
+        assert (
+            present.nonzero().flatten().tolist()
+            == federation.y[federation.train[client]].unique().tolist()
+        )
     assert not part.uploads["present"].all()
 
 
@@ -131,7 +162,9 @@ def test_the_features_of_padding_do_not_count(net, federation):
 
 def test_each_regulariser_has_an_effect(net, federation):
     ends = [
-        trajectory(FLUTE(**{**PLAIN, **change}), net, federation)[-1].clients["head"]["classifier.weight"][2]
+        trajectory(FLUTE(**{**PLAIN, **change}), net, federation)[-1].clients["head"][
+            "classifier.weight"
+        ][2]
         for change in ({}, {"l1": 0.25}, {"l2": 0.0025}, {"l3": 0.0005}, {"server_lr": 0.5})
     ]
     for i, one in enumerate(ends):
@@ -143,7 +176,9 @@ def test_what_travels():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
     server, client = FLUTE().init(net.params, net.parts)
     assert tree.size(FLUTE().download(server, client)) == 873_408 + 5_120
-    upload, _ = FLUTE().finish(server, client | {"present": torch.ones(10, dtype=torch.bool)}, {}, net.params)
+    upload, _ = FLUTE().finish(
+        server, client | {"present": torch.ones(10, dtype=torch.bool)}, {}, net.params
+    )
     assert tree.size(upload) == 873_408 + 5_130 + 10  # the last ten are bits
 
 
@@ -154,4 +189,6 @@ def test_batch_normalisation_moves_in_the_second_phase_alone(backend, federation
     for client in range(5):
         assert_same(tree.take(first.buffers["main"], client), state.server_buffers["main"])
     both = participate(FLUTE(), net, federation, state, COHORTS[0], engine=backend)
-    assert int(both.buffers["main"]["norm.num_batches_tracked"][1]) == 2  # one epoch of client 2: 65 samples
+    assert (
+        int(both.buffers["main"]["norm.num_batches_tracked"][1]) == 2
+    )  # one epoch of client 2: 65 samples

@@ -10,7 +10,16 @@ from fedpfl.ground import tree
 from fedpfl.methods import GPFL, Batch, FedPer
 from fedpfl.methods.gpfl import _through
 from fedpfl.methods.shared.method import Phase
-from tests.conftest import CLASSES, COHORTS, assert_close, assert_same, participate, rounds, row, trajectory
+from tests.conftest import (
+    CLASSES,
+    COHORTS,
+    assert_close,
+    assert_same,
+    participate,
+    rounds,
+    row,
+    trajectory,
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +35,10 @@ def drawn(*shape, seed=0):
 
 def open_valve(valve):
     """One that changes nothing above zero."""
-    return {part: {**own, "scale": 0 * own["scale"], "shift": 0 * own["shift"]} for part, own in valve.items()}
+    return {
+        part: {**own, "scale": 0 * own["scale"], "shift": 0 * own["shift"]}
+        for part, own in valve.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +82,9 @@ def test_a_client_of_one_class_is_led_by_its_embedding_and_one_of_all_by_their_m
     params = GPFL().start(server, client)
     assert_same(GPFL().evaluated(server, client, params)["condition"], server["embeddings"][2])
     uniform = client | {"frequencies": torch.full((CLASSES,), 1 / CLASSES)}
-    assert_close(GPFL().evaluated(server, uniform, params)["condition"], server["embeddings"].mean(0))
+    assert_close(
+        GPFL().evaluated(server, uniform, params)["condition"], server["embeddings"].mean(0)
+    )
 
 
 def test_frequencies_are_of_all_samples(backend, net, federation):
@@ -82,7 +96,9 @@ def test_frequencies_are_of_all_samples(backend, net, federation):
     assert_close(state.clients["frequencies"][7], torch.full((CLASSES,), 1 / CLASSES))
 
 
-def test_guidance_of_one_sample_is_the_same_either_way_and_of_many_grows_with_their_root(net, started):
+def test_guidance_of_one_sample_is_the_same_either_way_and_of_many_grows_with_their_root(
+    net, started
+):
     """As far as the distance goes: 16 copies of a sample are 4 times as far as one."""
     server, client = started
     params, x, y = GPFL().start(server, client), drawn(1, 1, 8, 8), torch.tensor([2])
@@ -90,7 +106,8 @@ def test_guidance_of_one_sample_is_the_same_either_way_and_of_many_grows_with_th
     def told(count, guidance):
         batch = Batch(x.expand(count, -1, -1, -1), y.expand(count))
         far, near = (
-            GPFL(lam, 0.0, guidance).loss(server, client, net.bind({"main": {}}), params, batch) for lam in (1, 0)
+            GPFL(lam, 0.0, guidance).loss(server, client, net.bind({"main": {}}), params, batch)
+            for lam in (1, 0)
         )
         return far - near
 
@@ -106,10 +123,19 @@ def test_the_loss_decays_embeddings_and_valve_alone_and_sees_angles_alone(net, s
     decayed = {}
     for mu in (0.0, 0.5):
         decayed[mu], _ = bound.gradient(
-            lambda bound, params, batch, mu=mu: GPFL(mu=mu).loss(server, client, bound, params, batch), params, batch
+            lambda bound, params, batch, mu=mu: GPFL(mu=mu).loss(
+                server, client, bound, params, batch
+            ),
+            params,
+            batch,
         )
     for part in ("embeddings", "valve"):
-        added = tree.map(lambda a, b, value: a - b - 0.5 * value, decayed[0.5][part], decayed[0.0][part], params[part])
+        added = tree.map(
+            lambda a, b, value: a - b - 0.5 * value,
+            decayed[0.5][part],
+            decayed[0.0][part],
+            params[part],
+        )
         assert_close(added, tree.full_like(added, 0.0), atol=1e-6)
     assert_same(*(tree.named(decayed[mu], ("body", "head")) for mu in (0.0, 0.5)))
     longer = {**params, "embeddings": 3 * params["embeddings"]}
@@ -138,7 +164,9 @@ def test_what_travels_and_what_is_drawn(net, federation):
 def test_alone_a_clients_upload_comes_back_and_no_other_head_moves(backend, net, federation):
     state = trajectory(GPFL(), net, federation, COHORTS[:1], engine=backend)[-1]
     part = participate(GPFL(), net, federation, state, [2], engine=backend)
-    server, _ = GPFL().aggregate(state.server, part.clients, None, part.uploads, torch.ones(1), None)
+    server, _ = GPFL().aggregate(
+        state.server, part.clients, None, part.uploads, torch.ones(1), None
+    )
     assert_close(server, row(part.uploads, 0))
     after = trajectory(GPFL(), net, federation, COHORTS[:2], engine=backend)[-1]
     assert_same(row(after.clients["head"], 3), row(state.clients["head"], 3))

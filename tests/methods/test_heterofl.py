@@ -1,4 +1,6 @@
-"""HeteroFL and FedRolex: which neurons, which means, scaler and masked logits, and what the small network would do."""
+"""HeteroFL and FedRolex: which neurons, which means, scaler and masked logits, and what the small
+network would do.
+"""
 
 import copy
 import itertools
@@ -47,7 +49,9 @@ class Equal(FedAvg):
         return {"main": "local"}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        return super().aggregate(server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator)
+        return super().aggregate(
+            server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator
+        )
 
 
 @cache
@@ -63,7 +67,9 @@ def share(value: float) -> torch.Tensor:
 def first(net: Net, part: float, shift: int = 0) -> dict[str, list[int]]:
     """Some neurons of every group, round about."""
     widths = net.parts.wiring.widths.items()
-    return {group: [(shift + q) % width for q in range(int(part * width))] for group, width in widths}
+    return {
+        group: [(shift + q) % width for q in range(int(part * width))] for group, width in widths
+    }
 
 
 def cut(net: Net, tensors, kept: dict[str, list[int]]):
@@ -133,7 +139,10 @@ def images(shape=(3, 8, 8), clients=3, samples=24) -> Federation:
 
 @pytest.mark.parametrize(
     ("method", "shift", "backend"),
-    [(HeteroFL(widths=(0.125,), **PLAIN), 0, "loop"), (FedRolex(widths=(0.125,), **PLAIN), 1, "batched")],
+    [
+        (HeteroFL(widths=(0.125,), **PLAIN), 0, "loop"),
+        (FedRolex(widths=(0.125,), **PLAIN), 1, "batched"),
+    ],
 )
 def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
     """One round, with residual streams. FedRolex: the second, whose window has moved."""
@@ -143,17 +152,32 @@ def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
     small = dense(net, kept)
     x = federation.normalize(federation.x[:5])
     plan = neurons.plan(net.params, net.parts)
-    mask = neurons.entries(plan, neurons.window(plan, share(0.125), torch.tensor(shift)), net.params)
+    mask = neurons.entries(
+        plan, neurons.window(plan, share(0.125), torch.tensor(shift)), net.params
+    )
     zeros = tree.map(lambda leaf, own: leaf * own, net.params, mask)
     for training in (False, True):
-        one, other = net.bind({"main": net.buffers}, training), small.bind({"main": small.buffers}, training)
+        one, other = (
+            net.bind({"main": net.buffers}, training),
+            small.bind({"main": small.buffers}, training),
+        )
         assert_close(one(zeros, x), other(small.params, x), atol=1e-5, rtol=1e-4)
-        assert_close(cut(net, one.buffers["main"], kept), other.buffers["main"], atol=1e-5, rtol=1e-4)
+        assert_close(
+            cut(net, one.buffers["main"], kept), other.buffers["main"], atol=1e-5, rtol=1e-4
+        )
     state = begin(method, net, 3, CPU)
     if shift:
         state.server["rounds"] += shift
     part = participate(method, net, federation, state, [0, 1], engine=backend, local=local)
-    plain = participate(Equal(), small, federation, begin(Equal(), small, 3, CPU), [0, 1], engine=backend, local=local)
+    plain = participate(
+        Equal(),
+        small,
+        federation,
+        begin(Equal(), small, 3, CPU),
+        [0, 1],
+        engine=backend,
+        local=local,
+    )
     for client in (0, 1):
         trained = row(part.uploads["model"].values, client)
         assert_close(cut(net, trained, kept), row(plain.uploads, client), atol=1e-4, rtol=1e-3)
@@ -178,7 +202,10 @@ def test_sub_models_are_nested(kind, rounds_played, net):
     for wide, narrow in itertools.pairwise(sets):
         assert (wide | ~narrow).all()
     counts = [(int(active[:4].sum()), int(active[4:16].sum())) for active in sets]
-    ceil, floor = [(4, 12), (2, 6), (1, 3), (1, 2), (1, 1)], [(4, 12), (2, 6), (1, 3), (1, 1), (1, 1)]
+    ceil, floor = (
+        [(4, 12), (2, 6), (1, 3), (1, 2), (1, 1)],
+        [(4, 12), (2, 6), (1, 3), (1, 1), (1, 1)],
+    )
     assert counts == (ceil if kind is HeteroFL else floor)
 
 
@@ -187,7 +214,9 @@ def test_all_neurons_train_evenly(net):
     method, times = FedRolex(), torch.zeros(17)
     server, client = method.init(net.params, net.parts)
     for t in range(12):
-        active = method.prepare({**server, "rounds": torch.tensor(t)}, {**client, "width": share(0.5)})["active"]
+        active = method.prepare(
+            {**server, "rounds": torch.tensor(t)}, {**client, "width": share(0.5)}
+        )["active"]
         times += active
         if t == 3:
             assert times[:4].tolist() == [2] * 4
@@ -204,11 +233,16 @@ def test_windows_start_as_prefixes_and_roll_with_the_rounds(backend, net, federa
     assert_same(own[1].clients["model"], other[1].clients["model"])
     assert differing(own[2].server["model"], other[2].server["model"])
     assert [int(state.server["rounds"]) for state in own] == [0, 1, 2, 3]
-    for name in ("fc.bias", "conv.bias"):  # a narrow client's last round: 0 in the third, 2 in the second
+    for name in (
+        "fc.bias",
+        "conv.bias",
+    ):  # a narrow client's last round: 0 in the third, 2 in the second
         alive = (own[3].clients["model"][name] != 0).long()
         width = alive.shape[1]
         for client, t in ((0, 2), (2, 1)):
-            assert alive[client].nonzero().flatten().tolist() == sorted((t + q) % width for q in range(width // 2))
+            assert alive[client].nonzero().flatten().tolist() == sorted(
+                (t + q) % width for q in range(width // 2)
+            )
 
 
 def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
@@ -220,7 +254,10 @@ def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
 
     own, other = (
         trajectory(m, net, federation, engine=backend)[-1]
-        for m in (Still(widths=(0.3, 1.0)), HeteroFL(widths=(0.3, 1.0), rounding="floor", weighting="samples"))
+        for m in (
+            Still(widths=(0.3, 1.0)),
+            HeteroFL(widths=(0.3, 1.0), rounding="floor", weighting="samples"),
+        )
     )
     assert_same(own.server["model"], other.server["model"])
     assert_same(own.clients["model"], other.clients["model"])
@@ -282,7 +319,9 @@ def test_rows_of_a_class_are_averaged_over_those_who_have_it(kind, backend, net,
     partly = [c for c in present if not all(c in labels for labels in own.values())]
     assert partly
     old, new = trajectory(method, net, federation, [cohort], engine=backend)
-    uploads = participate(method, net, federation, old, cohort, engine=backend).uploads["model"].values
+    uploads = (
+        participate(method, net, federation, old, cohort, engine=backend).uploads["model"].values
+    )
     size = {client: 1.0 if kind is HeteroFL else len(federation.train[client]) for client in cohort}
     for name in ("classifier.weight", "classifier.bias"):
         for c in range(5):
@@ -300,7 +339,9 @@ def test_rows_that_nobody_has_a_class_for_do_not_change(backend, net, federation
     absent = sorted(set(range(5)) - classes(federation, 3) - classes(federation, 9))
     assert absent
     masked, free = (
-        trajectory(HeteroFL(widths=(1.0,), masked=flag), net, federation, [cohort], engine=backend)[-1].server["model"]
+        trajectory(HeteroFL(widths=(1.0,), masked=flag), net, federation, [cohort], engine=backend)[
+            -1
+        ].server["model"]
         for flag in (True, False)
     )
     for name in ("classifier.weight", "classifier.bias"):
@@ -331,10 +372,16 @@ def test_the_scaler_divides_what_convolutions_give_in_training_alone(norm, feder
     scaled.conv.register_forward_hook(lambda module, inputs, output: output / 0.5)
     scaled.load_state_dict({**start, **net.buffers})
     expected = F.cross_entropy(scaled.train()(x), y)
-    assert_close(method.loss(server, client, bound, start, Batch(x, y)), expected.detach(), atol=1e-6)
+    assert_close(
+        method.loss(server, client, bound, start, Batch(x, y)), expected.detach(), atol=1e-6
+    )
     still = net.bind({"main": net.buffers})
-    assert_same(method.predict(still, start, Batch(x, None)), plain.predict(still, start, Batch(x, None)))
-    assert_same(method.predict(still, start, Batch(x, None)), net.bind({"main": net.buffers})(start, x))
+    assert_same(
+        method.predict(still, start, Batch(x, None)), plain.predict(still, start, Batch(x, None))
+    )
+    assert_same(
+        method.predict(still, start, Batch(x, None)), net.bind({"main": net.buffers})(start, x)
+    )
     other = net.bind({"main": net.buffers}, training=True)
     without = plain.loss(server, client, other, start, Batch(x, y))
     assert_same(bound.buffers, other.buffers)  # statistics are those of the network that is judged
@@ -384,17 +431,25 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
     method = kind()
     state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
     for client in EVERYONE:
-        expected = [c in classes(federation, client) if client in COHORTS[0] else True for c in range(5)]
+        expected = [
+            c in classes(federation, client) if client in COHORTS[0] else True for c in range(5)
+        ]
         assert state.clients["labels"][client].tolist() == expected
     judged = method.personal(state.server, state.client(3))
     (phase,) = method.finetuning(judged, net.parts, 2)
     assert phase.mask == {"model": True, "labels": False}
     judge = make(Engine(backend), net, CPU)
     for part in ("all", "head"):
-        tuned = judge.evaluate(method, federation, state, EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1), part))
+        tuned = judge.evaluate(
+            method, federation, state, EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1), part)
+        )
         assert tuned.loss.isfinite().all()
     plain = kind(masked=False)
-    assert plain.before_training({}, {}, None, None) == plain.before_evaluation({}, {}, None, None) == {}
+    assert (
+        plain.before_training({}, {}, None, None)
+        == plain.before_evaluation({}, {}, None, None)
+        == {}
+    )
     assert "labels" not in plain.init(net.params, net.parts)[1]
 
 
@@ -402,7 +457,9 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
 
 
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
-def test_a_client_that_never_trained_has_its_part_of_the_initial_model(kind, backend, net, federation):
+def test_a_client_that_never_trained_has_its_part_of_the_initial_model(
+    kind, backend, net, federation
+):
     method = kind(widths=(0.25, 1.0), masked=False)
     state = trajectory(method, net, federation, [[0, 6], [0, 9]], engine=backend)[-1]
     for client, width in ((3, 0.25), (8, 1.0)):
@@ -425,7 +482,10 @@ def test_the_small_networks_values_travel(kind):
         down = count(method.download(state.server, client))
         up = count(method.finish(state.server, client, net.params, net.params)[0])
         assert (int(down.values), int(up.values)) == (expected, expected)
-        assert (int(down.bits), int(up.bits)) == (32 * expected, 32 * expected + 10)  # a bit per class
+        assert (int(down.bits), int(up.bits)) == (
+            32 * expected,
+            32 * expected + 10,
+        )  # a bit per class
 
 
 def test_statistics_of_other_channels_stay_as_they_were(backend, federation):
@@ -440,5 +500,13 @@ def test_statistics_of_other_channels_stay_as_they_were(backend, federation):
 
 
 def test_defaults():
-    assert (HeteroFL().widths, HeteroFL().rounding, HeteroFL().weighting) == (RATES, "ceil", "equal")
-    assert (FedRolex().widths, FedRolex().rounding, FedRolex().weighting) == (RATES, "floor", "samples")
+    assert (HeteroFL().widths, HeteroFL().rounding, HeteroFL().weighting) == (
+        RATES,
+        "ceil",
+        "equal",
+    )
+    assert (FedRolex().widths, FedRolex().rounding, FedRolex().weighting) == (
+        RATES,
+        "floor",
+        "samples",
+    )

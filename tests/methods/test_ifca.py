@@ -42,11 +42,16 @@ class Forced(Equal):
 
     def before_training(self, server, client, net, shard):
         cluster = client["number"] % self.clusters
-        return {"cluster": cluster, "statistics": {"main": tree.take(server["statistics"], int(cluster))}}
+        return {
+            "cluster": cluster,
+            "statistics": {"main": tree.take(server["statistics"], int(cluster))},
+        }
 
 
 def test_of_equal_models_clients_take_the_first(backend, played, net):
-    """Nobody takes the others, which stay bit for bit; later the first may have become worse for somebody."""
+    """Nobody takes the others, which stay bit for bit; later the first may have become worse for
+    somebody.
+    """
     ours, theirs = (played(method, backend)[1].server for method in (Equal(clusters=3), FedAvg()))
     assert_same(tree.take(ours["models"], 0), theirs)
     for empty in (1, 2):
@@ -60,7 +65,9 @@ def test_clusters_that_are_given_train_apart(backend, played, net, federation):
         alone = trajectory(FedAvg(), net, federation, cohorts, engine=backend)
         for ours, theirs in zip(played(Forced(), backend), alone, strict=True):
             assert_close(tree.take(ours.server["models"], parity), theirs.server)
-    for ours, theirs in zip(played(Forced(clusters=10), backend), played(LocalOnly(), backend), strict=True):
+    for ours, theirs in zip(
+        played(Forced(clusters=10), backend), played(LocalOnly(), backend), strict=True
+    ):
         assert_same(ours.server["models"], theirs.clients["model"])
 
 
@@ -73,14 +80,19 @@ def test_models_begin_with_the_same_numbers_in_another_order(net):
         assert (flat[0] != flat[1]).any()
         assert (flat[1] != flat[2]).any()
         assert name in net.params
-    assert_same(begin(IFCA(clusters=4), net, 10, CPU).server["models"]["fc.weight"][:3], models["fc.weight"])
+    assert_same(
+        begin(IFCA(clusters=4), net, 10, CPU).server["models"]["fc.weight"][:3], models["fc.weight"]
+    )
 
 
 def test_a_model_without_a_finite_loss_is_nobodys(net, federation):
     state = begin(IFCA(clusters=3), net, 10, CPU)
     for broken in (0, 1):
         state.server["models"]["fc.bias"][broken] = torch.nan
-    assert_same(judged(IFCA(clusters=3), net, federation, state, 0).params, tree.take(state.server["models"], 2))
+    assert_same(
+        judged(IFCA(clusters=3), net, federation, state, 0).params,
+        tree.take(state.server["models"], 2),
+    )
 
 
 def test_a_model_is_judged_by_its_own_statistics(federation):
@@ -89,7 +101,9 @@ def test_a_model_is_judged_by_its_own_statistics(federation):
     trained = trajectory(Equal(clusters=1), net, federation, [[0, 2, 4]] * 3)[-1].server
     for fits in (0, 1):
         state = begin(method, net, 10, CPU)
-        state.server["models"].update(tree.map(lambda leaf: leaf.repeat(2, *[1] * (leaf.dim() - 1)), trained["models"]))
+        state.server["models"].update(
+            tree.map(lambda leaf: leaf.repeat(2, *[1] * (leaf.dim() - 1)), trained["models"])
+        )
         wrong = state.server["statistics"]["norm.running_var"]
         wrong[1 - fits] = 1e6
         job = judged(method, net, federation, state, 4)

@@ -1,4 +1,6 @@
-"""Scores, norms and the exact quantile rule, against exact arithmetic, numpy and the published counts."""
+"""Scores, norms and the exact quantile rule, against exact arithmetic, numpy and the published
+counts.
+"""
 
 import math
 import random
@@ -44,7 +46,9 @@ TABLE_II = {  # data set: q and personal entries at alpha 0.1, and at 0.5
 
 
 def test_counts_of_table_ii_with_the_real_networks():
-    """15 of 16. The sixteenth, MedMNIST A at alpha 0.1: the printed 53 belong to q = 0.99991, 0.9999 gives 59."""
+    """15 of 16. The sixteenth, MedMNIST A at alpha 0.1: the printed 53 belong to q = 0.99991,
+    0.9999 gives 59.
+    """
     matching = 0
     for name, columns in TABLE_II.items():
         shape, classes, parameters = SHAPES[name]
@@ -62,7 +66,9 @@ def test_counts_of_table_ii_with_the_real_networks():
 @pytest.mark.parametrize("name", ["cifar10", "fmnist"])
 def test_the_mask_has_as_many_entries_as_the_table_says(name):
     n = SHAPES[name][2]
-    scores = {"a": torch.randperm(n, generator=torch.Generator().manual_seed(0)).float()}  # distinct: n < 2^24
+    scores = {
+        "a": torch.randperm(n, generator=torch.Generator().manual_seed(0)).float()
+    }  # distinct: n < 2^24
     for q, entries in TABLE_II[name]:
         assert importance.above_quantile(scores, q)["a"].sum() == entries
 
@@ -73,10 +79,14 @@ def test_configured_quantiles_are_those_of_table_ii():
 
 
 def test_counts_of_section_v_d():
-    """The paper's 263,561 and 87 follow the rule inf{x: F(x) >= q}, one below ours where both are not equal."""
+    """The paper's 263,561 and 87 follow the rule inf{x: F(x) >= q}, one below ours where both are
+    not equal.
+    """
     counts = [importance.personal_count(q, 878_538) for q in (0.1, 0.7, 0.9999)]
     assert counts == [790_684, 263_562, 88]
-    assert importance.personal_count(0.9, 878_538) == 87_854  # printed under CIFAR100, whose count is the next
+    assert (
+        importance.personal_count(0.9, 878_538) == 87_854
+    )  # printed under CIFAR100, whose count is the next
     assert importance.personal_count(0.9, 924_708) == 92_471
 
 
@@ -95,11 +105,40 @@ def exact_rank(q: str, n: int) -> int:
 
 
 def test_rank_is_exact_for_every_q_and_n():
-    """Against fractions. A float32 rank fails from 2^20 on, one without snapping at q(n-1) = integer."""
+    """Against fractions. A float32 rank fails from 2^20 on, one without snapping at q(n-1) =
+    integer.
+    """
     draw = random.Random(0)
-    sizes = [1, 2, 3, 11, 101, 1001, 582_026, 878_538, 924_708, 10**6 + 1, 2**24 - 1, 2**24 + 1, 10**8 + 1]
+    sizes = [
+        1,
+        2,
+        3,
+        11,
+        101,
+        1001,
+        582_026,
+        878_538,
+        924_708,
+        10**6 + 1,
+        2**24 - 1,
+        2**24 + 1,
+        10**8 + 1,
+    ]
     sizes += [draw.randrange(1, 2 * 10**8) for _ in range(200)]
-    quantiles = ["0", "1", "0.1", "0.3", "0.5", "0.7", "0.9", "0.99", "0.999", "0.9999", "0.99999", "0.999999"]
+    quantiles = [
+        "0",
+        "1",
+        "0.1",
+        "0.3",
+        "0.5",
+        "0.7",
+        "0.9",
+        "0.99",
+        "0.999",
+        "0.9999",
+        "0.99999",
+        "0.999999",
+    ]
     quantiles += [f"0.{draw.randrange(10**6):06d}" for _ in range(100)]
     for n in sizes:
         for q in quantiles:
@@ -129,7 +168,10 @@ def test_mask_equals_interpolated_quantile_then_greater(values, q):
     assume(place == round(place) or abs(place - round(place)) > 1e-6)  # numpy does not snap
     scores = np.array(values, np.float64)
     expected = scores > np.quantile(scores, q, method="linear")
-    assert importance.above_quantile(torch.tensor(values, dtype=torch.float32), q).tolist() == expected.tolist()
+    assert (
+        importance.above_quantile(torch.tensor(values, dtype=torch.float32), q).tolist()
+        == expected.tolist()
+    )
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=80), st.integers(0, 1000))
@@ -151,16 +193,23 @@ def test_extreme_quantiles(n):
 
 def test_both_ways_of_selecting_agree_with_sorting():
     """The few largest are found by topk, the others by kthvalue."""
-    scores = torch.rand(1001, generator=torch.Generator().manual_seed(0)).round(decimals=2)  # with ties
+    scores = torch.rand(1001, generator=torch.Generator().manual_seed(0)).round(
+        decimals=2
+    )  # with ties
     for thousandths in range(0, 1001, 7):
-        assert importance.order_statistic(scores, thousandths / 1000) == scores.sort().values[thousandths]
+        assert (
+            importance.order_statistic(scores, thousandths / 1000)
+            == scores.sort().values[thousandths]
+        )
 
 
 def test_masks_shrink_as_q_grows():
     scores = {"a": torch.rand(300), "b": torch.rand(20, 10)}
     last = None
     for q in np.linspace(0, 1, 60):
-        mask = torch.cat([leaf.flatten() for leaf in importance.above_quantile(scores, float(q)).values()])
+        mask = torch.cat(
+            [leaf.flatten() for leaf in importance.above_quantile(scores, float(q)).values()]
+        )
         assert last is None or not (mask & ~last).any()
         last = mask
 
@@ -178,7 +227,9 @@ def test_norms_on_two_tensors():
 def test_global_norm_gives_the_raw_mask_even_where_rounding_would_merge_scores():
     scores = {"a": torch.tensor([1e-12, 2e-12, 3e-12, 1.0]), "b": torch.rand(50) * 1e-9 + 0.5}
     for q in np.linspace(0, 1, 40):
-        none, whole = (importance.above_quantile(scores, float(q), norm) for norm in ("none", "global"))
+        none, whole = (
+            importance.above_quantile(scores, float(q), norm) for norm in ("none", "global")
+        )
         assert_same(none, whole)
 
 
@@ -189,7 +240,9 @@ def test_scaling_all_scores_changes_nothing(norm, factor):
     scores = {"a": values[:150], "b": values[150:]}
     scaled = {name: leaf * factor for name, leaf in scores.items()}
     for q in (0.0, 0.333, 0.9, 0.99):
-        assert_same(importance.above_quantile(scores, q, norm), importance.above_quantile(scaled, q, norm))
+        assert_same(
+            importance.above_quantile(scores, q, norm), importance.above_quantile(scaled, q, norm)
+        )
 
 
 def test_mask_of_vectorised_clients_is_each_clients_mask():
@@ -233,13 +286,21 @@ def test_scores_by_hand():
     assert importance.gradient(model, server)["a"].tolist() == [1.0, 3.0, 0.0]
 
 
-@pytest.mark.parametrize(("values", "same"), [({}, False), ({"scope": "tensor"}, True), ({"norm": "layer"}, True)])
-def test_what_is_personal_of_a_low_rank_pair_depends_on_its_scale_unless_tensors_are_apart(values, same):
+@pytest.mark.parametrize(
+    ("values", "same"), [({}, False), ({"scope": "tensor"}, True), ({"norm": "layer"}, True)]
+)
+def test_what_is_personal_of_a_low_rank_pair_depends_on_its_scale_unless_tensors_are_apart(
+    values, same
+):
     """(cA, B/c) is the same network."""
     g = torch.Generator().manual_seed(0)
-    own, shared = ({"A": torch.randn(2, 9, generator=g), "B": torch.randn(7, 2, generator=g)} for _ in range(2))
+    own, shared = (
+        {"A": torch.randn(2, 9, generator=g), "B": torch.randn(7, 2, generator=g)} for _ in range(2)
+    )
     method, masks = FedOBP(q=0.7, **values), []
     for c in (1.0, 4.0):
         model, server = ({"A": c * pair["A"], "B": pair["B"] / c} for pair in (own, shared))
-        masks.append(method.prepare(server, {"model": model, "participated": torch.tensor(True)})["mask"])
+        masks.append(
+            method.prepare(server, {"model": model, "participated": torch.tensor(True)})["mask"]
+        )
     assert (differing(*masks) == []) == same

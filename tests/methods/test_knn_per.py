@@ -4,8 +4,8 @@ import torch
 
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.participation import One
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.participation import One
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground.tree import Ragged
 from fedpfl.methods import Batch, FedAvg, KNNPer
 from tests.conftest import (
@@ -37,7 +37,10 @@ def laid_by(method, net, federation, client, state):
     shard = training_shard(federation, client, 32, Draws(0, "adapt", 1))
     own = state.client(client)
     found = One(client).one_by_one(
-        lambda number, own: method.before_evaluation(state.server, own, net.bind({"main": {}}, True), shard), own
+        lambda number, own: method.before_evaluation(
+            state.server, own, net.bind({"main": {}}, True), shard
+        ),
+        own,
     )
     return method.personal(state.server, own | found)
 
@@ -53,7 +56,9 @@ def test_a_stored_sample_is_its_own_nearest_and_only_own_classes_are_told(net, f
     assert told.argmax(1).tolist() == y.tolist()
     many = KNNPer(k=50, lam=1.0)
     everything = Batch(federation.normalize(federation.x), None)
-    told = many.predict(net.bind({"main": {}}), laid_by(many, net, federation, 5, state), everything)
+    told = many.predict(
+        net.bind({"main": {}}), laid_by(many, net, federation, 5, state), everything
+    )
     assert told.isfinite().all()
     assert {*told.argmax(1).tolist()} <= {*federation.y[federation.train[5]].tolist()}
 
@@ -67,8 +72,12 @@ def test_votes_are_probabilities_and_know_no_order():
         votes = method._votes(z, *kept(keys, y), CLASSES)
         assert_close(votes.sum(1), torch.ones(7, dtype=torch.float64))
         assert_close(method._votes(z, *kept(keys[order], y[order]), CLASSES), votes)
-        assert_close(method._votes(z @ rotation, *kept(keys @ rotation, y), CLASSES), votes, atol=1e-5)
-        twice = KNNPer(k=10, distance=distance)._votes(z, *kept(keys.repeat(2, 1), y.repeat(2)), CLASSES)
+        assert_close(
+            method._votes(z @ rotation, *kept(keys @ rotation, y), CLASSES), votes, atol=1e-5
+        )
+        twice = KNNPer(k=10, distance=distance)._votes(
+            z, *kept(keys.repeat(2, 1), y.repeat(2)), CLASSES
+        )
         assert_close(twice, votes)
         padded = kept(
             torch.cat([keys, 0 * keys]), torch.cat([y, 0 * y]), torch.arange(60) < 30
@@ -87,7 +96,10 @@ def test_a_wide_kernel_counts_labels_and_a_narrow_one_sees_the_nearest_alone():
 
 
 def test_probabilities_and_logits_are_mixed_as_they_say():
-    votes, logits = torch.tensor([[0.9, 0.1, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 3.0, -100.0]])
+    votes, logits = (
+        torch.tensor([[0.9, 0.1, 0.0]], dtype=torch.float64),
+        torch.tensor([[0.0, 3.0, -100.0]]),
+    )
     lam = torch.tensor(0.5)
     mixed = KNNPer()._mixed(logits, votes, lam)
     assert_close(mixed[0, :2].exp(), (votes[0, :2] + logits[0].softmax(0)[:2]).float() / 2)
@@ -112,7 +124,9 @@ def test_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
     held = holding(federation)
     state = trajectory(FedAvg(), net, held, COHORTS[:1])[-1]
     assert float(laid_by(KNNPer(lam=None), net, held, 0, state)["lam"]) > 0
-    assert float(laid_by(KNNPer(lam=None), net, federation, 0, state)["lam"]) == 0  # nothing to judge by
+    assert (
+        float(laid_by(KNNPer(lam=None), net, federation, 0, state)["lam"]) == 0
+    )  # nothing to judge by
 
 
 def test_fine_tuning_moves_the_head_alone(backend, net, federation):

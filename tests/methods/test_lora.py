@@ -67,7 +67,9 @@ def test_what_travels(three):
         outcomes = rounds(method, tiny(pairs=method.pairs), three, [[0, 1], [0, 1]])[1]
         found = [(outcome.sent.values_down / 2, outcome.sent.values_up / 2) for outcome in outcomes]
         assert found == wanted, name
-        assert [outcome.sent.bits_down for outcome in outcomes] == [2 * 32 * down for down, _ in wanted], name
+        assert [outcome.sent.bits_down for outcome in outcomes] == [
+            2 * 32 * down for down, _ in wanted
+        ], name
 
 
 def test_the_first_step_moves_b_alone(backend, three):
@@ -76,7 +78,10 @@ def test_the_first_step_moves_b_alone(backend, three):
     start = begin(FedSALoRA(), net, 3, CPU)
     part = participate(FedSALoRA(), net, three, start, [0, 1], engine=backend, local=PLAIN)
     assert_same(part.uploads, tree.repeat(of(net.params, "lora_A"), 2))
-    assert all(leaf[0].any() and differing(leaf[0], leaf[1]) for leaf in of(part.clients["own"], "lora_B").values())
+    assert all(
+        leaf[0].any() and differing(leaf[0], leaf[1])
+        for leaf in of(part.clients["own"], "lora_B").values()
+    )
 
 
 # FFA-LoRA
@@ -87,11 +92,18 @@ def test_the_average_of_adapted_weights_is_exact_where_a_is_fixed_alone(three):
     for method, exact in ((FFALoRA(), True), (FedAvg(), False)):
         first = begin(method, net, 3, CPU)
         uploads = participate(method, net, three, first, [0, 1, 2]).uploads
-        after = judged(method, net, three, trajectory(method, net, three, [[0, 1, 2]])[-1], 0).params
+        after = judged(
+            method, net, three, trajectory(method, net, three, [[0, 1, 2]])[-1], 0
+        ).params
         sent = [products({**net.params, **row(uploads, client)}) for client in range(3)]
-        wanted = {name: sum(share * own[name] for share, own in zip(weight, sent, strict=True)) for name in sent[0]}
+        wanted = {
+            name: sum(share * own[name] for share, own in zip(weight, sent, strict=True))
+            for name in sent[0]
+        }
         found = products(after)
-        near = all(torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-7) for name in wanted)
+        near = all(
+            torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-7) for name in wanted
+        )
         assert near == exact
 
 
@@ -100,7 +112,11 @@ def test_what_is_fixed_never_moves(head, backend, three):
     net, method = tiny(pairs=1), FFALoRA(head)
     local = dataclasses.replace(LOCAL, weight_decay=0.1)
     last = judged(
-        method, net, three, trajectory(method, net, three, COHORTS, engine=backend, local=local)[-1], 1
+        method,
+        net,
+        three,
+        trajectory(method, net, three, COHORTS, engine=backend, local=local)[-1],
+        1,
     ).params
     fixed = ("lora_A", "classifier.weight", "classifier.bias")[: 3 if head == "frozen" else 1]
     assert_same(of(last, *fixed), of(net.params, *fixed))
@@ -115,7 +131,10 @@ def test_alpha_and_the_step_size_are_exchangeable(three):
             torch.manual_seed(1)
             module = Tiny()
         ADAPTERS["lora"](module, "classifier", 1, rank=2, alpha=alpha, layers=("conv", "linear"))
-        net, local = Net(module, sample=(1, 8, 8)), Local(epochs=2, batch_size=32, lr=lr, momentum=0.7)
+        net, local = (
+            Net(module, sample=(1, 8, 8)),
+            Local(epochs=2, batch_size=32, lr=lr, momentum=0.7),
+        )
         last = trajectory(FFALoRA("frozen"), net, three, COHORTS, local=local)[-1]
         return products({**last.server["model"], **last.server["fixed"]}, alpha)
 
@@ -129,7 +148,10 @@ def forced(place):
     """A softmax that takes one of two."""
 
     def softmax(votes, axis):
-        one, other = torch.ones_like(votes.narrow(axis, 0, 1)), torch.zeros_like(votes.narrow(axis, 0, 1))
+        one, other = (
+            torch.ones_like(votes.narrow(axis, 0, 1)),
+            torch.zeros_like(votes.narrow(axis, 0, 1)),
+        )
         return torch.cat([one, other] if place == 0 else [other, one], axis)
 
     return softmax
@@ -152,7 +174,9 @@ def test_a_mixer_that_takes_the_own_pair_is_local_only_bit_for_bit(backend, thre
         assert_same({name: row(ours.clients["model"], client)[name] for name in own}, own)
 
 
-def test_a_mixer_that_takes_the_others_leaves_the_own_pair_and_answers_as_they_do(three, monkeypatch):
+def test_a_mixer_that_takes_the_others_leaves_the_own_pair_and_answers_as_they_do(
+    three, monkeypatch
+):
     net, method = tiny(pairs=2), FedALT()
     state = trajectory(method, net, three, [[0, 1, 2]])[-1]
     monkeypatch.setattr(torch.Tensor, "softmax", forced(1))
@@ -172,7 +196,9 @@ def test_the_rest_of_the_world_are_the_others_last_uploads():
     for client in (0, 1):
         assert not any(leaf.any() for leaf in rest(method, states[0], client).values())
         for state in states[1:]:
-            assert_same(rest(method, state, client), of(row(state.clients["model"], 1 - client), *PAIR))
+            assert_same(
+                rest(method, state, client), of(row(state.clients["model"], 1 - client), *PAIR)
+            )
     alone = federate((40,), (10,))
     states, outcomes = rounds(method, net.told(clients=1), alone, [[0]] * 2)
     assert not any(leaf.any() for leaf in rest(method, states[-1], 0).values())
@@ -188,7 +214,9 @@ def test_the_rest_of_the_world_is_the_mean_of_the_others_alone(three):
     mine = tree.map(lambda leaf: leaf + 1, state.client(1)["model"])
     state.rows.put_([1], {"client": {"model": tree.map(lambda leaf: leaf[None], mine)}})
     assert_close(rest(method, state, 1), wanted, atol=1e-7)
-    assert differing(rest(method, state, 0), tree.map(lambda one, other: (one + other) / 2, models[1], models[2]))
+    assert differing(
+        rest(method, state, 0), tree.map(lambda one, other: (one + other) / 2, models[1], models[2])
+    )
     equal = given(state, {"model": tree.repeat(mine, 3)})
     assert_close(rest(method, equal, 1), of(mine, *PAIR), atol=0, rtol=1e-6)
 
@@ -210,7 +238,10 @@ def test_who_draws_an_a_of_its_own_keeps_it(three):
     """One draw for each client, at its first participation; a mean of such is shorter than each."""
     net, method = tiny(pairs=2), FedALT("own")
     local = Local(epochs=1, batch_size=512, lr=1e-30)
-    first, again = (of(s.clients["model"], "lora_A") for s in trajectory(method, net, three, COHORTS, local=local)[1:])
+    first, again = (
+        of(s.clients["model"], "lora_A")
+        for s in trajectory(method, net, three, COHORTS, local=local)[1:]
+    )
     assert_same(first, again)
     drawn = [row(first, client) for client in range(3)]
     for one, other in ((0, 1), (1, 2), (2, 0)):
@@ -237,7 +268,9 @@ def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
         assert_close({"": low @ low.mT}, {"": torch.eye(rank).expand(2, rank, rank)}, atol=1e-5)
     assert_close({"": up @ low}, {"": whole}, atol=1e-5)  # rank 6 holds all
     images = a[:, 0].reshape(3, 2, 1, 3, 3), b[:, 0].reshape(3, 7, 2, 1, 1)
-    assert_close({"": torch.cat(compressed(*stacked(*images, weight), 6)[:1])}, {"": low[:1]}, atol=1e-5)
+    assert_close(
+        {"": torch.cat(compressed(*stacked(*images, weight), 6)[:1])}, {"": low[:1]}, atol=1e-5
+    )
     low, up = compressed(*stacked(a, 0 * b, weight), 2)  # of what nobody has trained
     assert not up.any()
     assert (low.square().sum(-1) > 0.9).all()  # and B has a gradient still

@@ -29,12 +29,22 @@ def counted(own: dict[int, set[tuple[int, ...]]], entries: int) -> dict[str, Any
     """By plain sets of the places of entries."""
     times = [sum(place in mask for mask in own.values()) for place in set().union(*own.values())]
     held = [entries - len(times), *(times.count(number) for number in range(1, len(own) + 1))]
-    return {"entries": entries, "held": held, "both": [[len(a & b) for b in own.values()] for a in own.values()]}
+    return {
+        "entries": entries,
+        "held": held,
+        "both": [[len(a & b) for b in own.values()] for a in own.values()],
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("fedselect", {"p": 0.5}), ("fedpurin", {"tau": 0.3}), ("fedcac", {}), ("fedobp", {"q": 0.8}), ("pspfl", {})],
+    [
+        ("fedselect", {"p": 0.5}),
+        ("fedpurin", {"tau": 0.3}),
+        ("fedcac", {}),
+        ("fedobp", {"q": 0.8}),
+        ("pspfl", {}),
+    ],
 )
 def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
     method = METHODS[name](**values)
@@ -46,7 +56,10 @@ def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
         own = {}
         for client in TOOK_PART:
             # FedSelect's and FedPURIN's stand in the state; the others' follow from it.
-            mask = state.client(client).get("mask") or method.prepare(state.server, state.client(client))["mask"]
+            mask = (
+                state.client(client).get("mask")
+                or method.prepare(state.server, state.client(client))["mask"]
+            )
             own[client] = set(map(tuple, mask[tensor].nonzero().tolist()))
         assert told == counted(own, mask[tensor].numel())
     assert any(0 < told["held"][0] < told["entries"] for told in found["tensors"].values())
@@ -55,7 +68,10 @@ def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
 def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
     method = METHODS["fedselect"](p=0.5, alpha=0.4)
     state = rounds(method, tiny(), federate(), [[0, 1, 2]])[0][-1]
-    sizes = [np.diagonal(one["both"]).tolist() for one in engine.compared(method, state)["tensors"].values()]
+    sizes = [
+        np.diagonal(one["both"]).tolist()
+        for one in engine.compared(method, state)["tensors"].values()
+    ]
     assert sizes == [[18] * 3, [216] * 3, [30] * 3]  # half of each weight, after one round
 
 
@@ -72,7 +88,9 @@ def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
         assert sum(told["held"]) == told["entries"]
 
 
-def test_of_what_processes_collect_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_processes_collect_so_many_clients_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each gives its own first ones, which together are more."""
     method = METHODS["fedselect"]()
     state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
@@ -128,7 +146,10 @@ def test_overlap_of_random_masks_is_what_chance_gives() -> None:
     assert mask.overlaps() == pytest.approx(mask.overlaps(chance=True), abs=0.01)
 
 
-WHOLE = {"clients": [0, 3], "tensors": {"w": {"entries": 5, "held": [2, 2, 1], "both": [[2, 1], [1, 2]]}}}
+WHOLE = {
+    "clients": [0, 3],
+    "tensors": {"w": {"entries": 5, "held": [2, 2, 1], "both": [[2, 1], [1, 2]]}},
+}
 
 
 def test_masks_are_read(tmp_path: Path) -> None:
@@ -136,7 +157,12 @@ def test_masks_are_read(tmp_path: Path) -> None:
     assert run.masks == {}
     (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
     [(name, mask)] = begun(tmp_path / "a").masks.items()
-    assert (name, mask.entries, mask.held.tolist(), mask.both.tolist()) == ("w", 5, [2, 2, 1], [[2, 1], [1, 2]])
+    assert (name, mask.entries, mask.held.tolist(), mask.both.tolist()) == (
+        "w",
+        5,
+        [2, 2, 1],
+        [[2, 1], [1, 2]],
+    )
     assert mask.overlaps().tolist() == [1 / 3]
 
 
@@ -160,7 +186,12 @@ def test_masks_are_read(tmp_path: Path) -> None:
 )
 def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", {2: 90.0})
-    for text in (json.dumps({**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}), json.dumps(change), "[", ""):
+    for text in (
+        json.dumps({**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}),
+        json.dumps(change),
+        "[",
+        "",
+    ):
         (folder / "masks.json").write_text(text)
         with pytest.raises(FedpflError, match=r"masks\.json") as told:
             _ = begun(folder).masks
@@ -172,4 +203,6 @@ def test_pairs_are_in_the_order_of_combinations() -> None:
     for place, (i, j) in enumerate(itertools.combinations(range(4), 2)):
         both[i, j] = both[j, i] = place / 2
     unions = [both[i, i] + both[j, j] - both[i, j] for i, j in itertools.combinations(range(4), 2)]
-    assert Mask(30, np.zeros(5), both).overlaps() == pytest.approx([n / 2 / u for n, u in enumerate(unions)])
+    assert Mask(30, np.zeros(5), both).overlaps() == pytest.approx(
+        [n / 2 / u for n, u in enumerate(unions)]
+    )

@@ -1,4 +1,6 @@
-"""FedAvg, fine-tuning, FedOBP, FedPer, Ditto and Local-Only, exactly: bit for bit where possible, on both backends."""
+"""FedAvg, fine-tuning, FedOBP, FedPer, Ditto and Local-Only, exactly: bit for bit where possible,
+on both backends.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -54,7 +56,9 @@ def module_with(params) -> Tiny:
 
 
 def images(federation, index):
-    return (federation.x[index].float() / 255 - federation.mean[0]) / federation.std[0], federation.y[index]
+    return (federation.x[index].float() / 255 - federation.mean[0]) / federation.std[
+        0
+    ], federation.y[index]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -106,7 +110,9 @@ def test_fedavg_weighs_by_training_samples_of_the_cohort(backend, net, federatio
     part = participate(FedAvg(), net, federation, fedavg[0], COHORTS[0], engine=backend)
     total = sum(TRAIN[i] for i in COHORTS[0])
     for name, leaf in fedavg[1].server.items():
-        shares = [TRAIN[i] / total * part.uploads[name][k].double() for k, i in enumerate(COHORTS[0])]
+        shares = [
+            TRAIN[i] / total * part.uploads[name][k].double() for k, i in enumerate(COHORTS[0])
+        ]
         assert_close(leaf, sum(shares).float(), atol=1e-7)
 
 
@@ -132,7 +138,9 @@ class Watched(FedAvg):
 
 def tuned(method, net, federation, state, client, draws, part="all"):
     method.seen.clear()
-    make(Engine("loop"), net, CPU).evaluate(method, federation, state, [client], Tuning(LOCAL, draws, part))
+    make(Engine("loop"), net, CPU).evaluate(
+        method, federation, state, [client], Tuning(LOCAL, draws, part)
+    )
     (params,) = method.seen
     return params
 
@@ -142,7 +150,9 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
     states = trajectory(FedAvg(), net, federation, [[1], [2]])
     for t, client in ((0, 1), (1, 2)):
         draws = Draws(0, "train", t + 1)
-        assert_same(tuned(Watched(), net, federation, states[t], client, draws), states[t + 1].server)
+        assert_same(
+            tuned(Watched(), net, federation, states[t], client, draws), states[t + 1].server
+        )
         other = tuned(Watched(), net, federation, states[t], client, Draws(0, "finetune", t + 1))
         assert differing(other, states[t + 1].server)
 
@@ -171,7 +181,9 @@ def test_fine_tuning_a_client_of_one_sample_changes_nothing(net, federation):
 
 
 class Dead(nn.Module):
-    """A linear classifier whose weights of the first pixel start at zero and never get a gradient: that pixel is 0."""
+    """A linear classifier whose weights of the first pixel start at zero and never get a gradient:
+    that pixel is 0.
+    """
 
     def __init__(self):
         super().__init__()
@@ -189,7 +201,9 @@ def test_fedobp_with_q_0_is_local_only_where_the_least_score_is_zero(backend, fe
     dead, net = replace(federation, x=x, mean=(0.0,)), Net(Dead())
     local_only = trajectory(LocalOnly(), net, dead, engine=backend)
     method = FedOBP(q=0.0)
-    for state, expected in zip(trajectory(method, net, dead, engine=backend), local_only, strict=True):
+    for state, expected in zip(
+        trajectory(method, net, dead, engine=backend), local_only, strict=True
+    ):
         assert_same(state.clients["model"], expected.clients["model"])
         for client in EVERYONE:
             assert_same(personal(method, state, client), row(expected.clients["model"], client))
@@ -235,13 +249,18 @@ def test_scope_tensor_has_the_same_share_of_every_tensor(net, federation):
 def test_fedobps_masks_shrink_as_q_grows_and_count_n_q(norm, net, federation):
     state = trajectory(FedOBP(q=0.9), net, federation)[-1]
     own, last, total = state.client(0), None, tree.size(net.params)
-    assert len(tree.flat(tree.map(lambda a, b: (a - b).square(), own["model"], state.server)).unique()) > 0.9 * total
+    assert (
+        len(tree.flat(tree.map(lambda a, b: (a - b).square(), own["model"], state.server)).unique())
+        > 0.9 * total
+    )
     for q in (0.0, 0.1, 0.5, 0.77, 0.9, 0.99, 0.999, 1.0):
         mask = tree.flat(FedOBP(q=q, norm=norm).prepare(state.server, own)["mask"])
         assert last is None or not (mask & ~last).any()
         assert mask.sum() <= importance.personal_count(q, total)
         last = mask
-    assert tree.flat(FedOBP(q=0.9).prepare(state.server, own)["mask"]).sum() == importance.personal_count(0.9, total)
+    assert tree.flat(
+        FedOBP(q=0.9).prepare(state.server, own)["mask"]
+    ).sum() == importance.personal_count(0.9, total)
 
 
 def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
@@ -250,7 +269,9 @@ def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
     for client in EVERYONE:
         kept = state.client(client)
         mask = tree.flat(method.prepare(state.server, kept)["mask"])
-        merged, own, shared = (tree.flat(t) for t in (personal(method, state, client), kept["model"], state.server))
+        merged, own, shared = (
+            tree.flat(t) for t in (personal(method, state, client), kept["model"], state.server)
+        )
         assert torch.equal(merged[mask], own[mask])
         assert torch.equal(merged[~mask], shared[~mask])
         scores = (own - shared).square()
@@ -262,7 +283,9 @@ def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
     state = trajectory(method, net, federation, engine=backend)[-1]
     assert set(state.clients["model"]) == set(HEAD)
     merged = personal(method, state, 0)
-    assert [name for name in merged if not torch.equal(merged[name], state.server[name])] == list(HEAD)
+    assert [name for name in merged if not torch.equal(merged[name], state.server[name])] == list(
+        HEAD
+    )
     mask = method.prepare(state.server, state.client(0))["mask"]
     assert tree.flat(mask).sum() == importance.personal_count(0.5, 65)
 
@@ -277,7 +300,9 @@ def test_a_vanishing_ema_is_none(score, backend, net, federation):
 
 
 def test_ema_over_three_rounds_by_hand(backend, net, federation):
-    """S = I at the first participation, then (1 - a) I + a S; it stands still in rounds without the client."""
+    """S = I at the first participation, then (1 - a) I + a S; it stands still in rounds without the
+    client.
+    """
     method, cohorts = FedOBP(q=0.8, ema=0.3), [[0, 1, 2], [0, 1], [0, 2], [0, 1, 2]]
     states = trajectory(method, net, federation, cohorts, engine=backend)
     average = {}
@@ -285,21 +310,29 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
         for i in cohort:
             own, shared = row(states[t].clients["model"], i), states[t].server
             now = {k: (own[k].double() - shared[k].double()) ** 2 for k in own}
-            average[i] = {k: 0.7 * now[k] + 0.3 * average[i][k] for k in own} if i in average else now
+            average[i] = (
+                {k: 0.7 * now[k] + 0.3 * average[i][k] for k in own} if i in average else now
+            )
         for i in average:
             kept = row(states[t + 1].clients["average"], i)
-            assert_close(kept, {k: leaf.float() for k, leaf in average[i].items()}, atol=1e-12, rtol=1e-4)
+            assert_close(
+                kept, {k: leaf.float() for k, leaf in average[i].items()}, atol=1e-12, rtol=1e-4
+            )
     assert states[-1].client(range(10))["participated"].tolist() == [True] * 3 + [False] * 7
     # What the last round started from was chosen by the average, not by the score alone.
     chosen = importance.above_quantile({k: leaf.float() for k, leaf in average[0].items()}, 0.8)
     prepared = method.prepare(states[-2].server, states[-2].client(0))
-    assert (tree.flat(chosen) != tree.flat(prepared["mask"])).sum() <= 2  # rounding next to the threshold
+    assert (
+        tree.flat(chosen) != tree.flat(prepared["mask"])
+    ).sum() <= 2  # rounding next to the threshold
     off = FedOBP(q=0.8).prepare(states[-2].server, states[-2].client(0))["mask"]
     assert (tree.flat(off) != tree.flat(prepared["mask"])).sum() > 2
 
 
 def test_ema_is_what_each_tensors_quantile_is_taken_of():
-    """With a = 0.75 past scores of tensor a outvote present ones; tensor b, whose scores are larger, has its own."""
+    """With a = 0.75 past scores of tensor a outvote present ones; tensor b, whose scores are
+    larger, has its own.
+    """
     server = {"a": torch.zeros(3), "b": torch.zeros(3)}
     client = {
         "model": {"a": torch.tensor([2.0, 1.0, 0.0]), "b": torch.tensor([10.0, 0.0, 0.0])},
@@ -308,18 +341,35 @@ def test_ema_is_what_each_tensors_quantile_is_taken_of():
     }
     method = FedOBP(q=0.5, scope="tensor", ema=0.75)
     prepared = method.prepare(server, client)
-    assert_close(prepared["average"], {"a": torch.tensor([1.0, 2.5, 4.5]), "b": torch.tensor([25.0, 300.0, 0.0])})
-    assert_same(prepared["mask"], {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, False])})
-    first = method.prepare(server, {**client, "participated": torch.tensor(False)})  # whose past does not count
-    assert_close(first["average"], {"a": torch.tensor([4.0, 1.0, 0.0]), "b": torch.tensor([100.0, 0.0, 0.0])})
-    assert_same(first["mask"], {"a": torch.tensor([True, False, False]), "b": torch.tensor([True, False, False])})
+    assert_close(
+        prepared["average"],
+        {"a": torch.tensor([1.0, 2.5, 4.5]), "b": torch.tensor([25.0, 300.0, 0.0])},
+    )
+    assert_same(
+        prepared["mask"],
+        {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, False])},
+    )
+    first = method.prepare(
+        server, {**client, "participated": torch.tensor(False)}
+    )  # whose past does not count
+    assert_close(
+        first["average"], {"a": torch.tensor([4.0, 1.0, 0.0]), "b": torch.tensor([100.0, 0.0, 0.0])}
+    )
+    assert_same(
+        first["mask"],
+        {"a": torch.tensor([True, False, False]), "b": torch.tensor([True, False, False])},
+    )
 
 
 @pytest.mark.parametrize("score", ["obp", "obp_as_published"])
-def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_most(score, backend, net, federation):
+def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_most(
+    score, backend, net, federation
+):
     method = FedOBP(q=0.9, score=score)
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
-    merged, initial, shared = (tree.flat(t) for t in (personal(method, state, UNSEEN), net.params, state.server))
+    merged, initial, shared = (
+        tree.flat(t) for t in (personal(method, state, UNSEEN), net.params, state.server)
+    )
     fallen = merged != shared
     assert fallen.sum() == importance.personal_count(0.9, len(merged))
     assert torch.equal(merged[fallen], initial[fallen])
@@ -368,7 +418,9 @@ def fisher_by_hand(federation, client, params, batch: bool):
 def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, large):
     state = trajectory(FedOBP(q=0.9, score=score), net, large, [[0, 1, 2]], engine=backend)[-1]
     for client in range(3):
-        expected = fisher_by_hand(large, client, row(state.clients["model"], client), score == "fisher_batch")
+        expected = fisher_by_hand(
+            large, client, row(state.clients["model"], client), score == "fisher_batch"
+        )
         assert_close(row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
 
 
@@ -376,7 +428,9 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
     method = FedOBP(q=0.9, score="fisher", classifier_only=True)
     part = participate(method, net, large, begin(method, net, 3, CPU), [1], engine=backend)
     expected = fisher_by_hand(large, 1, row(part.uploads, 0), batch=False)
-    assert_close(row(part.clients["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4)
+    assert_close(
+        row(part.clients["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4
+    )
 
 
 # FedPer
@@ -390,14 +444,18 @@ def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend
     for leaf in head.values():
         leaf[2] += 1
     other = given(state, {"head": head})
-    a, b = (participate(method, net, federation, s, COHORTS[1], engine=backend) for s in (state, other))
+    a, b = (
+        participate(method, net, federation, s, COHORTS[1], engine=backend) for s in (state, other)
+    )
     for k, client in enumerate(COHORTS[1]):
         assert bool(differing(row(a.clients, k), row(b.clients, k))) == (client == 2)
 
 
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
 def test_more_layers_than_the_network_has_are_refused(method, net):
-    with pytest.raises(FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"):
+    with pytest.raises(
+        FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"
+    ):
         begin(method, net, 10, CPU)
 
 
@@ -451,13 +509,16 @@ def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, feder
 # Learning at all
 
 
-@pytest.mark.parametrize("method", sampled([FedOBP(q=0.9), FedAvg(), FedPer(), Ditto(), LocalOnly()], 5), ids=str)
+@pytest.mark.parametrize(
+    "method", sampled([FedOBP(q=0.9), FedAvg(), FedPer(), Ditto(), LocalOnly()], 5), ids=str
+)
 def test_everybody_learns_this_easy_task(method):
     federation, net = federate((60,) * 4, (40,) * 4), tiny()
     states = trajectory(method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2))
     runner = make(Engine("loop"), net, CPU)
     first, last = (
-        runner.evaluate(method, federation, state, [0, 1, 2, 3]).correct.sum() for state in (states[0], states[-1])
+        runner.evaluate(method, federation, state, [0, 1, 2, 3]).correct.sum()
+        for state in (states[0], states[-1])
     )
     assert last > 110
     assert last > first + 40

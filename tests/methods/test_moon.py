@@ -27,7 +27,9 @@ from tests.conftest import (
 )
 
 UNSEEN = 7  # until round 3
-BATCH = Batch(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 5)
+BATCH = Batch(
+    torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 5
+)
 YES = torch.tensor(True)
 
 
@@ -47,14 +49,18 @@ def apart(net, seed):
 
 
 def test_who_trains_first_has_no_contrast(backend, net, federation):
-    """Bit for bit, in any round; client 7 is first sampled in the third, 2 has trained before the second."""
+    """Bit for bit, in any round; client 7 is first sampled in the third, 2 has trained before the
+    second.
+    """
     states = trajectory(Moon(mu=5.0), net, federation, engine=backend)
     fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)
     (assert_same if backend == "loop" else assert_close)(states[1].server, fedavg[1].server)
     assert differing(states[2].server, fedavg[2].server)
     fresh = dataclasses.replace(begin(FedAvg(), net, 10, CPU), server=states[2].server)
     part = participate(Moon(mu=5.0), net, federation, states[2], [UNSEEN, 9], engine=backend)
-    plain = participate(FedAvg(), net, federation, dataclasses.replace(fresh, round=2), [UNSEEN, 9], engine=backend)
+    plain = participate(
+        FedAvg(), net, federation, dataclasses.replace(fresh, round=2), [UNSEEN, 9], engine=backend
+    )
     assert_same(part.uploads, plain.uploads)
 
 
@@ -64,7 +70,9 @@ def test_the_contrast_is_the_formula(net):
     def z(weights):
         return net.bind({}).features(weights, BATCH.x)[1]
 
-    near, far = ((z(params) * z(p)).sum(1) / z(params).norm(dim=1) / z(p).norm(dim=1) for p in (shared, last))
+    near, far = (
+        (z(params) * z(p)).sum(1) / z(params).norm(dim=1) / z(p).norm(dim=1) for p in (shared, last)
+    )
     wanted = -((near / 0.2).exp() / ((near / 0.2).exp() + (far / 0.2).exp())).log()
     assert wanted.std() > 0.1
     assert_close(contrast(net, params, shared, last, mu=3.0, tau=0.2), 3 * wanted.mean(), atol=1e-5)
@@ -72,10 +80,17 @@ def test_the_contrast_is_the_formula(net):
 
 def test_equal_references_pull_nowhere(net):
     """Log 2 for every sample; one client, whose last model is the global one, is FedAvg."""
-    assert_close(contrast(net, apart(net, 0), apart(net, 1), apart(net, 1)), torch.tensor(math.log(2)))
-    for leaf in tree.leaves(grad(lambda p: contrast(net, p, apart(net, 1), apart(net, 1)))(apart(net, 0))):
+    assert_close(
+        contrast(net, apart(net, 0), apart(net, 1), apart(net, 1)), torch.tensor(math.log(2))
+    )
+    for leaf in tree.leaves(
+        grad(lambda p: contrast(net, p, apart(net, 1), apart(net, 1)))(apart(net, 0))
+    ):
         assert leaf.abs().max() < 1e-6
-    own, fedavg = (trajectory(m, net, federate((40,), (8,)), [[0]] * 3)[-1].server for m in (Moon(mu=5.0), FedAvg()))
+    own, fedavg = (
+        trajectory(m, net, federate((40,), (8,)), [[0]] * 3)[-1].server
+        for m in (Moon(mu=5.0), FedAvg())
+    )
     assert_close(own, fedavg, atol=1e-5)
 
 
@@ -118,7 +133,9 @@ def test_the_last_model_is_the_clients_last_upload(backend, net, federation):
     part = participate(Moon(), net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         assert_same(row(states[2].clients["last"], client), row(part.uploads, k))
-    assert_same(states[3].client(2)["last"], states[2].client(2)["last"])  # did not train in round 3
+    assert_same(
+        states[3].client(2)["last"], states[2].client(2)["last"]
+    )  # did not train in round 3
     assert_same(states[2].client(UNSEEN)["last"], net.params)
 
 
@@ -127,10 +144,14 @@ def test_references_are_judged_by_their_own_statistics(backend, federation):
     net = tiny(norm=True)
     state = trajectory(Moon(mu=5.0), net, federation, COHORTS[:2], engine=backend)[-1]
     held = state.client_buffers["last"]
-    assert held["norm.num_batches_tracked"].tolist()[1:3] == [6, 8]  # 4 received, and two epochs of 1 and 2 batches
+    assert held["norm.num_batches_tracked"].tolist()[1:3] == [
+        6,
+        8,
+    ]  # 4 received, and two epochs of 1 and 2 batches
     moved = {"last": {**held, "norm.running_mean": held["norm.running_mean"] + 1}}
     one, other = (
-        participate(Moon(mu=5.0), net, federation, s, [2], engine=backend) for s in (state, given(state, buffers=moved))
+        participate(Moon(mu=5.0), net, federation, s, [2], engine=backend)
+        for s in (state, given(state, buffers=moved))
     )
     assert differing(one.uploads, other.uploads)
 

@@ -48,21 +48,28 @@ def test_a_plan_numbers_the_neurons_through():
 )
 def test_kept(width, rounding, expected):
     kept = neurons.kept(PLAN, share(width), rounding)
-    assert (kept[:4].unique().tolist(), kept[4:].unique().tolist()) == ([expected[0]], [expected[1]])
+    assert (kept[:4].unique().tolist(), kept[4:].unique().tolist()) == (
+        [expected[0]],
+        [expected[1]],
+    )
 
 
 @pytest.mark.parametrize("hundredths", range(1, 101))
 def test_exact_shares_are_not_rounded_away(hundredths):
     plan = {"width": torch.full((100,), 100)}
     for rounding in ("floor", "ceil", "round"):
-        assert neurons.kept(plan, share(hundredths / 100), rounding).unique().tolist() == [hundredths]
+        assert neurons.kept(plan, share(hundredths / 100), rounding).unique().tolist() == [
+            hundredths
+        ]
 
 
 def test_prefix_and_window():
     assert chosen(neurons.prefix(PLAN, share(0.5))) == ([0, 1], [0, 1, 2, 3, 4, 5])
     shifted = neurons.window(PLAN, share(0.5), torch.tensor(3))
     assert chosen(shifted) == ([0, 3], [3, 4, 5, 6, 7, 8])
-    assert torch.equal(neurons.window(PLAN, share(0.3), torch.tensor(0)), neurons.prefix(PLAN, share(0.3)))
+    assert torch.equal(
+        neurons.window(PLAN, share(0.3), torch.tensor(0)), neurons.prefix(PLAN, share(0.3))
+    )
 
 
 def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
@@ -78,7 +85,9 @@ def test_top_over_many_clients_at_once():
     together = torch.func.vmap(lambda s, w: neurons.top(PLAN, w, s))(score, widths)
     for i in range(7):
         assert torch.equal(together[i], neurons.top(PLAN, widths[i], score[i]))
-        by_hand = sorted(range(4), key=lambda j, i=i: -score[i, j])[: max(1, int(widths[i] * 4 + 1e-9))]
+        by_hand = sorted(range(4), key=lambda j, i=i: -score[i, j])[
+            : max(1, int(widths[i] * 4 + 1e-9))
+        ]
         assert chosen(together[i])[0] == sorted(by_hand)
 
 
@@ -89,7 +98,9 @@ def test_entries_between_active_neurons_by_hand():
     for name, leaf in NET.params.items():
         assert masks[name].shape == leaf.shape
     assert masks["conv.weight"][:, 0, 0, 0].tolist() == [False, True, False, True]
-    assert masks["norm.weight"].tolist() == masks["conv.bias"].tolist() == [False, True, False, True]
+    assert (
+        masks["norm.weight"].tolist() == masks["conv.bias"].tolist() == [False, True, False, True]
+    )
     columns = [j // 9 in (1, 3) for j in range(36)]
     assert masks["fc.weight"][5].tolist() == masks["fc.weight"][0].tolist() == columns
     assert not masks["fc.weight"][[i for i in range(12) if i not in (0, 5)]].any()

@@ -64,9 +64,13 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
-@pytest.mark.parametrize("method", [LGFedAvg(), FedBN(), LocalOnly()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method", [LGFedAvg(), FedBN(), LocalOnly()], ids=lambda method: type(method).__name__
+)
 def test_statistics_of_batch_normalisation_stay_with_the_client(method, backend, federation):
-    """After the first round they are those of the client's own training, which does not depend on who else plays."""
+    """After the first round they are those of the client's own training, which does not depend on
+    who else plays.
+    """
     net = tiny(norm=True)
     state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
     assert not state.server_buffers.get("main")
@@ -86,10 +90,16 @@ def test_fedrep_without_body_epochs_keeps_the_body(backend, net, federation):
 
 
 def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation):
-    """Momentum and weight decay too: phase 1 alone leaves the body, phase 2 leaves the head that phase 1 made."""
+    """Momentum and weight decay too: phase 1 alone leaves the body, phase 2 leaves the head that
+    phase 1 made.
+    """
     state = begin(FedRep(), net, 10, CPU)
-    first = participate(FedRep(head_epochs=1, body_epochs=0), net, federation, state, [0, 2, 3], engine=backend)
-    both = participate(FedRep(head_epochs=1, body_epochs=1), net, federation, state, [0, 2, 3], engine=backend)
+    first = participate(
+        FedRep(head_epochs=1, body_epochs=0), net, federation, state, [0, 2, 3], engine=backend
+    )
+    both = participate(
+        FedRep(head_epochs=1, body_epochs=1), net, federation, state, [0, 2, 3], engine=backend
+    )
     assert_same(first.uploads, tree.repeat(body(net.params), 3))
     assert_same(first.clients["own"], both.clients["own"])
     assert differing(both.uploads, first.uploads)
@@ -107,8 +117,8 @@ def test_fedbabus_head_never_moves(backend, net, federation):
     ids=str,
 )
 def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federation):
-    """FedRep retrains the head (arXiv:2102.07078), FedBABU what it is told. Seen through a method whose predictions are
-    asked for after fine-tuning.
+    """FedRep retrains the head (arXiv:2102.07078), FedBABU what it is told. Seen through a method
+    whose predictions are asked for after fine-tuning.
     """
     seen = []
 
@@ -121,9 +131,14 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
     method = Watched(**dataclasses.asdict(base))
     state = played(base)[-1]
     kept, client = tree.clone(state.server), state.client(2)
-    make(LOOP, net, CPU).evaluate(method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3)))
+    make(LOOP, net, CPU).evaluate(
+        method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3))
+    )
     moved = {path.strip("/") for path in differing(seen[-1], method._begin(state.server, client))}
-    assert moved == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
+    assert (
+        moved
+        == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
+    )
     assert_same(state.server, kept)
 
 
@@ -144,12 +159,18 @@ def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
     for t, cohort in enumerate(COHORTS):
         for client in set(range(10)) - set(cohort):
             for kept in ("clients", "client_buffers"):
-                assert_same(row(getattr(states[t], kept), client), row(getattr(states[t + 1], kept), client))
+                assert_same(
+                    row(getattr(states[t], kept), client), row(getattr(states[t + 1], kept), client)
+                )
 
 
 def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
-    batch, group = (models.build("resnet8", (1, 28, 28), 10, 0, norm=norm) for norm in ("batch", "group"))
-    assert len(FedBN()._personal(batch.parts)) == 2 * 9  # seven in the blocks' paths and stem, two projections
+    batch, group = (
+        models.build("resnet8", (1, 28, 28), 10, 0, norm=norm) for norm in ("batch", "group")
+    )
+    assert (
+        len(FedBN()._personal(batch.parts)) == 2 * 9
+    )  # seven in the blocks' paths and stem, two projections
     assert FedBN()._personal(group.parts) == ()
     assert group.parts.normalisation
 
@@ -158,7 +179,9 @@ def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
 
 
 def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not(backend, net, federation):
-    """The pull is zero at the model received; a reference to the live parameters would keep it zero."""
+    """The pull is zero at the model received; a reference to the live parameters would keep it
+    zero.
+    """
     one = Local(epochs=1, batch_size=512, lr=0.05)
     for local, same in ((one, True), (dataclasses.replace(one, epochs=2), False)):
         prox, plain = (
@@ -180,7 +203,9 @@ def test_more_pull_keeps_clients_nearer(net, federation):
 
 
 def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, federation):
-    """W - lr (g + mu (w - r)) = r - lr g(w): the second step's result lies one gradient from the model received."""
+    """W - lr (g + mu (w - r)) = r - lr g(w): the second step's result lies one gradient from the
+    model received.
+    """
     local = Local(epochs=2, batch_size=512, lr=0.05)
     once = dataclasses.replace(local, epochs=1)
     state = begin(FedAvg(), net, 10, CPU)
@@ -188,11 +213,15 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
     after_two = participate(FedProx(mu=20.0), net, federation, state, [2], local=local).uploads
     there = dataclasses.replace(state, server=tree.take(after_one, 0))
     step = participate(FedAvg(), net, federation, there, [2], local=once).uploads
-    expected = tree.map(lambda r, w, moved: r - (w - moved), net.params, tree.take(after_one, 0), tree.take(step, 0))
+    expected = tree.map(
+        lambda r, w, moved: r - (w - moved), net.params, tree.take(after_one, 0), tree.take(step, 0)
+    )
     assert_close(tree.take(after_two, 0), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", sampled([LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)], 3), ids=repr)
+@pytest.mark.parametrize(
+    "method", sampled([LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)], 3), ids=repr
+)
 def test_they_learn(method, net, federation):
     """Each beats its own beginning on what clients have seen."""
     _, outcomes = rounds(method, net, federation, COHORTS[:1] * 6)

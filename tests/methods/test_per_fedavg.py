@@ -50,7 +50,9 @@ def equal():
 
 
 def second_halves(federation, t):
-    """The federation whose clients have the second minibatch of every pair alone, and draw them in that order."""
+    """The federation whose clients have the second minibatch of every pair alone, and draw them in
+    that order.
+    """
     own = []
     for client, rows in enumerate(federation.train):
         drawn = Draws(0, "train", t)
@@ -70,26 +72,37 @@ def test_without_inner_step_it_is_fedavg_on_every_second_minibatch(norm, backend
     """The statistics too, which the first minibatches do not touch."""
     net, local = tiny(norm), Local(epochs=1, batch_size=32, lr=0.05)
     method = PerFedAvg(inner_lr=0.0, outer_lr=local.lr)
-    own = trajectory(method, net, equal, [FOUR], engine=backend, local=replace(local, lr=9.0, momentum=0.5))[-1]
+    own = trajectory(
+        method, net, equal, [FOUR], engine=backend, local=replace(local, lr=9.0, momentum=0.5)
+    )[-1]
     halves = second_halves(equal, 1)
     assert len(halves.train[0]) == 64
     shared = trajectory(FedAvg(), net, halves, [FOUR], engine=backend, local=local)[-1]
     assert_same(own, shared)
     other = trajectory(FO, net, equal, [FOUR], engine=backend, local=local)[-1]
-    assert len(differing(other.server, shared.server)) >= len(net.params) - norm  # which cancels a bias
+    assert (
+        len(differing(other.server, shared.server)) >= len(net.params) - norm
+    )  # which cancels a bias
 
 
 def test_without_inner_step_both_versions_are_one(backend, net):
     """With three minibatches an epoch: the first order skips the last, which is the second's D''."""
     federation = federate((96,) * 4, (8,) * 4)
     fo, hf = (
-        trajectory(PerFedAvg(v, inner_lr=0.0, outer_lr=0.05), net, federation, [FOUR, [0, 2]], engine=backend)[-1]
+        trajectory(
+            PerFedAvg(v, inner_lr=0.0, outer_lr=0.05),
+            net,
+            federation,
+            [FOUR, [0, 2]],
+            engine=backend,
+        )[-1]
         for v in ("fo", "hf")
     )
     assert_same(fo, hf)
     assert differing(fo.server, net.params)
     fo, hf = (
-        trajectory(replace(FO, version=v), net, federation, [FOUR, [0, 2]], engine=backend)[-1] for v in ("fo", "hf")
+        trajectory(replace(FO, version=v), net, federation, [FOUR, [0, 2]], engine=backend)[-1]
+        for v in ("fo", "hf")
     )
     assert differing(fo.server, hf.server)
 
@@ -97,9 +110,14 @@ def test_without_inner_step_both_versions_are_one(backend, net):
 @VERSIONS
 def test_without_outer_step_the_model_never_moves(method, backend, net, equal):
     assert_same(
-        trajectory(replace(method, outer_lr=0.0), net, equal, [FOUR] * 2, engine=backend)[-1].server, net.params
+        trajectory(replace(method, outer_lr=0.0), net, equal, [FOUR] * 2, engine=backend)[
+            -1
+        ].server,
+        net.params,
     )
-    assert differing(trajectory(method, net, equal, [FOUR] * 2, engine=backend)[-1].server, net.params)
+    assert differing(
+        trajectory(method, net, equal, [FOUR] * 2, engine=backend)[-1].server, net.params
+    )
 
 
 # The step
@@ -127,7 +145,9 @@ def test_both_versions_are_exact_on_a_quadratic(delta):
     batches = (Batch(torch.zeros(1), torch.zeros(1)),) * 3
     for version, direction in (("fo", first_order), ("hf", second_order)):
         method = PerFedAvg(version, alpha, beta, delta)
-        end, _ = method._step({}, {}, Quadratic(curvature, centre), {"w": w}, batches[: MINIBATCHES[version]])
+        end, _ = method._step(
+            {}, {}, Quadratic(curvature, centre), {"w": w}, batches[: MINIBATCHES[version]]
+        )
         assert_close(end["w"], w - beta * direction, atol=1e-9, rtol=0)
     assert (second_order - first_order).abs().max() > 0.1
 
@@ -136,7 +156,9 @@ def test_a_first_order_step_by_hand(backend, net, federation):
     """Client 0: 40 samples, minibatches of 32 and 8."""
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.5)
     state = begin(method, net, 10, CPU)
-    part = participate(method, net, federation, state, [0], engine=backend, local=replace(LOCAL, epochs=1))
+    part = participate(
+        method, net, federation, state, [0], engine=backend, local=replace(LOCAL, epochs=1)
+    )
     first, second = Draws(0, "train", 1).order(0, "main", 0, 40).split(32)
     adapted = descended(net.params, federation, 0, [first], 0.3)
     end = {k: net.params[k] - 0.5 * g for k, g in gradients(adapted, federation, 0, second).items()}
@@ -147,13 +169,17 @@ def test_a_first_order_step_by_hand(backend, net, federation):
 def loss_of(params, federation, client, rows):
     module, samples = Tiny(), federation.train[client][rows]
     module.load_state_dict(params)
-    return F.cross_entropy(module(federation.normalize(federation.x[samples])), federation.y[samples])
+    return F.cross_entropy(
+        module(federation.normalize(federation.x[samples])), federation.y[samples]
+    )
 
 
 def gradients(params, federation, client, rows):
     module, samples = Tiny(), federation.train[client][rows]
     module.load_state_dict(params)
-    F.cross_entropy(module(federation.normalize(federation.x[samples])), federation.y[samples]).backward()
+    F.cross_entropy(
+        module(federation.normalize(federation.x[samples])), federation.y[samples]
+    ).backward()
     return {name: p.grad for name, p in module.named_parameters()}
 
 
@@ -166,12 +192,22 @@ def descended(params, federation, client, minibatches, length):
 
 @pytest.mark.parametrize(("method", "norm"), sampled([(HF, True), (FO, True), (HF, False)], 3))
 def test_backends_agree_with_three_minibatches_and_more(method, norm, federation):
-    """Where the last ones are short, and the contract's clients have too few for a Hessian-vector product."""
+    """Where the last ones are short, and the contract's clients have too few for a Hessian-vector
+    product.
+    """
     net = tiny(norm)
     state = begin(method, net, 10, CPU)
     for cohort in COHORTS:
         loop, batched = (
-            play(make(Engine(b), net, CPU), method, federation, copy.deepcopy(state), cohort, SMALL, 0)[0]
+            play(
+                make(Engine(b), net, CPU),
+                method,
+                federation,
+                copy.deepcopy(state),
+                cohort,
+                SMALL,
+                0,
+            )[0]
             for b in BACKENDS
         )
         assert_close(loop, batched, atol=1e-5 if norm else 2e-6, rtol=1e-3 if norm else 1e-4)
@@ -182,7 +218,9 @@ def test_backends_agree_with_three_minibatches_and_more(method, norm, federation
 @VERSIONS
 def test_sgds_learning_rate_momentum_and_decay_have_no_part(method, backend, net, federation):
     other = replace(SMALL, lr=0.7, momentum=0.0, weight_decay=0.1)
-    assert_same(played(method, backend), trajectory(method, net, federation, engine=backend, local=other))
+    assert_same(
+        played(method, backend), trajectory(method, net, federation, engine=backend, local=other)
+    )
 
 
 @VERSIONS
@@ -197,9 +235,13 @@ def test_a_client_with_too_few_minibatches_trains_nothing(method, backend, net, 
 
 
 def test_the_mean_is_uniform(backend, net, federation):
-    part = participate(FO, net, federation, begin(FO, net, 10, CPU), COHORTS[0], engine=backend, local=SMALL)
+    part = participate(
+        FO, net, federation, begin(FO, net, 10, CPU), COHORTS[0], engine=backend, local=SMALL
+    )
     state = played(FO, backend)[1]
-    assert_close(state.server, tree.map(lambda leaf: leaf.double().mean(0).float(), part.uploads), atol=1e-7)
+    assert_close(
+        state.server, tree.map(lambda leaf: leaf.double().mean(0).float(), part.uploads), atol=1e-7
+    )
 
 
 @VERSIONS
@@ -209,14 +251,18 @@ def test_statistics_move_once_a_step(method, backend, equal):
     state = trajectory(method, net, equal, [[0]], engine=backend, local=local)[-1]
     steps = 2 * (2 if method is FO else 1)
     assert state.server_buffers["main"]["norm.num_batches_tracked"] == steps
-    assert differing(state.server_buffers["main"]["norm.running_mean"], net.buffers["norm.running_mean"])
+    assert differing(
+        state.server_buffers["main"]["norm.running_mean"], net.buffers["norm.running_mean"]
+    )
 
 
 # Adaptation
 
 
 def judged(method, net, federation, state, backend, tuning=None, before=None):
-    return make(Engine(backend), net, CPU).evaluate(method, federation, state, EVERYONE, tuning, before)
+    return make(Engine(backend), net, CPU).evaluate(
+        method, federation, state, EVERYONE, tuning, before
+    )
 
 
 @VERSIONS
@@ -230,7 +276,8 @@ def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, 
     assert differing(tuned, judged(FedAvg(), net, federation, state, backend, Tuning(LOCAL, draws)))
     still = replace(method, inner_lr=0.0)
     tuned, kept_still = (
-        judged(still, net, federation, state, backend, tuning) for tuning in (Tuning(LOCAL, draws), None)
+        judged(still, net, federation, state, backend, tuning)
+        for tuning in (Tuning(LOCAL, draws), None)
     )
     assert_close(tuned, kept_still, atol=1e-5)  # another memory layout
     assert_same(state, kept)
@@ -239,7 +286,10 @@ def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, 
 def test_without_adaptation_the_meta_model_is_judged(backend, net, federation):
     state = played(FO, backend, LOCAL)[-1]
     assert_same(FO.personal(state.server, state.client(0)), state.server)
-    assert_same(judged(FO, net, federation, state, backend), judged(FedAvg(), net, federation, state, backend))
+    assert_same(
+        judged(FO, net, federation, state, backend),
+        judged(FedAvg(), net, federation, state, backend),
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -257,18 +307,28 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
         model = descended(state.server, federation, client, minibatches, 0.4)
         rows = federation.test[client]
         logits = net.bind({})(model, federation.normalize(federation.x[rows]))
-        assert_close(losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=2e-5)
+        assert_close(
+            losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=2e-5
+        )
     alone = make(Engine(backend), net, CPU).evaluate(
-        method, replace(federation, test=federation.test[::-1]), state, [9], before=Tuning(LOCAL, draws)
+        method,
+        replace(federation, test=federation.test[::-1]),
+        state,
+        [9],
+        before=Tuning(LOCAL, draws),
     )
-    meta = make(Engine(backend), net, CPU).evaluate(FO, replace(federation, test=federation.test[::-1]), state, [9])
+    meta = make(Engine(backend), net, CPU).evaluate(
+        FO, replace(federation, test=federation.test[::-1]), state, [9]
+    )
     assert_same(alone, meta)
     assert alone.total.tolist() == [10]
 
 
 def test_one_step_is_fine_tuning_for_an_epoch_of_one_minibatch(backend, net, federation):
     state = played(FO, backend, LOCAL)[-1]
-    tuned = judged(FO, net, federation, state, backend, Tuning(Local(1, 512, 9.0), Draws(0, "finetune", 3)))
+    tuned = judged(
+        FO, net, federation, state, backend, Tuning(Local(1, 512, 9.0), Draws(0, "finetune", 3))
+    )
     adapting = Tuning(Local(1, 512, 9.0), Draws(0, "adapt", 3))
     adapted = judged(replace(FO, adapt_steps=1), net, federation, state, backend, before=adapting)
     assert_close(adapted.loss, tuned.loss, atol=1e-5)

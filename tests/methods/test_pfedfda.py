@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fedpfl import models
 from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground.traffic import count
 from fedpfl.methods import Data, PFedFDA, Shard
 from fedpfl.methods.shared.gaussian import class_means, frequencies, lda, packed, unpacked
@@ -65,7 +65,9 @@ def test_lda_is_bayes_rule_for_gaussians():
     shrunk = (1 - 1e-4) * cov + 1e-4 * cov.trace() / 12 * torch.eye(12, dtype=torch.float64)
     likelihood = [torch.distributions.MultivariateNormal(m, shrunk).log_prob(z) for m in mean]
     posterior = (torch.stack(likelihood, 1) + prior.log()).softmax(1)
-    assert_close({"": logits(z, lda(mean, cov, prior, 1e-4)).softmax(1)}, {"": posterior}, atol=1e-10)
+    assert_close(
+        {"": logits(z, lda(mean, cov, prior, 1e-4)).softmax(1)}, {"": posterior}, atol=1e-10
+    )
 
 
 def test_a_common_shift_of_means_and_features_moves_logits_by_a_constant():
@@ -99,13 +101,19 @@ def test_beta_of_one_is_local_and_of_zero_global(value):
 @pytest.mark.parametrize(("seed", "single"), [(0, False), (1, False), (2, True), (3, True)])
 def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
     z, y, prior, mean, cov = problem(seed=seed)
-    beta = PFedFDA(single_beta=single)._search(z, y, prior, mean, cov, torch.zeros(2, dtype=torch.float64))
+    beta = PFedFDA(single_beta=single)._search(
+        z, y, prior, mean, cov, torch.zeros(2, dtype=torch.float64)
+    )
     value = objective(z, y, prior, mean, cov, 2)
     least = value(beta)
     assert ((beta >= 0) & (beta <= 1)).all()
     assert not single or beta[0] == beta[1]
     assert least < value(torch.full((2,), 0.5, dtype=torch.float64))
-    steps = [(0.02, 0.02), (-0.02, -0.02)] if single else [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
+    steps = (
+        [(0.02, 0.02), (-0.02, -0.02)]
+        if single
+        else [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
+    )
     for step in steps:
         near = (beta + torch.tensor(step, dtype=torch.float64)).clamp(0, 1)
         assert value(near) >= least - 1e-6 * least.abs()
@@ -113,7 +121,9 @@ def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
 
 def test_without_a_class_of_enough_samples_beta_is_zero():
     z, _, prior, mean, cov = problem(samples=4)
-    found = PFedFDA(folds=3)._search(z, torch.tensor([0, 0, 1, 2]), prior, mean, cov, torch.full((2,), 0.7))
+    found = PFedFDA(folds=3)._search(
+        z, torch.tensor([0, 0, 1, 2]), prior, mean, cov, torch.full((2,), 0.7)
+    )
     assert found.tolist() == [0, 0]
 
 
@@ -140,19 +150,25 @@ class Local(PFedFDA):
 
 
 def test_training_takes_a_mean_from_a_single_sample(net):
-    """Unlike judging (the official code's training tests for no number): class 3 has one, class 4 none."""
+    """Unlike judging (the official code's training tests for no number): class 3 has one, class 4
+    none.
+    """
     method = Local()
     server, client = method.init(net.params, net.parts)
     z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
     client |= {"prior": frequencies(y, CLASSES, method.eps)}
     found = method.after_training(server, client, None, net.params, None, {"z": z, "y": y})["mean"]
-    wanted = torch.stack([z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]])
+    wanted = torch.stack(
+        [z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]]
+    )
     assert_close({"": found}, {"": wanted}, atol=1e-6)
 
 
 @pytest.mark.parametrize("folds", [2, 3])
 def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
-    """Class 0 has as many samples as there are folds and class 1 one more: only the latter's mean is the client's."""
+    """Class 0 has as many samples as there are folds and class 1 one more: only the latter's mean
+    is the client's.
+    """
     method = Local(folds=folds)
     server, client = method.init(net.params, net.parts)
     y = torch.tensor([0] * folds + [1] * (folds + 1))
@@ -169,12 +185,16 @@ def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
     assert_close(head, {HEAD[0]: weight.float(), HEAD[1]: bias.float()}, atol=1e-4)
     other = mean.clone()
     other[0] = z[:folds].mean(0)
-    assert (lda(other, cov, frequencies(y, CLASSES, method.eps), method.eps)[0] - weight).abs().max() > 1e-2
+    assert (
+        lda(other, cov, frequencies(y, CLASSES, method.eps), method.eps)[0] - weight
+    ).abs().max() > 1e-2
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():
     z, y, prior, mean, cov = problem(samples=6)  # fewer samples than features: singular
-    got = PFedFDA(cov_reg=0.0)._fit(z, y, prior, {"mean": mean, "cov": packed(cov)}, torch.zeros(2), 1)
+    got = PFedFDA(cov_reg=0.0)._fit(
+        z, y, prior, {"mean": mean, "cov": packed(cov)}, torch.zeros(2), 1
+    )
     assert torch.linalg.eigvalsh(got[1]).min() > 0
 
 
@@ -197,7 +217,9 @@ def test_training_leaves_the_head_alone(backend, net, federation):
     for name in HEAD:
         assert torch.equal(part.uploads["start"][name], part.uploads["end"][name])
     assert not torch.equal(part.uploads["start"]["fc.weight"], part.uploads["end"]["fc.weight"])
-    assert not torch.equal(part.uploads["start"][HEAD[1]][0], part.uploads["start"][HEAD[1]][1])  # own priors
+    assert not torch.equal(
+        part.uploads["start"][HEAD[1]][0], part.uploads["start"][HEAD[1]][1]
+    )  # own priors
 
 
 def test_without_a_step_the_server_stays(backend, net, federation):
@@ -222,7 +244,9 @@ def test_statistics_are_averaged_and_stay_positive_definite(backend, net, federa
 
 
 def test_as_published_statistics_never_move(backend, net, federation):
-    first, *_, last = trajectory(PFedFDA(variant="as_published"), net, federation, COHORTS[:2], engine=backend)
+    first, *_, last = trajectory(
+        PFedFDA(variant="as_published"), net, federation, COHORTS[:2], engine=backend
+    )
     assert_same(last.server["mean"], first.server["mean"])
     assert (first.server["mean"] >= 0).all()
     assert (first.server["mean"] < 1).all()

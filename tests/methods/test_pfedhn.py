@@ -1,4 +1,6 @@
-"""pFedHN (arXiv:2103.04628): FedAvg and Local-Only as limits of the hypernetwork, what a step moves, what travels."""
+"""pFedHN (arXiv:2103.04628): FedAvg and Local-Only as limits of the hypernetwork, what a step
+moves, what travels.
+"""
 
 import dataclasses
 
@@ -35,16 +37,22 @@ def after(method, net, federation, learned, cohort, backend="loop"):
     part = participate(method, net, federation, state, cohort, engine=backend)
     clients = {**part.clients, **state.facts(cohort)}
     weight = torch.full((len(cohort),), 1 / len(cohort))
-    return method.aggregate(state.server, clients, net.bind({}), part.uploads, weight, None)[0]["learned"]
+    return method.aggregate(state.server, clients, net.bind({}), part.uploads, weight, None)[0][
+        "learned"
+    ]
 
 
 def test_one_model_for_all_is_fedavg_with_uniform_weights(backend, net, federation):
-    """Where the maps of h are zero and its last bias is the model, that bias takes the mean of the differences."""
+    """Where the maps of h are zero and its last bias is the model, that bias takes the mean of the
+    differences.
+    """
     method = PFedHN(lr=1.0, **PURE)
     learned = tree.full_like(begin(method, net, 10, CPU).server["learned"], 0.0)
     learned["bias"] = net.params
     end = after(method, net, federation, learned, COHORTS[0], backend)
-    trained = participate(FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), COHORTS[0], engine=backend).uploads
+    trained = participate(
+        FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), COHORTS[0], engine=backend
+    ).uploads
     want = tree.map(lambda leaf: leaf.mean(0), trained)
     assert_close(end["bias"], want, atol=1e-7)
     assert not any(leaf.any() for leaf in tree.leaves(end["mlp"]))
@@ -74,7 +82,9 @@ def test_who_makes_no_step_moves_nothing_but_decay(net, federation):
     method = PFedHN(**PURE | {"weight_decay": 0.1})
     first, last = (own.server["learned"] for own in trajectory(method, net, federation, [[9]]))
     for part in ("mlp", "weight", "bias"):
-        assert_close(last[part], tree.map(lambda leaf: leaf * (1 - 0.01 * 0.1), first[part]), atol=1e-7)
+        assert_close(
+            last[part], tree.map(lambda leaf: leaf * (1 - 0.01 * 0.1), first[part]), atol=1e-7
+        )
     assert_same(last["v"][:9], first["v"][:9])
     assert differing(last["v"][9], first["v"][9])
 
@@ -104,17 +114,24 @@ def test_a_newcomer_has_the_mean_embedding(net):
     table[0] = table[1:].mean(0)  # which is that of all
     new = made(method, dataclasses.replace(state, members=state.rows), 3)
     assert_close(new, made(method, state, 0), atol=1e-6)
-    assert max(float((new[name] - leaf).abs().max()) for name, leaf in made(method, state, 3).items()) > 1e-3
+    assert (
+        max(float((new[name] - leaf).abs().max()) for name, leaf in made(method, state, 3).items())
+        > 1e-3
+    )
 
 
 def test_a_private_classifier_stays_with_its_client(backend, net, federation):
     method = PFedHN(variant="pc", hidden=6)
     states = trajectory(method, net, federation, engine=backend)
     assert not set(HEAD) & states[0].server["learned"]["bias"].keys()
-    assert_same({name: made(method, states[0], 3)[name] for name in HEAD}, tree.named(net.params, HEAD))
+    assert_same(
+        {name: made(method, states[0], 3)[name] for name in HEAD}, tree.named(net.params, HEAD)
+    )
     for t, cohort in enumerate(COHORTS):
         for client in range(10):
-            changed = differing(row(states[t].clients["head"], client), row(states[t + 1].clients["head"], client))
+            changed = differing(
+                row(states[t].clients["head"], client), row(states[t + 1].clients["head"], client)
+            )
             assert bool(changed) == (client in cohort and TRAIN[client] > 1)
 
 
@@ -130,7 +147,9 @@ def test_of_one_client_both_orders_are_the_same(net, federation):
 def test_a_model_travels_and_the_hypernetwork_never(variant, net, federation):
     method = PFedHN(variant=variant, hidden=6)
     part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0])
-    size = tree.size(net.params) - (tree.size(tree.named(net.params, HEAD)) if variant == "pc" else 0)
+    size = tree.size(net.params) - (
+        tree.size(tree.named(net.params, HEAD)) if variant == "pc" else 0
+    )
     assert part.down.values.tolist() == part.up.values.tolist() == [size] * 5
 
 

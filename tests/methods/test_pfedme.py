@@ -48,12 +48,21 @@ class Quadratic:
         return {k: th[k] - self.centre[k] for k in th}, torch.zeros(())
 
 
-def test_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(backend, net, federation):
+def test_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(
+    backend, net, federation
+):
     """Of one full batch: the received model's, not that of the inner steps after it."""
-    _, (outcome,) = rounds(PFedMe(inner_lr=0.1), net, federation, [[0, 2]], engine=backend, local=PLAIN)
+    _, (outcome,) = rounds(
+        PFedMe(inner_lr=0.1), net, federation, [[0, 2]], engine=backend, local=PLAIN
+    )
     for client, loss in zip((0, 2), outcome.loss, strict=True):
-        x, y = federation.normalize(federation.x[federation.train[client]]), federation.y[federation.train[client]]
-        assert_close({"": loss.float()}, {"": F.cross_entropy(net.bind({})(net.params, x), y)}, atol=1e-5)
+        x, y = (
+            federation.normalize(federation.x[federation.train[client]]),
+            federation.y[federation.train[client]],
+        )
+        assert_close(
+            {"": loss.float()}, {"": F.cross_entropy(net.bind({})(net.params, x), y)}, atol=1e-5
+        )
 
 
 def test_without_a_pull_the_global_model_never_moves(backend, net, federation):
@@ -66,14 +75,20 @@ def test_without_a_pull_the_global_model_never_moves(backend, net, federation):
     assert_same(one.server, net.params)
     state = trajectory(method, net, federation, engine=backend)[-1]
     assert_close(state.server, net.params, atol=0, rtol=1e-6)
-    alone = participate(FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), [2], engine=backend, local=plain)
+    alone = participate(
+        FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), [2], engine=backend, local=plain
+    )
     part = participate(method, net, federation, begin(method, net, 10, CPU), [2], engine=backend)
     assert_same(only(part, "clients")["th"], only(alone, "uploads"))
     assert differing(only(part, "clients")["th"], net.params)
 
 
-def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_lengths(backend, net, federation):
-    part = participate(ONE, net, federation, begin(ONE, net, 10, CPU), [0], engine=backend, local=PLAIN)
+def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_lengths(
+    backend, net, federation
+):
+    part = participate(
+        ONE, net, federation, begin(ONE, net, 10, CPU), [0], engine=backend, local=PLAIN
+    )
     module, rows = Tiny(), federation.train[0]
     module.load_state_dict(net.params)
     F.cross_entropy(module(federation.normalize(federation.x[rows])), federation.y[rows]).backward()
@@ -84,9 +99,13 @@ def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_length
     assert max(tree.leaves(moved)) > 5e-5
 
 
-def test_where_outer_lr_times_lam_is_1_the_global_copy_is_the_private_model(backend, net, federation):
+def test_where_outer_lr_times_lam_is_1_the_global_copy_is_the_private_model(
+    backend, net, federation
+):
     method = PFedMe(lam=20.0, outer_lr=0.05)
-    part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0], engine=backend)
+    part = participate(
+        method, net, federation, begin(method, net, 10, CPU), COHORTS[0], engine=backend
+    )
     assert_close(part.uploads, part.clients["th"], atol=1e-6, rtol=0)
     assert differing(only(part, "uploads"), net.params)
 
@@ -98,7 +117,9 @@ def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
     samples = [TRAIN[i] / total for i in COHORTS[0]]
     for beta, average in itertools.product((0.0, 0.5, 1.0, 2.0), ("uniform", "samples")):
         method = PFedMe(beta=beta, average=average)
-        server, _ = method.aggregate(first.server, part.clients, None, part.uploads, torch.tensor(samples), None)
+        server, _ = method.aggregate(
+            first.server, part.clients, None, part.uploads, torch.tensor(samples), None
+        )
         if beta == 0:
             assert_same(server, net.params)
         shares = [1 / 5] * 5 if average == "uniform" else samples
@@ -107,7 +128,11 @@ def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
             expected = (1 - beta) * net.params[name].double() + beta * mean
             assert_close(server[name], expected.float(), atol=1e-7)
         if beta == 0.5:
-            assert_close(trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1].server, server, atol=1e-7)
+            assert_close(
+                trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1].server,
+                server,
+                atol=1e-7,
+            )
 
 
 def test_inner_steps_find_the_proximal_point_of_a_quadratic():
@@ -125,14 +150,18 @@ def test_inner_steps_find_the_proximal_point_of_a_quadratic():
 def test_the_decay_is_part_of_an_inner_step():
     w, centre = ({"a": torch.tensor([value], dtype=torch.float64)} for value in (2.0, 0.5))
     method = PFedMe(inner_steps=2, inner_lr=0.1, lam=3.0, mu=0.5)
-    end, _ = method._step(w, {}, Quadratic(centre), {"w": w, "th": w}, Batch(torch.zeros(1), torch.zeros(1)))
+    end, _ = method._step(
+        w, {}, Quadratic(centre), {"w": w, "th": w}, Batch(torch.zeros(1), torch.zeros(1))
+    )
     first = 2.0 - 0.1 * (1.5 + 0.5 * 2.0)
     second = first - 0.1 * (first - 0.5 + 3 * (first - 2.0) + 0.5 * first)
     assert_close(end["th"]["a"], torch.tensor([second], dtype=torch.float64), atol=1e-12)
 
 
 @pytest.mark.parametrize("batch_size", [16, 64])
-def test_the_private_model_carries_on_from_minibatch_to_minibatch(batch_size, backend, net, federation):
+def test_the_private_model_carries_on_from_minibatch_to_minibatch(
+    batch_size, backend, net, federation
+):
     """One step of all samples is the same from both; of several, a fresh start would end elsewhere."""
 
     class Fresh(PFedMe):
@@ -149,7 +178,9 @@ def test_the_private_model_carries_on_from_minibatch_to_minibatch(batch_size, ba
 
 def test_learning_rate_momentum_and_decay_of_sgd_have_no_part(backend, net, federation):
     method, other = PFedMe(), replace(LOCAL, lr=0.7, momentum=0.0, weight_decay=0.1)
-    one, two = (trajectory(method, net, federation, engine=backend, local=local) for local in (LOCAL, other))
+    one, two = (
+        trajectory(method, net, federation, engine=backend, local=local) for local in (LOCAL, other)
+    )
     assert_same(one, two)
 
 
@@ -160,10 +191,15 @@ def test_the_round_starts_from_the_global_model(net, federation, backend):
     part = participate(method, net, federation, state, COHORTS[1], engine=backend)
     for leaf in state.clients["th"].values():
         leaf += 1
-    assert_same(participate(method, net, federation, state, COHORTS[1], engine=backend).uploads, part.uploads)
+    assert_same(
+        participate(method, net, federation, state, COHORTS[1], engine=backend).uploads,
+        part.uploads,
+    )
 
 
-def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_global_one(backend, net, federation):
+def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_global_one(
+    backend, net, federation
+):
     method = PFedMe(inner_lr=0.05, outer_lr=0.02)
     states = trajectory(method, net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
@@ -180,7 +216,9 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
         model = states[2].server if client == UNSEEN else row(states[2].clients["th"], client)
         rows = federation.test[client]
         logits = net.bind({})(model, federation.normalize(federation.x[rows]))
-        assert_close(losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=1e-5)
+        assert_close(
+            losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=1e-5
+        )
 
 
 def test_fine_tuning_moves_the_private_model_by_sgd(backend, net, federation):

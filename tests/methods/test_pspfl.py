@@ -90,12 +90,18 @@ def test_the_score_is_that_of_the_last_participation(backend, played, net, feder
     method = PSPFL(0.5)
     states, _ = played(method, backend)
     part = participate(method, net, federation, states[1], [6], engine=backend)
-    moved = tree.map(lambda end, start: (end[0] - start).abs(), part.uploads.values, states[1].server)
+    moved = tree.map(
+        lambda end, start: (end[0] - start).abs(), part.uploads.values, states[1].server
+    )
     assert_close(row(states[3].clients["score"], 6), moved, atol=1e-7)
     assert_same(row(states[3].clients["score"], 6), row(states[2].clients["score"], 6))
     scores = tree.flat(row(states[3].clients["score"], 6))
-    assert int(tree.flat(masks(method, states[3], 6)).sum()) == importance.personal_count(0.5, scores.numel())
-    assert torch.equal(tree.flat(masks(method, states[3], 6)), scores > scores.median())  # of an odd number
+    assert int(tree.flat(masks(method, states[3], 6)).sum()) == importance.personal_count(
+        0.5, scores.numel()
+    )
+    assert torch.equal(
+        tree.flat(masks(method, states[3], 6)), scores > scores.median()
+    )  # of an odd number
 
 
 def test_entries_that_did_not_move_are_shared(net, federation):
@@ -123,7 +129,9 @@ def test_an_entry_is_averaged_over_those_who_sent_it(backend, net, federation):
         expected = torch.where(sent.any(0), mean, states[2].server[name].double()).float()
         assert_close(states[3].server[name], expected, atol=1e-7)
         nobody += int((~sent.any(0)).sum())
-        assert torch.equal(states[3].server[name][~sent.any(0)], states[2].server[name][~sent.any(0)])
+        assert torch.equal(
+            states[3].server[name][~sent.any(0)], states[2].server[name][~sent.any(0)]
+        )
     assert nobody > 0
 
 
@@ -136,7 +144,9 @@ def test_who_is_judged_by_what(backend, played, net, federation):
         assert_same(own, row(part.uploads.values, k))
     client = states[2].client(UNSEEN)
     assert_same(method.personal(states[2].server, client), states[2].server)
-    assert_same(method._begin(states[2].server, method.prepare(states[2].server, client)), states[2].server)
+    assert_same(
+        method._begin(states[2].server, method.prepare(states[2].server, client)), states[2].server
+    )
 
 
 @UPLOADS

@@ -7,7 +7,18 @@ import torch
 from fedpfl.engine import Local, begin
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Scaffold
-from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, federate, participate, row, tiny, trajectory
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    federate,
+    participate,
+    row,
+    tiny,
+    trajectory,
+)
 
 LOCAL = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
 METHOD = Scaffold()
@@ -32,9 +43,16 @@ def test_a_new_control_is_option_twos_formula(backend, net, federation):
     part = participate(METHOD, net, federation, state, [2], engine=backend, local=LOCAL)
     steps = LOCAL.epochs * 2  # 65 samples in batches of 32, and a lone one that is skipped
     old, change = row(state.clients["control"], 2), tree.take(part.uploads["model"], 0)
-    wanted = tree.map(lambda own, c, dy: own - c - dy / (steps * LOCAL.lr), old, state.server["control"], change)
+    wanted = tree.map(
+        lambda own, c, dy: own - c - dy / (steps * LOCAL.lr), old, state.server["control"], change
+    )
     assert_close(tree.take(part.clients["control"], 0), wanted, atol=1e-5, rtol=1e-3)
-    assert_close(tree.take(part.uploads["control"], 0), tree.map(torch.sub, wanted, old), atol=1e-5, rtol=1e-3)
+    assert_close(
+        tree.take(part.uploads["control"], 0),
+        tree.map(torch.sub, wanted, old),
+        atol=1e-5,
+        rtol=1e-3,
+    )
 
 
 def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
@@ -42,7 +60,8 @@ def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
     one = Local(epochs=1, batch_size=512, lr=0.05)
     state = begin(METHOD, net, 10, CPU)
     plain, heavy = (
-        participate(METHOD, net, federation, state, [2], local=dataclasses.replace(one, momentum=m)) for m in (0.0, 0.9)
+        participate(METHOD, net, federation, state, [2], local=dataclasses.replace(one, momentum=m))
+        for m in (0.0, 0.9)
     )
     assert_same(plain.clients["control"], heavy.clients["control"])
     change = tree.take(plain.uploads["model"], 0)

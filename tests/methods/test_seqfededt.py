@@ -1,4 +1,6 @@
-"""SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): the order of clients, selections, limits."""
+"""SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): the order of clients, selections,
+limits.
+"""
 
 import dataclasses
 import itertools
@@ -51,7 +53,10 @@ def played(net, federation):
 def order(t: int) -> list[int]:
     """Clients of round t in their order."""
     cohort = COHORTS[t - 1]
-    return [cohort[place] for place in torch.randperm(len(cohort), generator=generator(0, "turns", t)).tolist()]
+    return [
+        cohort[place]
+        for place in torch.randperm(len(cohort), generator=generator(0, "turns", t)).tolist()
+    ]
 
 
 def last(state, client):
@@ -63,7 +68,10 @@ def last(state, client):
 @pytest.mark.parametrize("values", sampled([{}, {"classifier_only": True}], 2), ids=str)
 def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation):
     net = tiny(norm=True)
-    own, plain = (trajectory(m, net, federation, engine=backend) for m in (SeqFedEDT(q=1.0, **values), Passing()))
+    own, plain = (
+        trajectory(m, net, federation, engine=backend)
+        for m in (SeqFedEDT(q=1.0, **values), Passing())
+    )
     for ours, theirs in zip(own, plain, strict=True):
         assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
     together = trajectory(FedAvg(), net, federation, engine=backend)[-1]
@@ -71,7 +79,9 @@ def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation)
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(score, net, federation):
+def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(
+    score, net, federation
+):
     method = SeqFedEDT(score, 0.0)
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
     client = method.prepare(state.server, state.client(0))
@@ -90,7 +100,9 @@ def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(s
     assert differing(start, state.server)
 
 
-def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_next_round(backend, net, federation):
+def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_next_round(
+    backend, net, federation
+):
     method = SeqFedEDT(q=0.8)
     states = trajectory(method, net, federation, engine=backend)
     assert order(1) != sorted(order(1))
@@ -126,7 +138,9 @@ def test_neither_squares_nor_rescaling_change_the_selection(played):
     state = played(SeqFedEDT(q=0.5))[0][-1]
     for q, client in itertools.product((0.0, 0.3, 0.9), (0, 2, 6)):
         own = state.client(client)
-        difference, squared = (SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared"))
+        difference, squared = (
+            SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared")
+        )
         assert_same(difference, squared)
         scores = importance.gradient(state.server, own["scored"])
         scaled = tree.unflat(importance.rescaled(tree.flat(scores)), scores)
@@ -136,7 +150,10 @@ def test_neither_squares_nor_rescaling_change_the_selection(played):
 
 def test_scores_differ(played):
     state = played(SeqFedEDT(q=0.5))[0][-1]
-    masks = [SeqFedEDT(s, 0.5).prepare(state.server, state.client(0))["mask"] for s in ("squared", "importance")]
+    masks = [
+        SeqFedEDT(s, 0.5).prepare(state.server, state.client(0))["mask"]
+        for s in ("squared", "importance")
+    ]
     assert differing(*masks)
 
 
@@ -145,13 +162,17 @@ def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
     states, outcomes = played(method, backend)
     assert set(states[0].clients["scored"]) == set(HEAD)
     assert set(outcomes[0].metrics) == {"personal_share", *(f"personal/{name}" for name in HEAD)}
-    assert outcomes[2].metrics["personal_share"] == pytest.approx(importance.personal_count(0.5, 65) / 549)
+    assert outcomes[2].metrics["personal_share"] == pytest.approx(
+        importance.personal_count(0.5, 65) / 549
+    )
     client = method.prepare(states[-1].server, states[-1].client(2))
     assert int(tree.flat(client["mask"]).sum()) == importance.personal_count(0.5, 65)
     start = method._begin(states[-1].server, client)
     body = {name: value for name, value in states[-1].server.items() if name not in HEAD}
     assert_same({name: start[name] for name in body}, body)
-    assert differing({name: start[name] for name in HEAD}, {name: states[-1].server[name] for name in HEAD})
+    assert differing(
+        {name: start[name] for name in HEAD}, {name: states[-1].server[name] for name in HEAD}
+    )
     assert_same(row(states[-1].clients["rest"], order(3)[-1]), body)
 
 

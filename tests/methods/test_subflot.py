@@ -1,4 +1,6 @@
-"""SubFLOT: what its transport keeps and finds, its limits, what travels, what a part left out changes."""
+"""SubFLOT: what its transport keeps and finds, its limits, what travels, what a part left out
+changes.
+"""
 
 import dataclasses
 import itertools
@@ -54,7 +56,9 @@ def played(backend, norm=False):
 
 
 class Deep(nn.Module):
-    """Two convolutions, one with BatchNorm, two linear layers: 8, 12 and 20 neurons, 4 entries per channel behind."""
+    """Two convolutions, one with BatchNorm, two linear layers: 8, 12 and 20 neurons, 4 entries per
+    channel behind.
+    """
 
     def __init__(self):
         super().__init__()
@@ -76,7 +80,9 @@ def deep(seed: int = 0) -> Net:
     """With all values drawn, those of BatchNorm too."""
     generator = torch.Generator().manual_seed(seed)
     net = Net(Deep())
-    net.params = {name: torch.randn(leaf.shape, generator=generator) for name, leaf in net.params.items()}
+    net.params = {
+        name: torch.randn(leaf.shape, generator=generator) for name, leaf in net.params.items()
+    }
     return net
 
 
@@ -127,7 +133,10 @@ def permuted(params, order):
 
 def noisy(params, scale: float = 0.3, seed: int = 5):
     generator = torch.Generator().manual_seed(seed)
-    return {name: leaf + scale * torch.randn(leaf.shape, generator=generator) for name, leaf in params.items()}
+    return {
+        name: leaf + scale * torch.randn(leaf.shape, generator=generator)
+        for name, leaf in params.items()
+    }
 
 
 def same(a, b, mode):
@@ -183,7 +192,9 @@ def test_a_history_of_the_global_models_neurons_is_sent(turned, world):
     method = SubFLOT(rates=(0.5,))
     server, client = method.init(world.net.params, world.net.parts)
     own = world.active(0.5)
-    history = transport.grown(world.cut(world.net.params, own), neurons.entries(world.plan, own, world.net.params))
+    history = transport.grown(
+        world.cut(world.net.params, own), neurons.entries(world.plan, own, world.net.params)
+    )
     client |= {
         "model": history,
         "own": own[:-1],
@@ -243,7 +254,9 @@ def test_one_to_one_what_is_not_reached_is_told(world):
 def test_each_layer_is_compared_behind_the_layer_before(world):
     """Matched without its inputs moved, the second layer would go elsewhere."""
     turned = permuted(world.net.params, orders(GROUPS, 1))
-    naive = torch.cdist(turned["second.weight"].flatten(1), world.net.params["second.weight"].flatten(1))
+    naive = torch.cdist(
+        turned["second.weight"].flatten(1), world.net.params["second.weight"].flatten(1)
+    )
     move = transport.match(naive.double(), "one")
     right = torch.zeros_like(move)
     right[torch.arange(12), orders(GROUPS, 1)["second"]] = 1
@@ -253,7 +266,11 @@ def test_each_layer_is_compared_behind_the_layer_before(world):
 
 def test_the_bias_tells_neurons_apart():
     world = World(tiny())
-    params = {**world.net.params, "conv.weight": torch.zeros(4, 1, 3, 3), "conv.bias": torch.arange(4.0)}
+    params = {
+        **world.net.params,
+        "conv.weight": torch.zeros(4, 1, 3, 3),
+        "conv.bias": torch.arange(4.0),
+    }
     turned = {**params, "conv.bias": params["conv.bias"].flip(0)}
     turned["fc.weight"] = params["fc.weight"].unflatten(1, (4, 9)).flip(1).flatten(1)
     assert_same(world.align(turned, params, "one")[0], params)
@@ -287,7 +304,9 @@ def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
 def test_a_residual_network_plays(backend, federation):
     net = models.build("resnet8", (1, 8, 8), 5, 0)
     local = dataclasses.replace(LOCAL, epochs=1, batch_size=512)
-    states, outcomes = rounds(SubFLOT(rates=(0.75,)), net, federation, [[3], [3]], engine=backend, local=local)
+    states, outcomes = rounds(
+        SubFLOT(rates=(0.75,)), net, federation, [[3], [3]], engine=backend, local=local
+    )
     assert all(bool(outcome.finite.all()) for outcome in outcomes)
     assert differing(states[1].server["model"], states[2].server["model"])
 
@@ -296,7 +315,9 @@ def test_a_residual_network_plays(backend, federation):
 
 
 def costs(sources: int, targets: int, seed: int = 0) -> Tensor:
-    return torch.rand(sources, targets, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(
+        sources, targets, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 SIZES = [(1, 1), (5, 5), (8, 4), (4, 8), (8, 6), (6, 8), (1, 7), (7, 1), (7, 5), (11, 13)]
@@ -309,19 +330,28 @@ def test_columns_sum_to_one_where_anything_arrives(mode, sources, targets):
     arrived = move.sum(0)
     assert move.min() >= 0
     if mode == "one":
-        assert sorted(arrived.tolist()) == [0.0] * max(0, targets - sources) + [1.0] * min(sources, targets)
+        assert sorted(arrived.tolist()) == [0.0] * max(0, targets - sources) + [1.0] * min(
+            sources, targets
+        )
         assert set(move.flatten().tolist()) <= {0.0, 1.0}
         assert move.sum(1).max() == 1
     else:
         assert_close(arrived, torch.ones(targets, dtype=torch.float64), atol=1e-15)
-        assert_close(move.sum(1), torch.full((sources,), targets / sources, dtype=torch.float64), atol=1e-14)
+        assert_close(
+            move.sum(1), torch.full((sources,), targets / sources, dtype=torch.float64), atol=1e-14
+        )
 
 
 @pytest.mark.parametrize(("sources", "targets"), SIZES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_transport_costs_least(sources, targets, seed):
-    """Against a linear program between uniform marginals; by assignment of copies and by linear program alike."""
-    cost, amounts = costs(sources, targets, seed).numpy(), transport.transport(costs(sources, targets, seed)).numpy()
+    """Against a linear program between uniform marginals; by assignment of copies and by linear
+    program alike.
+    """
+    cost, amounts = (
+        costs(sources, targets, seed).numpy(),
+        transport.transport(costs(sources, targets, seed)).numpy(),
+    )
     whole = math.lcm(sources, targets)
     assert amounts.sum(1).tolist() == [whole // sources] * sources
     assert amounts.sum(0).tolist() == [whole // targets] * targets
@@ -366,7 +396,9 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
     method = dataclasses.replace(PREFIX, otp=transported, ota=transported)
     other = FjORD(widths=tuple(1 - rate for rate in RATES), assign="blocks", rounding="round")
     net = tiny(norm=True)
-    own, theirs = (trajectory(m, net, federation, engine=backend, local=GENTLE) for m in (method, other))
+    own, theirs = (
+        trajectory(m, net, federation, engine=backend, local=GENTLE) for m in (method, other)
+    )
     for a, b in zip(own, theirs, strict=True):
         assert_same(a.server["model"], b.server["model"])
         assert_same(a.clients["model"], b.clients["model"])
@@ -376,7 +408,10 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
 
 def test_without_the_global_model_it_is_local_training(backend, net, federation):
     method = SubFLOT(rates=(0.0,), alpha=0.0, lam=0.0)
-    own, alone = (trajectory(m, net, federation, [[0, 2, 3]] * 3, engine=backend) for m in (method, LocalOnly()))
+    own, alone = (
+        trajectory(m, net, federation, [[0, 2, 3]] * 3, engine=backend)
+        for m in (method, LocalOnly())
+    )
     for client in (0, 2, 3):
         for a, b in zip(own, alone, strict=True):
             theirs = LocalOnly().personal(b.server, row(b.clients, client))
@@ -390,8 +425,12 @@ def test_without_the_global_model_a_client_starts_from_its_last(backend, net, fe
     other = strange(state)
     for client in COHORTS[0]:
         client = state.client(client) | method.sample(state.server, torch.Generator())
-        assert_same(method._begin(other.server, received(method, other.server, client)), client["model"])
-    once, twice = (participate(method, net, federation, s, COHORTS[0], engine=backend) for s in (state, other))
+        assert_same(
+            method._begin(other.server, received(method, other.server, client)), client["model"]
+        )
+    once, twice = (
+        participate(method, net, federation, s, COHORTS[0], engine=backend) for s in (state, other)
+    )
     assert_same(once.uploads, twice.uploads)
 
 
@@ -401,14 +440,20 @@ def test_the_loss_pulls_to_what_was_received(net, federation):
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     for client, rate in ((0, 0.25), (9, 0.75)):
         server = states[-1].server
-        client = received(method, server, states[-1].client(client) | method.sample(server, torch.Generator()))
+        client = received(
+            method, server, states[-1].client(client) | method.sample(server, torch.Generator())
+        )
         here = tree.map(lambda leaf, mask: leaf + 0.1 * mask, client["received"], client["mask"])
         loss = method.loss(server, client, net.bind({}), here, Batch(x, y))
         active = sum(int(mask.sum()) for mask in tree.leaves(client["mask"]))
         expected = float(F.cross_entropy(net.bind({})(here, x), y)) + 0.3 * rate * 0.01 * active
         assert float(loss) == pytest.approx(expected, rel=1e-5)
-        plain = dataclasses.replace(method, sar=False).loss(server, client, net.bind({}), here, Batch(x, y))
-        assert float(plain) == pytest.approx(float(F.cross_entropy(net.bind({})(here, x), y)), rel=1e-6)
+        plain = dataclasses.replace(method, sar=False).loss(
+            server, client, net.bind({}), here, Batch(x, y)
+        )
+        assert float(plain) == pytest.approx(
+            float(F.cross_entropy(net.bind({})(here, x), y)), rel=1e-6
+        )
 
 
 # Rounds
@@ -426,7 +471,9 @@ def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, fe
         assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
         part = participate(method, net, federation, before, [client], engine=backend, local=still())
         mask = neurons.entries(before.server["plan"], own, net.params)
-        begun = tree.map(lambda leaf, kept: torch.where(kept, leaf, 0.0), before.server["model"], mask)
+        begun = tree.map(
+            lambda leaf, kept: torch.where(kept, leaf, 0.0), before.server["model"], mask
+        )
         assert_same(row(part.uploads["model"].values, 0), begun)
         assert t == 1 or differing(before.server["model"], net.params)
 
@@ -444,9 +491,14 @@ def still():
 def test_a_client_keeps_its_neurons(backend, net, federation):
     states = played(backend)
     assert_same(states[1].clients["own"][2], states[2].clients["own"][2])
-    choices = {tuple(own.tolist()) for own in states[-1].clients["own"][states[-1].client(range(10))["participated"]]}
+    choices = {
+        tuple(own.tolist())
+        for own in states[-1].clients["own"][states[-1].client(range(10))["participated"]]
+    }
     assert len(choices) > 5
-    first = trajectory(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[-1].clients["own"]
+    first = trajectory(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[
+        -1
+    ].clients["own"]
     for client in (0, 7):
         assert first[client].nonzero().flatten().tolist() == [0, 1, 4, 5, 6, 7, 8, 9]
 
@@ -462,7 +514,9 @@ def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
     assert differing(aligned, world.cut(server["model"], active))
     part = participate(method, net, federation, state, [2], engine=backend, local=still())
     begun = world.cut(row(part.uploads["model"].values, 0), active)
-    assert_close(begun, tree.map(lambda new, old: 0.25 * new + 0.75 * old, aligned, history), atol=1e-7)
+    assert_close(
+        begun, tree.map(lambda new, old: 0.25 * new + 0.75 * old, aligned, history), atol=1e-7
+    )
     for name, mask in neurons.entries(world.plan, active, net.params).items():
         assert not row(part.uploads["model"].values, 0)[name][~mask].any()
 
@@ -476,18 +530,28 @@ def test_the_global_model_takes_what_reaches_it(backend, net, federation):
     small = world.cut(client["model"], torch.cat([client["own"], torch.tensor([True])]))
     aligned, covered = world.align(small, before.server["model"], "one")
     assert_same(after.server["model"], tree.where(covered, aligned, before.server["model"]))
-    assert 0 < int(covered["fc.weight"].sum()) == small["fc.weight"].numel() < covered["fc.weight"].numel()
+    assert (
+        0
+        < int(covered["fc.weight"].sum())
+        == small["fc.weight"].numel()
+        < covered["fc.weight"].numel()
+    )
 
 
 def test_several_clients_are_averaged_by_samples_where_they_reach(backend, net, federation):
     method = SubFLOT(rates=(0.0, 0.5), assign="blocks")
-    before, after = trajectory(method, net, federation, [[0, 6]], engine=backend)  # 40 and 50 samples
+    before, after = trajectory(
+        method, net, federation, [[0, 6]], engine=backend
+    )  # 40 and 50 samples
     world = World(net)
     a, b = (row(after.clients, client) for client in (0, 6))
     small = world.cut(b["model"], torch.cat([b["own"], torch.tensor([True])]))
     aligned, covered = world.align(small, before.server["model"], "one")
     for name, mask in covered.items():
-        assert_close(after.server["model"][name][mask], (40 * a["model"][name] + 50 * aligned[name])[mask] / 90)
+        assert_close(
+            after.server["model"][name][mask],
+            (40 * a["model"][name] + 50 * aligned[name])[mask] / 90,
+        )
         assert torch.equal(after.server["model"][name][~mask], a["model"][name][~mask])
 
 
@@ -499,16 +563,23 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         participate(m, net, federation, state, [0, 2], engine=backend, local=still())
         for m in (method, SubFLOT(rates=(0.5,)))
     )
-    ends, mask, weight = away.uploads["model"].values, away.uploads["model"].mask, torch.tensor([0.4, 0.6])
+    ends, mask, weight = (
+        away.uploads["model"].values,
+        away.uploads["model"].mask,
+        torch.tensor([0.4, 0.6]),
+    )
     if part == "otp":
         history = tree.take(state.clients["model"], torch.tensor([0, 2]))
-        middle = tree.map(lambda old, new, own: (old + new * own) / 2, history, state.server["model"], mask)
+        middle = tree.map(
+            lambda old, new, own: (old + new * own) / 2, history, state.server["model"], mask
+        )
         assert_close(ends, middle, atol=1e-7)
         assert differing(ends, here.uploads["model"].values)
     else:
         assert_same(ends, here.uploads["model"].values)
         merged, moved = (
-            m.aggregate(state.server, away.clients, None, away.uploads, weight, None)[0] for m in (method, SubFLOT())
+            m.aggregate(state.server, away.clients, None, away.uploads, weight, None)[0]
+            for m in (method, SubFLOT())
         )
         assert_same(merged["model"], tree.masked_mean(state.server["model"], ends, mask, weight))
         assert differing(merged["model"], moved["model"])
@@ -553,7 +624,9 @@ def test_dense_networks_travel_and_nothing_else(backend, net, federation):
     """4 channels and 12 units of Tiny with their share of columns."""
     sizes = []
     for rate, a, b in ((0.0, 4, 12), (0.25, 3, 9), (0.5, 2, 6), (0.75, 1, 3)):
-        _, (first, second) = rounds(SubFLOT(rates=(rate,)), net, federation, [[0, 2], [0, 4]], engine=backend)
+        _, (first, second) = rounds(
+            SubFLOT(rates=(rate,)), net, federation, [[0, 2], [0, 4]], engine=backend
+        )
         size = 10 * a + (9 * a + 1) * b + 5 * b + 5
         sizes.append(size)
         for outcome in (first, second):
@@ -563,7 +636,9 @@ def test_dense_networks_travel_and_nothing_else(backend, net, federation):
     assert sizes[0] == tree.size(net.params)
 
 
-@pytest.mark.parametrize(("rate", "size"), [(0.0, 878_538), (0.25, 495_706), (0.5, 221_674), (0.75, 56_442)])
+@pytest.mark.parametrize(
+    ("rate", "size"), [(0.0, 878_538), (0.25, 495_706), (0.5, 221_674), (0.75, 56_442)]
+)
 def test_sizes_of_the_four_layer_network(rate, size):
     """conv1 76 a, conv2 (25 a + 1) b, fc1 (25 b + 1) c, classifier 10 c + 10, of 32, 64 and 512."""
     a, b, c = (round((1 - rate) * width) for width in (32, 64, 512))
@@ -580,10 +655,22 @@ def test_sizes_of_the_four_layer_network(rate, size):
 @pytest.mark.parametrize("initial", ["random", "prefix"])
 @pytest.mark.parametrize(
     ("rate", "channels", "units"),
-    [(0.0, 4, 12), (0.1, 4, 11), (0.3, 3, 8), (0.375, 3, 8), (0.7, 1, 4), (0.9, 1, 1), (0.99, 1, 1)],
+    [
+        (0.0, 4, 12),
+        (0.1, 4, 11),
+        (0.3, 3, 8),
+        (0.375, 3, 8),
+        (0.7, 1, 4),
+        (0.9, 1, 1),
+        (0.99, 1, 1),
+    ],
 )
-def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(rate, channels, units, initial, net):
-    """(1 - rho) M neurons of M, rounded to the nearest, halves up, and at least one: of 4 and 12 these."""
+def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(
+    rate, channels, units, initial, net
+):
+    """(1 - rho) M neurons of M, rounded to the nearest, halves up, and at least one: of 4 and 12
+    these.
+    """
     method = SubFLOT(rates=(rate,), initial=initial)
     state = begin(method, net, 1, CPU)
     client = state.client(0) | method.sample(state.server, torch.Generator().manual_seed(3))

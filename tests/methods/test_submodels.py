@@ -43,10 +43,13 @@ FIXED = {"widths": (0.3, 0.6, 1.0)}
 
 
 @pytest.mark.parametrize(
-    "method", [FedSPU(**FIXED), RandomDropout(**FIXED, judge="own"), FjORD(**FIXED), Hermes(**FIXED)]
+    "method",
+    [FedSPU(**FIXED), RandomDropout(**FIXED, judge="own"), FjORD(**FIXED), Hermes(**FIXED)],
 )
 def test_entries_that_are_not_active_do_not_move(method, backend, federation):
-    """Frozen at a client, and at the server where nobody trained them; with momentum and weight decay."""
+    """Frozen at a client, and at the server where nobody trained them; with momentum and weight
+    decay.
+    """
     net = tiny(norm=True)
     cohort = [0, 1, 2, 4] if backend == "loop" else [0, 1, 2]  # narrow ones alone in the latter
     old, new = trajectory(method, net, federation, [[0, 2, 5], cohort], engine=backend)[1:]
@@ -83,12 +86,17 @@ def test_an_entry_is_averaged_over_those_who_trained_it(backend, net, federation
 
 
 @pytest.mark.parametrize("method", [FjORD(widths=(0.5,)), Hermes(widths=(0.5,), ranking_epochs=0)])
-def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(method, backend, net, federation):
+def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(
+    method, backend, net, federation
+):
     """The ranking of the common initial model is everyone's."""
     start, *states = trajectory(method, net, federation, engine=backend)
     part = participate(method, net, federation, start, COHORTS[0], engine=backend)
     mask = row(part.uploads["model"].mask, 0)
-    assert_same(tree.map(lambda m: m.any(0) == m.all(0), part.uploads["model"].mask), tree.full_like(mask, True))
+    assert_same(
+        tree.map(lambda m: m.any(0) == m.all(0), part.uploads["model"].mask),
+        tree.full_like(mask, True),
+    )
     for state in states:
         for name, own in mask.items():
             assert torch.equal(state.server["model"][name][~own], net.params[name][~own])
@@ -114,7 +122,9 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     net, method = models.build(name, shape, classes, 0), kind()
     state = begin(method, net, 5, CPU)
     for client, expected in enumerate(values):
-        own = state.client(client) | method.sample(state.server, Draws(0, "train", 1).server(client))
+        own = state.client(client) | method.sample(
+            state.server, Draws(0, "train", 1).server(client)
+        )
         own = method.prepare(state.server, own)
         down = count(method.download(state.server, own))
         up = count(method.finish(state.server, own, net.params, net.params)[0])
@@ -133,7 +143,9 @@ def test_random_neurons_are_new_every_round_and_for_every_client(net, federation
     seen = set()
     for t in (1, 2, 3):
         for client in (0, 1, 2):
-            own = state.client(client) | method.sample(state.server, Draws(0, "train", t).server(client))
+            own = state.client(client) | method.sample(
+                state.server, Draws(0, "train", t).server(client)
+            )
             active = method.prepare(state.server, own)["active"]
             assert int(active[:4].sum()) == 2
             assert int(active[4:16].sum()) == 6
@@ -143,7 +155,9 @@ def test_random_neurons_are_new_every_round_and_for_every_client(net, federation
 
 @pytest.mark.parametrize("kind", PRUNED)
 def test_neurons_are_ranked_once(kind, backend, net, federation):
-    states = trajectory(kind(widths=(0.5,)), net, federation, [[0, 1], [0, 2], [0, 1]], engine=backend)
+    states = trajectory(
+        kind(widths=(0.5,)), net, federation, [[0, 1], [0, 2], [0, 1]], engine=backend
+    )
     own = [state.clients["own"] for state in states]
     assert torch.equal(own[1][0], own[3][0])
     assert torch.equal(own[1][1], own[3][1])
@@ -155,8 +169,8 @@ def test_neurons_are_ranked_once(kind, backend, net, federation):
 
 @pytest.mark.parametrize(("kind", "best"), [(Hermes, 0), (FedMP, 1), (PruneFL, 2)])
 def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
-    """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP), unit 2 the largest L2
-    norm of gradients (PruneFL), whose L1 norm unit 3 has the largest of.
+    """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP),
+    unit 2 the largest L2 norm of gradients (PruneFL), whose L1 norm unit 3 has the largest of.
     """
     weights, slopes = (tree.full_like(net.params, 0.0) for _ in range(2))
     weights["fc.weight"][:3, :4] = torch.tensor([[-5.0, 0, 0, 0], [2, 2, -2, 2], [1, 0, 0, 0]])
@@ -186,14 +200,18 @@ def test_norms_do_not_see_signs_orders_or_common_factors(net, federation):
 def test_a_neuron_without_gradient_is_pruned_first(backend, federation):
     net = tiny()
     net.params["classifier.weight"] = net.params["classifier.weight"].clone()
-    net.params["classifier.weight"][:, [3, 7]] = 0  # what units 3 and 7 do has no effect, nor any gradient
+    net.params["classifier.weight"][:, [3, 7]] = (
+        0  # what units 3 and 7 do has no effect, nor any gradient
+    )
     method = PruneFL(widths=(10 / 12,), ranking_lr=1e-12)
     own = trajectory(method, net, federation, [[0]], engine=backend)[-1].clients["own"][0]
     assert (~own[4:]).nonzero().flatten().tolist() == [3, 7]
 
 
 def test_dropout_judges_by_the_global_model_or_the_own_part(net, federation):
-    whole, part = (trajectory(RandomDropout(**FIXED, judge=j), net, federation)[-1] for j in ("global", "own"))
+    whole, part = (
+        trajectory(RandomDropout(**FIXED, judge=j), net, federation)[-1] for j in ("global", "own")
+    )
     assert set(whole.clients) == {"width"}
     for client in EVERYONE:
         a, b = (
@@ -217,7 +235,9 @@ def test_widths_come_in_blocks_or_at_random(net):
 
 
 def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, federation):
-    """Entries beyond a step's width have no gradient: with one step, those that moved tell the width."""
+    """Entries beyond a step's width have no gradient: with one step, those that moved tell the
+    width.
+    """
     method, local = (
         FjORD(ordered=True),
         dataclasses.replace(LOCAL, epochs=1, batch_size=512, momentum=0, weight_decay=0),
@@ -225,7 +245,9 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
     widest, seen = {}, {}
     state = begin(method, net, 10, CPU)
     for seed in range(12):
-        part = participate(method, net, federation, state, EVERYONE, engine=backend, local=local, seed=seed)
+        part = participate(
+            method, net, federation, state, EVERYONE, engine=backend, local=local, seed=seed
+        )
         for client in EVERYONE[:9]:
             moved = part.uploads["model"].values["fc.bias"][client] != net.params["fc.bias"]
             held = part.uploads["model"].mask["fc.bias"][client]
@@ -244,35 +266,49 @@ def test_distillation_is_the_formula(net, federation):
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
-    half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
+    half = entries(
+        server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params
+    )
     wide, narrow = bound(net.params, x), bound(tree.map(lambda p, m: p * m, net.params, half), x)
     teacher = wide.softmax(1)
     expected = F.cross_entropy(wide, y) + 0.75 * F.cross_entropy(narrow, y)
     expected += 0.25 * (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-    drawn = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.49]])))
+    drawn = method.loss(
+        server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.49]]))
+    )
     assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
-    whole = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.51]])))
+    whole = method.loss(
+        server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.51]]))
+    )
     assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
 
 
 def test_distillation_does_not_differentiate_the_teacher(net, federation):
-    """The widest model's soft labels are constants (arXiv:2102.13451): all of its gradient is that of its
-    own cross-entropy, in the entries that the drawn width lacks.
+    """The widest model's soft labels are constants (arXiv:2102.13451): all of its gradient is that
+    of its own cross-entropy, in the entries that the drawn width lacks.
     """
     method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
     state = begin(method, net, 2, CPU)
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
-    half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
+    half = entries(
+        server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params
+    )
     batch = Batch(x, y, random=torch.tensor([[0.49]]))
-    got = torch.func.grad(lambda params: method.loss(server, client, bound, params, batch))(net.params)
+    got = torch.func.grad(lambda params: method.loss(server, client, bound, params, batch))(
+        net.params
+    )
     teacher = bound(net.params, x).detach().softmax(1)
 
     def apart(params):
         narrow = bound(tree.map(lambda p, m: p * m, params, half), x)
         divergence = (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-        return F.cross_entropy(bound(params, x), y) + 0.75 * F.cross_entropy(narrow, y) + 0.25 * divergence
+        return (
+            F.cross_entropy(bound(params, x), y)
+            + 0.75 * F.cross_entropy(narrow, y)
+            + 0.25 * divergence
+        )
 
     assert_close(got, torch.func.grad(apart)(net.params), atol=1e-6)
     alone = torch.func.grad(lambda params: F.cross_entropy(bound(params, x), y))(net.params)
@@ -284,8 +320,12 @@ def test_distillation_does_not_differentiate_the_teacher(net, federation):
     [FedSPU, RandomDropout, FjORD, *PRUNED, partial(HeteroFL, rounding="floor"), FedRolex],
     ids=lambda kind: kind().__class__.__name__,
 )
-def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(method, net, federation):
-    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units: 60, 169 and 549 scalars."""
+def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(
+    method, net, federation
+):
+    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units: 60, 169 and 549
+    scalars.
+    """
     cohort = [0, 4, 8, 1]
     _, outcomes = rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
     for outcome in outcomes:

@@ -17,7 +17,12 @@ from fedpfl.models.initial import DIALECTS
 from tests.conftest import assert_close, assert_same
 
 NETWORKS = {
-    "vit": ((3, 16, 16), {"patch": 4, "layers": 2, "heads": 2, "width": 16}, ("q", "v"), torch.randn(3, 3, 16, 16)),
+    "vit": (
+        (3, 16, 16),
+        {"patch": 4, "layers": 2, "heads": 2, "width": 16},
+        ("q", "v"),
+        torch.randn(3, 3, 16, 16),
+    ),
     "vit-all": (
         (1, 16, 16),
         {"patch": 8, "layers": 1, "heads": 2, "width": 16},
@@ -38,7 +43,9 @@ cases = pytest.mark.parametrize("name", NETWORKS)
 def built(name, adapter="none", **options):
     shape, own, layers, x = NETWORKS[name]
     more = {"layers": layers, **options} if adapter == "lora" else options
-    return models.build(name.partition("-")[0], shape, 5, 0, adapter=partial(ADAPTERS[adapter], **more), **own), x
+    return models.build(
+        name.partition("-")[0], shape, 5, 0, adapter=partial(ADAPTERS[adapter], **more), **own
+    ), x
 
 
 def logits(net, params, x):
@@ -56,7 +63,11 @@ def merged(net, params, whole):
     values = {name: params.get(name, net.frozen.get(name)) for name in whole.params}
     for name in [name for name in params if name.endswith("lora_A")]:
         layer = net.module.get_submodule(name.removesuffix(".lora_A"))
-        a, b, weight = params[name], params[name.replace("lora_A", "lora_B")], name.replace("lora_A", "weight")
+        a, b, weight = (
+            params[name],
+            params[name.replace("lora_A", "lora_B")],
+            name.replace("lora_A", "weight"),
+        )
         added = torch.zeros_like(values[weight])
         if added.dim() == 4:
             added += torch.einsum("or,rikl->oikl", b[:, :, 0, 0], a)
@@ -80,7 +91,9 @@ def test_at_the_start_the_network_is_the_pretrained_one_bit_for_bit(name):
 def test_low_rank_additions_are_those_of_merged_weights_and_so_are_gradients(name):
     (whole, x), (net, _) = built(name), built(name, "lora", rank=2, alpha=3.0)
     params = trained(net)
-    assert_close({"": logits(net, params, x)}, {"": logits(whole, merged(net, params, whole), x)}, atol=1e-5)
+    assert_close(
+        {"": logits(net, params, x)}, {"": logits(whole, merged(net, params, whole), x)}, atol=1e-5
+    )
     own = grad(lambda p: logits(net, p, x).square().sum())(params)
     through = grad(lambda p: logits(whole, merged(net, p, whole), x).square().sum())(params)
     assert_close(own, through, atol=2e-4, rtol=2e-4)
@@ -90,7 +103,10 @@ def test_low_rank_additions_are_those_of_merged_weights_and_so_are_gradients(nam
 @cases
 def test_a_mixer_of_zeros_halves_two_pairs(name):
     """They are one of twice the rank, then."""
-    (net, x), (one, _) = built(name, "lora", pairs=2, rank=2, alpha=3.0), built(name, "lora", rank=4, alpha=3.0)
+    (net, x), (one, _) = (
+        built(name, "lora", pairs=2, rank=2, alpha=3.0),
+        built(name, "lora", rank=4, alpha=3.0),
+    )
     params = {key: 0 * own if key.endswith("mixer") else own for key, own in trained(net).items()}
     joined = dict(params)
     for key in [key for key in one.params if key.endswith(("lora_A", "lora_B"))]:
@@ -101,27 +117,50 @@ def test_a_mixer_of_zeros_halves_two_pairs(name):
 
 def test_each_block_of_rows_has_a_mixer_of_its_own():
     net, _ = built("vit", "lora", pairs=2, rank=3)
-    layer, x = net.module.get_submodule("encoder.layers.encoder_layer_1.self_attention.qkv"), torch.randn(2, 5, 16)
-    own = {key.rpartition(".")[2]: value for key, value in trained(net).items() if "layer_1.self_attention.qkv" in key}
+    layer, x = (
+        net.module.get_submodule("encoder.layers.encoder_layer_1.self_attention.qkv"),
+        torch.randn(2, 5, 16),
+    )
+    own = {
+        key.rpartition(".")[2]: value
+        for key, value in trained(net).items()
+        if "layer_1.self_attention.qkv" in key
+    }
     out, whole = functional_call(layer, own, (x,)), F.linear(x, layer.weight, layer.bias)
     for place, block in enumerate(layer.chosen):
         for sample, token in ((0, 0), (1, 4)):
             column = x[sample, token]
             votes = (own["lora_mixer"][place] @ column).exp()
-            each = [own[f"lora_B{pair}"][place] @ own[f"lora_A{pair}"][place] @ column for pair in ("", "1")]
-            added = layer.scale * sum(vote / votes.sum() * low for vote, low in zip(votes, each, strict=True))
+            each = [
+                own[f"lora_B{pair}"][place] @ own[f"lora_A{pair}"][place] @ column
+                for pair in ("", "1")
+            ]
+            added = layer.scale * sum(
+                vote / votes.sum() * low for vote, low in zip(votes, each, strict=True)
+            )
             rows = slice(16 * block, 16 * block + 16)
-            assert_close({"": out[sample, token, rows]}, {"": whole[sample, token, rows] + added}, atol=1e-5)
+            assert_close(
+                {"": out[sample, token, rows]}, {"": whole[sample, token, rows] + added}, atol=1e-5
+            )
 
 
 def test_a_square_identity_trains_the_weight_itself():
     """A = I, alpha = rank: a step on B is a step on W."""
-    (whole, x), (net, _) = built("cnn4"), built("cnn4", "lora", layers=("linear",), rank=64, alpha=64.0)
+    (whole, x), (net, _) = (
+        built("cnn4"),
+        built("cnn4", "lora", layers=("linear",), rank=64, alpha=64.0),
+    )
     net = models.build(
-        "cnn4", (1, 16, 16), 5, 0, adapter=partial(ADAPTERS["lora"], layers=("linear",), rank=64, alpha=64)
+        "cnn4",
+        (1, 16, 16),
+        5,
+        0,
+        adapter=partial(ADAPTERS["lora"], layers=("linear",), rank=64, alpha=64),
     )
     params = {**net.params, "fc1.lora_A": torch.eye(64)[None]}
-    step = {n: -0.1 * g for n, g in grad(lambda p: logits(net, p, x).square().sum())(params).items()}
+    step = {
+        n: -0.1 * g for n, g in grad(lambda p: logits(net, p, x).square().sum())(params).items()
+    }
     wanted = grad(lambda p: logits(whole, p, x).square().sum())(whole.params)["fc1.weight"]
     assert_close({"": step["fc1.lora_B"][0]}, {"": -0.1 * wanted}, atol=1e-6)
 
@@ -133,7 +172,12 @@ def test_what_is_frozen_stands_in_one_place_and_in_no_tree(name):
     assert {*net.frozen} == {*other.frozen}
     assert not {*net.frozen} & {*net.params}
     assert all(net.frozen[name].data_ptr() == other.frozen[name].data_ptr() for name in net.frozen)
-    assert {name.rpartition(".")[2] for name in net.params} <= {"lora_A", "lora_B", "weight", "bias"}
+    assert {name.rpartition(".")[2] for name in net.params} <= {
+        "lora_A",
+        "lora_B",
+        "weight",
+        "bias",
+    }
     assert {name for layer in net.parts.layers for name in layer} == {*net.params}
     assert set(net.parts.head) <= {*net.params}
     before = copy.deepcopy(net.frozen)
@@ -146,10 +190,19 @@ def test_only_what_an_adapter_says_trains():
         net, _ = built("cnn4", adapter)
         assert {*net.params} == (wanted or {*built("cnn4")[0].params})
     net, _ = built("cnn4", "bitfit")
-    assert {*net.params} == {"classifier.weight", "classifier.bias", "conv1.bias", "conv2.bias", "fc1.bias"}
+    assert {*net.params} == {
+        "classifier.weight",
+        "classifier.bias",
+        "conv1.bias",
+        "conv2.bias",
+        "fc1.bias",
+    }
     vit, _ = built("vit", "lora", rank=3)
     name = "encoder.layers.encoder_layer_0.self_attention.qkv.lora_"
-    assert (tuple(vit.params[f"{name}A"].shape), tuple(vit.params[f"{name}B"].shape)) == ((2, 3, 16), (2, 16, 3))
+    assert (tuple(vit.params[f"{name}A"].shape), tuple(vit.params[f"{name}B"].shape)) == (
+        (2, 3, 16),
+        (2, 16, 3),
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +224,13 @@ def theirs(net, whole=True):
     """Torchvision's network with the values of ours."""
     shape, own, _, _ = NETWORKS["vit"]
     net_ = vision.torchvision("models").VisionTransformer(
-        shape[1], own["patch"], own["layers"], own["heads"], own["width"], 4 * own["width"], num_classes=5
+        shape[1],
+        own["patch"],
+        own["layers"],
+        own["heads"],
+        own["width"],
+        4 * own["width"],
+        num_classes=5,
     )
     names = {"qkv.weight": "in_proj_weight", "qkv.bias": "in_proj_bias", "proj.": "out_proj."}
     values = {}
@@ -205,14 +264,18 @@ def test_a_vision_transformer_starts_from_the_files_of_others(dialect):
         for name in [name for name in values if dialect == "transformers" and ".qkv." in name]:
             parts = values.pop(name).chunk(3)
             values |= {
-                name.replace("qkv", part): own for part, own in zip(("query", "key", "value"), parts, strict=True)
+                name.replace("qkv", part): own
+                for part, own in zip(("query", "key", "value"), parts, strict=True)
             }
     shape, own, _, _ = NETWORKS["vit"]
     again = models.build("vit", shape, 5, 1, weights=values, **own)
     assert_same(again.params, net.params)
     larger = models.build("vit", (3, 24, 24), 7, 1, weights=values, **own)
     assert larger.params["encoder.pos_embedding"].shape == (1, 37, 16)
-    assert_same({**larger.params, **{n: net.params[n] for n in ("encoder.pos_embedding", *net.parts.head)}}, net.params)
+    assert_same(
+        {**larger.params, **{n: net.params[n] for n in ("encoder.pos_embedding", *net.parts.head)}},
+        net.params,
+    )
 
 
 def _in(dialect, name):

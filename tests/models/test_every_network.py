@@ -1,4 +1,5 @@
-"""Every method on every kind of network: texts, LSTM, signals, residual streams; a round on both backends.
+"""Every method on every kind of network: texts, LSTM, signals, residual streams; a round on both
+backends.
 
 The contract suite has one smooth network of images; what a method assumes of a network shows here.
 """
@@ -30,7 +31,9 @@ def setting(network: str):
     """A network, and three clients with samples for it."""
     shape, options = NETWORKS[network]
     federation, g = federate(TRAIN, TEST), torch.Generator().manual_seed(3)
-    x = torch.randn(len(federation.y), *shape, generator=g) + federation.y.view(-1, *[1] * len(shape))
+    x = torch.randn(len(federation.y), *shape, generator=g) + federation.y.view(
+        -1, *[1] * len(shape)
+    )
     if network in ("text", "lstm"):
         x = (8 * x).clamp(0, 40).int()
     if network == "resnet":  # of two blocks: an identity and a projection
@@ -61,7 +64,13 @@ def test_a_round_and_its_evaluation(name, network):
         state, outcome = play(engine, method, federation, state, [0, 2], LOCAL, 0)
         assert outcome.finite.all()
         ends.append(
-            (outcome.loss, outcome.sent.values_up, engine.evaluate(method, federation, state, [0, 1, 2], tuning))
+            (
+                outcome.loss,
+                outcome.sent.values_up,
+                engine.evaluate(method, federation, state, [0, 1, 2], tuning),
+            )
         )
-    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4)  # scores at a threshold may round to either side
+    assert ends[0][1] == pytest.approx(
+        ends[1][1], rel=1e-4
+    )  # scores at a threshold may round to either side
     assert_close((ends[0][0], ends[0][2].loss), (ends[1][0], ends[1][2].loss), atol=0.01, rtol=0.01)

@@ -40,7 +40,12 @@ def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body
     assert sum(count[name] for name in net.parts.body) == body
     assert sum(count[name] for name in net.parts.head) == total - body == 513 * classes
     layers = [sum(count[name] for name in layer) for layer in net.parts.layers]
-    assert layers == [832 if shape[0] == 1 else 2_432, 51_264, 524_800 if shape[0] == 1 else 819_712, 513 * classes]
+    assert layers == [
+        832 if shape[0] == 1 else 2_432,
+        51_264,
+        524_800 if shape[0] == 1 else 819_712,
+        513 * classes,
+    ]
     assert net.buffers == {}
 
 
@@ -49,7 +54,9 @@ def test_cnn4_parts():
     names = ["conv1", "conv2", "fc1", "classifier"]
     assert parts.layers == tuple((f"{name}.weight", f"{name}.bias") for name in names)
     assert parts.head == ("classifier.weight", "classifier.bias")
-    assert parts.body == tuple(f"{name}.{kind}" for name in names[:3] for kind in ("weight", "bias"))
+    assert parts.body == tuple(
+        f"{name}.{kind}" for name in names[:3] for kind in ("weight", "bias")
+    )
     assert parts.normalisation == ()
 
 
@@ -57,7 +64,14 @@ def test_parts_of_a_network_with_normalisation():
     parts = tiny(norm=True).parts
     assert parts.normalisation == ("norm.weight", "norm.bias")
     assert parts.head == HEAD
-    assert parts.body == ("conv.weight", "conv.bias", "norm.weight", "norm.bias", "fc.weight", "fc.bias")
+    assert parts.body == (
+        "conv.weight",
+        "conv.bias",
+        "norm.weight",
+        "norm.bias",
+        "fc.weight",
+        "fc.bias",
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 42])
@@ -107,15 +121,29 @@ def test_the_smallest_images_that_fit():
         ("mlp", (784,), {"hidden": (10**18,)}, "lower model.hidden"),
         ("mlp", (784,), {"hidden": (10**30,)}, "lower model.hidden"),
         ("mlp", (784,), {"hidden": (10**5, 10**5)}, "lower model.hidden"),
-        ("text", (64,), {"vocabulary": 10**10, "width": 32}, "lower model.vocabulary or model.width"),
-        ("text", (64,), {"vocabulary": 10**30, "width": 32}, "lower model.vocabulary or model.width"),
+        (
+            "text",
+            (64,),
+            {"vocabulary": 10**10, "width": 32},
+            "lower model.vocabulary or model.width",
+        ),
+        (
+            "text",
+            (64,),
+            {"vocabulary": 10**30, "width": 32},
+            "lower model.vocabulary or model.width",
+        ),
         ("cnn4", (3, 10_000, 10_000), {}, "lower the size of the samples"),
         ("resnet8", (10**12, 8, 8), {"norm": "group"}, "lower the size of the samples"),
     ],
 )
-def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(name, shape, options, mend, monkeypatch):
+def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(
+    name, shape, options, mend, monkeypatch
+):
     monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
-    with pytest.raises(FedpflError, match=rf"^model={name}: its parameters.* would take .*; {mend}$"):
+    with pytest.raises(
+        FedpflError, match=rf"^model={name}: its parameters.* would take .*; {mend}$"
+    ):
         models.build(name, shape, 10, 0, **options)
 
 
@@ -184,7 +212,9 @@ def test_training_calls_return_new_buffers_and_leave_the_callers_alone():
     bound(net.params, torch.randn(4, 1, 8, 8))
     assert_same(buffers["main"], net.buffers)
     assert bound.buffers["main"]["norm.num_batches_tracked"] == 1
-    assert not torch.equal(bound.buffers["main"]["norm.running_mean"], net.buffers["norm.running_mean"])
+    assert not torch.equal(
+        bound.buffers["main"]["norm.running_mean"], net.buffers["norm.running_mean"]
+    )
 
 
 def test_evaluation_changes_no_buffer():
@@ -198,7 +228,9 @@ def test_evaluation_changes_no_buffer():
 
 
 def test_batch_norm_ignores_rows_of_weight_zero():
-    """Values, gradients and statistics are those of nn.BatchNorm2d on the real rows, whatever the padding holds."""
+    """Values, gradients and statistics are those of nn.BatchNorm2d on the real rows, whatever the
+    padding holds.
+    """
     real = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     plain, padded = nn.BatchNorm2d(3), BatchNorm2d(3)
     x = torch.cat([real, torch.full((4, 3, 4, 4), 1e4)]).requires_grad_()
@@ -249,7 +281,9 @@ def test_cohorts_are_the_published_ones():
 
 
 def test_the_published_initial_model_has_the_published_accuracy():
-    """FashionMNIST, Dir(0.1), seed 42: the initial model on round 1's cohort, pooled, to the last digit."""
+    """FashionMNIST, Dir(0.1), seed 42: the initial model on round 1's cohort, pooled, to the last
+    digit.
+    """
     if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
         pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
     from fedpfl.data import datasets, partition

@@ -1,4 +1,6 @@
-"""The smaller networks: the papers' counts, the shapes that each takes, texts, and many clients at once."""
+"""The smaller networks: the papers' counts, the shapes that each takes, texts, and many clients at
+once.
+"""
 
 import math
 
@@ -28,7 +30,13 @@ COUNTS = [
     ("mlp", (561,), 6, {"hidden": ()}, 562 * 6),
     ("har_cnn", (9, 128), 6, {}, 2_253_958),
     ("text", (200,), 4, {}, 641_188),
-    ("lstm", (80,), 80, {}, 80 * 8 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1) + 257 * 80),
+    (
+        "lstm",
+        (80,),
+        80,
+        {},
+        80 * 8 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1) + 257 * 80,
+    ),
     ("text", (20,), 4, {"vocabulary": 100, "width": 8}, 100 * 8 + 8 * 8 + 8 + 9 * 4),
 ]
 
@@ -43,7 +51,10 @@ def test_as_many_parameters_as_stated(name, shape, classes, options, count):
 
 def test_the_hidden_layers_of_fedspus_network_for_cifar10_have_no_bias():
     params = models.build("fedspu_cifar10", (3, 32, 32), 10, 0).params
-    assert [name for name in params if name.startswith("hidden")] == ["hidden.0.weight", "hidden.1.weight"]
+    assert [name for name in params if name.startswith("hidden")] == [
+        "hidden.0.weight",
+        "hidden.1.weight",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +81,24 @@ def test_fedspus_network_for_cifar10_equals_the_papers_drawing():
     net = models.build("fedspu_cifar10", (3, 32, 32), 10, 3)
     drawn = nn.Sequential(
         *(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(1024, 120, bias=False), nn.ReLU(), nn.Linear(120, 84, bias=False), nn.ReLU(), nn.Linear(84, 10)),
+        *(
+            nn.Conv2d(6, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ),
+        *(
+            nn.Linear(1024, 120, bias=False),
+            nn.ReLU(),
+            nn.Linear(120, 84, bias=False),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        ),
     )
-    drawn.load_state_dict(dict(zip(drawn.state_dict(), net.module.state_dict().values(), strict=True)))
+    drawn.load_state_dict(
+        dict(zip(drawn.state_dict(), net.module.state_dict().values(), strict=True))
+    )
     x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert_close(net.bind({"main": net.buffers}, training=True)(net.params, x), drawn(x))
 
@@ -81,8 +106,22 @@ def test_fedspus_network_for_cifar10_equals_the_papers_drawing():
 def test_lenet5_equals_its_drawing():
     net = models.build("lenet5", (1, 28, 28), 10, 3)
     drawn = nn.Sequential(
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+        *(
+            nn.Conv2d(1, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(
+            nn.Flatten(),
+            nn.Linear(256, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        ),
     )
     drawn.load_state_dict(dict(zip(drawn.state_dict(), net.params.values(), strict=True)))
     x = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -109,7 +148,12 @@ def test_networks_for_images_say_so(name, shape):
 @pytest.mark.parametrize(
     ("name", "shape", "options", "says"),
     [
-        ("har_cnn", (1, 28, 28), {}, r"takes signals \[channels, length\], got samples of shape \[1, 28, 28\]"),
+        (
+            "har_cnn",
+            (1, 28, 28),
+            {},
+            r"takes signals \[channels, length\], got samples of shape \[1, 28, 28\]",
+        ),
         ("har_cnn", (9, 27), {}, "at least 28 points long, got 27"),
         ("text", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
         ("lstm", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
@@ -124,7 +168,12 @@ def test_what_a_network_cannot_take_is_refused(name, shape, options, says):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("har_cnn", (9, 28)), ("lenet5", (1, 16, 16)), ("fedspu_emnist", (1, 4, 5)), ("fedspu_speech", (2, 1, 1))],
+    [
+        ("har_cnn", (9, 28)),
+        ("lenet5", (1, 16, 16)),
+        ("fedspu_emnist", (1, 4, 5)),
+        ("fedspu_speech", (2, 1, 1)),
+    ],
 )
 def test_the_smallest_samples_that_fit(name, shape):
     net = models.build(name, shape, 3, 0)
@@ -184,7 +233,12 @@ def test_lstm_equals_torchs():
     theirs = {}
     for layer in (0, 1):
         own = [values[f"lstm{layer + 1}.{name}"] for name in ("weight", "recurrent", "bias")]
-        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
+        names = (
+            f"weight_ih_l{layer}",
+            f"weight_hh_l{layer}",
+            f"bias_ih_l{layer}",
+            f"bias_hh_l{layer}",
+        )
         theirs |= dict(zip(names, (*own, torch.zeros(24)), strict=True))
     drawn.load_state_dict(theirs)
     last = drawn(F.embedding(ids, net.params["embedding.weight"]))[0][:, -1]
@@ -215,7 +269,9 @@ def batch(name: str, shape: tuple[int, ...], clients: int, samples: int) -> Tens
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_clients_at_once_are_as_good_as_one_by_one(name):
-    """Logits, gradients and statistics with padded rows; the batched engine's way of calling a network."""
+    """Logits, gradients and statistics with padded rows; the batched engine's way of calling a
+    network.
+    """
     shape, options = SAMPLES[name]
     nets = [models.build(name, shape, 3, seed, **options) for seed in range(3)]
     net, x, y = nets[0], batch(name, shape, 3, 5), torch.tensor([[0, 1, 2, 2, 1]] * 3)
@@ -236,7 +292,11 @@ def test_clients_at_once_are_as_good_as_one_by_one(name):
     at_once = vmap(step)(params, buffers, x, y, weight)
     for part, rows in zip(at_once, zip(*each, strict=True), strict=True):
         for k, row in enumerate(rows):
-            got = {name: leaf[k] for name, leaf in part.items()} if isinstance(part, dict) else part[k]
+            got = (
+                {name: leaf[k] for name, leaf in part.items()}
+                if isinstance(part, dict)
+                else part[k]
+            )
             assert_close(got, row, atol=1e-5, rtol=1e-4)
 
 
@@ -253,12 +313,17 @@ def test_bf16_is_close(name):
 
 def test_loop_equals_batched_for_fedspus_network():
     """Ragged clients, so that the batched backend pads; one round from the same state."""
-    federation, local = federate((20, 9, 33), (4, 3, 5)), Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)
+    federation, local = (
+        federate((20, 9, 33), (4, 3, 5)),
+        Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
+    )
     net, method = models.build("fedspu_emnist", (1, 8, 8), 5, 0), FedAvg()
     ends = []
     for backend in BACKENDS:
         state = begin(method, net, 3, CPU)
-        ends.append(play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0])
+        ends.append(
+            play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0]
+        )
     for part in ("server", "server_buffers", "client_buffers"):
         assert_close(getattr(ends[0], part), getattr(ends[1], part), atol=2e-6, rtol=1e-4)
 
@@ -281,7 +346,10 @@ DIGITS = (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("model=mlp", "model.hidden=8"), "model.hidden must be a list of whole numbers, got 8; did you mean [8]?"),
+        (
+            ("model=mlp", "model.hidden=8"),
+            "model.hidden must be a list of whole numbers, got 8; did you mean [8]?",
+        ),
         (("model=mlp", "model.hidden=[0]"), "model.hidden must be 1 or more, got [0]"),
         (("model=text",), f"model=text: takes token ids [length], got {DIGITS}"),
         (("model=har_cnn",), f"model=har_cnn: takes signals [channels, length], got {DIGITS}"),

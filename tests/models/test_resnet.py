@@ -26,14 +26,23 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count):
     net = models.build(name, shape, classes, 0, **options)
     assert sum(p.numel() for p in net.params.values()) == count
     assert net.parts.head == ("classifier.weight", "classifier.bias")
-    norms = {name for layer in net.parts.layers for name in layer if "norm" in name or ".project.1" in name}
+    norms = {
+        name
+        for layer in net.parts.layers
+        for name in layer
+        if "norm" in name or ".project.1" in name
+    }
     assert set(net.parts.normalisation) == norms
     assert sum(map(len, net.parts.layers)) == len(net.params)
-    assert all(len(layer) == 3 and layer[0] not in norms and {*layer[1:]} <= norms for layer in net.parts.layers[:-1])
+    assert all(
+        len(layer) == 3 and layer[0] not in norms and {*layer[1:]} <= norms
+        for layer in net.parts.layers[:-1]
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "norm", "count"), [("resnet8", "batch", 2_688), ("resnet10", "group", 5_760), ("resnet18", "batch", 9_600)]
+    ("name", "norm", "count"),
+    [("resnet8", "batch", 2_688), ("resnet10", "group", 5_760), ("resnet18", "batch", 9_600)],
 )
 def test_as_many_parameters_of_normalisation_as_published(name, count, norm):
     net = models.build(name, (3, 32, 32), 10, 0, norm=norm)
@@ -44,22 +53,30 @@ def by_formula(channels, classes, stages, depth, kernel):
     """Parameters of a network of `stages` stages of `depth` blocks; a norm has two per channel."""
     widths = [64 * 2**stage for stage in range(stages)]
     total = 64 * channels * kernel**2 + 2 * 64 + (widths[-1] + 1) * classes
-    total += sum(depth * 2 * (9 * width**2 + 2 * width) for width in widths)  # as if no block changed the width
+    total += sum(
+        depth * 2 * (9 * width**2 + 2 * width) for width in widths
+    )  # as if no block changed the width
     for width in widths[1:]:  # the first convolution has half the inputs, and there is a projection
         total += width * width // 2 - 9 * width * width // 2 + 2 * width
     return total
 
 
-@pytest.mark.parametrize(("name", "stages", "depth"), [("resnet8", 3, 1), ("resnet10", 4, 1), ("resnet18", 4, 2)])
+@pytest.mark.parametrize(
+    ("name", "stages", "depth"), [("resnet8", 3, 1), ("resnet10", 4, 1), ("resnet18", 4, 2)]
+)
 @pytest.mark.parametrize(("stem", "kernel"), [("large", 7), ("small", 3)])
 @pytest.mark.parametrize(("shape", "classes"), [((1, 28, 28), 62), ((3, 64, 64), 200)])
 def test_as_many_parameters_as_the_formula_says(name, stages, depth, stem, kernel, shape, classes):
     with torch.device("meta"):
         module = models.MODELS[name](shape, classes, stem=stem)
-    assert sum(p.numel() for p in module.parameters()) == by_formula(shape[0], classes, stages, depth, kernel)
+    assert sum(p.numel() for p in module.parameters()) == by_formula(
+        shape[0], classes, stages, depth, kernel
+    )
 
 
-@pytest.mark.parametrize(("name", "depth", "norm", "seed"), [("resnet10", 1, "group", 42), ("resnet18", 2, "batch", 0)])
+@pytest.mark.parametrize(
+    ("name", "depth", "norm", "seed"), [("resnet10", 1, "group", 42), ("resnet18", 2, "batch", 0)]
+)
 def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm, seed):
     vision.torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
@@ -79,7 +96,9 @@ def test_convolutions_start_kaiming_normal():
     for name, value in net.params.items():
         if value.dim() == 4:
             outputs, _, kernel, _ = value.shape
-            assert value.std().item() == pytest.approx((2 / (outputs * kernel**2)) ** 0.5, rel=0.05), name
+            assert value.std().item() == pytest.approx(
+                (2 / (outputs * kernel**2)) ** 0.5, rel=0.05
+            ), name
         elif name in net.parts.normalisation:
             assert (value == (1 if name.endswith("weight") else 0)).all(), name
 
@@ -98,7 +117,9 @@ def test_no_image_is_too_small(shape, stem, norm):
     """Two are a batch even where one pixel is left."""
     net = models.build("resnet8", shape, 7, 0, norm=norm, stem=stem)
     for training in (True, False):
-        logits = net.bind({"main": net.buffers}, training=training)(net.params, torch.randn(2, *shape))
+        logits = net.bind({"main": net.buffers}, training=training)(
+            net.params, torch.randn(2, *shape)
+        )
         assert logits.shape == (2, 7)
         assert logits.isfinite().all()
 
@@ -110,12 +131,18 @@ def block(inside, outside, stride):
         def __init__(self):
             super().__init__()
             self.main = nn.Sequential(
-                *(nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()),
+                *(
+                    nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
+                    nn.BatchNorm2d(outside),
+                    nn.ReLU(),
+                ),
                 *(nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside)),
             )
             self.short = nn.Sequential()
             if stride > 1 or inside != outside:
-                self.short = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+                self.short = nn.Sequential(
+                    nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+                )
 
         def forward(self, x):
             return F.relu(self.main(x) + self.short(x))
@@ -124,9 +151,22 @@ def block(inside, outside, stride):
 
 
 def test_resnet18_equals_the_papers_drawing():
-    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    widths = [
+        (64, 64, 1),
+        (64, 64, 1),
+        (64, 128, 2),
+        (128, 128, 1),
+        (128, 256, 2),
+        (256, 256, 1),
+        (256, 512, 2),
+    ]
     drawn = nn.Sequential(
-        *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        ),
         *(block(*width) for width in [*widths, (512, 512, 1)]),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)),
     )
@@ -134,7 +174,10 @@ def test_resnet18_equals_the_papers_drawing():
     with torch.no_grad():
         for own, value in zip(drawn.parameters(), net.params.values(), strict=True):
             own.copy_(value)
-    x, y = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3, 4])
+    x, y = (
+        torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([1, 2, 3, 4]),
+    )
     params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
     bound = net.bind({"main": net.buffers}, training=True)
     logits = bound(params, x)
@@ -163,22 +206,31 @@ def test_group_normalisation_judges_an_image_by_itself():
     torch.testing.assert_close(bound(net.params, x)[:1], bound(net.params, x[:1]))
 
 
-@pytest.mark.parametrize(("norm", "method"), [("batch", FedPer()), ("group", FedAvg())], ids=["batch", "group"])
+@pytest.mark.parametrize(
+    ("norm", "method"), [("batch", FedPer()), ("group", FedAvg())], ids=["batch", "group"]
+)
 def test_loop_equals_batched(norm, method):
     """Ragged clients, so that the batched backend pads; one round from the same state."""
-    federation, local = federate((20, 9, 33), (4, 3, 5)), Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)
+    federation, local = (
+        federate((20, 9, 33), (4, 3, 5)),
+        Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
+    )
     net = models.build("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
     ends = []
     for backend in BACKENDS:
         state = begin(method, net, 3, CPU)
-        ends.append(play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0])
+        ends.append(
+            play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0]
+        )
     loop, batched = ends
     for part in ("server", "clients", "server_buffers", "client_buffers"):
         assert_close(getattr(loop, part), getattr(batched, part), atol=2e-6, rtol=1e-4)
 
 
 def test_on_the_command_line(tmp_path):
-    result = call(*TINY, "model=resnet8", "model.norm=group", "model.stem=small", "rounds=1", cwd=tmp_path)
+    result = call(
+        *TINY, "model=resnet8", "model.norm=group", "model.stem=small", "rounds=1", cwd=tmp_path
+    )
     assert result.code == 0, result.err
     assert "resnet8: 1,226,442 parameters" in result.err  # 64 * 40 fewer than with the large stem
 
@@ -189,7 +241,10 @@ def test_on_the_command_line(tmp_path):
         (("model.norm=instance",), "model.norm must be one of batch, group, got 'instance'"),
         (("model.norm=null",), "model.norm must be one of batch, group, got None"),
         (("model.stem=3",), "model.stem must be one of large, small, got 3"),
-        (("+model.width=2",), "model.width is not a key here; known keys: norm, stem, weights, head, overlap"),
+        (
+            ("+model.width=2",),
+            "model.width is not a key here; known keys: norm, stem, weights, head, overlap",
+        ),
     ],
 )
 def test_what_is_not_an_option(arguments, message, tmp_path):

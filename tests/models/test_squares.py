@@ -12,7 +12,9 @@ from tests.conftest import assert_close
 
 
 class Mixed(nn.Module):
-    """Strides, dilation, groups, no bias, a normalisation, a layer used twice, a layer on sequences."""
+    """Strides, dilation, groups, no bias, a normalisation, a layer used twice, a layer on
+    sequences.
+    """
 
     def __init__(self):
         super().__init__()
@@ -35,8 +37,12 @@ def by_hand(net, params, buffers, x, y, weight):
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for one_x, one_y, w in zip(x, y, weight, strict=True):
         leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
-        loss = F.cross_entropy(net.bind(buffers)({**net.params, **leaves}, one_x[None]), one_y[None])
-        for name, gradient in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        loss = F.cross_entropy(
+            net.bind(buffers)({**net.params, **leaves}, one_x[None]), one_y[None]
+        )
+        for name, gradient in zip(
+            leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+        ):
             total[name] += w * gradient**2
     return total
 
@@ -52,7 +58,11 @@ def squares(net, params, buffers, x, y, weight):
 
 def samples(shape, classes, count=37):
     torch.manual_seed(3)
-    return torch.randn(count, *shape), torch.randint(classes, (count,)), (torch.arange(count) % 5 > 0).float()
+    return (
+        torch.randn(count, *shape),
+        torch.randint(classes, (count,)),
+        (torch.arange(count) % 5 > 0).float(),
+    )
 
 
 NETS = {
@@ -74,20 +84,29 @@ def test_they_are_those_of_a_loop(name):
 def test_some_parameters_only():
     net, shape = NETS["mixed"]()
     data, buffers = samples(shape, 3), {"main": net.buffers}
-    some = {name: net.params[name] for name in ("wide.weight", "norm.weight", "classifier.bias", "twice.weight")}
-    assert_close(squares(net, some, buffers, *data), by_hand(net, some, buffers, *data), atol=1e-7, rtol=1e-4)
+    some = {
+        name: net.params[name]
+        for name in ("wide.weight", "norm.weight", "classifier.bias", "twice.weight")
+    }
+    assert_close(
+        squares(net, some, buffers, *data), by_hand(net, some, buffers, *data), atol=1e-7, rtol=1e-4
+    )
 
 
 def test_many_clients_at_once():
     net, shape = NETS["cnn4"]()
-    stacked = {name: torch.stack([value, value * 0.5, -value]) for name, value in net.params.items()}
+    stacked = {
+        name: torch.stack([value, value * 0.5, -value]) for name, value in net.params.items()
+    }
     parts = [samples(shape, 3, 5), samples(shape, 3, 5), samples(shape, 3, 5)]
     x, y, weight = (torch.stack(part) for part in zip(*parts, strict=True))
     found = vmap(lambda *row: squares(net, row[0], {}, *row[1:]))(stacked, x, y, weight)
     for i in range(3):
         own = {name: value[i] for name, value in stacked.items()}
         expected = by_hand(net, own, {}, x[i], y[i], weight[i])
-        assert_close({name: value[i] for name, value in found.items()}, expected, atol=1e-7, rtol=1e-4)
+        assert_close(
+            {name: value[i] for name, value in found.items()}, expected, atol=1e-7, rtol=1e-4
+        )
 
 
 def test_nothing_is_left_on_the_network():

@@ -38,7 +38,11 @@ def test_own_weights_and_statistics_come_back(name, tmp_path):
 
 def test_the_classifier_is_drawn_where_the_classes_differ(tmp_path):
     other, fresh = models.build("resnet8", (1, 16, 16), 1000, 7), start()
-    for changes in ({}, {"classifier.weight": None}, {"classifier.weight": None, "classifier.bias": None}):
+    for changes in (
+        {},
+        {"classifier.weight": None},
+        {"classifier.weight": None, "classifier.bias": None},
+    ):
         found = start(weights=saved(tmp_path, other, **changes))
         head = {name: found.params[name] for name in found.parts.head}
         assert_same(head, {name: fresh.params[name] for name in head})
@@ -57,7 +61,11 @@ def test_torchvisions_names(depth, tmp_path):
                 torch.nn.init.uniform_(values, 0.5, 1.5)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     net = models.build(
-        "resnet10" if depth == 1 else "resnet18", (3, 32, 32), 1000, 0, weights=read(tmp_path / "theirs.pth")
+        "resnet10" if depth == 1 else "resnet18",
+        (3, 32, 32),
+        1000,
+        0,
+        weights=read(tmp_path / "theirs.pth"),
     )
     x = torch.randn(2, 3, 40, 40)
     torch.testing.assert_close(net.bind({"main": net.buffers})(net.params, x), theirs(x))
@@ -77,9 +85,18 @@ def test_a_hash_in_the_name_is_checked(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"conv.weight": None}, "model=resnet8: model.weights has no conv.weight, which the network has"),
-        ({"extra": torch.ones(2)}, "model=resnet8: model.weights has extra, which the network lacks"),
-        ({"norm.bias": torch.ones(3)}, r"norm.bias of model.weights is \[3\], the network's is \[64\]"),
+        (
+            {"conv.weight": None},
+            "model=resnet8: model.weights has no conv.weight, which the network has",
+        ),
+        (
+            {"extra": torch.ones(2)},
+            "model=resnet8: model.weights has extra, which the network lacks",
+        ),
+        (
+            {"norm.bias": torch.ones(3)},
+            r"norm.bias of model.weights is \[3\], the network's is \[64\]",
+        ),
         ({"norm.bias": 3.0}, "must hold a network's state_dict and nothing else"),
     ],
 )
@@ -111,20 +128,36 @@ def vit(seed=0, **other):
         ("empty.safetensors", lambda good: b"", "cannot be read"),
         ("cut.safetensors", lambda good: good[: len(good) // 2], "cannot be read"),
         ("pickle.safetensors", lambda good: pickle.dumps({"weight": 1}), "cannot be read"),
-        ("other.pt", lambda good: good, "cannot be read .it is no file of torch.save's, or holds more than tensors.$"),
-        ("trap.pt", lambda good: pickle.dumps(Trap(), protocol=2), "cannot be read .it is no file of torch.save's"),
+        (
+            "other.pt",
+            lambda good: good,
+            "cannot be read .it is no file of torch.save's, or holds more than tensors.$",
+        ),
+        (
+            "trap.pt",
+            lambda good: pickle.dumps(Trap(), protocol=2),
+            "cannot be read .it is no file of torch.save's",
+        ),
         (
             "resnet.safetensors",
             lambda good: save(models.build("resnet8", (1, 8, 8), 5, 0).params),
             "has no class_token",
         ),
-        ("deeper.safetensors", lambda good: save(vit(layers=2).params), "encoder_layer_1.* which the network lacks$"),
+        (
+            "deeper.safetensors",
+            lambda good: save(vit(layers=2).params),
+            "encoder_layer_1.* which the network lacks$",
+        ),
         (
             "wider.safetensors",
             lambda good: save(vit(width=16).params),
             r"class_token .* is \[1, 1, 16\], .* \[1, 1, 8\]$",
         ),
-        ("whole.safetensors", lambda good: save(tree.map(Tensor.long, vit().params)), "int64.* no finite floats$"),
+        (
+            "whole.safetensors",
+            lambda good: save(tree.map(Tensor.long, vit().params)),
+            "int64.* no finite floats$",
+        ),
         (
             "nan.safetensors",
             lambda good: save(tree.map(lambda v: v / 0, vit().params)),
@@ -150,7 +183,9 @@ class Trap:
 def test_safetensors_come_back(tmp_path):
     other = vit(7)
     (tmp_path / "good.safetensors").write_bytes(save(other.params))
-    found = models.build("vit", (1, 8, 8), 5, 0, weights=read(tmp_path / "good.safetensors"), **SMALL)
+    found = models.build(
+        "vit", (1, 8, 8), 5, 0, weights=read(tmp_path / "good.safetensors"), **SMALL
+    )
     assert_same(found.params, other.params)
 
 
@@ -164,7 +199,9 @@ def test_on_the_command_line(tmp_path):
     result = call(*tiny, "model.weights=other.pt", "hydra.run.dir=other", cwd=tmp_path)
     assert (result.code, result.complaints) == (
         2,
-        ["fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full path"],
+        [
+            "fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full path"
+        ],
     )
 
 

@@ -39,7 +39,9 @@ def test_tiny_by_hand():
     }
 
 
-@pytest.mark.parametrize(("shape", "block"), [((3, 32, 32), 25), ((1, 28, 28), 16), ((1, 16, 20), 2)])
+@pytest.mark.parametrize(
+    ("shape", "block"), [((3, 32, 32), 25), ((1, 28, 28), 16), ((1, 16, 20), 2)]
+)
 def test_cnn4_by_hand(shape, block):
     wiring = models.build("cnn4", shape, 10, 0).parts.wiring
     assert list(wiring.widths.items()) == [("conv1", 32), ("conv2", 64), ("fc1", 512)]
@@ -63,7 +65,9 @@ def test_resnet8_shares_neurons_along_residual_streams(norm, stem):
     stream = ["conv", "blocks.1.conv2", "blocks.2.conv2"]
     inside = [f"blocks.{block}.conv1" for block in range(3)]
     order = ["conv", inside[0], inside[1], stream[1], inside[2], stream[2]]
-    assert list(wiring.widths.items()) == list(zip(order, (64, 64, 128, 128, 256, 256), strict=True))
+    assert list(wiring.widths.items()) == list(
+        zip(order, (64, 64, 128, 128, 256, 256), strict=True)
+    )
     axes = wiring.axes
     assert axes["conv.weight"] == (one("conv"), None)
     assert axes["norm.bias"] == axes["blocks.0.norm2.weight"] == (one("conv"),)
@@ -111,9 +115,9 @@ def restless(net: Net) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     g = torch.Generator().manual_seed(7)
 
     def moved(leaf: Tensor) -> Tensor:
-        return leaf.double() * (0.9 + 0.2 * torch.rand(leaf.shape, generator=g)) + 0.02 * torch.rand(
-            leaf.shape, generator=g
-        )
+        return leaf.double() * (
+            0.9 + 0.2 * torch.rand(leaf.shape, generator=g)
+        ) + 0.02 * torch.rand(leaf.shape, generator=g)
 
     def shaken(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
         return tree.map(lambda leaf: moved(leaf) if leaf.is_floating_point() else leaf, leaves)
@@ -125,7 +129,10 @@ NETS = {  # how to build, the inputs of one sample
     "tiny": (tiny, (1, 8, 8)),
     "tiny with norm": (lambda: tiny(norm=True), (1, 8, 8)),
     "cnn4": (lambda: models.build("cnn4", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
-    "resnet8": (lambda: models.build("resnet8", (2, 12, 12), CLASSES, 0, stem="small"), (2, 12, 12)),
+    "resnet8": (
+        lambda: models.build("resnet8", (2, 12, 12), CLASSES, 0, stem="small"),
+        (2, 12, 12),
+    ),
     "resnet18": (lambda: models.build("resnet18", (3, 16, 16), CLASSES, 0), (3, 16, 16)),
     "fedspu_cifar10": (lambda: models.build("fedspu_cifar10", (3, 8, 8), CLASSES, 0), (3, 8, 8)),
     "fedspu_speech": (lambda: models.build("fedspu_speech", (1, 8, 8), CLASSES, 0), (1, 8, 8)),
@@ -150,7 +157,9 @@ MODES = [  # they differ for BatchNorm alone
 
 @pytest.mark.parametrize(("name", "mode"), MODES)
 def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
-    """Logits, gradients, and statistics of the neurons that are left; nothing that is not finite among the others."""
+    """Logits, gradients, and statistics of the neurons that are left; nothing that is not finite
+    among the others.
+    """
     make, shape = NETS[name]
     net = make()
     wiring = net.parts.wiring
@@ -161,18 +170,24 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
     y = torch.arange(9) % CLASSES
     weight = torch.tensor([1.0] * 6 + [0.0] * 3) if mode == "train padded" else None
 
-    def run(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], dict]:
+    def run(
+        params: dict[str, Tensor], buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor], dict]:
         bound = net.bind({"main": buffers}, training=mode != "eval", weight=weight)
         params = {n: p.clone().requires_grad_() for n, p in params.items()}
         logits = bound(params, x)
-        loss = (F.cross_entropy(logits, y, reduction="none") * (1 if weight is None else weight)).sum()
+        loss = (
+            F.cross_entropy(logits, y, reduction="none") * (1 if weight is None else weight)
+        ).sum()
         grads = torch.autograd.grad(loss, list(params.values()))
         return logits.detach(), dict(zip(params, grads, strict=True)), bound.buffers["main"]
 
     mask = between(net, active)
     zeroed = {n: p * mask[n] for n, p in params.items()}
     logits, grads, after = run(zeroed, {n: b * mask[n] for n, b in buffers.items()})
-    small_logits, small_grads, small_after = run(cut(wiring, active, params), cut(wiring, active, buffers))
+    small_logits, small_grads, small_after = run(
+        cut(wiring, active, params), cut(wiring, active, buffers)
+    )
     kept = 6 if weight is not None else 9
     assert_close(logits[:kept], small_logits[:kept], atol=1e-5, rtol=1e-5)
     assert_close(cut(wiring, active, grads), small_grads, atol=1e-5, rtol=1e-5)
@@ -254,23 +269,53 @@ class Does(nn.Module):
 @pytest.mark.parametrize(
     ("network", "says"),
     [
-        (lambda: Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 3, groups=4)), "more: convolutions in 4 groups"),
+        (
+            lambda: Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 3, groups=4)),
+            "more: convolutions in 4 groups",
+        ),
         (lambda: Does(lambda m, x, h: h + x), "add: adds neurons and the network's input"),
-        (lambda: Does(lambda m, x, h: torch.cat([h, h], 1)), "cat: is not known to keep neurons apart"),
+        (
+            lambda: Does(lambda m, x, h: torch.cat([h, h], 1)),
+            "cat: is not known to keep neurons apart",
+        ),
         (lambda: Does(lambda m, x, h: torch.special.xlogy(h, h)), "xlogy: is not known"),
         (lambda: Does(lambda m, x, h: h.softmax(1)), "softmax: is not known"),
         (lambda: Does(lambda m, x, h: m.conv(h)), "conv: is used twice"),
-        (lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)), r"unused\.weight belongs to no layer"),
-        (lambda: Does(lambda m, x, h: m.more(h), more=nn.PReLU()), "more: PReLU has no known wiring"),
-        (lambda: Does(lambda m, x, h: m.more(h), more=nn.ConvTranspose2d(4, 4, 3)), "more: ConvTranspose2d has no"),
+        (
+            lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)),
+            r"unused\.weight belongs to no layer",
+        ),
+        (
+            lambda: Does(lambda m, x, h: m.more(h), more=nn.PReLU()),
+            "more: PReLU has no known wiring",
+        ),
+        (
+            lambda: Does(lambda m, x, h: m.more(h), more=nn.ConvTranspose2d(4, 4, 3)),
+            "more: ConvTranspose2d has no",
+        ),
         (lambda: Does(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
-        (lambda: Does(lambda m, x, h: h * m.classifier.weight.sum()), r"classifier\.weight|classifier_weight"),
-        (lambda: Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1)), "conv and more do not match"),
+        (
+            lambda: Does(lambda m, x, h: h * m.classifier.weight.sum()),
+            r"classifier\.weight|classifier_weight",
+        ),
+        (
+            lambda: Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1)),
+            "conv and more do not match",
+        ),
         (lambda: Does(lambda m, x, h: h.view(-1, 2, 4)), "view: only"),
-        (lambda: Does(lambda m, x, h: m.more(h), more=nn.LayerNorm(8)), "more: works along another axis"),
+        (
+            lambda: Does(lambda m, x, h: m.more(h), more=nn.LayerNorm(8)),
+            "more: works along another axis",
+        ),
         (lambda: Does(lambda m, x, h: h.mean(1, keepdim=True)), "mean: takes neurons together"),
-        (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)), "1: needs a known number of axes"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 3)), "1: takes 8 entries of 4 neurons"),
+        (
+            lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)),
+            "1: needs a known number of axes",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 3)),
+            "1: takes 8 entries of 4 neurons",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(network, says):

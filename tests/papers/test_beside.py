@@ -32,7 +32,9 @@ def test_published_value_and_difference(root: Path) -> None:
     assert row["difference"] == pytest.approx(95.0 - 96.89)
     assert row["difference_pooled"] == pytest.approx(96.0 - 96.89)
     assert row_of(table, "FedAvg")["published"] == 87.29
-    assert table.notes[0].startswith("Set-up that differs from the published one: rounds 4 (published 400)")
+    assert table.notes[0].startswith(
+        "Set-up that differs from the published one: rounds 4 (published 400)"
+    )
     assert "authors' logs pooled" in " ".join(table.prose("markdown"))
 
 
@@ -69,7 +71,10 @@ def test_departures_from_the_published_setup_are_told_briefly(tmp_path: Path) ->
     assert note.startswith(
         "Set-up that differs from the published one: q 0.1, 0.2, 0.3 and 3 more (published 0.99993) for"
     )
-    assert "norm layer (published global) for FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3 more." in note
+    assert (
+        "norm layer (published global) for FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3 more."
+        in note
+    )
 
 
 def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ root = test_report.root
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("reference") / "curves.csv"
     lines = ["method,round,accuracy_before,accuracy_after"]
-    lines += [f"fedavg,{number},{50 + number + (-1) ** number},{59 + number}" for number in range(1, 5)]
+    lines += [
+        f"fedavg,{number},{50 + number + (-1) ** number},{59 + number}" for number in range(1, 5)
+    ]
     lines += [f"fedobp_as_published_q0.9,{number},{number},{number}" for number in range(1, 5)]
     lines += ["fedper,1,2,3"]
     path.write_text("\n".join(lines) + "\n")
@@ -36,7 +38,9 @@ def test_distance_from_published_curves(root: Path, reference: Path) -> None:
         assert row["before_signed"] == 0.0
         assert row["after_absolute"] == row["after_signed"] == 1.0
     assert set(table.frame["reference"]) == {"fedavg", "fedobp_as_published_q0.9"}
-    assert "| FedAvg | 0 | fedavg | 1 | 2 | 1.00 | +0.00 | 1.00 | +1.00 |" in render(table, "markdown")
+    assert "| FedAvg | 0 | fedavg | 1 | 2 | 1.00 | +0.00 | 1.00 | +1.00 |" in render(
+        table, "markdown"
+    )
 
 
 def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:

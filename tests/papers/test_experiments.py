@@ -52,31 +52,42 @@ def swept(cfg: DictConfig) -> dict[str, list[str]]:
             override.key_or_group: list(override.sweep_string_iterator())
             if override.is_sweep_override()
             else [override.get_value_element_as_str()]
-            for override in parser.parse_overrides([f"{k}={v}" for k, v in (cfg.hydra.sweeper.params or {}).items()])
+            for override in parser.parse_overrides(
+                [f"{k}={v}" for k, v in (cfg.hydra.sweeper.params or {}).items()]
+            )
         }
 
 
 @functools.cache
 def jobs(name: str) -> list[list[str]]:
-    """Overrides of the jobs of an experiment's own sweep: all, or so many that each value occurs; of twins one."""
+    """Overrides of the jobs of an experiment's own sweep: all, or so many that each value occurs;
+    of twins one.
+    """
     values = swept(composed(f"experiment={name}"))
     words = [[f"{key}={value}" for value in own] for key, own in values.items()]
     if math.prod(map(len, words)) <= MOST:
         return [[f"experiment={name}", *job] for job in itertools.product(*words)]
     turns = 1 if "/figure" in name else max(map(len, words))
-    return [[f"experiment={name}", *(own[turn % len(own)] for own in words)] for turn in range(turns)]
+    return [
+        [f"experiment={name}", *(own[turn % len(own)] for own in words)] for turn in range(turns)
+    ]
 
 
 def ends(name: str) -> list[list[str]]:
     """Overrides of the first and of the last job of an experiment's sweep."""
     values = swept(composed(f"experiment={name}"))
-    return [[f"experiment={name}", *(f"{key}={own[at]}" for key, own in values.items())] for at in (0, -1)]
+    return [
+        [f"experiment={name}", *(f"{key}={own[at]}" for key, own in values.items())]
+        for at in (0, -1)
+    ]
 
 
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
     cfg = resolve(composed)
-    rest = {group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")}
+    rest = {
+        group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")
+    }
     typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
     typed(Local, cfg["local"], "local")
     typed(Eval, cfg["eval"], "eval")
@@ -122,7 +133,11 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
         for name in ("experiment", "paper", "debug")
         for path in (ROOT / f"conf/{name}").rglob("*.yaml")
     ]
-    used = {name for text in texts for name in re.findall(r"^  - override /paper: (\w+)$", text, re.MULTILINE)}
+    used = {
+        name
+        for text in texts
+        for name in re.findall(r"^  - override /paper: (\w+)$", text, re.MULTILINE)
+    }
     used |= {
         name
         for text in texts
@@ -146,7 +161,9 @@ def test_what_sweeps_needs_no_option(name: str):
 
 
 SEEDS = {f"fedobp/{name}": 4 for name in ("table3", "table4", "figure2", "figure3")}
-SEEDS |= dict.fromkeys(("fedpurin/cifar100", "fedpurin/cifar10_ablation", "fedspu/speech", "fedspu/emnist_stopping"), 3)
+SEEDS |= dict.fromkeys(
+    ("fedpurin/cifar100", "fedpurin/cifar10_ablation", "fedspu/speech", "fedspu/emnist_stopping"), 3
+)
 
 
 @pytest.mark.parametrize("name", sampled(SEEDS, 3))
@@ -161,7 +178,8 @@ ADAPTED = {name for name, method in METHODS.items() if method.pairs}
 
 
 @pytest.mark.parametrize(
-    ("name", "without"), [("smoke", ADAPTED), ("fedobp/all_methods", {"fedfomo", "fedobp_adaptive"} | ADAPTED)]
+    ("name", "without"),
+    [("smoke", ADAPTED), ("fedobp/all_methods", {"fedfomo", "fedobp_adaptive"} | ADAPTED)],
 )
 def test_every_method_takes_part(name: str, without: set[str]):
     """But for those that need held-out samples, where all train on all, or an adapter."""
@@ -173,7 +191,9 @@ def test_experiments_of_a_paper_run_in_one_place() -> None:
     assert run_subdir(base, "fedobp/table3").startswith("fedobp/fedavg/")
     assert run_subdir(base, "fedobp/table3", "quick").startswith("fedobp_quick/fedavg/")
     assert run_subdir(base, "demo").startswith("demo/fedavg/")
-    assert OmegaConf.to_container(composed("experiment=fedobp/table3").hydra.sweep, resolve=False) == {
+    assert OmegaConf.to_container(
+        composed("experiment=fedobp/table3").hydra.sweep, resolve=False
+    ) == {
         "dir": "outputs",
         "subdir": "${fedpfl.run_subdir:}",
     }
@@ -206,7 +226,11 @@ def test_what_was_run_with_momentum_keeps_its_identity():
 def test_the_default_is_the_papers_fedobp():
     """Table III's CIFAR100 cell at Dir(0.1) but for the split, by q of Table II and local SGD."""
     cfg = resolved("method=fedobp", "dataset=cifar100")
-    assert (cfg["method"]["q"], cfg["method"]["score"], cfg["method"]["ema"]) == (0.9998, "obp", 0.0)
+    assert (cfg["method"]["q"], cfg["method"]["score"], cfg["method"]["ema"]) == (
+        0.9998,
+        "obp",
+        0.0,
+    )
     same = ("rounds", "clients", "participation", "local", "model")
     paper = resolved("experiment=fedobp/table3", "method=fedobp", "dataset=cifar100")
     assert {key: cfg[key] for key in same} == {key: paper[key] for key in same}
@@ -222,7 +246,11 @@ def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
     values = swept(composed(f"experiment={name}", "debug=quick"))
     assert (values["dataset"], values["seed"]) == (["digits"], ["42"])
     for at in (0, -1):
-        cfg = composed(f"experiment={name}", "debug=quick", *(f"{key}={own[at]}" for key, own in values.items()))
+        cfg = composed(
+            f"experiment={name}",
+            "debug=quick",
+            *(f"{key}={own[at]}" for key, own in values.items()),
+        )
         assert_fits(cfg)
         assert (cfg.rounds, cfg.clients) <= (40, 20)
         assert cfg.dataset.mean == [0.3053]
@@ -234,7 +262,14 @@ def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
     name = [one for one in EXPERIMENTS if one.startswith(name)][-1]
     words = [f"experiment={name}", "debug=quick"]
     words += [f"{key}={values[0]}" for key, values in swept(composed(*words)).items()]
-    small = ["rounds=1", "clients=4", "local.epochs=1", "eval.every=1", "hydra.run.dir=run", "hydra.mode=RUN"]
+    small = [
+        "rounds=1",
+        "clients=4",
+        "local.epochs=1",
+        "eval.every=1",
+        "hydra.run.dir=run",
+        "hydra.mode=RUN",
+    ]
     assert call(*words, *small, "eval.finetune_every=1", cwd=tmp_path).code == 0
     assert table(tmp_path / "run/rounds.csv")[0]["accuracy"]
 
@@ -250,7 +285,10 @@ def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
         ("all_methods", "fedobp/all_methods"),
         ("fedspu_emnist_stopping", "fedspu/emnist_stopping"),
         ("table3_quick", "fedobp/table3 debug=quick"),
-        ("subflot_quick", "subflot/... debug=quick, one of ablation, ablation_digit5, ag_news, cifar10, cifar100, "),
+        (
+            "subflot_quick",
+            "subflot/... debug=quick, one of ablation, ablation_digit5, ag_news, cifar10, cifar100, ",
+        ),
     ],
 )
 def test_former_names_are_refused_with_the_new_one(former: str, now: str, tmp_path: Path) -> None:
@@ -321,7 +359,9 @@ IDENTITIES = {
     "subflot/scalability": ("910d5b727e", "2caa039ed6"),
     "subflot/tiny_imagenet": ("0faf94daa8", "2509fa66b5"),
 }
-"""Of the first and the last job of an experiment's sweep; a run of an earlier day is found again by it."""
+"""Of the first and the last job of an experiment's sweep; a run of an earlier day is found again by
+it.
+"""
 
 
 @pytest.mark.parametrize("name", sampled([*IDENTITIES], 6))

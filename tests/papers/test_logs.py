@@ -18,7 +18,13 @@ from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from tests.report.test_report import write_run
 
-EARLIER = {"name": "fedobp", "score": "obp_as_published", "scope": "all", "norm": "global", "classifier_only": False}
+EARLIER = {
+    "name": "fedobp",
+    "score": "obp_as_published",
+    "scope": "all",
+    "norm": "global",
+    "classifier_only": False,
+}
 CIFAR100: dict[str, Any] = {
     "dataset": {"name": "cifar100"},
     "partition": {"name": "published", "alpha": 0.1},
@@ -29,33 +35,61 @@ CIFAR100: dict[str, Any] = {
 
 def add(root: Path, name: str, before: float, method: dict[str, Any], **changes: Any) -> Path:
     """A run of 200 rounds whose pooled accuracy is `before`, and two points more after fine-tuning."""
-    return write_run(root / name, {100: before - 1, 200: before - 1}, reached=200, method=method, **CIFAR100 | changes)
+    return write_run(
+        root / name,
+        {100: before - 1, 200: before - 1},
+        reached=200,
+        method=method,
+        **CIFAR100 | changes,
+    )
 
 
 def test_files_are_what_the_tables_say() -> None:
-    """FedOBP's best of four rounds is not Table III's: its files came earlier. The ablation's are Table V's."""
+    """FedOBP's best of four rounds is not Table III's: its files came earlier. The ablation's are
+    Table V's.
+    """
     counts = Counter(log.files for log in logs.logs())
     assert counts == {"tables": 175, "ablation": 32, "moving average": 16, "scores": 154}
     best = {
-        (log.dataset, log.norm, log.classifier_only): max(before for before, _ in log.accuracy.values())
+        (log.dataset, log.norm, log.classifier_only): max(
+            before for before, _ in log.accuracy.values()
+        )
         for log in logs.logs()
         if log.files == "ablation"
     }
     names = {("none", False): "FedOBP NoNorm", ("layer", False): "FedOBP LayerNorm"}
-    names |= {("global", False): "FedOBP GlobalNorm w/o CLS", ("global", True): "FedOBP GlobalNorm with CLS"}
-    averaged = {log.dataset: log for log in logs.logs() if log.files == "moving average" and not log.classifier_only}
+    names |= {
+        ("global", False): "FedOBP GlobalNorm w/o CLS",
+        ("global", True): "FedOBP GlobalNorm with CLS",
+    }
+    averaged = {
+        log.dataset: log
+        for log in logs.logs()
+        if log.files == "moving average" and not log.classifier_only
+    }
     for (dataset, *kind), value in best.items():
         known = published.numbers()[
-            SOURCE + "V", "mean test accuracy over clients (%)", published.bare(names[*kind]), dataset, "ablation"
+            SOURCE + "V",
+            "mean test accuracy over clients (%)",
+            published.bare(names[*kind]),
+            dataset,
+            "ablation",
         ]
-        if kind == ["global", True] and dataset in ("MNIST", "FMNIST", "OrganAMNIST", "OrganCMNIST"):
+        if kind == ["global", True] and dataset in (
+            "MNIST",
+            "FMNIST",
+            "OrganAMNIST",
+            "OrganCMNIST",
+        ):
             assert value != known.value
             value = max(before for before, _ in averaged[dataset].accuracy.values())
         assert value == pytest.approx(known.value, abs=0.051), (dataset, kind)
     assert {log.method for log in logs.logs()} == {*COMPARED} - {"fedala", "fedselect"}
 
 
-def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_the_files_settings_stand_beside_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     add(tmp_path, "avg", 25.25, {"name": "fedavg"})
     add(tmp_path, "obp", 46.0, EARLIER | {"q": 0.99505, "ema": 0.5})
     others = {
@@ -70,7 +104,11 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path, capsys: py
             name,
             50.0,
             {"name": "fedavg"},
-            **{**CIFAR100, **changes, "partition": CIFAR100["partition"] | changes.get("partition", {})},
+            **{
+                **CIFAR100,
+                **changes,
+                "partition": CIFAR100["partition"] | changes.get("partition", {}),
+            },
         )
     for name, method in {
         "q": {"q": 0.9998, "ema": 0.5},
@@ -85,13 +123,20 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path, capsys: py
     frame = TABLES["fedobp/public_logs"].make(gathered, Selection()).frame
     assert frame["round"].tolist() == [100, 200] * 2
     avg = frame[frame["method"].str.startswith("FedAvg")].iloc[0]
-    assert (avg["before"], avg["before_logged"], avg["after"], avg["after_logged"]) == (25.25, 25.48, 27.25, 49.14)
+    assert (avg["before"], avg["before_logged"], avg["after"], avg["after_logged"]) == (
+        25.25,
+        25.48,
+        27.25,
+        49.14,
+    )
     assert avg["before_difference"] == pytest.approx(25.25 - 25.48)
     obp = frame[frame["method"].str.startswith("FedOBP")]
     assert obp["before_logged"].tolist() == [45.95, 45.57]
     assert {
         path.suffix
-        for path in FIGURES["fedobp/public_curves"].draw("fedobp/public_curves", gathered, tmp_path, Selection())
+        for path in FIGURES["fedobp/public_curves"].draw(
+            "fedobp/public_curves", gathered, tmp_path, Selection()
+        )
     } == {".png", ".pdf"}
     assert main(["paper", "fedobp/public_logs", str(tmp_path), "--format", "csv"]) == 0
     assert capsys.readouterr().out.count("CIFAR100") == 6
@@ -99,7 +144,10 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path, capsys: py
 
 def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_path: Path) -> None:
     faulty = {"name": "organamnist", "mean": [118.7546], "std": [62.3489]}
-    for name, dataset in (("sound", {"name": "organamnist", "mean": [0.46], "std": [0.24]}), ("faulty", faulty)):
+    for name, dataset in (
+        ("sound", {"name": "organamnist", "mean": [0.46], "std": [0.24]}),
+        ("faulty", faulty),
+    ):
         add(tmp_path, name, 60.0, {"name": "fedper"}, dataset=dataset)
     [group] = logs.logged(groups(runs(tmp_path)))
     assert group.runs[0].path.name == "faulty"
@@ -107,5 +155,8 @@ def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_pat
 
 
 def test_without_runs_the_table_says_how_to_make_them() -> None:
-    with pytest.raises(FedpflError, match=r"no runs for fedobp/public_logs; run `.* experiment=fedobp/as_published`"):
+    with pytest.raises(
+        FedpflError,
+        match=r"no runs for fedobp/public_logs; run `.* experiment=fedobp/as_published`",
+    ):
         TABLES["fedobp/public_logs"].make([], Selection())

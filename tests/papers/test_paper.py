@@ -38,7 +38,14 @@ from tests.report.test_report import amend, name_of, write_run
 
 PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Layout)}
 FEDOBP = [name for name in PLANS if name.startswith("fedobp/")]
-OBP = {"name": "fedobp", "q": 0.99993, "score": "obp", "norm": "global", "scope": "all", "classifier_only": False}
+OBP = {
+    "name": "fedobp",
+    "q": 0.99993,
+    "score": "obp",
+    "norm": "global",
+    "scope": "all",
+    "classifier_only": False,
+}
 FMNIST = {"name": "published", "alpha": 0.1}
 
 
@@ -49,7 +56,9 @@ def add(root: Path, name: str, accuracy: float, method: dict[str, Any], **change
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Fashion-MNIST at Dir(0.1): FedOBP with two seeds, FedAvg and FedPer with one; published 96.89, 87.29, 96.24."""
+    """Fashion-MNIST at Dir(0.1): FedOBP with two seeds, FedAvg and FedPer with one; published
+    96.89, 87.29, 96.24.
+    """
     add(tmp_path, "a", 96.0, OBP, seed=1)
     add(tmp_path, "b", 97.0, OBP, seed=2)
     add(tmp_path, "c", 86.0, {"name": "fedavg"}, seed=1)
@@ -58,7 +67,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def cell(
-    root: Path, row: str, table: str = "fedobp/table4", dataset: str = "fmnist", alpha: float = 0.1, **options: Any
+    root: Path,
+    row: str,
+    table: str = "fedobp/table4",
+    dataset: str = "fmnist",
+    alpha: float = 0.1,
+    **options: Any,
 ):
     """A cell's own values' mean, seeds, and what else is known of it."""
     shown = fill(table, groups(runs(root)), **options)
@@ -66,7 +80,9 @@ def cell(
     place = 1 + places.index((dataset, alpha))
     (own,) = (cells[place] for cells in shown.rows if cells[0].value == row)
     record = shown.frame[(shown.frame["row"] == row)].iloc[place - 1]
-    return SimpleNamespace(**record, mark=own.mark, flag=own.flag, mean=None if math.isnan(own.value) else own.value)
+    return SimpleNamespace(
+        **record, mark=own.mark, flag=own.flag, mean=None if math.isnan(own.value) else own.value
+    )
 
 
 # Tables
@@ -110,13 +126,23 @@ def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) 
         add(root, name, 99.0, OBP | changes, seed=1)
     add(root, "q", 99.5, OBP | {"q": 0.9}, seed=1)
     assert cell(root, "FedOBP").mean == 96.5
-    assert any("Several configurations fit FedOBP" in note for note in fill("fedobp/table4", groups(runs(root))).notes)
+    assert any(
+        "Several configurations fit FedOBP" in note
+        for note in fill("fedobp/table4", groups(runs(root))).notes
+    )
 
 
 def test_the_run_nearest_to_the_papers_settings_is_shown(root: Path) -> None:
     other = {"epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
     add(root, "slow", 50.0, {"name": "fedavg"}, seed=1, local=other)
-    add(root, "ours", 60.0, {"name": "fedavg"}, seed=1, partition={"name": "dirichlet", "alpha": 0.1})
+    add(
+        root,
+        "ours",
+        60.0,
+        {"name": "fedavg"},
+        seed=1,
+        partition={"name": "dirichlet", "alpha": 0.1},
+    )
     assert cell(root, "FedAvg").mean == 86.0
 
 
@@ -132,7 +158,13 @@ def test_unfinished_runs_are_marked(root: Path) -> None:
 
 def test_faulty_normalisation_has_a_table_of_its_own(root: Path) -> None:
     faulty = {"name": "organamnist", "mean": [118.7546], "std": [62.3489]}
-    add(root, "sound", 95.0, {"name": "fedper"}, dataset={"name": "organamnist", "mean": [0.46], "std": [0.24]})
+    add(
+        root,
+        "sound",
+        95.0,
+        {"name": "fedper"},
+        dataset={"name": "organamnist", "mean": [0.46], "std": [0.24]},
+    )
     add(root, "faulty", 67.0, {"name": "fedper"}, dataset=faulty)
     assert cell(root, "FedPer", dataset="organamnist").mean == 95.0
     shown = cell(root, "FedPer", "fedobp/table4_as_published", "organamnist")
@@ -156,7 +188,13 @@ def test_table_5_tells_normalisations_apart(root: Path) -> None:
     add(root, "layer", 90.0, earlier | {"norm": "layer"}, seed=1)
     add(root, "ema", 91.0, earlier | {"ema": 0.5}, seed=1)
     add(root, "cls", 92.0, earlier | {"classifier_only": True, "q": 0.9908}, seed=1)
-    add(root, "cifar", 93.0, earlier | {"classifier_only": True, "q": 0.983}, dataset={"name": "cifar10"})
+    add(
+        root,
+        "cifar",
+        93.0,
+        earlier | {"classifier_only": True, "q": 0.983},
+        dataset={"name": "cifar10"},
+    )
     rows = ("none", "layer", "global", "global, CLS")
     own = {row: cell(root, row, "fedobp/table5").mean for row in rows}
     assert own == {"none": None, "layer": 90.0, "global": None, "global, CLS": 91.0}
@@ -166,7 +204,10 @@ def test_table_5_tells_normalisations_apart(root: Path) -> None:
     [note] = [note for note in fill("fedobp/table5", groups(runs(root))).notes if "differs" in note]
     assert " q " not in note
     add(root, "q", 94.0, earlier | {"q": 0.9999}, seed=1)
-    assert any("q 0.9999 (published 0.999705)" in note for note in fill("fedobp/table5", groups(runs(root))).notes)
+    assert any(
+        "q 0.9999 (published 0.999705)" in note
+        for note in fill("fedobp/table5", groups(runs(root))).notes
+    )
 
 
 def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
@@ -175,22 +216,36 @@ def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
     for name, method in (("obp", OBP), ("avg", {"name": "fedavg"})):
         add(root, name, 50.0, method, seed=1, local=plain)
     assert (cell(root, "FedOBP").mean, cell(root, "FedAvg").mean) == (50.0, 86.0)
-    rows = [f"{name}, momentum {momentum}" for name in ("FedOBP", "FedAvg") for momentum in ("0", "0.7")]
+    rows = [
+        f"{name}, momentum {momentum}" for name in ("FedOBP", "FedAvg") for momentum in ("0", "0.7")
+    ]
     assert [cell(root, row, "fedobp/one_momentum").mean for row in rows] == [50.0, 96.5, 50.0, 86.0]
 
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
     add(tmp_path, "a", 95.0, {"name": "fedavg"}, dataset={"name": "digits"})
     grid = fill("fedobp/table3", groups(runs(tmp_path)))
-    assert [(one.group, one.heading) for one in grid.columns[1:]] == [("Digits", f"Dir({a})") for a in (0.1, 0.5)]
+    assert [(one.group, one.heading) for one in grid.columns[1:]] == [
+        ("Digits", f"Dir({a})") for a in (0.1, 0.5)
+    ]
     assert grid.rows[1][1].value == 95.0
     assert all("dataset=digits" in command.split() for command in grid.commands)
-    spu = {"method": {"name": "fedspu"}, "model": {"name": "fedspu_emnist"}, "stopping": {"early": False}}
+    spu = {
+        "method": {"name": "fedspu"},
+        "model": {"name": "fedspu_emnist"},
+        "stopping": {"early": False},
+    }
     for alpha in (0.1, 0.5, 1.0):
         write_run(
-            tmp_path / f"s{alpha}", {4: 90 + alpha}, dataset={"name": "digits"}, partition={"alpha": alpha}, **spu
+            tmp_path / f"s{alpha}",
+            {4: 90 + alpha},
+            dataset={"name": "digits"},
+            partition={"alpha": alpha},
+            **spu,
         )
-    assert fill("fedspu/table1", groups(runs(tmp_path))).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
+    assert fill("fedspu/table1", groups(runs(tmp_path))).frame["own"].tolist()[-1] == pytest.approx(
+        90 + 1.6 / 3
+    )
 
 
 # What is missing
@@ -208,11 +263,18 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
     for command in commands:
         words = dict(word.split("=", 1) for word in command.split()[3:])
         own = swept(composed(f"experiment={words.pop('experiment')}"))
-        params = {"partition.alpha": ["0.1"], **own, **{key: values.split(",") for key, values in words.items()}}
+        params = {
+            "partition.alpha": ["0.1"],
+            **own,
+            **{key: values.split(",") for key, values in words.items()},
+        }
         key = "method"
         for value in params[key]:
             for dataset in params["dataset"]:
-                jobs |= {(value, dataset.removesuffix("_as_published"), float(a)) for a in params["partition.alpha"]}
+                jobs |= {
+                    (value, dataset.removesuffix("_as_published"), float(a))
+                    for a in params["partition.alpha"]
+                }
     return jobs
 
 
@@ -231,13 +293,17 @@ def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
 
 
 def test_an_empty_table_is_one_command() -> None:
-    assert fill("fedobp/table3", []).commands == ("python -m fedpfl.train experiment=fedobp/table3",)
+    assert fill("fedobp/table3", []).commands == (
+        "python -m fedpfl.train experiment=fedobp/table3",
+    )
     assert fill("fedobp/table5", []).commands == (
         "python -m fedpfl.train experiment=fedobp/table5",
         "python -m fedpfl.train experiment=fedobp/table5_cls",
         "python -m fedpfl.train experiment=fedobp/table5_ema",
     )
-    assert fill("fedobp/one_momentum", []).commands == ("python -m fedpfl.train experiment=fedobp/one_momentum",)
+    assert fill("fedobp/one_momentum", []).commands == (
+        "python -m fedpfl.train experiment=fedobp/one_momentum",
+    )
 
 
 @pytest.mark.parametrize("name", FEDOBP)
@@ -263,16 +329,24 @@ def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
     plan, wanted = PLANS[name], Counter[Any]()
     for i in range(len(plan.lines)):
         for j, place in enumerate(plan.places):
-            wanted[frozenset({**plan.words(i, j, None), "partition.alpha": place.alphas[0]}.items())] += 1
+            wanted[
+                frozenset({**plan.words(i, j, None), "partition.alpha": place.alphas[0]}.items())
+            ] += 1
     commands = fill(name, []).commands
     assert all(len(command.split()) == 4 for command in commands)
     found = Counter[Any]()
     for experiment in (command.split()[3] for command in commands):
         own = swept(composed(experiment)) | {"experiment": [experiment.partition("=")[2]]}
-        own["partition.alpha"] = [*map(float, own["partition.alpha"])] if "partition.alpha" in own else [None]
-        own |= {key: [value.lower() for value in own[key]] for key in ("method.hessian",) if key in own}
+        own["partition.alpha"] = (
+            [*map(float, own["partition.alpha"])] if "partition.alpha" in own else [None]
+        )
+        own |= {
+            key: [value.lower() for value in own[key]] for key in ("method.hessian",) if key in own
+        }
         own.pop("seed", None)
-        found.update(frozenset(zip(own, job, strict=True)) for job in itertools.product(*own.values()))
+        found.update(
+            frozenset(zip(own, job, strict=True)) for job in itertools.product(*own.values())
+        )
     assert found == wanted
     assert set(found.values()) == {1}
 
@@ -290,7 +364,9 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     plan = PLANS[name]
     lines = [i for i, line in enumerate(plan.lines) if not line.untold]
     places = [j for j, place in enumerate(plan.places) if not place.untold]
-    cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places} | {(lines[-1], j) for j in places}
+    cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places} | {
+        (lines[-1], j) for j in places
+    }
     for i, j in sorted(cells):
         alpha = plan.places[j].alphas[-1]
         words = plan.words(i, j, alpha)
@@ -318,17 +394,28 @@ def test_every_published_number_has_one_cell() -> None:
         for i in range(len(plan.lines)):
             for j in range(len(plan.places)):
                 source, metric, method, dataset, setting = plan.key(i, j)
-                key = source, metric, published.bare(method), DATASETS.get(dataset, dataset), setting
+                key = (
+                    source,
+                    metric,
+                    published.bare(method),
+                    DATASETS.get(dataset, dataset),
+                    setting,
+                )
                 value = next(printed)
                 if not math.isnan(value):
                     shown[key] += 1
                     assert value == published.numbers()[key].value
-    rows = [row for path in sorted(Path(published.__file__).parent.glob("*/published.csv")) for row in read_rows(path)]
+    rows = [
+        row
+        for path in sorted(Path(published.__file__).parent.glob("*/published.csv"))
+        for row in read_rows(path)
+    ]
     assert shown == Counter((row[0], row[1], published.bare(row[2]), *row[3:]) for row in rows)
     assert len(rows) == 641
 
 
-# The other papers, by the last evaluation of all clients' personal models and by each paper's own rule
+# The other papers, by the last evaluation of all clients' personal models and by each paper's own
+# rule
 
 
 def change(path: Path, name: str = "rounds.csv", **columns: list[float]) -> None:
@@ -336,21 +423,30 @@ def change(path: Path, name: str = "rounds.csv", **columns: list[float]) -> None
     rows.assign(**columns).to_csv(path / name, index=False)
 
 
-def both(root: Path, table: str, row: str, dataset: str, setting: str) -> tuple[float, float, float]:
+def both(
+    root: Path, table: str, row: str, dataset: str, setting: str
+) -> tuple[float, float, float]:
     """Own value of a cell by our rule and by the paper's, and the published one."""
     found = []
     for rule in (Selection(), None):
         frame = fill(table, groups(runs(root)), rule).frame
-        ((own, known),) = frame[(frame["row"] == row) & (frame["dataset"] == dataset) & (frame["setting"] == setting)][
-            ["own", "published"]
-        ].to_numpy()
+        ((own, known),) = frame[
+            (frame["row"] == row) & (frame["dataset"] == dataset) & (frame["setting"] == setting)
+        ][["own", "published"]].to_numpy()
         found.append(own)
     return found[0], found[1], known
 
 
 def test_fedobp_by_the_best_of_its_checkpoints_pooled(tmp_path: Path) -> None:
     accuracy = {100: 90.0, 150: 99.0, 200: 80.0}
-    write_run(tmp_path / "a", accuracy, reached=200, method={"name": "fedper"}, partition=FMNIST, rounds=200)
+    write_run(
+        tmp_path / "a",
+        accuracy,
+        reached=200,
+        method={"name": "fedper"},
+        partition=FMNIST,
+        rounds=200,
+    )
     assert both(tmp_path, "fedobp/table4", "FedPer", "FMNIST", "Dir(0.1)") == (80.0, 91.0, 96.24)
 
 
@@ -365,24 +461,40 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
         ("avg", 30.0, {"name": "fedavg"}),
         ("babu", 40.0, {"name": "fedbabu"}),
     ):
-        add(tmp_path, name, accuracy, method, dataset={"name": "cifar10"}, partition=dealt, clients=10)
+        add(
+            tmp_path,
+            name,
+            accuracy,
+            method,
+            dataset={"name": "cifar10"},
+            partition=dealt,
+            clients=10,
+        )
     setting = "CIFAR10", "10 clients, 2 classes each"
     assert both(tmp_path, "fedselect/table1", "FedSelect", *setting) == (80.0, 64.0, 82.25)
     assert both(tmp_path, "fedselect/table1", "FedAvg", *setting) == (30.0, 30.0, 27.70)
     assert both(tmp_path, "fedselect/table1", "FedAvg+FT", *setting) == (32.0, 32.0, 75.30)
     assert both(tmp_path, "fedselect/table1", "FedBABU", *setting) == (42.0, 42.0, 75.45)
-    assert both(tmp_path, "fedselect/table2", "FedSelect (alpha=0.50)", *setting) == (81.0, 64.0, 82.20)
+    assert both(tmp_path, "fedselect/table2", "FedSelect (alpha=0.50)", *setting) == (
+        81.0,
+        64.0,
+        82.20,
+    )
     assert both(tmp_path, "fedselect/table3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
     assert both(tmp_path, "fedselect/table3", "Layer B", *setting) == (83.0, 64.0, 78.36)
     table = fill("fedselect/table3", groups(runs(tmp_path)))
-    assert any(note.startswith("Which layers the paper calls A to D is not stated") for note in table.notes)
+    assert any(
+        note.startswith("Which layers the paper calls A to D is not stated") for note in table.notes
+    )
     assert any("method.personalise=least,0,5,10,15,random" in command for command in table.commands)
 
 
 GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
 
 
-def spu(root: Path, name: str, accuracy: float, alpha: float, early: bool = False, **own: Any) -> Path:
+def spu(
+    root: Path, name: str, accuracy: float, alpha: float, early: bool = False, **own: Any
+) -> Path:
     return add(
         root,
         name,
@@ -422,7 +534,9 @@ def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
         change(path, participants=[10, 10, 7, 3])
-    shown = both(tmp_path, "fedspu/table2", "FedSPU", "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)")
+    shown = both(
+        tmp_path, "fedspu/table2", "FedSPU", "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
+    )
     assert shown == (pytest.approx(40 + 16 / 3), pytest.approx(40 + 16 / 3), 42.66)
     assert both(tmp_path, "fedspu/table4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (3.0, 3.0, 216.0)
     spu(tmp_path, "whole", 40.0, 0.5)
@@ -441,11 +555,15 @@ def test_where_the_last_ten_stop_at_once_the_round_after_has_fewer(tmp_path: Pat
 
 
 def test_hours_are_simulated_ones(tmp_path: Path) -> None:
-    """After two rounds fewer are active than a round takes: the published count ends there. Without devices none."""
+    """After two rounds fewer are active than a round takes: the published count ends there. Without
+    devices none.
+    """
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 50.0, alpha, early=True)
         change(path, participants=[10, 10, 7, 3])
-    assert math.isnan(both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")[0])
+    assert math.isnan(
+        both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")[0]
+    )
     for path in tmp_path.iterdir():
         change(path, sim_seconds=[3600.0, 1800.0, 900.0, 900.0])
     hours = both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
@@ -458,7 +576,9 @@ def test_runs_that_no_paper_has_are_told_of_or_left_out(tmp_path: Path) -> None:
         return fill("fedobp/table4", groups(runs(tmp_path / name)))
 
     assert "privacy" not in " ".join(fill_with("plain").notes)
-    assert "privacy.name client (published none)" in " ".join(fill_with("private", privacy={"name": "client"}).notes)
+    assert "privacy.name client (published none)" in " ".join(
+        fill_with("private", privacy={"name": "client"}).notes
+    )
     late = {"name": "simulated", "profile": "uniform", "deadline": 3.0}
     assert "system.deadline 3.0 (published none)" in " ".join(fill_with("late", system=late).notes)
     phones = {"name": "simulated", "profile": "phones"}
@@ -476,7 +596,11 @@ def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
     fmnist = "FMNIST", "Dir(0.1)"
     assert both(tmp_path, "fedpurin/table1", "FedPURIN", *fmnist) == (90.0, 75.0, 96.55)
     assert both(tmp_path, "fedpurin/table1", "FedAvg", *fmnist) == (92.0, 64.0, 97.05)
-    assert both(tmp_path, "fedpurin/table2", "FedPURIN (delta theta, Hessian)", *fmnist) == (91.0, 64.0, 96.48)
+    assert both(tmp_path, "fedpurin/table2", "FedPURIN (delta theta, Hessian)", *fmnist) == (
+        91.0,
+        64.0,
+        96.48,
+    )
     mebi = 8 * 2**20
     up = both(tmp_path, "fedpurin/table3", "FedPURIN, up, before beta", *fmnist)
     assert up == (pytest.approx(32_000 / mebi), pytest.approx(32_000 / mebi), 2.38)
@@ -493,21 +617,41 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
     whole = {"name": "subflot", "otp": True, "sar": True, "ota": True}
     twenty: dict[str, Any] = {"clients": 20, "partition": {"name": "dirichlet", "alpha": 0.1}}
     add(tmp_path, "dir", 45.0, whole, dataset={"name": "cifar100"}, **twenty)
-    add(tmp_path, "others", 99.0, whole, dataset={"name": "cifar100"}, partition=twenty["partition"])
+    add(
+        tmp_path, "others", 99.0, whole, dataset={"name": "cifar100"}, partition=twenty["partition"]
+    )
     shards = {"name": "shards", "classes_per_client": 10, "alpha": None}
     add(tmp_path, "shards", 55.0, whole, dataset={"name": "cifar100"}, clients=20, partition=shards)
     add(tmp_path, "without", 80.0, whole | {"ota": False}, dataset={"name": "cifar10"}, **twenty)
-    pacs = add(tmp_path, "pacs", 40.0, whole, dataset={"name": "pacs"}, clients=20, partition={"name": "groups"})
+    pacs = add(
+        tmp_path,
+        "pacs",
+        40.0,
+        whole,
+        dataset={"name": "pacs"},
+        clients=20,
+        partition={"name": "groups"},
+    )
     rows = pd.DataFrame({"client": range(20), "accuracy": [float(client) for client in range(20)]})
     rows.to_csv(pacs / "clients.csv", index=False)
     assert both(tmp_path, "subflot/main", "SubFLOT", "CIFAR100", "practical") == (45.0, 64.0, 44.88)
-    assert both(tmp_path, "subflot/main", "SubFLOT", "CIFAR100", "pathological") == (55.0, 64.0, 58.37)
-    assert both(tmp_path, "subflot/label_skew", "SubFLOT", "CIFAR100", "label skew or real world") == (
+    assert both(tmp_path, "subflot/main", "SubFLOT", "CIFAR100", "pathological") == (
         55.0,
         64.0,
         58.37,
     )
-    assert both(tmp_path, "subflot/ablation", "SubFLOT w/o OTA", "CIFAR10", "Dir(0.1)") == (80.0, 64.0, 81.41)
+    assert both(
+        tmp_path, "subflot/label_skew", "SubFLOT", "CIFAR100", "label skew or real world"
+    ) == (
+        55.0,
+        64.0,
+        58.37,
+    )
+    assert both(tmp_path, "subflot/ablation", "SubFLOT w/o OTA", "CIFAR10", "Dir(0.1)") == (
+        80.0,
+        64.0,
+        81.41,
+    )
     # Clients 0 to 4 hold art paintings, 5 to 9 cartoons, then photos and sketches.
     assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Photo") == (12.0, 12.0, 48.23)
     assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Art") == (2.0, 2.0, 28.73)
@@ -527,22 +671,41 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
     assert shown["difference"].isna().all()
 
 
-def test_the_papers_own_rule_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    add(tmp_path, "avg", 92.0, {"name": "fedavg"}, partition={"name": "fixed_dirichlet", "alpha": 0.1})
+def test_the_papers_own_rule_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(
+        tmp_path,
+        "avg",
+        92.0,
+        {"name": "fedavg"},
+        partition={"name": "fixed_dirichlet", "alpha": 0.1},
+    )
     for words, own in (([], 92.0), (["--select", "as-published"], 64.0)):
         assert main(["paper", "fedpurin/table1", str(tmp_path), "--format", "csv", *words]) == 0
         assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["own"].dropna()) == {own}
-    assert main(["paper", "fedpurin/table1", str(tmp_path), "--select", "as-published", "--every", "50"]) == 2
+    assert (
+        main(
+            ["paper", "fedpurin/table1", str(tmp_path), "--select", "as-published", "--every", "50"]
+        )
+        == 2
+    )
     assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
-    assert main(["paper", "all_methods", str(tmp_path), "--select", "as-published"]) == 0  # by FedOBP's
-    assert "the best evaluation after a multiple of 100 rounds" in " ".join(capsys.readouterr().out.split())
+    assert (
+        main(["paper", "all_methods", str(tmp_path), "--select", "as-published"]) == 0
+    )  # by FedOBP's
+    assert "the best evaluation after a multiple of 100 rounds" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 # Paired tests
 
 
 def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
-    for seed, (obp, avg, per) in enumerate([(90, 80, 90.5), (91, 82, 90.2), (92, 82.5, 92.4), (93, 82, 92.8)]):
+    for seed, (obp, avg, per) in enumerate(
+        [(90, 80, 90.5), (91, 82, 90.2), (92, 82.5, 92.4), (93, 82, 92.8)]
+    ):
         for name, value in (("fedobp", obp), ("fedavg", avg), ("fedper", per)):
             method = OBP if name == "fedobp" else {"name": name}
             add(tmp_path, f"{name}{seed}", float(value), method, seed=seed)
@@ -550,12 +713,19 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
     assert not cell(tmp_path, "FedPer", test="t").flag
     assert not cell(tmp_path, "FedAvg", test="wilcoxon").flag  # four pairs cannot
     grid = fill("fedobp/table4", groups(runs(tmp_path)), test="wilcoxon")
-    assert "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)" in grid.notes[-1]
+    assert (
+        "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)"
+        in grid.notes[-1]
+    )
     assert "81.62(1.11)†" in render(fill("fedobp/table4", groups(runs(tmp_path)), test="t"))
 
 
 def test_without_common_seeds_there_is_no_test(root: Path) -> None:
-    assert fill("fedobp/table4", groups(runs(root)), test="t").notes[-1].startswith("No paired test against FedOBP")
+    assert (
+        fill("fedobp/table4", groups(runs(root)), test="t")
+        .notes[-1]
+        .startswith("No paired test against FedOBP")
+    )
 
 
 # Forms
@@ -573,7 +743,11 @@ def test_what_the_forms_show(root: Path) -> None:
     assert r"\textbf{96.50(0.71)}" in latex
     assert r"\multicolumn{2}{c}{FMNIST}" in latex
     assert r"\cmidrule(lr){4-5}" in latex
-    body = [line for line in latex.splitlines() if line.startswith(("FedOBP", "FedAvg", "{\\scriptsize"))]
+    body = [
+        line
+        for line in latex.splitlines()
+        if line.startswith(("FedOBP", "FedAvg", "{\\scriptsize"))
+    ]
     assert {line.count("&") for line in body} == {8}
     for command in grid.commands:
         assert command in markdown
@@ -583,7 +757,11 @@ def test_what_the_forms_show(root: Path) -> None:
 def test_csv_is_unrounded_and_long(root: Path) -> None:
     frame = pd.read_csv(io.StringIO(render(fill("fedobp/table4", groups(runs(root))), "csv")))
     assert len(frame) == 14 * 8
-    row = frame[(frame["row"] == "FedOBP") & (frame["dataset"] == "FMNIST") & (frame["setting"] == "Dir(0.1)")].iloc[0]
+    row = frame[
+        (frame["row"] == "FedOBP")
+        & (frame["dataset"] == "FMNIST")
+        & (frame["setting"] == "Dir(0.1)")
+    ].iloc[0]
     assert (row["own"], row["published"], row["rank"], row["seeds"]) == (96.5, 96.89, 1, "1 2")
     assert row["own_seed_std"] == math.sqrt(0.5)
 
@@ -592,10 +770,18 @@ def test_csv_is_unrounded_and_long(root: Path) -> None:
 
 
 def sweep(root: Path) -> Path:
-    for number, (score, q) in enumerate([(s, q) for s in ("obp", "fisher") for q in (0.0, 0.9, 1.0)]):
+    for number, (score, q) in enumerate(
+        [(s, q) for s in ("obp", "fisher") for q in (0.0, 0.9, 1.0)]
+    ):
         add(root, f"s{number}", 80.0 + number, OBP | {"score": score, "q": q})
     for number, alpha in enumerate((0.3, 0.5)):
-        add(root, f"a{number}", 85.0, {"name": "fedavg"}, partition={"name": "published", "alpha": alpha})
+        add(
+            root,
+            f"a{number}",
+            85.0,
+            {"name": "fedavg"},
+            partition={"name": "published", "alpha": alpha},
+        )
     earlier = OBP | {"score": "obp_as_published", "q": 0.999705}
     add(root, "layer", 90.0, earlier | {"norm": "layer"}, seed=42)
     add(root, "global", 91.0, earlier, seed=42)
@@ -603,15 +789,24 @@ def sweep(root: Path) -> Path:
         add(root, f"ema{q}", 92.0, earlier | {"ema": 0.5, "q": q})
     for name in ("a", "layer"):
         rows = pd.read_csv(root / name / "rounds.csv")
-        rows["personal/conv1.weight"], rows["personal/conv1.bias"] = [0, 20, 15, 10], [0, 10, 15, 10]
+        rows["personal/conv1.weight"], rows["personal/conv1.bias"] = (
+            [0, 20, 15, 10],
+            [0, 10, 15, 10],
+        )
         rows["personal/fc.weight"] = [0, 10, 30, 60]
         rows.to_csv(root / name / "rounds.csv", index=False)
     return root
 
 
 def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
-    """A run of three clients that recorded masks: a tensor in which all hold the same half, one with a single pair."""
-    clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3, "partition": FMNIST | {"samples_per_client": 480}}
+    """A run of three clients that recorded masks: a tensor in which all hold the same half, one
+    with a single pair.
+    """
+    clients = {
+        "dataset": {"name": "mini_imagenet"},
+        "clients": 3,
+        "partition": FMNIST | {"samples_per_client": 480},
+    }
     path = add(root, f"{name}{seed}{method}", 70.0, {"name": name, **method}, seed=seed, **clients)
     change(path, personal_share=[0, 0.25, 0.4375, 0.4375])
     one = {"entries": 8, "held": [4, 0, 0, 4], "both": [[4, 4, 4]] * 3}
@@ -633,8 +828,14 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
             ax = MatplotlibFigure().subplots()
             draw(ax, members)
             bars = {bar.get_label(): bar.lines[0] for bar in ax.containers}
-            lines = {line.get_label(): line for line in ax.lines if line not in bars.values()} | bars
-            found[heading] = {label: list(line.get_ydata()) for label, line in lines.items() if len(line.get_ydata())}
+            lines = {
+                line.get_label(): line for line in ax.lines if line not in bars.values()
+            } | bars
+            found[heading] = {
+                label: list(line.get_ydata())
+                for label, line in lines.items()
+                if len(line.get_ydata())
+            }
         return []
 
     monkeypatch.setattr(f"{FIGURES[name].paint.__module__}.panels", panels)
@@ -643,9 +844,11 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
 
 def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By layer; the third client holds nothing with the first seed, two entries of its own with the second.
+    """By layer; the third client holds nothing with the first seed, two entries of its own with the
+    second.
 
-    Of the pairs one has 1 of 3 in common, two have nothing of 2 or of 4. By chance it would be 4 / 10 of 3.6.
+    Of the pairs one has 1 of 3 in common, two have nothing of 2 or of 4. By chance it would be 4 /
+    10 of 3.6.
     """
     for seed in (1, 2):
         masked(tmp_path, "fedselect", seed, alpha=0.3)
@@ -653,12 +856,16 @@ def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [label] = [label for label in lines if not label.startswith("_")]
     assert label.startswith("FedSelect")
     assert lines[label] == [1, pytest.approx(1 / 9)]
-    [thin] = [values for label, values in lines.items() if label.startswith("_child") and len(values) == 2][-1:]
+    [thin] = [
+        values for label, values in lines.items() if label.startswith("_child") and len(values) == 2
+    ][-1:]
     even = 0.4 / 3.6
     assert thin == [pytest.approx(2 / 6), pytest.approx((even / 3 + even) / 2)]
 
 
-def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_and_frequencies_of_masks_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in (1, 2):
         masked(tmp_path, "fedpurin", seed)
     masked(tmp_path, "fedselect", alpha=0.3)
@@ -671,11 +878,17 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pyt
 
 def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) -> None:
     add(tmp_path, "old", 70.0, {"name": "fedselect", "alpha": 0.3})
-    with pytest.raises(FedpflError, match=r"no runs for fedselect/figure4; run .* experiment=fedselect/alpha`"):
-        FIGURES["fedselect/figure4"].draw("fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection())
+    with pytest.raises(
+        FedpflError, match=r"no runs for fedselect/figure4; run .* experiment=fedselect/alpha`"
+    ):
+        FIGURES["fedselect/figure4"].draw(
+            "fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection()
+        )
 
 
-def test_figures_of_masks_are_among_all_there_are_runs_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_masks_are_among_all_there_are_runs_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On data sets that FedOBP's paper lacks, too."""
     masked(tmp_path, "fedselect", alpha=0.3)
     assert main(["paper", str(tmp_path), "--only", "figures"]) == 0
@@ -687,31 +900,61 @@ def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Right after training; FedAvg before it and, as FedBABU, after fine-tuning."""
     for size, name in itertools.product((20, 100), ("fedavg", "fedbabu", "fedper")):
         dealt = {"name": "shuffled_shards", "samples_per_client": size, "alpha": None}
-        add(tmp_path, f"{name}{size}", 30.0 + size, {"name": name}, dataset={"name": "cifar10"}, partition=dealt)
+        add(
+            tmp_path,
+            f"{name}{size}",
+            30.0 + size,
+            {"name": name},
+            dataset={"name": "cifar10"},
+            partition=dealt,
+        )
     [lines] = drawn("fedselect/figure3", tmp_path, monkeypatch).values()
-    assert lines == {"FedAvg": [50, 130], "FedAvg+FT": [52, 132], "FedBABU": [52, 132], "FedPer": [64, 64]}
+    assert lines == {
+        "FedAvg": [50, 130],
+        "FedAvg+FT": [52, 132],
+        "FedBABU": [52, 132],
+        "FedPer": [64, 64],
+    }
     [lines] = drawn("fedselect/figure2", tmp_path, monkeypatch).values()
-    assert lines == {"FedAvg": [135, 130], "FedAvg+FT": [137, 132], "FedBABU": [137, 132], "FedPer": [61, 62, 63, 64]}
+    assert lines == {
+        "FedAvg": [135, 130],
+        "FedAvg+FT": [137, 132],
+        "FedBABU": [137, 132],
+        "FedPer": [61, 62, 63, 64],
+    }
 
 
-def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_of_clients_in_the_last_layer_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
     masked(tmp_path, "fedselect", alpha=0.3)
     shown: list[Any] = []
     monkeypatch.setattr(
-        "matplotlib.axes.Axes.imshow", lambda ax, values, **style: shown.append(values.round(2).tolist())
+        "matplotlib.axes.Axes.imshow",
+        lambda ax, values, **style: shown.append(values.round(2).tolist()),
     )
-    FIGURES["fedselect/figure4"].draw("fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection())
+    FIGURES["fedselect/figure4"].draw(
+        "fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection()
+    )
     assert shown == [[[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]]
 
 
 def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_norm": False, "tau": 0.5}
+    usual = {
+        "name": "fedpurin",
+        "score": "gradient",
+        "hessian": False,
+        "include_norm": False,
+        "tau": 0.5,
+    }
     for alpha, (number, changes) in itertools.product(
         (0.1, 0.5), enumerate(({}, {"include_norm": True}, {"tau": 0.2}, {"score": "delta"}))
     ):
         own = {"name": "fixed_dirichlet", "alpha": alpha}
-        add(tmp_path, f"{alpha}{number}", 70.0 + number + 10 * alpha, usual | changes, partition=own)
+        add(
+            tmp_path, f"{alpha}{number}", 70.0 + number + 10 * alpha, usual | changes, partition=own
+        )
     [lines] = drawn("fedpurin/figure3", tmp_path, monkeypatch).values()
     assert lines == {"without BatchNorm's weights": [71, 75], "with BatchNorm's weights": [72, 76]}
     [lines] = drawn("fedpurin/figure4", tmp_path, monkeypatch).values()
@@ -719,17 +962,33 @@ def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", sampled(FIGURES, 2))
-def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_figure_is_drawn(
+    name: str, root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     out = tmp_path_factory.mktemp("figures")
     masked(root, "fedselect", alpha=0.3)
     masked(root, "fedpurin")
     for number, size in enumerate((20, 40)):
-        add(root, f"size{number}", 70.0, {"name": "fedper"}, partition={"name": "s", "samples_per_client": size})
+        add(
+            root,
+            f"size{number}",
+            70.0,
+            {"name": "fedper"},
+            partition={"name": "s", "samples_per_client": size},
+        )
     for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
-        usual = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_norm": False, "tau": 0.5}
+        usual = {
+            "name": "fedpurin",
+            "score": "gradient",
+            "hessian": False,
+            "include_norm": False,
+            "tau": 0.5,
+        }
         add(root, f"purin{number}", 70.0, usual | changes)
     add(root, "cifar", 70.0, {"name": "fedavg"}, dataset={"name": "cifar10"})
-    write_run(root / "log", {100: 80.0}, reached=100, method={"name": "fedavg"}, partition=FMNIST, seed=42)
+    write_run(
+        root / "log", {100: 80.0}, reached=100, method={"name": "fedavg"}, partition=FMNIST, seed=42
+    )
     made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
     told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
     (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
@@ -742,12 +1001,23 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
 
 def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     every = groups(runs(sweep(root)))
-    methods = {name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()}
+    methods = {
+        name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()
+    }
     assert methods["fedobp/figure2"] == ["FedAvg", "FedOBP (q=0.99993)", "FedPer"]
     assert methods["fedobp/figure3"] == ["FedAvg"]
-    assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].of(every)} == {0.0, 0.9, 0.99993, 1.0}
-    assert {group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].of(every)} == {"obp"}
-    assert {group.runs[0].config["method"]["norm"] for group in FIGURES["fedobp/figure5"].of(every)} == {
+    assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].of(every)} == {
+        0.0,
+        0.9,
+        0.99993,
+        1.0,
+    }
+    assert {
+        group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].of(every)
+    } == {"obp"}
+    assert {
+        group.runs[0].config["method"]["norm"] for group in FIGURES["fedobp/figure5"].of(every)
+    } == {
         "global",
         "layer",
     }
@@ -755,7 +1025,10 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     add(root, "cls", 91.0, earlier | {"classifier_only": True, "q": 0.9908}, seed=1)
     add(root, "own", 91.0, OBP | {"norm": "layer"}, seed=1)
     assert len(FIGURES["fedobp/figure5"].of(groups(runs(root)))) == 3
-    assert {group.runs[0].q for group in FIGURES["fedobp/figure4_as_published"].of(every)} == {0.0, 0.9}
+    assert {group.runs[0].q for group in FIGURES["fedobp/figure4_as_published"].of(every)} == {
+        0.0,
+        0.9,
+    }
     [longest] = FIGURES["fedobp/figure6"].of(every)
     assert longest.runs[0].q == 0.99993
     add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450)
@@ -764,7 +1037,10 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     rows.to_csv(root / "long/rounds.csv", index=False)
     [longest] = FIGURES["fedobp/figure6"].of(groups(runs(root)))
     assert longest.runs[0].q == 0.99995
-    assert {group.runs[0].config["partition"]["alpha"] for group in FIGURES["fedobp/alpha_sweep"].of(every)} == {
+    assert {
+        group.runs[0].config["partition"]["alpha"]
+        for group in FIGURES["fedobp/alpha_sweep"].of(every)
+    } == {
         0.1,
         0.3,
         0.5,
@@ -781,7 +1057,8 @@ def test_shares_of_layers_by_hand(root: Path) -> None:
 
 def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
     with pytest.raises(
-        FedpflError, match=r"no runs for fedobp/figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`"
+        FedpflError,
+        match=r"no runs for fedobp/figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`",
     ):
         FIGURES["fedobp/figure4"].draw("fedobp/figure4", groups(runs(root)), root, Selection())
 
@@ -789,7 +1066,9 @@ def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
 # The command
 
 
-def test_without_names_all_there_are_runs_of(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_names_all_there_are_runs_of(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["paper", str(sweep(root)), "--out", str(root / "out")]) == 0
     written = {path.name for path in (root / "out").iterdir()}
     tables = ("table2", "table4", "one_momentum", "table5", "all_methods")
@@ -805,11 +1084,15 @@ def test_without_names_all_there_are_runs_of(root: Path, capsys: pytest.CaptureF
         "alpha_sweep",
     )
     expected = {f"fedobp_{name}{suffix}" for name in tables for suffix in (".md", ".csv", ".tex")}
-    assert written == expected | {f"fedobp_{name}{suffix}" for name in figures for suffix in (".png", ".pdf")}
+    assert written == expected | {
+        f"fedobp_{name}{suffix}" for name in figures for suffix in (".png", ".pdf")
+    }
 
 
 def test_names_and_folders_in_any_order(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "fedobp/table4", str(root), "--dataset", "fmnist", "--format", "csv"]) == 0
+    assert (
+        main(["paper", "fedobp/table4", str(root), "--dataset", "fmnist", "--format", "csv"]) == 0
+    )
     frame = pd.read_csv(io.StringIO(capsys.readouterr().out))
     assert set(frame["dataset"]) == {"FMNIST"}
     assert main(["paper", str(root), "fedobp/all_methods"]) == 0
@@ -817,16 +1100,26 @@ def test_names_and_folders_in_any_order(root: Path, capsys: pytest.CaptureFixtur
     assert [name in shown for name in ("FedOBP", "FedPer", "worst 10%", "bits")] == [True] * 4
 
 
-@pytest.mark.parametrize("options", [(), ("--select", "best-checkpoint", "--every", "2"), ("--format", "csv")])
-def test_tables_of_runs_and_of_the_paper_at_once(root: Path, options, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [(), ("--select", "best-checkpoint", "--every", "2"), ("--format", "csv")]
+)
+def test_tables_of_runs_and_of_the_paper_at_once(
+    root: Path, options, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = []
-    for words in (["tables", str(root)], ["paper", str(root), "--only", "tables"], ["tables", str(root), "--paper"]):
+    for words in (
+        ["tables", str(root)],
+        ["paper", str(root), "--only", "tables"],
+        ["tables", str(root), "--paper"],
+    ):
         assert main([*words, *options]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[2] == shown[0] + shown[1]
 
 
-def test_tables_and_figures_at_once(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_figures_at_once(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main([str(root), "--paper", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} >= {
@@ -852,7 +1145,9 @@ def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -
         assert shown.count("\n") == 1
 
 
-def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_the_papers_is_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     add(tmp_path, "a", 95.0, {"name": "fedavg"}, dataset={"name": "digits"})
     assert main(["paper", str(tmp_path), "--only", "tables"]) == 0
     captured = capsys.readouterr()
@@ -860,6 +1155,10 @@ def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.Captur
     assert captured.err.startswith("nothing of the papers' can be filled from the runs below")
 
 
-def test_the_best_checkpoint_is_of_the_papers_rounds(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_checkpoint_is_of_the_papers_rounds(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["paper", "fedobp/table3", str(root), "--select", "best-checkpoint"]) == 0
-    assert "at the best evaluation of each run (every 100)" in " ".join(capsys.readouterr().out.split())
+    assert "at the best evaluation of each run (every 100)" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -1,9 +1,11 @@
-"""A pretended GPU: with `pytest -p tests.pretend` a CPU build of PyTorch believes in `cuda:0` and `cuda:1`.
+"""A pretended GPU: with `pytest -p tests.pretend` a CPU build of PyTorch believes in `cuda:0` and
+`cuda:1`.
 
-Every operation has its true values, computed on the CPU. What CUDA refuses is refused (operands on two devices; host
-waits and transfers while a graph is captured; a graph that reads freed memory), what makes the host wait is counted by
-its place, and graphs replay what was recorded, from the memory that it was recorded with, Python left out. It shows
-nothing of cuDNN, of races between streams, or of time.
+Every operation has its true values, computed on the CPU. What CUDA refuses is refused (operands on
+two devices; host waits and transfers while a graph is captured; a graph that reads freed memory),
+what makes the host wait is counted by its place, and graphs replay what was recorded, from the
+memory that it was recorded with, Python left out. It shows nothing of cuDNN, of races between
+streams, or of time.
 
 It has to be there before torch is, and needs a C++ compiler once, for `guard.cpp`.
 """
@@ -31,7 +33,9 @@ HERE = Path(__file__).parent
 
 def _guard() -> ctypes.CDLL:
     """Compile `guard.cpp` unless that was done before, and load it ahead of torch."""
-    assert "torch" not in sys.modules, "a GPU is pretended before torch is imported: pytest -p tests.pretend"
+    assert "torch" not in sys.modules, (
+        "a GPU is pretended before torch is imported: pytest -p tests.pretend"
+    )
     source, root = HERE / "guard.cpp", Path(importlib.util.find_spec("torch").origin).parent
     version = importlib.metadata.version("torch")
     name = hashlib.sha256(f"{root} {version}".encode() + source.read_bytes()).hexdigest()[:16]
@@ -39,7 +43,14 @@ def _guard() -> ctypes.CDLL:
     if not built.exists():
         built.parent.mkdir(exist_ok=True)
         new = built.with_suffix(f".{os.getpid()}")
-        flags = ["-std=c++20", "-shared", "-fPIC", f"-I{root}/include", f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
+        flags = [
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            f"-I{root}/include",
+            f"-L{root}/lib",
+            f"-Wl,-rpath,{root}/lib",
+        ]
         subprocess.run(["c++", *flags, source, "-o", new, "-lc10", "-ltorch_cpu"], check=True)
         os.replace(new, built)
     return ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
@@ -53,13 +64,30 @@ import torch._dynamo  # noqa: E402  it looks at torch.cuda's functions, which ar
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 WAITS = {
-    *("_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "equal", "multinomial"),
+    *(
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "bincount",
+        "unique_dim",
+        "_unique2",
+        "equal",
+        "multinomial",
+    ),
     *("linalg_eigh", "_linalg_eigh", "_linalg_svd", "_linalg_check_errors"),
 }
-"""Operations whose CUDA kernels wait for the device, for the size of their result or LAPACK's word."""
+"""Operations whose CUDA kernels wait for the device, for the size of their result or LAPACK's word.
+"""
 
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
-WITH_SCALARS = {"fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"}  # 0-dimensional CPU tensors
+WITH_SCALARS = {
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "index_put",
+    "index_put_",
+    "where",
+}  # 0-dimensional CPU tensors
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 
 
@@ -68,7 +96,8 @@ class Refused(RuntimeError):
 
 
 class Seen:
-    """What happened since `reset`: host waits by place, launches by operation and bytes they moved, graphs, memory.
+    """What happened since `reset`: host waits by place, launches by operation and bytes they moved,
+    graphs, memory.
 
     limit: of memory; 0 is none.
     """
@@ -107,7 +136,9 @@ def _hold(tensor: Gpu) -> None:
     key, size = storage._cdata, storage.nbytes()
     if key not in _live:
         if seen.limit and seen.now + size > seen.limit:
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {seen.now} + {size} of {seen.limit} bytes")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory: {seen.now} + {size} of {seen.limit} bytes"
+            )
         _live[key] = [0, size]
         seen.now += size
         seen.peak = max(seen.peak, seen.now)
@@ -129,8 +160,14 @@ class Gpu(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int) -> Gpu:
-        form = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
-        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), device=torch.device("cuda", index), **form)
+        form = {
+            "strides": inner.stride(),
+            "storage_offset": inner.storage_offset(),
+            "dtype": inner.dtype,
+        }
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), device=torch.device("cuda", index), **form
+        )
 
     def __init__(self, inner: torch.Tensor, index: int):
         self.inner = inner
@@ -148,7 +185,9 @@ class Gpu(torch.Tensor):
         return self.inner.tolist()
 
     def numpy(self, **_: Any) -> Any:
-        raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first")
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first"
+        )
 
     def untyped_storage(self) -> Any:
         return self.inner.untyped_storage()
@@ -206,15 +245,21 @@ class Graph:
     def __init__(self, **_: Any):
         self.records: list[tuple[Any, Any, Any, list[torch.Tensor] | None]] = []
         self.made: dict[int, str] = {}  # storages made during the capture, and where
-        self.read: dict[int, tuple[torch.Tensor, str]] = {}  # others that were read, and where first
-        self.written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # their contents from before the capture
+        self.read: dict[
+            int, tuple[torch.Tensor, str]
+        ] = {}  # others that were read, and where first
+        self.written: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # their contents from before the capture
         self.broken = self.replayed = False
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
         assert Graph.current is None
         self.index = guard.exchange(-1)
         if not _streams[self.index].used:
-            raise Refused("nothing has run on this stream: libraries would be set up within the capture")
+            raise Refused(
+                "nothing has run on this stream: libraries would be set up within the capture"
+            )
         Graph.current = self
 
     def capture_end(self) -> None:
@@ -245,12 +290,18 @@ class Graph:
             self.written[key] = whole, whole.clone()
 
     def replay(self) -> None:
-        if not self.replayed:  # whoever captured has let go by now; autograd's threads do a moment later
+        if (
+            not self.replayed
+        ):  # whoever captured has let go by now; autograd's threads do a moment later
             self.replayed, end = True, time.monotonic() + 1
-            while (outliving := [where for key, where in self.made.items() if key in _live]) and time.monotonic() < end:
+            while (
+                outliving := [where for key, where in self.made.items() if key in _live]
+            ) and time.monotonic() < end:
                 time.sleep(0.002)
             if outliving:
-                raise Refused(f"made in a capture and held after it, where each replay overwrites it: {outliving[0]}")
+                raise Refused(
+                    f"made in a capture and held after it, where each replay overwrites it: {outliving[0]}"
+                )
         for key, (_, where) in self.read.items():
             if key not in _live:
                 raise Refused(f"a graph reads memory that is free, as {where} did first")
@@ -276,7 +327,9 @@ def _wait(why: str) -> None:
 @cache
 def _writes(func: Any) -> list[tuple[int, str]]:
     arguments = enumerate(func._schema.arguments)
-    return [(place, own.name) for place, own in arguments if own.alias_info and own.alias_info.is_write]
+    return [
+        (place, own.name) for place, own in arguments if own.alias_info and own.alias_info.is_write
+    ]
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -286,7 +339,12 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
 @cache
 def _views(func: Any) -> bool:
     aliases = [value.alias_info for value in func._schema.returns]
-    named = func._schema.name in ("aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh")
+    named = func._schema.name in (
+        "aten::_unsafe_view",
+        "aten::detach",
+        "aten::alias",
+        "aten::lift_fresh",
+    )
     return named or any(alias is not None and not alias.is_write for alias in aliases)
 
 
@@ -294,20 +352,30 @@ def _check(name: str, func: Any, args: Any, kwargs: Any, to: torch.device | None
     """Refuse what CUDA refuses, and count what makes the host wait."""
     tensors = _tensors((args, kwargs))
     gpus, cpus = ([t for t in tensors if isinstance(t, Gpu) == there] for there in (True, False))
-    asynchronous = args[2] if name == "copy_" and len(args) > 2 else kwargs.get("non_blocking", False)
+    asynchronous = (
+        args[2] if name == "copy_" and len(args) > 2 else kwargs.get("non_blocking", False)
+    )
     if name == "copy_" and cpus and gpus:
-        if tensors[0].numel() and not (asynchronous and args[1] is cpus[0] and _storage(cpus[0]) in _pinned):
+        if tensors[0].numel() and not (
+            asynchronous and args[1] is cpus[0] and _storage(cpus[0]) in _pinned
+        ):
             _wait(f"copy from {args[1].device.type} to {args[0].device.type}")
     elif name in INDEXING and cpus and isinstance(args[0], Gpu):
         _wait("indices on the CPU")
     elif name != "copy_" and ((cpus and gpus) or any(t.device != gpus[0].device for t in gpus[1:])):
-        scalars = all(t.dim() == 0 for t in cpus) and (torch.Tag.pointwise in func.tags or name in WITH_SCALARS)
+        scalars = all(t.dim() == 0 for t in cpus) and (
+            torch.Tag.pointwise in func.tags or name in WITH_SCALARS
+        )
         if not (cpus and scalars):
             found = [(*t.shape, str(t.device)) for t in tensors]
-            raise Refused(f"{func}: Expected all tensors to be on the same device, found {found} at {place()}")
+            raise Refused(
+                f"{func}: Expected all tensors to be on the same device, found {found} at {place()}"
+            )
     if name in WAITS:
         _wait(name)
-    elif name in INDEXING and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
+    elif name in INDEXING and any(
+        t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
+    ):
         _wait("a mask as an index")
     elif name == "repeat_interleave" and kwargs.get("output_size") is None:
         _wait(name)
@@ -340,14 +408,20 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     found = func(*own_args, **own_kwargs)
     if not views and name not in EMPTY:
         made = [t for t in _tensors(found) if id(t) not in wrappers]
-        seen.moved += sum(t.numel() * t.element_size() for t in (*_tensors((own_args, own_kwargs)), *made))
+        seen.moved += sum(
+            t.numel() * t.element_size() for t in (*_tensors((own_args, own_kwargs)), *made)
+        )
     if graph is not None and recorded and not views:
         graph.add(func, own_args, own_kwargs, None if writes else _tensors(found))
 
     def out(inner: torch.Tensor) -> torch.Tensor:
         if id(inner) in wrappers:
             return wrappers[id(inner)]
-        return inner if (to is not None and to.type == "cpu") or not (gpus or to) else Gpu(inner, index)
+        return (
+            inner
+            if (to is not None and to.type == "cpu") or not (gpus or to)
+            else Gpu(inner, index)
+        )
 
     return tree_map_only(torch.Tensor, out, found)
 
@@ -363,11 +437,32 @@ def _factory(op: Any) -> Any:
 
 _library = torch.library.Library("aten", "IMPL")
 for _name in (
-    *("empty.memory_format", "empty_strided", "full", "zeros", "ones", "scalar_tensor", "eye", "eye.m", "linspace"),
-    *("arange", "arange.start", "arange.start_step", "tril_indices", "randperm", "rand", "randn", "randint"),
+    *(
+        "empty.memory_format",
+        "empty_strided",
+        "full",
+        "zeros",
+        "ones",
+        "scalar_tensor",
+        "eye",
+        "eye.m",
+        "linspace",
+    ),
+    *(
+        "arange",
+        "arange.start",
+        "arange.start_step",
+        "tril_indices",
+        "randperm",
+        "rand",
+        "randn",
+        "randint",
+    ),
 ):
     _base, _, _overload = _name.partition(".")
-    _library.impl(_name, _factory(getattr(getattr(torch.ops.aten, _base), _overload or "default")), "CUDA")
+    _library.impl(
+        _name, _factory(getattr(getattr(torch.ops.aten, _base), _overload or "default")), "CUDA"
+    )
 
 _tensor, _pinned = torch.tensor, set[int]()  # storages in pinned host memory
 
@@ -403,11 +498,19 @@ for _where, _patches in (
     (
         torch.cuda,
         {
-            **dict.fromkeys(("_lazy_init", "synchronize", "empty_cache", "set_rng_state", "manual_seed"), _nothing),
-            **{"manual_seed_all": _nothing, "get_rng_state": _always(_tensor([0], dtype=torch.uint8))},
+            **dict.fromkeys(
+                ("_lazy_init", "synchronize", "empty_cache", "set_rng_state", "manual_seed"),
+                _nothing,
+            ),
+            **{
+                "manual_seed_all": _nothing,
+                "get_rng_state": _always(_tensor([0], dtype=torch.uint8)),
+            },
             **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), _always(True)),
             **{"device_count": _always(2), "current_device": lambda: guard.exchange(-1)},
-            **dict.fromkeys(("_exchange_device", "_maybe_exchange_device", "set_device"), guard.exchange),
+            **dict.fromkeys(
+                ("_exchange_device", "_maybe_exchange_device", "set_device"), guard.exchange
+            ),
             **{"get_device_name": _always("pretended"), "graph_pool_handle": _always((0, 1))},
             "get_device_properties": lambda *_: SimpleNamespace(total_memory=seen.limit or 2**34),
             "current_stream": lambda device=None: _streams[Stream(device).device.index],

@@ -1,6 +1,8 @@
-"""What only a pretended GPU shows: `tests/engine/test_pretend.py` runs this file in a process that has one.
+"""What only a pretended GPU shows: `tests/engine/test_pretend.py` runs this file in a process that
+has one.
 
-Every method is played with captured steps and compared with the CPU's batched backend. The same kernels compute both,
+Every method is played with captured steps and compared with the CPU's batched backend. The same
+kernels compute both,
 in steps of other shapes: they agree within 1e-6, and a relative 1e-5.
 """
 
@@ -21,7 +23,18 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
 from tests.command import TINY, call, rewrite_summary, summary, table
-from tests.conftest import BACKENDS, CASES, COHORTS, CPU, LOCAL, assert_close, assert_same, federate, flatten, tiny
+from tests.conftest import (
+    BACKENDS,
+    CASES,
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    federate,
+    flatten,
+    tiny,
+)
 from tests.pretend import Graph, Refused, seen
 
 GPU, OTHER = torch.device("cuda:0"), torch.device("cuda:1")
@@ -31,8 +44,8 @@ SAMPLE = {"fedavg": False, "fedobp-q=0.9": False, "fedselect-p=0.5": False, "pfe
 
 REASONS = {
     "engine/round.py _outcome: copy from cuda to cpu": "what the round has measured, all at once",
-    "engine/program.py Program.run: copy from cuda to cpu": "which clients leave a phase out",
-    "engine/program.py Program._records: copy from cuda to cpu": "how many samples were kept of each step",
+    "engine/backends/programs.py Program.run: copy from cuda to cpu": "which clients leave a phase out",
+    "engine/backends/programs.py Program._records: copy from cuda to cpu": "how many samples were kept of each step",
     "methods/shared/neurons.py statistics: _local_scalar_dense": "the number of the neuron that is always active",
     "methods/fedcac.py FedCAC.aggregate: _local_scalar_dense": "the round by which collaboration ends",
     "methods/shared/critical.py collaborators: a mask as an index": "pairs of different clients",
@@ -74,7 +87,9 @@ def fresh():
 
 
 def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), local=LOCAL):
-    """The state after some rounds, evaluations of it, and the host waits of the last round by place."""
+    """The state after some rounds, evaluations of it, and the host waits of the last round by
+    place.
+    """
     net, federation = tiny(norm), federate().to(device)
     runner, state = make(engine, net, device), begin(method, net, 10, device)
     for cohort in cohorts:
@@ -82,7 +97,9 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
         state, _ = play(runner, method, federation, state, cohort, local, 0)
     waits, adapt = Counter(seen.waits), Tuning(local, Draws(0, "adapt", 1))
     tunings = (None, Tuning(local, Draws(0, "finetune", 1)))
-    counts = [runner.evaluate(method, federation, state, EVERYONE, tuning, adapt) for tuning in tunings]
+    counts = [
+        runner.evaluate(method, federation, state, EVERYONE, tuning, adapt) for tuning in tunings
+    ]
     assert {leaf.device for leaf in flatten(state).values()} == {device}
     return {"state": tree.to(flatten(state), CPU), "counts": dict(enumerate(counts))}, waits
 
@@ -100,7 +117,9 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
         for norm in (False, True)
     ],
 )
-def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times(name, values, norm):
+def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times(
+    name, values, norm
+):
     method = METHODS[name](**values)
     there, waits = played(method, GPU, Engine("batched", graphs=True), norm)
     captures, replays = seen.captures, seen.replays
@@ -115,13 +134,20 @@ def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("method", [FedSelect(p=0.5), PFedMe(inner_steps=1)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [FedSelect(p=0.5), PFedMe(inner_steps=1)], ids=lambda m: type(m).__name__
+)
 def test_no_step_makes_the_host_wait(method, graphs):
     federation, net, waits = federate().to(GPU), tiny(), []
     for epochs in (1, 3):
-        runner, state = make(Engine("batched", graphs=graphs), net, GPU), begin(method, net, 10, GPU)
+        runner, state = (
+            make(Engine("batched", graphs=graphs), net, GPU),
+            begin(method, net, 10, GPU),
+        )
         seen.waits.clear()
-        play(runner, method, federation, state, [0, 3], dataclasses.replace(LOCAL, epochs=epochs), 0)
+        play(
+            runner, method, federation, state, [0, 3], dataclasses.replace(LOCAL, epochs=epochs), 0
+        )
         waits.append(Counter(seen.waits))
     assert waits[0] == waits[1]
 
@@ -156,7 +182,9 @@ def test_an_evaluation_is_fetched_at_once():
 
 
 def test_a_step_launches_and_moves_little():
-    """Of cnn4, with 10 clients x 32 images 3x32x32; four of its launches copy its inputs into the program's memory."""
+    """Of cnn4, with 10 clients x 32 images 3x32x32; four of its launches copy its inputs into the
+    program's memory.
+    """
     federation = federate((64,) * 10, (1,) * 10)
     x = torch.randint(0, 256, (len(federation.y), 3, 32, 32), dtype=torch.uint8)
     federation = dataclasses.replace(federation, x=x, mean=(0.5,) * 3, std=(0.25,) * 3).to(GPU)
@@ -172,7 +200,9 @@ def test_a_step_launches_and_moves_little():
 
 
 def test_another_device_than_the_current_one_trains_the_same():
-    here, there = (played(FedAvg(), device, Engine("batched", graphs=True))[0] for device in (GPU, OTHER))
+    here, there = (
+        played(FedAvg(), device, Engine("batched", graphs=True))[0] for device in (GPU, OTHER)
+    )
     assert_same(here, there)
     assert seen.replays
 
@@ -182,7 +212,9 @@ class Careless(FedAvg):
     """Sends a number to the device in every step, which no capture allows."""
 
     def loss(self, server, client, net, params, batch):
-        return super().loss(server, client, net, params, batch) * torch.tensor(0.5, device=batch.y.device)
+        return super().loss(server, client, net, params, batch) * torch.tensor(
+            0.5, device=batch.y.device
+        )
 
 
 def test_where_a_capture_fails_the_run_goes_on_eagerly_with_one_line(caplog):
@@ -191,7 +223,9 @@ def test_where_a_capture_fails_the_run_goes_on_eagerly_with_one_line(caplog):
         there, _ = played(Careless(), GPU, Engine("batched", graphs=True))
     assert_close(there, played(Careless(), CPU, Engine("batched"))[0])
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("engine.graphs: a step could not be captured, so steps run eagerly from here on (")
+    assert line.startswith(
+        "engine.graphs: a step could not be captured, so steps run eagerly from here on ("
+    )
     assert torch.cuda.current_stream(GPU) is stream
     assert not seen.captures
 
@@ -209,14 +243,22 @@ class Watcher(FedAvg):
 
 def flags():
     cudnn = torch.backends.cudnn
-    return torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    return (
+        torch.backends.cuda.matmul.allow_tf32,
+        cudnn.allow_tf32,
+        cudnn.deterministic,
+        cudnn.benchmark,
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_flags_of_a_backend_hold_while_it_runs(backend):
     """In a lockstep sweep runs of other precisions are made before the first one trains."""
     before, federation, net = flags(), federate().to(GPU), tiny()
-    runners = {precision: make(Engine(backend, precision=precision), net, GPU) for precision in ("fp32", "tf32")}
+    runners = {
+        precision: make(Engine(backend, precision=precision), net, GPU)
+        for precision in ("fp32", "tf32")
+    }
     for precision, runner in runners.items():
         Watcher.found.clear()
         state = begin(Watcher(), net, 10, GPU)
@@ -236,7 +278,9 @@ def peak(run):
 def test_calls_that_have_no_room_together_are_answered_one_by_one():
     federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make(Engine("batched"), net, GPU)
-    calls = [EvalCall(FedAvg(), federation, begin(FedAvg(), net, 10, GPU), EVERYONE) for _ in range(4)]
+    calls = [
+        EvalCall(FedAvg(), federation, begin(FedAvg(), net, 10, GPU), EVERYONE) for _ in range(4)
+    ]
     one, together = (peak(lambda some=some: runner.run(some)) for some in (calls[:1], calls))
     held, room = seen.now, 1.2 * one
     assert together > room
@@ -254,7 +298,18 @@ def test_programs_that_are_kept_make_room_for_what_has_none():
     judge = EvalCall(FedAvg(), federation, state, EVERYONE)
     needed = peak(lambda: runner.run([judge]))
     for method in (FedAvg(), *(Ditto(lam=k / 10) for k in range(1, 7))):
-        runner.run([TrainCall(method, federation, begin(method, net, 10, GPU), EVERYONE, LOCAL, Draws(0, "train", 1))])
+        runner.run(
+            [
+                TrainCall(
+                    method,
+                    federation,
+                    begin(method, net, 10, GPU),
+                    EVERYONE,
+                    LOCAL,
+                    Draws(0, "train", 1),
+                )
+            ]
+        )
     kept = sum(program.nbytes for _, program in runner._programs._kept)
     seen.limit = seen.now + needed - kept // 2
     (answer,) = runner.run([judge])
@@ -263,7 +318,10 @@ def test_programs_that_are_kept_make_room_for_what_has_none():
 
 
 def test_indices_are_sent_without_a_wait_and_small_tensors_fetched_with_one():
-    values = {"a": torch.rand(3), "b": {"c": torch.tensor([True, False, True]), "d": 2**52 + torch.arange(3)}}
+    values = {
+        "a": torch.rand(3),
+        "b": {"c": torch.tensor([True, False, True]), "d": 2**52 + torch.arange(3)},
+    }
     there, index = tree.to(values, GPU), torch.tensor([2, 0])
     seen.reset()
     taken = tree.take(there, index)
@@ -304,7 +362,9 @@ def test_the_pretended_gpu_replays_what_was_captured():
     with pytest.raises(Refused, match="nothing has run on this stream"):
         captured(lambda: here.mul_(2), warm=False)
     with pytest.raises(Refused, match="previous error during capture"):
-        captured(lambda: float(here.sum()) if torch.cuda.is_current_stream_capturing() else here.mul_(2))
+        captured(
+            lambda: float(here.sum()) if torch.cuda.is_current_stream_capturing() else here.mul_(2)
+        )
     with pytest.raises(Refused, match="held after it"):
         captured(lambda: kept.append(here * 2)).replay()
     other = [torch.ones(3, device=GPU)]
@@ -318,7 +378,11 @@ def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
     command = ("method=fedobp", "quantile.q=0.9", *TINY, "model=mlp", "hydra.run.dir=run")
     first = call(*command, cwd=tmp_path)
     assert first.code == 0, first.err
-    (line,) = [line for line in first.err.splitlines() if " is taken; seconds for the first cohort: " in line]
+    (line,) = [
+        line
+        for line in first.err.splitlines()
+        if " is taken; seconds for the first cohort: " in line
+    ]
     used = summary(tmp_path / "run")["engine"]
     assert set(used["seconds"]) == {"batched with graphs", "batched", "loop"}
     name = f"{used['backend']} with graphs" if used["graphs"] else used["backend"]

@@ -1,4 +1,6 @@
-"""Privacy: the limit without noise bit for bit, clipping by a plain loop, the noise's variance, accounts, an audit."""
+"""Privacy: the limit without noise bit for bit, clipping by a plain loop, the noise's variance,
+accounts, an audit.
+"""
 
 import copy
 import dataclasses
@@ -10,11 +12,22 @@ import torch
 
 from fedpfl.engine import Local, begin, clipping, make, play, reference
 from fedpfl.engine.keys import cohorts, secret_cohorts
-from fedpfl.engine.toy import CLASSES, CPU, EVERYONE, LOCAL, LOOP, TRAIN, as_engine, participate, small, tiny
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, SEES, Turn
 from fedpfl.privacy import Account, Privacy, Secret, noise, protected
+from fedpfl.testing.toy import (
+    CLASSES,
+    CPU,
+    EVERYONE,
+    LOCAL,
+    LOOP,
+    TRAIN,
+    as_engine,
+    participate,
+    small,
+    tiny,
+)
 from tests.conftest import BACKENDS, CASES, assert_close, assert_same
 
 COHORT = [0, 1, 2, 4]
@@ -30,7 +43,17 @@ def one_round(method, federation, own, backend="loop", seed=0, state=None):
     if own and not state.privacy:
         state = dataclasses.replace(state, privacy=clipping(own, CPU))
     runner = make(as_engine(backend), tiny(), CPU)
-    return play(runner, method, federation, state, COHORT, LOCAL, seed, account=own, secret=Secret.of_seed(seed))
+    return play(
+        runner,
+        method,
+        federation,
+        state,
+        COHORT,
+        LOCAL,
+        seed,
+        account=own,
+        secret=Secret.of_seed(seed),
+    )
 
 
 # Limits
@@ -73,7 +96,9 @@ def test_clipping_is_that_of_a_plain_loop(name):
             length += float(((own - old).double() ** 2).sum())
         norms.append(math.sqrt(length))
         share = min(1.0, clip / norms[-1])
-        want.append(tree.map(lambda own, old, share=share: old + share * (own - old), upload, known))
+        want.append(
+            tree.map(lambda own, old, share=share: old + share * (own - old), upload, known)
+        )
     assert 0 < sum(norm > clip for norm in norms) < len(norms)
     uploads, bound = protected(part.uploads, known, torch.tensor(clip))
     assert_close(uploads, tree.stack(want), atol=1e-6)
@@ -111,7 +136,9 @@ def test_a_bound_follows_the_quantile():
 
 
 def test_the_mean_gets_gaussian_noise_of_the_right_variance():
-    """It is noise * clip / cohort for each entry; mean, variance and kurtosis are within 4 standard errors."""
+    """It is noise * clip / cohort for each entry; mean, variance and kurtosis are within 4 standard
+    errors.
+    """
     method, before = METHODS["fedavg"](), begin(METHODS["fedavg"](), tiny(), 6, CPU)
     clip, own = 0.15, account(noise=2.0, clip=0.15)
     quiet, _ = one_round(method, small(), account(noise=0.0, clip=clip))
@@ -141,7 +168,10 @@ def test_the_noise_is_a_function_of_seed_and_round(backend):
     plain, _ = one_round(method, small(), quiet, backend)
     second, _ = one_round(method, small(), own, backend, state=copy.deepcopy(again))
     silent, _ = one_round(method, small(), quiet, backend, state=again)
-    drawn = [tree.flat(tree.map(torch.sub, one.server, two.server)) for one, two in ((first, plain), (second, silent))]
+    drawn = [
+        tree.flat(tree.map(torch.sub, one.server, two.server))
+        for one, two in ((first, plain), (second, silent))
+    ]
     assert all(float(own.std()) > 0.1 for own in drawn)
     assert not torch.allclose(*drawn, atol=0.1)
     other, _ = one_round(method, small(), own, backend, seed=1)
@@ -154,14 +184,18 @@ def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
     assert abs(float(sizes.mean()) - 10) < 4 * math.sqrt(8 / 400)
     assert abs(float(sizes.var()) / 8 - 1) < 4 * math.sqrt(2 / 400)
     method, before = METHODS["fedavg"](), begin(METHODS["fedavg"](), tiny(), 6, CPU)
-    state, _ = one_round(method, small(), account(cohort=2, noise=0.0, clip=None, sampling="poisson"))
+    state, _ = one_round(
+        method, small(), account(cohort=2, noise=0.0, clip=None, sampling="poisson")
+    )
     fixed, _ = one_round(method, small(), account(noise=0.0, clip=None))
     moved, known = (tree.flat(own.server) - tree.flat(before.server) for own in (state, fixed))
     assert_close(moved, 2 * known, atol=1e-6)
 
 
 def test_a_round_without_anybody_gets_the_noise_alone():
-    """Its deviation is noise * clip / expected cohort; no client's row moves, and a moving bound does."""
+    """Its deviation is noise * clip / expected cohort; no client's row moves, and a moving bound
+    does.
+    """
     method, before = METHODS["fedper"](), begin(METHODS["fedper"](), tiny(), 6, CPU)
     own = account(cohort=2, noise=2.0, clip=0.3, sampling="poisson", quantile=0.5, count_noise=1.0)
     before = dataclasses.replace(before, privacy=clipping(own, CPU))
@@ -174,7 +208,9 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     assert {"clipped_share", "update_norm", "clip"} <= outcome.metrics.keys()
     assert_same(state.clients, clients)
     spread = float(Secret.of_seed(1).draw_normal(1, "count", 1)[0])
-    assert float(state.privacy["clip"]) == pytest.approx(0.3 * math.exp(-0.2 * (spread / 2 + 0.5 - 0.5)))
+    assert float(state.privacy["clip"]) == pytest.approx(
+        0.3 * math.exp(-0.2 * (spread / 2 + 0.5 - 0.5))
+    )
 
 
 def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
@@ -183,7 +219,9 @@ def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
     sizes = torch.tensor([len(own) for own in secret_cohorts(secret, 20, 0.1, 2000, True)]).double()
     assert abs(float(sizes.mean()) - 2) < 4 * math.sqrt(1.8 / 2000)
     empty = 0.9**20
-    assert abs(float((sizes == 0).double().mean()) - empty) < 4 * math.sqrt(empty * (1 - empty) / 2000)
+    assert abs(float((sizes == 0).double().mean()) - empty) < 4 * math.sqrt(
+        empty * (1 - empty) / 2000
+    )
     drawn = list(secret_cohorts(secret, 20, 0.25, 2000))
     assert all(len(own) == 5 and own == sorted({*own}) for own in drawn)
     counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=20).double()
@@ -207,7 +245,9 @@ def test_turns_that_no_account_is_kept_of_are_refused():
         def turns(self, played, cohort, clients, generator):
             return [Turn(cohort[:1]), Turn(cohort[1:])]
 
-    with pytest.raises(FedpflError, match="keeps account of one turn of a round's cohort, and turns of Twice"):
+    with pytest.raises(
+        FedpflError, match="keeps account of one turn of a round's cohort, and turns of Twice"
+    ):
         one_round(Twice(), small(), account(noise=1.0))
 
 
@@ -256,19 +296,24 @@ dp = pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
 
 def test_epsilon_is_that_of_published_tables():
-    """Abadi et al. 2016 (arXiv:1607.00133, section 3.2): q = 0.01, sigma = 4, delta = 1e-5, 10,000 steps are about
-    1.26 by the moments accountant; TensorFlow Privacy's tutorial: 60,000 samples, batches of 250, noise 1.3, 15 epochs,
-    delta = 1e-5 are 1.18 (old conversion) and less by today's, never more.
+    """Abadi et al. 2016 (arXiv:1607.00133, section 3.2): q = 0.01, sigma = 4, delta = 1e-5, 10,000
+    steps are about 1.26 by the moments accountant; TensorFlow Privacy's tutorial: 60,000 samples,
+    batches of 250, noise 1.3, 15 epochs, delta = 1e-5 are 1.18 (old conversion) and less by
+    today's, never more.
     """
-    old = account(clients=10_000, cohort=100, noise=4.0, delta=1e-5, sampling="poisson").epsilon(10_000)
+    old = account(clients=10_000, cohort=100, noise=4.0, delta=1e-5, sampling="poisson").epsilon(
+        10_000
+    )
     assert 1.0 < old <= 1.27
-    tutorial = account(clients=60_000, cohort=250, noise=1.3, delta=1e-5, sampling="poisson").epsilon(3600)
+    tutorial = account(
+        clients=60_000, cohort=250, noise=1.3, delta=1e-5, sampling="poisson"
+    ).epsilon(3600)
     assert 0.85 < tutorial <= 1.19
 
 
 def test_epsilon_of_everybody_at_once_is_that_of_the_gaussian_mechanism():
-    """Balle and Wang 2018, Theorem 8: delta = Phi(1/(2s) - e s) - exp(e) Phi(-1/(2s) - e s), exact. PLD finds it, RDP
-    is above; fixed cohorts of everybody have twice the sensitivity.
+    """Balle and Wang 2018, Theorem 8: delta = Phi(1/(2s) - e s) - exp(e) Phi(-1/(2s) - e s), exact.
+    PLD finds it, RDP is above; fixed cohorts of everybody have twice the sensitivity.
     """
 
     def delta(e, s):
@@ -288,7 +333,9 @@ def test_noise_is_calibrated_and_more_rounds_cost_more():
     own = account(cohort=10, clients=100, epsilon=4.0)
     assert own.epsilon(10) == pytest.approx(4.0, abs=0.02)
     assert own.epsilon(10) <= 4.0
-    deltas = [account(cohort=1, clients=clients, noise=1.0).delta for clients in (2, 20, 100, 10_000)]
+    deltas = [
+        account(cohort=1, clients=clients, noise=1.0).delta for clients in (2, 20, 100, 10_000)
+    ]
     assert deltas == pytest.approx([0.01, 0.01, 100**-1.1, 10_000**-1.1])
     spent = [own.epsilon(rounds) for rounds in (1, 5, 10, 20)]
     assert spent == sorted(spent)
@@ -312,13 +359,18 @@ def test_a_count_costs_too():
 
 
 def test_an_attacker_stays_below_what_epsilon_allows():
-    """Is a client there whose update is all of the bound in one direction, while nobody else moves? By the best test, a
-    threshold on that direction, true positives are at most exp(epsilon) false ones + delta; without noise it knows.
+    """Is a client there whose update is all of the bound in one direction, while nobody else moves?
+    By the best test, a threshold on that direction, true positives are at most exp(epsilon) false
+    ones + delta; without noise it knows.
     """
     runs, clip = 40_000, 1.0
-    own = account(cohort=6, clients=6, noise=2.0, clip=clip, delta=1e-2, sampling="poisson", accounting="pld")
+    own = account(
+        cohort=6, clients=6, noise=2.0, clip=clip, delta=1e-2, sampling="poisson", accounting="pld"
+    )
     still = {"w": torch.zeros(6, 3)}
-    loud = {"w": torch.zeros(6, 3).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(50.0))}
+    loud = {
+        "w": torch.zeros(6, 3).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(50.0))
+    }
 
     def seen(uploads, seed, deviation):
         sent, _ = protected(uploads, {"w": torch.zeros(3)}, torch.tensor(clip))
@@ -328,7 +380,10 @@ def test_an_attacker_stays_below_what_epsilon_allows():
 
     def advantage(deviation):
         without, there = seen(still, 0, deviation), seen(loud, 1, deviation)
-        shares = [[float((one > at).double().mean()) for one in (without, there)] for at in torch.linspace(-1, 1, 81)]
+        shares = [
+            [float((one > at).double().mean()) for one in (without, there)]
+            for at in torch.linspace(-1, 1, 81)
+        ]
         return math.log(max((right - 1e-2) / max(wrong, 1e-2) for wrong, right in shares))
 
     claimed, error = own.epsilon(1), 0.1  # of a logarithm of shares of 1 % in 40,000 runs
@@ -338,8 +393,10 @@ def test_an_attacker_stays_below_what_epsilon_allows():
 
 @pytest.mark.full
 def test_nor_does_an_attacker_of_a_trained_federation():
-    """Has client 0 its own labels or others? Told by the model after two rounds, along what the labels change without
-    noise: below what epsilon allows with the noise that was asked for, above it with a quarter of that.
+    """Has client 0 its own labels or others? Told by the model after two rounds, along what the
+    labels change without
+    noise: below what epsilon allows with the noise that was asked for, above it with a quarter of
+    that.
     """
     changed = small().y.clone()
     changed[small().train[0]] = (changed[small().train[0]] + 1) % CLASSES
@@ -360,10 +417,15 @@ def test_nor_does_an_attacker_of_a_trained_federation():
 
     def attack(noise):
         without, there = (
-            torch.stack([(model(federation, noise, seed) - still) @ (moved - still) for seed in range(150)])
+            torch.stack(
+                [(model(federation, noise, seed) - still) @ (moved - still) for seed in range(150)]
+            )
             for federation in worlds
         )
-        shares = [[float((one > at).double().mean()) for one in (without, there)] for at in [*without, *there]]
+        shares = [
+            [float((one > at).double().mean()) for one in (without, there)]
+            for at in [*without, *there]
+        ]
         return math.log(max((right - given["delta"]) / max(wrong, 0.1) for wrong, right in shares))
 
     assert 0 < attack(4.0) < claimed < attack(1.0)

@@ -1,4 +1,6 @@
-"""Private runs as a user meets them: columns, first lines, refusals in one line, resuming and extending."""
+"""Private runs as a user meets them: columns, first lines, refusals in one line, resuming and
+extending.
+"""
 
 import csv
 import json
@@ -31,7 +33,13 @@ SMALL = (
     "checkpoint.seconds=0",
     "privacy=client",
 )
-OWN = ("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5", "privacy.count_noise=2")
+OWN = (
+    "method=fedper",
+    "privacy.noise=2",
+    "privacy.clip=0.05",
+    "privacy.quantile=0.5",
+    "privacy.count_noise=2",
+)
 SEEDED = (*OWN, "privacy.seed=1")
 LINES = [
     ("method=fedobp method.q=0.9", "its server would see what clients keep, not a mean of uploads"),
@@ -48,7 +56,10 @@ LINES = [
     ("privacy.delta=1", "privacy.delta must be"),
     ("privacy.clip=0", "privacy.clip must be"),
     ("privacy.clip=null", "privacy.clip must be a number where there is noise"),
-    ("privacy.epsilon=null privacy.noise=0 privacy.clip=null privacy.quantile=0.5", "privacy.clip must be a number"),
+    (
+        "privacy.epsilon=null privacy.noise=0 privacy.clip=null privacy.quantile=0.5",
+        "privacy.clip must be a number",
+    ),
     ("privacy.epsilon=null privacy.noise=-1", "privacy.noise must be"),
     ("privacy.quantile=1", "privacy.quantile must be"),
     ("privacy.count_noise=1", "privacy.count_noise must be null"),
@@ -57,20 +68,32 @@ LINES = [
     ("privacy.sampling=uniform", "privacy.sampling must be"),
     ("privacy.accounting=gdp", "privacy.accounting must be"),
     ("privacy.accounting=pld", "privacy.accounting must be rdp"),
-    ("privacy.epsilon=null privacy.noise=1 privacy.accounting=pld", "privacy.accounting must be rdp"),
+    (
+        "privacy.epsilon=null privacy.noise=1 privacy.accounting=pld",
+        "privacy.accounting must be rdp",
+    ),
     ("privacy.sampling=poisson method=scaffold", "use fixed"),
     ("privacy.epsilon=101", "privacy.epsilon must be above 0 and at most 100"),
     ("privacy.epsilon=null privacy.noise=0.01", "protects nobody"),
-    ("privacy.epsilon=null privacy.noise=2 privacy.quantile=0.5 privacy.count_noise=0.01", "protects nobody"),
+    (
+        "privacy.epsilon=null privacy.noise=2 privacy.quantile=0.5 privacy.count_noise=0.01",
+        "protects nobody",
+    ),
     ("privacy.epsilon=1e-9 privacy.quantile=0.5", "out of reach"),
     ("privacy.delta=0.9999999", "privacy.delta must be"),
     ("privacy.delta=0.2", "privacy.delta must be"),
     ("clients=20 privacy.delta=0.05", "privacy.delta must be below 1 / clients, here 0.05"),
-    ("clients=40 unseen=0.5 privacy.delta=0.05", "privacy.delta must be below 1 / clients, here 0.05"),
+    (
+        "clients=40 unseen=0.5 privacy.delta=0.05",
+        "privacy.delta must be below 1 / clients, here 0.05",
+    ),
     ("clients=1 privacy.delta=1e-5", "one has nobody to be hidden among"),
     ("clients=2 unseen=0.5", "one has nobody to be hidden among"),
     ("privacy.epsilon=null privacy.noise=1e10", "privacy.noise must be between 0 and 10000"),
-    ("privacy.quantile=0.5 privacy.count_noise=1e12", "privacy.count_noise must be above 0 and at most"),
+    (
+        "privacy.quantile=0.5 privacy.count_noise=1e12",
+        "privacy.count_noise must be above 0 and at most",
+    ),
     ("privacy.seed=-1", "privacy.seed must be"),
     ("privacy.sigma=1", "privacy.sigma is not a key here"),
     ("privacy.epsilon=inf", "privacy.epsilon must be"),
@@ -93,7 +116,9 @@ LINES = [
 def test_a_bad_configuration_is_one_line(words, told, tmp_path):
     given = words.split()
     method = [] if any(word.startswith("method=") for word in given) else ["method=fedavg"]
-    epsilon = [] if any(word.startswith("privacy.epsilon=") for word in given) else ["privacy.epsilon=8"]
+    epsilon = (
+        [] if any(word.startswith("privacy.epsilon=") for word in given) else ["privacy.epsilon=8"]
+    )
     result = call(*SMALL, *method, *epsilon, *given, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
     assert len(result.complaints) == 1, result.err
@@ -104,7 +129,10 @@ def test_a_bad_configuration_is_one_line(words, told, tmp_path):
 def rows(path):
     with open(path / "rounds.csv") as file:
         seconds = ("seconds", "eval_seconds")
-        return [{key: cell for key, cell in row.items() if key not in seconds} for row in csv.DictReader(file)]
+        return [
+            {key: cell for key, cell in row.items() if key not in seconds}
+            for row in csv.DictReader(file)
+        ]
 
 
 def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
@@ -118,7 +146,9 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     spent = [float(row["epsilon"]) for row in told]
     assert spent == sorted(spent)
     assert spent[0] > 0
-    assert all(0 <= float(row["clipped_share"]) <= 1 and float(row["update_norm"]) > 0 for row in told)
+    assert all(
+        0 <= float(row["clipped_share"]) <= 1 and float(row["update_norm"]) > 0 for row in told
+    )
     assert len({row["clip"] for row in told}) == 3
     assert any(promise in note for note in accuracy_table(runs(tmp_path / "whole")).notes)
 
@@ -168,11 +198,19 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
     (tmp_path / "lost/privacy.key").unlink()
     (tmp_path / "other/privacy.key").write_bytes(secret[::-1])
     for broken in ("lost", "other"):
-        before = {path.name: path.read_bytes() for path in (tmp_path / broken).iterdir() if path.name != "run.log"}
+        before = {
+            path.name: path.read_bytes()
+            for path in (tmp_path / broken).iterdir()
+            if path.name != "run.log"
+        }
         result = call(*SMALL, *OWN, f"hydra.run.dir={broken}", cwd=tmp_path)
         assert (result.code, len(result.complaints)) == (2, 1)
         assert "privacy.key is not what the run began with" in result.complaints[0]
-        after = {path.name: path.read_bytes() for path in (tmp_path / broken).iterdir() if path.name != "run.log"}
+        after = {
+            path.name: path.read_bytes()
+            for path in (tmp_path / broken).iterdir()
+            if path.name != "run.log"
+        }
         assert after["state.pt"] == before["state.pt"]
     for run in ("run", "copy", "anew"):
         assert call(*SMALL, *OWN, f"hydra.run.dir={run}", cwd=tmp_path).code == 0
@@ -184,9 +222,28 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
 
 @pytest.mark.parametrize("seeded", [(), ("privacy.seed=1",)], ids=["secret", "seeded"])
 def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, tmp_path):
-    """Clients do not move at these rates, so that it is noise alone: of twice the variance, not nothing."""
-    words = ("method=fedavg", "privacy.noise=2", "privacy.clip=0.05", "rounds=1", "-m", "local.lr=1e-30,2e-30")
-    assert call(*SMALL, *words, *seeded, "hydra.sweep.dir=.", "hydra.sweep.subdir=${local.lr}", cwd=tmp_path).code == 0
+    """Clients do not move at these rates, so that it is noise alone: of twice the variance, not
+    nothing.
+    """
+    words = (
+        "method=fedavg",
+        "privacy.noise=2",
+        "privacy.clip=0.05",
+        "rounds=1",
+        "-m",
+        "local.lr=1e-30,2e-30",
+    )
+    assert (
+        call(
+            *SMALL,
+            *words,
+            *seeded,
+            "hydra.sweep.dir=.",
+            "hydra.sweep.subdir=${local.lr}",
+            cwd=tmp_path,
+        ).code
+        == 0
+    )
     servers = [state(tmp_path / rate)["server"] for rate in ("1e-30", "2e-30")]
     difference = tree.flat(tree.map(torch.sub, *servers)).double()
     assert float(difference.std()) == pytest.approx(2**0.5 * 2 * 0.05 / 3, rel=0.02)
@@ -197,9 +254,16 @@ def test_cohorts_are_secret_too(tmp_path):
     words = (*SMALL, "method=fedavg", "rounds=1", "clients=30", "participation=0.3")
     private = ("privacy.noise=2", "privacy.clip=0.05")
     cohorts = []
-    for name, more in (("one", private), ("two", private), ("loud", ("privacy.noise=0",)), ("none", ("privacy=none",))):
+    for name, more in (
+        ("one", private),
+        ("two", private),
+        ("loud", ("privacy.noise=0",)),
+        ("none", ("privacy=none",)),
+    ):
         assert call(*words, *more, f"hydra.run.dir={name}", cwd=tmp_path).code == 0
-        cohorts.append(sorted(int(who) for block in state(tmp_path / name)["rows"] for who in block["who"]))
+        cohorts.append(
+            sorted(int(who) for block in state(tmp_path / name)["rows"] for who in block["who"])
+        )
     one, two, loud, none = cohorts
     assert len(one) == len(two) == 9
     assert one not in (two, none)
@@ -208,9 +272,23 @@ def test_cohorts_are_secret_too(tmp_path):
 
 
 def test_a_round_without_anybody_is_a_round(tmp_path):
-    """To draw again, or to refuse, would tell of who is there. Six clients of a sixth each are often nobody."""
-    words = ("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5", "privacy.count_noise=3")
-    rare = ("privacy.sampling=poisson", "participation=0.17", "rounds=12", "eval.every=6", "privacy.seed=3")
+    """To draw again, or to refuse, would tell of who is there. Six clients of a sixth each are
+    often nobody.
+    """
+    words = (
+        "method=fedper",
+        "privacy.noise=2",
+        "privacy.clip=0.05",
+        "privacy.quantile=0.5",
+        "privacy.count_noise=3",
+    )
+    rare = (
+        "privacy.sampling=poisson",
+        "participation=0.17",
+        "rounds=12",
+        "eval.every=6",
+        "privacy.seed=3",
+    )
     result = call(*SMALL, *words, *rare, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0, result.err
     told = rows(tmp_path / "run")
@@ -227,7 +305,9 @@ def as_older(path):
     """Make a run one of before runs had secrets."""
     summary = json.loads((path / "summary.json").read_text())
     del summary["secret"]
-    (path / "summary.json").write_text(json.dumps(summary | {"digest": digests.of_summary(summary)}))
+    (path / "summary.json").write_text(
+        json.dumps(summary | {"digest": digests.of_summary(summary)})
+    )
 
 
 def test_runs_of_before_there_were_secrets_are_not_gone_on_with(tmp_path):
@@ -236,12 +316,18 @@ def test_runs_of_before_there_were_secrets_are_not_gone_on_with(tmp_path):
     as_older(tmp_path / "run")
     result = call(*SMALL, *OWN, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
-    assert "is of an older version, whose noise the seed gives away; restart=true" in result.complaints[0]
+    assert (
+        "is of an older version, whose noise the seed gives away; restart=true"
+        in result.complaints[0]
+    )
     assert call(*SMALL, *OWN, "hydra.run.dir=two", "rounds=2", cwd=tmp_path).code == 0
     as_older(tmp_path / "two")
     result = call(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
     assert result.code == 2
-    assert "two is of an older version, whose noise the seed gives away; run it anew" in result.complaints[0]
+    assert (
+        "two is of an older version, whose noise the seed gives away; run it anew"
+        in result.complaints[0]
+    )
 
 
 def test_what_an_older_version_promised_is_not_repeated(tmp_path):
@@ -255,7 +341,13 @@ def test_what_an_older_version_promised_is_not_repeated(tmp_path):
 
 
 def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
-    words = ("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=.", "hydra.sweep.subdir=${seed}")
+    words = (
+        "-m",
+        "hydra/launcher=lockstep",
+        "seed=42,43",
+        "hydra.sweep.dir=.",
+        "hydra.sweep.subdir=${seed}",
+    )
     assert call(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0
     assert rows(tmp_path / "42") == alone
     assert rows(tmp_path / "43") != alone
@@ -266,6 +358,8 @@ def test_on_two_processes_the_noise_is_that_of_one(alone, tmp_path):
     result = wait(torchrun(2, *SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path))
     assert result.code == 0, result.err
     assert rows(tmp_path / "run") == alone
-    result = wait(torchrun(2, *SMALL, *OWN, "hydra.run.dir=secret", cwd=tmp_path))  # they stop where servers differ
+    result = wait(
+        torchrun(2, *SMALL, *OWN, "hydra.run.dir=secret", cwd=tmp_path)
+    )  # they stop where servers differ
     assert result.code == 0, result.err
     assert rows(tmp_path / "secret") != alone

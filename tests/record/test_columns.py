@@ -8,7 +8,16 @@ import torch
 from fedpfl.engine import measures
 from fedpfl.engine.backend import Counts
 from fedpfl.engine.evaluate import accuracies
-from fedpfl.record.columns import MEASURES, METRICS, SPLITS, STATISTICS, VALIDATION, column, columns, names
+from fedpfl.record.columns import (
+    MEASURES,
+    METRICS,
+    SPLITS,
+    STATISTICS,
+    VALIDATION,
+    column,
+    columns,
+    names,
+)
 from fedpfl.report.table import number
 
 
@@ -16,11 +25,21 @@ def test_the_statistics_are_those_that_the_engine_counts():
     counts = Counts(torch.tensor([1, 0]), torch.tensor([2, 3]), torch.tensor([0.5, 1.5]))
     assert tuple(accuracies(counts)) == STATISTICS
     assert {*measures.MEASURES} == {*MEASURES}
-    assert accuracies(counts._replace(more=dict.fromkeys(MEASURES, torch.ones(2)))).keys() == {*STATISTICS, *MEASURES}
+    assert accuracies(counts._replace(more=dict.fromkeys(MEASURES, torch.ones(2)))).keys() == {
+        *STATISTICS,
+        *MEASURES,
+    }
 
 
 def test_the_file_has_them_in_the_order_that_runs_have_always_written():
-    first = ("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss")
+    first = (
+        "participants",
+        "seconds",
+        "eval_seconds",
+        "cohort_before",
+        "cohort_after",
+        "train_loss",
+    )
     last = ("values_down", "values_up", "bits_down", "bits_up")
     judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
     judged += tuple(f"ft_{name}" for name in judged)
@@ -35,18 +54,36 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     common = ("common_accuracy", "server_accuracy")
     told = columns(validation=True, unseen=True, asked=("ece", "f1", "common"))
     assert {*told} - {*columns(True, True)} == {
-        *(f"{split}{tuned}{name}" for split in SPLITS.values() for tuned in ("", "ft_") for name in ("f1", "ece")),
+        *(
+            f"{split}{tuned}{name}"
+            for split in SPLITS.values()
+            for tuned in ("", "ft_")
+            for name in ("f1", "ece")
+        ),
         *common,
     }
     assert told[told.index("loss") :][:4] == ("loss", "f1", "ece", "ft_accuracy")
     assert told[told.index("values_down") - 2 :][:2] == common == names("common")
     assert columns(True, True, (*MEASURES, "common", "privacy", "system")) == tuple(METRICS)
-    assert columns(asked=["system"]) == (*columns(), *names("system")) == (*columns(), "sim_seconds", "dropped", "late")
+    assert (
+        columns(asked=["system"])
+        == (*columns(), *names("system"))
+        == (*columns(), "sim_seconds", "dropped", "late")
+    )
 
 
 def test_names_choose_by_split_and_by_fine_tuning():
-    assert names("unseen", tuned=True)[0] == column("accuracy", "unseen", tuned=True) == "unseen_ft_accuracy"
-    assert names("validation", tuned=False)[0] == column("accuracy", "validation") == VALIDATION == "val_accuracy"
+    assert (
+        names("unseen", tuned=True)[0]
+        == column("accuracy", "unseen", tuned=True)
+        == "unseen_ft_accuracy"
+    )
+    assert (
+        names("validation", tuned=False)[0]
+        == column("accuracy", "validation")
+        == VALIDATION
+        == "val_accuracy"
+    )
     assert names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
     assert len(names("test")) == 2 * len(names("test", tuned=True)) == 18
 
@@ -64,11 +101,17 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
         assert metric.label.endswith("(%)") == (metric.unit == "%") == (metric.kind == "percent")
         assert (metric.best == "min") == name.endswith(("loss", "ece"))
         assert (metric.best == "max") == (metric.unit == "%" and not name.endswith(("_std", "ece")))
-        assert number(metric.kind, 12.345678) != number("unknown", 12.345678) or metric.kind == "number"
+        assert (
+            number(metric.kind, 12.345678) != number("unknown", 12.345678)
+            or metric.kind == "number"
+        )
 
 
 def test_neither_columns_nor_the_reader_load_torch():
-    code = (
-        "import sys, fedpfl.record.columns, fedpfl.record.rounds; print({'torch', 'pandas', 'numpy'} & {*sys.modules})"
+    code = "import sys, fedpfl.record.columns, fedpfl.record.rounds; print({'torch', 'pandas', 'numpy'} & {*sys.modules})"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

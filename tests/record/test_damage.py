@@ -1,4 +1,5 @@
-"""A run directory that is not as the run left it: it ends as if nothing had happened, or is refused in one line.
+"""A run directory that is not as the run left it: it ends as if nothing had happened, or is refused
+in one line.
 
 One bit of a file, whole files, the lock, the data and the code, all changed from outside.
 """
@@ -47,7 +48,10 @@ from tests.report.test_listing import HOUR, age
 
 RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
-FLIPS = (4, 10)  # one-bit flips of each of the six files, of a finished and of an interrupted run: 48, or 120
+FLIPS = (
+    4,
+    10,
+)  # one-bit flips of each of the six files, of a finished and of an interrupted run: 48, or 120
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +147,9 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(
 
 
 def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
-    """The checksums of state.pt do not cover it: an entry that turns into a folder is read as nothing."""
+    """The checksums of state.pt do not cover it: an entry that turns into a folder is read as
+    nothing.
+    """
     payload = {"round": 3, "w": torch.arange(6.0)}
     path = tmp_path / "state.pt"
     with path.open("wb") as file:
@@ -172,7 +178,9 @@ def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -
     bytes_ = (run / "state.pt").read_bytes()
     weights = state(run)["server"]["classifier.weight"].numpy().tobytes()
     place = bytes_.index(weights) + 77
-    (run / "state.pt").write_bytes(bytes_[:place] + bytes([bytes_[place] ^ 1]) + bytes_[place + 1 :])
+    (run / "state.pt").write_bytes(
+        bytes_[:place] + bytes([bytes_[place] ^ 1]) + bytes_[place + 1 :]
+    )
     with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true"):
         checkpoint.load(run / "state.pt")
     rewrite_summary(run, status="running")
@@ -200,7 +208,12 @@ def test_bits_all_over_a_summary(status: str, runs: dict[str, Path], tmp_path: P
 def test_a_summary_is_old_only_if_nothing_of_it_is_new(whole: Path, tmp_path: Path) -> None:
     """A flip in the digest's own key must not make it a summary without one."""
     run = copied(whole, tmp_path)
-    text = (run / "summary.json").read_text().replace('"digest"', '"dihest"').replace('"accuracy": 5', '"accuracy": 7')
+    text = (
+        (run / "summary.json")
+        .read_text()
+        .replace('"digest"', '"dihest"')
+        .replace('"accuracy": 5', '"accuracy": 7')
+    )
     (run / "summary.json").write_text(text)
     assert f"{run}/summary.json is damaged; restart=true" in refusal(run, *RUN)
 
@@ -214,7 +227,9 @@ VANISHED: dict[str, Callable[[Path], Any]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
     "foreign": lambda path: path.write_text("a: 1\n"),
 }
-LOST = sampled(itertools.product(["config.yaml", "rounds.csv", "clients.csv", "partition.npz"], VANISHED), 3)
+LOST = sampled(
+    itertools.product(["config.yaml", "rounds.csv", "clients.csv", "partition.npz"], VANISHED), 3
+)
 
 
 @pytest.mark.parametrize(("name", "how"), LOST)
@@ -244,7 +259,12 @@ def clean(root: Path, *options: str) -> None:
 @pytest.mark.parametrize("status", ["running", "failed"])
 @pytest.mark.parametrize(("name", "how"), [*LOST, pytest.param("run.log", "removed", id="nothing")])
 def test_clean_leaves_what_the_runs_command_mends(
-    name: str, how: str, status: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+    name: str,
+    how: str,
+    status: str,
+    runs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     run = copied(runs["interrupted"], tmp_path)
     rewrite_summary(run, status=status)
@@ -336,13 +356,17 @@ def test_a_finished_run_of_an_older_version_is_recognised(whole: Path, tmp_path:
     assert snapshot(run) == before
 
 
-def test_an_interrupted_run_of_an_older_version_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_an_interrupted_run_of_an_older_version_is_refused(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     run = copied(runs["interrupted"], tmp_path)
     older(run)
     assert f"{run}/state.pt is of an older version; restart=true" in refusal(run, *RUN)
 
 
-def test_an_interrupted_run_from_before_digests_were_noted_goes_on(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_an_interrupted_run_from_before_digests_were_noted_goes_on(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     run = copied(runs["interrupted"], tmp_path)
     rewrite_summary(run, without=("files",))
     (run / "run.sums").unlink()
@@ -365,13 +389,25 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    sampled([(status, kind) for kind in IRREGULAR for status in ("new", "finished", "interrupted")], 2),
+    sampled(
+        [(status, kind) for kind in IRREGULAR for status in ("new", "finished", "interrupted")], 2
+    ),
 )
-def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused(
+    kind: str, status: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
     for number, name in enumerate(
-        (*FILES, "run.log", "run.lock", "run.sums", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
+        (
+            *FILES,
+            "run.log",
+            "run.lock",
+            "run.sums",
+            "partition.png",
+            ".state.pt.tmp",
+            ".summary.json.tmp",
+        )
     ):
         run = tmp_path / str(number)
         shutil.copytree(runs[status], run) if status in runs else run.mkdir()
@@ -401,12 +437,25 @@ def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[s
             RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory: you tried"),
             "you tried",
         ),
-        ("torch.load", RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)"), "Cannot allocate memory"),
-        ("torch.load", RuntimeError("unable to open file: Too many open files (24)"), "Too many open files"),
+        (
+            "torch.load",
+            RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)"),
+            "Cannot allocate memory",
+        ),
+        (
+            "torch.load",
+            RuntimeError("unable to open file: Too many open files (24)"),
+            "Too many open files",
+        ),
     ],
 )
 def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
-    place: str, error: Exception, reason: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    error: Exception,
+    reason: str,
+    runs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = copied(runs["interrupted"], tmp_path)
 
@@ -428,7 +477,9 @@ def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_without_its_lock_a_run_writes_nothing_more(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_lock_a_run_writes_nothing_more(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, real, left = tmp_path / "run", rundir.RunDirectory.row, []
 
     def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
@@ -469,7 +520,9 @@ def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
     assert "already finished" in play(run, *RUN)
 
 
-def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_removed_before_it_was_taken_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = lock.fcntl.lockf
 
     def late(file: int, how: int) -> None:
@@ -488,9 +541,12 @@ HOLDS = ("config.yaml", "rounds.csv", "summary.json", "state.pt", "run.log", "no
 
 
 @pytest.mark.parametrize(
-    ("holds", "where"), sampled([(holds, where) for holds in HOLDS for where in ("own", ".", "''")], 2)
+    ("holds", "where"),
+    sampled([(holds, where) for holds in HOLDS for where in ("own", ".", "''")], 2),
 )
-def test_a_folder_that_is_no_run_directory_is_left_alone(holds: str, where: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_directory_is_left_alone(
+    holds: str, where: str, tmp_path: Path
+) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / holds).mkdir() if holds.endswith("/") else (own / holds).write_text('{"mine": 1}')
@@ -591,7 +647,9 @@ def test_a_state_by_other_code_is_refused(runs: dict[str, Path], tmp_path: Path)
     assert f"{run}/state.pt belongs to a run by other code; restart=true" in refusal(run, *RUN)
 
 
-def test_a_finished_run_has_no_older_state(runs: dict[str, Path], whole: Path, tmp_path: Path) -> None:
+def test_a_finished_run_has_no_older_state(
+    runs: dict[str, Path], whole: Path, tmp_path: Path
+) -> None:
     """Its own, of round 2: models of that round are not those of the table."""
     run = copied(whole, tmp_path)
     shutil.copy(runs["interrupted"] / "state.pt", run)
@@ -663,7 +721,9 @@ def test_fingerprints_are_the_same_wherever_the_samples_are() -> None:
     assert data.fingerprint(x.cuda()) == data.fingerprint(x)
 
 
-def test_a_sweep_in_lockstep_looks_at_its_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_in_lockstep_looks_at_its_samples_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, seen = data.fingerprint, []
 
     def counted(*values: Any) -> str:
@@ -700,7 +760,9 @@ def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 CHANGED = "code        of the method changed since the run began; restart=true runs it anew\n"
 
 
-def test_a_finished_run_of_other_code_says_so(own_method: Callable[[str], None], tmp_path: Path) -> None:
+def test_a_finished_run_of_other_code_says_so(
+    own_method: Callable[[str], None], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     own_method("as it was")
     play(run, *RUN)
@@ -747,7 +809,9 @@ def test_code_that_goes_on_is_named_once(runs: dict[str, Path], tmp_path: Path) 
     assert summary(run)["code"] == [code]
 
 
-def test_code_that_left_no_checkpoint_took_no_part(own_method: Callable[[str], None], tmp_path: Path) -> None:
+def test_code_that_left_no_checkpoint_took_no_part(
+    own_method: Callable[[str], None], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     own_method("as it was")
     interrupt(run, *RUN, "checkpoint.seconds=1e6", after=1)
@@ -775,10 +839,14 @@ def test_code_that_left_no_checkpoint_took_no_part(own_method: Callable[[str], N
         ("hermes", "methods/fedavg.py", False),
     ],
 )
-def test_what_a_methods_code_is(method: str, file: str, takes_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_methods_code_is(
+    method: str, file: str, takes_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, real = environment.source(METHODS[method]), environment._code
     changed = f"fedpfl/{file}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
-    monkeypatch.setattr(environment, "_code", lambda module: real(module) + b"#" * (module == changed))
+    monkeypatch.setattr(
+        environment, "_code", lambda module: real(module) + b"#" * (module == changed)
+    )
     assert (environment.source(METHODS[method]) != before) == takes_part
 
 
@@ -855,7 +923,9 @@ def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     assert len(first) == 2
     result = call(*sweep, "restart=true", cwd=tmp_path)
     assert (result.code, result.err.count("already finished")) == (0, 0)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}.keys() == first.keys()
+    assert {
+        path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")
+    }.keys() == first.keys()
     assert all(path.stat().st_mtime_ns > then for path, then in first.items())
     again = call(*sweep, cwd=tmp_path)
     assert (again.code, again.err.count("already finished")) == (0, 2)

@@ -16,12 +16,30 @@ from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import wandb_dashboard as dashboard
-from tests.record.test_wandb import finished_records, history, items, offline_sweep, summary_of, wandb, without_login
+from tests.record.test_wandb import (
+    finished_records,
+    history,
+    items,
+    offline_sweep,
+    summary_of,
+    wandb,
+    without_login,
+)
 
 needs_package = pytest.mark.skipif(
-    importlib.util.find_spec("wandb_workspaces") is None, reason="the package wandb-workspaces is not installed"
+    importlib.util.find_spec("wandb_workspaces") is None,
+    reason="the package wandb-workspaces is not installed",
 )
-SECTIONS = ["Accuracy", "Cohort", "Traffic", "q sweep", "alpha sweep", "Personalised entries", "Cost", "Table"]
+SECTIONS = [
+    "Accuracy",
+    "Cohort",
+    "Traffic",
+    "q sweep",
+    "alpha sweep",
+    "Personalised entries",
+    "Cost",
+    "Table",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +50,9 @@ def _nobody_is_logged_in(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory) -> dict[str, dict]:
     """What one real run sends: its history's columns, its summary, its configuration."""
-    (path,) = offline_sweep(tmp_path_factory.mktemp("dashboard"), "quantile.q=0.9", "validation=0.2", "unseen=0.25")
+    (path,) = offline_sweep(
+        tmp_path_factory.mktemp("dashboard"), "quantile.q=0.9", "validation=0.2", "unseen=0.25"
+    )
     found = finished_records(path)
     (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     columns = {key: value for entry in history(found) for key, value in entry.items()}
@@ -120,33 +140,68 @@ def named(spec) -> set[str]:
 
 
 @needs_package
-@pytest.mark.parametrize(("by", "group"), [("method", "jobType"), ("configuration", "identity.value"), ("run", None)])
+@pytest.mark.parametrize(
+    ("by", "group"), [("method", "jobType"), ("configuration", "identity.value"), ("run", None)]
+)
 def test_the_specification_holds_every_section(sent, capsys, by, group):
-    words = ["--dry-run", "--json", "--entity", "me", "--name", "mine", "--experiment", "q_sweep", "--by", by]
+    words = [
+        "--dry-run",
+        "--json",
+        "--entity",
+        "me",
+        "--name",
+        "mine",
+        "--experiment",
+        "q_sweep",
+        "--by",
+        by,
+    ]
     assert dashboard.main(words) == 0
     view = json.loads(capsys.readouterr().out)
     assert (view["entity"], view["project"], view["displayName"]) == ("me", "fedpfl", "mine")
     section = view["spec"]["section"]
     bank = section["panelBankConfig"]["sections"]
     assert [part["name"] for part in bank] == SECTIONS
-    assert [len(part["panels"]) for part in bank] == [len(panels) for panels in dashboard.SECTIONS.values()]
+    assert [len(part["panels"]) for part in bank] == [
+        len(panels) for panels in dashboard.SECTIONS.values()
+    ]
     panels = [panel for part in bank for panel in part["panels"]]
-    bare = {key for key in named([panel["config"] for panel in panels]) if not key.startswith("summary:")}
+    bare = {
+        key
+        for key in named([panel["config"] for panel in panels])
+        if not key.startswith("summary:")
+    }
     assert bare <= {*sent["history"], *sent["summary"], "partition"}
     marks = {key.removeprefix("summary:") for key in named(panels) if key.startswith("summary:")}
-    assert {"q", "alpha", "one_minus_q", "traffic_gb", "last_accuracy"} <= marks <= set(sent["summary"])
-    gathered = [panel["config"].get("groupBy") for panel in panels if panel["viewType"] == "Run History Line Plot"]
+    assert (
+        {"q", "alpha", "one_minus_q", "traffic_gb", "last_accuracy"}
+        <= marks
+        <= set(sent["summary"])
+    )
+    gathered = [
+        panel["config"].get("groupBy")
+        for panel in panels
+        if panel["viewType"] == "Run History Line Plot"
+    ]
     assert set(gathered) == {group}
-    assert {panel["config"]["metricRegex"] for panel in panels if "metricRegex" in panel["config"]} == {"^personal/.*"}
+    assert {
+        panel["config"]["metricRegex"] for panel in panels if "metricRegex" in panel["config"]
+    } == {"^personal/.*"}
     (runs,) = section["runSets"]
     (only,) = runs["filters"]["filters"]
-    assert (only["key"], only["op"], only["value"]) == ({"section": "run", "name": "group"}, "=", "q_sweep")
+    assert (only["key"], only["op"], only["value"]) == (
+        {"section": "run", "name": "group"},
+        "=",
+        "q_sweep",
+    )
     assert runs["runFeed"]["columnOrder"] == ["run:displayName", *dashboard.COLUMNS]
 
 
 @needs_package
 def test_without_an_experiment_all_runs_are_shown():
-    (runs,) = dashboard.workspace("view", "p", "me", None, "method")._spec["spec"]["section"]["runSets"]
+    (runs,) = dashboard.workspace("view", "p", "me", None, "method")._spec["spec"]["section"][
+        "runSets"
+    ]
     assert runs["filters"]["filters"] == []
 
 

@@ -25,12 +25,24 @@ from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY, call, format_override, rewrite_summary
 from tests.record import test_wandb
-from tests.record.test_wandb import done, finished_records, history, info, items, row, summary_of, without_login
+from tests.record.test_wandb import (
+    done,
+    finished_records,
+    history,
+    info,
+    items,
+    row,
+    summary_of,
+    without_login,
+)
 
 needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="the package tensorboard is not installed"
+    importlib.util.find_spec("tensorboard") is None,
+    reason="the package tensorboard is not installed",
 )
-needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the package wandb is not installed")
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="the package wandb is not installed"
+)
 FLAT = {"seed": 1, "method.name": "fedobp", "method.q": 0.9998, "partition.alpha": 0.1}
 
 
@@ -59,13 +71,21 @@ class Client:
 
     def search_runs(self, experiments, filter_string=""):
         key, _, value = filter_string.removeprefix("tags.").partition(" = ")
-        runs = [run for run in self._store.runs.values() if run.place in experiments and not run.deleted]
-        return [run for run in runs if not key or run.data.tags.get(key.strip("`")) == value.strip("'")]
+        runs = [
+            run for run in self._store.runs.values() if run.place in experiments and not run.deleted
+        ]
+        return [
+            run for run in runs if not key or run.data.tags.get(key.strip("`")) == value.strip("'")
+        ]
 
     def create_run(self, place, run_name, tags):
-        one = SimpleNamespace(run_id=str(next(self._store.ids)), run_name=run_name, status="RUNNING")
+        one = SimpleNamespace(
+            run_id=str(next(self._store.ids)), run_name=run_name, status="RUNNING"
+        )
         data = SimpleNamespace(tags={**tags}, params={}, metrics={})
-        run = SimpleNamespace(place=place, info=one, data=data, history=defaultdict(list), deleted=False, artifacts={})
+        run = SimpleNamespace(
+            place=place, info=one, data=data, history=defaultdict(list), deleted=False, artifacts={}
+        )
         self._store.runs[one.run_id] = run
         return run
 
@@ -92,7 +112,9 @@ class Client:
             one.history[metric.key].append(metric)
             one.data.metrics[metric.key] = metric.value
         for param in params:
-            assert one.data.params.setdefault(param.key, param.value) == param.value, "a parameter cannot change"
+            assert one.data.params.setdefault(param.key, param.value) == param.value, (
+                "a parameter cannot change"
+            )
         one.data.tags.update({tag.key: tag.value for tag in tags})
 
     def log_dict(self, run, values, name):
@@ -142,7 +164,11 @@ def mlflow(request, monkeypatch, tmp_path):
     """What makes a client."""
     for name in ("RETRIES", "TIMEOUT"):
         monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{'MAX_' * (name == 'RETRIES')}{name}", "1")
-    return request.getfixturevalue("pretended") if request.param == "pretended" else real(monkeypatch, tmp_path)
+    return (
+        request.getfixturevalue("pretended")
+        if request.param == "pretended"
+        else real(monkeypatch, tmp_path)
+    )
 
 
 def mlflow_runs(client) -> list:
@@ -163,7 +189,9 @@ def events(folder: Path):
     """All that TensorBoard reads in a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    read = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    read = EventAccumulator(
+        str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0}
+    )
     return read.Reload()
 
 
@@ -187,7 +215,14 @@ def expected(*numbers: int) -> dict[str, list[tuple[int, float]]]:
     return dict(found)
 
 
-def play(logger: dict, path: Path, numbers=(1, 2, 3, 4), start: int = 0, status: str = "finished", **summary) -> str:
+def play(
+    logger: dict,
+    path: Path,
+    numbers=(1, 2, 3, 4),
+    start: int = 0,
+    status: str = "finished",
+    **summary,
+) -> str:
     """Log rounds as a run does; returns run.log."""
     run = info(path, start_round=start, facts={"cohort": 2, "identity": "abc-seed1"})
     with opened(logger, run, quiet=True) as callbacks:
@@ -208,20 +243,33 @@ def written(path: Path, *numbers: int) -> None:
 def test_event_files_hold_everything(tmp_path):
     (tmp_path / "run").mkdir()
     partition_picture(np.array([[1, 2], [3, 0]]), tmp_path / "run/partition.png", "two clients")
-    log = play({"tensorboard": {}}, tmp_path / "run", hours=0.5, last={"accuracy": 54.0}, error=None)
+    log = play(
+        {"tensorboard": {}}, tmp_path / "run", hours=0.5, last={"accuracy": 54.0}, error=None
+    )
     assert "left out" not in log
     read = events(tmp_path / "run")
     found = scalars(read)
     assert {name: found[name] for name in expected(1, 2, 3, 4)} == expected(1, 2, 3, 4)
     assert set(found) - set(expected(2)) == {
-        *("hours", "cohort", "q", "one_minus_q", "alpha", "last_accuracy", "best_accuracy", "best_round"),
+        *(
+            "hours",
+            "cohort",
+            "q",
+            "one_minus_q",
+            "alpha",
+            "last_accuracy",
+            "best_accuracy",
+            "best_round",
+        ),
         "personal_entries",
     }
     assert found["best_accuracy"] == [(4, 54.0)]
     config = json.loads(text(read, "configuration"))
     assert config == info(tmp_path / "run").config
     summary = json.loads(text(read, "summary"))
-    assert summary.items() >= {"status": "finished", "hours": 0.5, "last": {"accuracy": 54.0}}.items()
+    assert (
+        summary.items() >= {"status": "finished", "hours": 0.5, "last": {"accuracy": 54.0}}.items()
+    )
     assert "error" not in summary
     (image,) = read.Images("partition")
     assert image.width > 10
@@ -234,7 +282,9 @@ def test_event_files_hold_everything(tmp_path):
 def test_a_resumed_run_has_every_round_once_in_tensorboard(tmp_path):
     path = tmp_path / "run"
     written(path, 1, 2, 3)
-    play({"tensorboard": {}}, path, (1, 2, 3), status="interrupted")  # round 3 is behind the checkpoint
+    play(
+        {"tensorboard": {}}, path, (1, 2, 3), status="interrupted"
+    )  # round 3 is behind the checkpoint
     play({"tensorboard": {}}, path, (3, 4), start=2)
     found = scalars(events(path))
     assert {name: found[name] for name in expected(1, 2, 3, 4)} == expected(1, 2, 3, 4)
@@ -257,14 +307,25 @@ def test_mlflow_holds_everything(tmp_path, mlflow):
         assert {name: found[name] for name in wanted} == wanted
     assert len(rows) == 4
     final = {name: value for name, (value,) in rows[-1].items() if name not in row(4)}
-    assert final.items() >= {"hours": 0.5, "best_accuracy": 54.0, "best_round": 4, "q": 0.9998, "cohort": 2}.items()
-    assert run.data.tags.items() >= {"status": "finished", "group": "table3", "tags": "digits, dirichlet"}.items()
+    assert (
+        final.items()
+        >= {"hours": 0.5, "best_accuracy": 54.0, "best_round": 4, "q": 0.9998, "cohort": 2}.items()
+    )
+    assert (
+        run.data.tags.items()
+        >= {"status": "finished", "group": "table3", "tags": "digits, dirichlet"}.items()
+    )
     assert len(run.data.tags["error"]) == 5000
-    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"partition.png", "summary.json"}
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {
+        "partition.png",
+        "summary.json",
+    }
 
 
 def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
-    """Whether the store has fewer rounds than the checkpoint or more; a run begun anew takes the old one's place."""
+    """Whether the store has fewer rounds than the checkpoint or more; a run begun anew takes the
+    old one's place.
+    """
     path, logger = tmp_path / "run", {"mlflow": {"experiment": "fedpfl"}}
     written(path, 1, 2)
     for held in (1, 3):
@@ -277,13 +338,21 @@ def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
         assert (run.info.run_id, run.info.status) == (before.info.run_id, "FINISHED")
         rows = mlflow_rows(client, run)
         assert [values["round"] for values in rows] == [[1], [2], [3], [4]]
-        assert [values["cohort_before"] for values in rows] == [[number / 3] for number in (1, 2, 3, 4)]
+        assert [values["cohort_before"] for values in rows] == [
+            [number / 3] for number in (1, 2, 3, 4)
+        ]
 
 
 def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
     path = tmp_path / "run"
-    wide = {"round": 1, **{f"personal/layer{number}.weight": 1.0 * number for number in range(1200)}, "acc@5": 3.0}
-    run = info(path, config={f"key{number}": number for number in range(150)} | {"name": "", "none": None})
+    wide = {
+        "round": 1,
+        **{f"personal/layer{number}.weight": 1.0 * number for number in range(1200)},
+        "acc@5": 3.0,
+    }
+    run = info(
+        path, config={f"key{number}": number for number in range(150)} | {"name": "", "none": None}
+    )
     with opened({"mlflow": {}}, run, quiet=True) as callbacks:
         callbacks.on_round(done({**wide, "accuracy": math.nan}))
         callbacks.on_end("finished", {})
@@ -291,7 +360,11 @@ def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
     (found,) = mlflow_runs(client)
     assert len(found.data.params) == 151
     assert found.data.metrics["acc_5"] == 3.0
-    assert all(found.data.metrics[name] == value for name, value in wide.items() if name.startswith("personal"))
+    assert all(
+        found.data.metrics[name] == value
+        for name, value in wide.items()
+        if name.startswith("personal")
+    )
 
 
 @pytest.mark.parametrize("name", [pytest.param("tensorboard", marks=needs_tensorboard), "mlflow"])
@@ -318,7 +391,10 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
 @pytest.mark.parametrize(
     ("logger", "message"),
     [
-        ({"tensorboard": {"dir": "x"}}, "logger.tensorboard.dir is not a key here; known keys: none"),
+        (
+            {"tensorboard": {"dir": "x"}},
+            "logger.tensorboard.dir is not a key here; known keys: none",
+        ),
         ({"csv": {"dir": "x"}}, "logger.csv.dir is not a key here; known keys: none"),
         (
             {"mlflow": {"url": "x"}},
@@ -328,7 +404,10 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
         ({"mlflow": {"uri": 3}}, "logger.mlflow.uri must be a text or null, got 3"),
         ({"mlflow": 3}, "logger.mlflow must be a group of keys, got 3"),
         ({"name": "none", "project": "x", "csv": {}}, "logger.project is not a key here"),
-        ({"name": "mlflow"}, "logger.name=mlflow is unknown; choose one of none, wandb, or give logger=csv, mlflow"),
+        (
+            {"name": "mlflow"},
+            "logger.name=mlflow is unknown; choose one of none, wandb, or give logger=csv, mlflow",
+        ),
     ],
 )
 def test_bad_options_are_one_line(logger, message):
@@ -352,7 +431,12 @@ def test_without_the_package(name, monkeypatch, tmp_path):
 
 
 def test_files_alone_need_nothing():
-    assert mirrors({"csv": {}}) == mirrors({"name": "none"}) == mirrors({"name": "none", "csv": {}}) == []
+    assert (
+        mirrors({"csv": {}})
+        == mirrors({"name": "none"})
+        == mirrors({"name": "none", "csv": {}})
+        == []
+    )
 
 
 @pytest.fixture(scope="module")
@@ -362,8 +446,19 @@ def logged(tmp_path_factory):
     there = [name for name in ("wandb", "tensorboard") if importlib.util.find_spec(name)]
     with pytest.MonkeyPatch.context() as patch:
         without_login(patch, folder)
-        words = [f"logger=[{','.join((*there, 'csv'))}]", *(["logger.mode=offline"] * ("wandb" in there))]
-        result = call("method=fedobp", "name=mine", "rounds=3", "eval.every=2", *TINY[1:-2], *words, cwd=folder)
+        words = [
+            f"logger=[{','.join((*there, 'csv'))}]",
+            *(["logger.mode=offline"] * ("wandb" in there)),
+        ]
+        result = call(
+            "method=fedobp",
+            "name=mine",
+            "rounds=3",
+            "eval.every=2",
+            *TINY[1:-2],
+            *words,
+            cwd=folder,
+        )
     assert result.code == 0, result.err
     (path,) = (found.parent for found in folder.glob("outputs/*/*/*/*/rounds.csv"))
     return path
@@ -380,13 +475,31 @@ def test_wandb_gets_afterwards_what_the_run_would_have_sent(logged, tmp_path, mo
 
     def told(records):
         (begun,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
-        config = {key: value for key, value in items(begun.config.update).items() if key != "_wandb"}
-        names = (begun.run_id, begun.display_name, begun.run_group, begun.job_type, begun.project, list(begun.tags))
-        pictures = [entry["partition.sha256"] for entry in history(records) if "partition.sha256" in entry]
+        config = {
+            key: value for key, value in items(begun.config.update).items() if key != "_wandb"
+        }
+        names = (
+            begun.run_id,
+            begun.display_name,
+            begun.run_group,
+            begun.job_type,
+            begun.project,
+            list(begun.tags),
+        )
+        pictures = [
+            entry["partition.sha256"] for entry in history(records) if "partition.sha256" in entry
+        ]
         other = ("_timestamp", "_runtime", "_wandb", "partition.")
-        rows = [{k: v for k, v in entry.items() if not k.startswith(other)} for entry in history(records)]
+        rows = [
+            {k: v for k, v in entry.items() if not k.startswith(other)}
+            for entry in history(records)
+        ]
         rows = [entry for entry in rows if "cohort_before" in entry]
-        summary = {k: v for k, v in summary_of(records).items() if not k.startswith(("_step", "partition", *other))}
+        summary = {
+            k: v
+            for k, v in summary_of(records).items()
+            if not k.startswith(("_step", "partition", *other))
+        }
         return config, names, rows, pictures, summary
 
     assert len(told(own)[2]) == 3
@@ -400,13 +513,19 @@ def test_tensorboard_gets_afterwards_what_the_run_would_have_written(logged, cap
     for _ in range(2):  # run twice it is there once
         assert export.main([str(logged), "logger=tensorboard"]) == 0
         late = events(logged)
-        assert (scalars(late), text(late, "configuration"), json.loads(text(late, "summary"))) == before
+        assert (
+            scalars(late),
+            text(late, "configuration"),
+            json.loads(text(late, "summary")),
+        ) == before
         assert len(late.Images("partition")) == 1
     with (logged / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     found = scalars(late)
     for name in rows[0].keys() - {"round"}:
-        wanted = [(int(one["round"]), float(np.float32(float(one[name])))) for one in rows if one[name]]
+        wanted = [
+            (int(one["round"]), float(np.float32(float(one[name])))) for one in rows if one[name]
+        ]
         assert found.get(name, []) == wanted
 
 
@@ -417,7 +536,10 @@ def test_mlflow_gets_a_run_once_that_is_logged_twice(logged, mlflow, capsys):
     (run,) = mlflow_runs(client)
     assert all(len(values) == 1 for entry in mlflow_rows(client, run) for values in entry.values())
     with (logged / "rounds.csv").open(newline="") as file:
-        sent = [{name: float(cell) for name, cell in one.items() if cell} for one in csv.DictReader(file)]
+        sent = [
+            {name: float(cell) for name, cell in one.items() if cell}
+            for one in csv.DictReader(file)
+        ]
     for wanted, found in zip(sent, mlflow_rows(client, run), strict=True):
         assert {name: found[name][0] for name in wanted} == wanted
     assert run.info.status == "FINISHED"
@@ -431,7 +553,9 @@ def test_the_wandb_server_gets_what_it_lacks(logged, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", test_wandb.KEY)
     for held, lacking in ((0, [1, 2, 3]), (2, [2, 3]), (4, [])):  # W&B's next step
         server = test_wandb.Server(held)
-        server.log = lambda values, step=None, steps=server.steps: steps.append(step) if step else None
+        server.log = lambda values, step=None, steps=server.steps: (
+            steps.append(step) if step else None
+        )
         monkeypatch.setattr(wandb, "init", server.init)
         monkeypatch.setattr(wandb, "Image", lambda path: None)
         assert export.main([str(logged), "logger=wandb"]) == 0
@@ -452,14 +576,22 @@ def copied(logged: Path, folder: Path, **changes) -> Path:
 def test_a_killed_run_is_logged_as_far_as_it_came(logged, tmp_path, pretended, capsys):
     path = copied(logged, tmp_path / "killed", status="running")
     whole = (path / "rounds.csv").read_text().splitlines(keepends=True)
-    (path / "rounds.csv").write_text("".join(whole[:3]) + "1")  # a row's first byte, as a power cut may leave it
+    (path / "rounds.csv").write_text(
+        "".join(whole[:3]) + "1"
+    )  # a row's first byte, as a power cut may leave it
     assert export.main([str(path), "logger=mlflow"]) == 0
     (run,) = mlflow_runs(pretended())
     assert [one.step for one in run.history["round"]] == [1, 2]
-    assert (run.info.status, run.data.tags["status"], run.data.tags["group"]) == ("KILLED", "interrupted", "digits")
+    assert (run.info.status, run.data.tags["status"], run.data.tags["group"]) == (
+        "KILLED",
+        "interrupted",
+        "digits",
+    )
 
 
-def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pretended, monkeypatch, capsys):
+def test_what_cannot_be_logged_is_told_and_the_others_are(
+    logged, tmp_path, pretended, monkeypatch, capsys
+):
     held = copied(logged, tmp_path / "held")
     own = lock.take(held)
     try:
@@ -473,7 +605,10 @@ def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pret
     assert "no summary.json" in absent
     monkeypatch.setattr(Client, "log_batch", lambda *given, **named: 1 / 0)
     assert export.main([str(logged), "logger=mlflow"]) == 2
-    assert capsys.readouterr().err == f"fedpfl: {logged} is not logged, MlflowLogger failed: division by zero\n"
+    assert (
+        capsys.readouterr().err
+        == f"fedpfl: {logged} is not logged, MlflowLogger failed: division by zero\n"
+    )
     lock.release(lock.take(logged), logged.resolve())
 
 
@@ -482,7 +617,10 @@ def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pret
     [
         (["logger=none"], "logger=none logs nothing beside the run directory; choose others"),
         (["logger=csv"], "logger=csv logs nothing beside the run directory; choose others"),
-        (["logger=nothing"], "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'nothing'"),
+        (
+            ["logger=nothing"],
+            "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'nothing'",
+        ),
         (["logger=wandb,csv"], "logger=wandb,csv is a sweep, and this is one run"),
         (["logger=mlflow", "logger.mlflow.urk=x"], "logger.mlflow.urk is not a key here"),
     ],
@@ -493,4 +631,11 @@ def test_bad_words_are_one_line(words, message, logged, capsys):
 
 
 def test_the_configuration_goes_flat():
-    assert dict(flat({"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}})) == FLAT
+    assert (
+        dict(
+            flat(
+                {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}}
+            )
+        )
+        == FLAT
+    )

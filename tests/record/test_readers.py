@@ -1,8 +1,8 @@
 """Whatever happens to a file of a run directory, no reader shows a number that is not the run's.
 
-One file is damaged at a time: a bit flips, a digit changes, it is cut, it goes, or another run's or an earlier one of
-the same run takes its place. Then every command of the report, `fedpfl.load` and the export either shows what the run
-wrote or names the directory in one line.
+One file is damaged at a time: a bit flips, a digit changes, it is cut, it goes, or another run's or
+an earlier one of the same run takes its place. Then every command of the report, `fedpfl.load` and
+the export either shows what the run wrote or names the directory in one line.
 """
 
 import csv
@@ -33,13 +33,23 @@ from tests.conftest import sampled
 from tests.record.test_damage import interrupt, overwritten, samples
 
 CASES = (16, 200)  # damaged files of a finished and of an interrupted run each
-RUN = (*TINY, "rounds=3", "method=fedcac", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1", "dataset=npz")
+RUN = (
+    *TINY,
+    "rounds=3",
+    "method=fedcac",
+    "model=mlp",
+    "model.hidden=[8]",
+    "eval.finetune_epochs=1",
+    "dataset=npz",
+)
 SHARE = 8  # of the cases one that draws figures and pages, which takes the longest
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A run directory; what its files may be exchanged for; what it held at any time, and what its models say."""
+    """A run directory; what its files may be exchanged for; what it held at any time, and what its
+    models say.
+    """
 
     path: Path
     others: list[Path]
@@ -81,7 +91,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     rows = finished.rounds
     return {
         "finished": held(finished, [rows], [finished.clients]),
-        "interrupted": held(interrupted, [rows.head(n) for n in range(4)], [one.clients for one in times]),
+        "interrupted": held(
+            interrupted, [rows.head(n) for n in range(4)], [one.clients for one in times]
+        ),
     }
 
 
@@ -103,7 +115,9 @@ def cut(chance: random.Random, path: Path, others: list[Path]) -> None:
     """Anywhere, or where a line ends."""
     content = path.read_bytes()
     ends = [at + 1 for at, byte in enumerate(content) if byte == ord("\n")]
-    path.write_bytes(content[: chance.choice([chance.randrange(len(content)), chance.choice([0, *ends])])])
+    path.write_bytes(
+        content[: chance.choice([chance.randrange(len(content)), chance.choice([0, *ends])])]
+    )
 
 
 def gone(chance: random.Random, path: Path, others: list[Path]) -> None:
@@ -111,14 +125,25 @@ def gone(chance: random.Random, path: Path, others: list[Path]) -> None:
 
 
 def exchanged(chance: random.Random, path: Path, others: list[Path]) -> None:
-    shutil.copy(chance.choice([folder / path.name for folder in others if (folder / path.name).exists()]), path)
+    shutil.copy(
+        chance.choice([folder / path.name for folder in others if (folder / path.name).exists()]),
+        path,
+    )
 
 
-DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (flipped, mistyped, cut, gone, exchanged)
+DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
+    flipped,
+    mistyped,
+    cut,
+    gone,
+    exchanged,
+)
 
 
 def told(path: Path, ask: Callable[[], Any], lines: list[str]) -> Any:
-    """What a question is answered with; None where it is one line that names the directory, one more of `lines`."""
+    """What a question is answered with; None where it is one line that names the directory, one
+    more of `lines`.
+    """
     try:
         return ask()
     except FedpflError as error:
@@ -138,7 +163,9 @@ def printed(*words: str | Path) -> tuple[str, list[str]]:
 
 
 def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
-    """Ask what reads a damaged directory. Returns whether there is a run to show; lines: what was said of it."""
+    """Ask what reads a damaged directory. Returns whether there is a run to show; lines: what was
+    said of it.
+    """
     found = told(run, lambda: fedpfl.load(run), lines)
     table = told(run, lambda: found.rounds, lines) if found else None
     if found:
@@ -164,7 +191,10 @@ def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
 
 def draw(run: Path, truth: Ran, place: Path, shown: bool) -> None:
     """Ask what draws and what writes files. shown: whether there is a run to show."""
-    for words in (["figures", run, "--out", place / "figures"], ["html", run, "--out", place / "report"]):
+    for words in (
+        ["figures", run, "--out", place / "figures"],
+        ["html", run, "--out", place / "report"],
+    ):
         _, lines = printed(*words)
         assert shown or any(str(run) in line for line in lines)
     printed("compare", run, truth.path)
@@ -208,7 +238,9 @@ def test_no_reader_shows_what_the_run_did_not_write(
 
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "rounds.csv", "clients.csv"])
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
-def test_a_digit_that_is_another_is_named(status: str, name: str, ran: dict[str, Ran], tmp_path: Path) -> None:
+def test_a_digit_that_is_another_is_named(
+    status: str, name: str, ran: dict[str, Ran], tmp_path: Path
+) -> None:
     run, lines = Path(shutil.copytree(ran[status].path, tmp_path / "run")), list[str]()
     mistyped(random.Random(1), run / name, [])
     found = told(run, lambda: fedpfl.load(run), lines)
@@ -221,7 +253,9 @@ def test_a_digit_that_is_another_is_named(status: str, name: str, ran: dict[str,
 def test_a_summary_of_a_run_on_other_data_is_named(ran: dict[str, Ran], tmp_path: Path) -> None:
     """Of the same settings and seed, and unfinished too: nothing else tells them apart."""
     run = Path(shutil.copytree(ran["interrupted"].path, tmp_path / "run"))
-    (other,) = (path for path in ran["interrupted"].others if path.name == "other data, interrupted")
+    (other,) = (
+        path for path in ran["interrupted"].others if path.name == "other data, interrupted"
+    )
     shutil.copy(other / "summary.json", run)
     with pytest.raises(FedpflError, match=r"config\.yaml is not as the run wrote it"):
         fedpfl.load(run)

@@ -43,11 +43,19 @@ def done(row: dict) -> SimpleNamespace:
 
 
 def row(number: int, accuracy: float | None = None) -> dict:
-    return dict(zip(COLUMNS, (number, 0.1 * number, 50 / 3, 200 / 3, accuracy, 10**12 + number), strict=True))
+    return dict(
+        zip(
+            COLUMNS, (number, 0.1 * number, 50 / 3, 200 / 3, accuracy, 10**12 + number), strict=True
+        )
+    )
 
 
 def payload(number: int) -> dict:
-    return {"round": number, "server": {"w": torch.arange(6.0).reshape(2, 3) + number}, "best": {"accuracy": 1 / 3}}
+    return {
+        "round": number,
+        "server": {"w": torch.arange(6.0).reshape(2, 3) + number},
+        "best": {"accuracy": 1 / 3},
+    }
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -58,7 +66,9 @@ def python(code: str, *arguments: object, **kwargs) -> subprocess.Popen:
     root = str(Path(fedpfl.__file__).parents[1])
     environ = {**os.environ, "PYTHONPATH": root}
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, **kwargs)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, **kwargs
+    )
 
 
 # ---- directory, status, lock
@@ -77,7 +87,12 @@ def test_new_directory_holds_config_and_identity(tmp_path):
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [("running", "interrupted"), ("finished", "finished"), ("diverged", "diverged"), ("failed", "failed")],
+    [
+        ("running", "interrupted"),
+        ("finished", "finished"),
+        ("diverged", "diverged"),
+        ("failed", "failed"),
+    ],
 )
 def test_status_of_a_reopened_directory(tmp_path, written, read):
     with opened(tmp_path) as directory:
@@ -116,13 +131,17 @@ def test_another_identity_is_refused_and_changes_nothing(tmp_path):
     with opened(tmp_path) as directory:
         directory.row(row(1))
         directory.write_summary(status="finished")
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}
+    before = {
+        file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"
+    }
     with pytest.raises(
         FedpflError,
         match=r"holds a different run \(.* there, .* here\); choose another with hydra\.run\.dir=\.\.\. or remove",
     ):
         opened(tmp_path, "xyz", "other: 1\n")
-    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}
+    assert before == {
+        file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"
+    }
     opened(tmp_path).close()  # the refusal let go of the lock
 
 
@@ -192,7 +211,9 @@ def test_read_only_directory(tmp_path):
 def test_unreadable_summary_is_named(tmp_path):
     opened(tmp_path).close()
     (tmp_path / "summary.json").write_text('{"identity": "ab')
-    with pytest.raises(FedpflError, match=r"summary\.json cannot be read as a run's; choose another .* or remove"):
+    with pytest.raises(
+        FedpflError, match=r"summary\.json cannot be read as a run's; choose another .* or remove"
+    ):
         opened(tmp_path)
 
 
@@ -235,7 +256,8 @@ def test_the_first_row_fixes_the_columns(tmp_path):
     with opened(tmp_path) as directory:
         directory.row({"round": 1, "accuracy": None})
         with pytest.raises(
-            FedpflError, match=r"unknown column 'loss': the first row fixed round, accuracy; restart=true"
+            FedpflError,
+            match=r"unknown column 'loss': the first row fixed round, accuracy; restart=true",
         ):
             directory.row({"round": 2, "loss": 1.0})
         directory.row({"accuracy": 2.0, "round": 2})
@@ -323,7 +345,9 @@ def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text
 def test_an_unreadable_checkpoint_is_named(tmp_path, content):
     with opened(tmp_path) as directory:
         (tmp_path / "state.pt").write_bytes(content)
-        with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true removes the run's files"):
+        with pytest.raises(
+            FedpflError, match=r"state\.pt is damaged; restart=true removes the run's files"
+        ):
             directory.restore()
 
 
@@ -358,7 +382,9 @@ def test_a_checkpoint_takes_only_what_can_be_loaded(tmp_path):
         assert not (tmp_path / "state.pt").exists()
         directory.row({"round": 1})
         half = torch.ones(2).bfloat16()
-        directory.checkpoint({"round": 1, "numpy": np.float64(0.25), "t": (1, None, True, "s"), 7: {"half": half}})
+        directory.checkpoint(
+            {"round": 1, "numpy": np.float64(0.25), "t": (1, None, True, "s"), 7: {"half": half}}
+        )
         restored = directory.restore()
     assert torch.equal(restored[7].pop("half"), torch.ones(2).bfloat16())
     assert restored == {"round": 1, "numpy": 0.25, "t": (1, None, True, "s"), 7: {}}
@@ -401,7 +427,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
                 lambda: directory.write_clients([{"client": number} for number in range(9999)]),
                 lambda: directory.write_summary(text="x" * 9999),
             ):
-                with pytest.raises(FedpflError, match=r"^cannot write .*: File too large; ") as error:
+                with pytest.raises(
+                    FedpflError, match=r"^cannot write .*: File too large; "
+                ) as error:
                     write()
                 assert "\n" not in str(error.value)
         finally:
@@ -453,8 +481,12 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
 
 def test_clients(tmp_path):
     with opened(tmp_path) as directory:
-        directory.write_clients([{"client": 0, "train": 3, "accuracy": 1 / 3}, {"client": 1, "accuracy": None}])
-        assert (tmp_path / "clients.csv").read_text() == f"client,train,accuracy\n0,3,{1 / 3!r}\n1,,\n"
+        directory.write_clients(
+            [{"client": 0, "train": 3, "accuracy": 1 / 3}, {"client": 1, "accuracy": None}]
+        )
+        assert (
+            tmp_path / "clients.csv"
+        ).read_text() == f"client,train,accuracy\n0,3,{1 / 3!r}\n1,,\n"
         with pytest.raises(ValueError, match="unknown column"):
             directory.write_clients([{"client": 0}, {"client": 1, "extra": 2}])
 
@@ -469,13 +501,19 @@ def test_partition_files(tmp_path):
             for name, parts in (("train", train), ("test", test)):
                 indices, offsets = stored[f"{name}_indices"], stored[f"{name}_offsets"]
                 assert offsets.tolist() == [0, *np.cumsum([len(part) for part in parts])]
-                assert [part.tolist() for part in np.split(indices, offsets[1:-1])] == [part.tolist() for part in parts]
+                assert [part.tolist() for part in np.split(indices, offsets[1:-1])] == [
+                    part.tolist() for part in parts
+                ]
             assert np.array_equal(stored["label_counts"], counts)
         picture = (tmp_path / "partition.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
-        times = [(tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")]
+        times = [
+            (tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")
+        ]
         directory.write_partition(train, test, counts, "three clients")
-        assert times == [(tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")]
+        assert times == [
+            (tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")
+        ]
         arrays = (tmp_path / "partition.npz").read_bytes()
         (tmp_path / "partition.png").unlink()
         (tmp_path / "partition.npz").write_bytes(arrays[:-1])
@@ -489,7 +527,9 @@ def test_picture_of_any_size(tmp_path, clients, classes):
     from matplotlib import image
 
     before = "matplotlib.pyplot" in sys.modules  # a test before this one may have loaded it
-    counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * (np.arange(classes) % 3 == 0)
+    counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * (
+        np.arange(classes) % 3 == 0
+    )
     partition_picture(counts, tmp_path / "p.png", "Dir(0.1)")
     pixels = image.imread(tmp_path / "p.png")
     height, width = pixels.shape[:2]
@@ -518,7 +558,9 @@ def test_commit_of_tracked_source_only(tmp_path):
 
     def git(*arguments: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True
+        )
 
     package = tmp_path / "package"
     package.mkdir()
@@ -542,13 +584,13 @@ def test_commit_of_tracked_source_only(tmp_path):
 
 
 def test_import_stays_light():
-    code = (
-        "import sys, fedpfl.record\nprint([m for m in ('matplotlib', 'wandb', 'pandas', 'rich', 'hydra', 'omegaconf') "
-    )
+    code = "import sys, fedpfl.record\nprint([m for m in ('matplotlib', 'wandb', 'pandas', 'rich', 'hydra', 'omegaconf') "
     code += "if m in sys.modules])\nprint([m for m in sys.modules if m.startswith('fedpfl.')])"
     out = python(code).communicate()[0].splitlines()
     assert out[0] == "[]"
-    assert not [name for name in eval(out[1]) if not name.startswith(("fedpfl.record", "fedpfl.ground"))]
+    assert not [
+        name for name in eval(out[1]) if not name.startswith(("fedpfl.record", "fedpfl.ground"))
+    ]
 
 
 # ---- callbacks
@@ -606,7 +648,9 @@ def test_console_plain_lines(tmp_path):
     assert tuned in lines
     assert lines[-3] == "round 20/20  cohort 16.67 -> 66.67 %  2.00 s"
     assert lines[-2] == "a [bold]note[/bold]"
-    assert lines[-1] == "finished after round 20 in 0:00:54, all clients 90.00 % (fine-tuned 91.50 %)"
+    assert (
+        lines[-1] == "finished after round 20 in 0:00:54, all clients 90.00 % (fine-tuned 91.50 %)"
+    )
 
 
 def test_console_resumed_counts_only_what_is_left(tmp_path):
@@ -629,7 +673,11 @@ def test_an_evaluation_that_is_known_to_be_short_has_no_line(tmp_path):
         console.on_round(done({**row(number, 50.0), "eval_seconds": 1.0}))
     told = stream.getvalue().splitlines()[1:]
     assert told[0] == "round 10/35  evaluating all clients"
-    assert [line.rpartition("  ")[2] for line in told[1:]] == ["ETA 0:01:18", "ETA 0:00:47", "ETA 0:00:16"]
+    assert [line.rpartition("  ")[2] for line in told[1:]] == [
+        "ETA 0:01:18",
+        "ETA 0:00:47",
+        "ETA 0:00:16",
+    ]
 
 
 def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkeypatch):
@@ -638,7 +686,11 @@ def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkey
     runs = {own: Console(stream=stream, clock=clock) for own in ("seed=1", "seed=2")}
     for own, run in runs.items():
         before = label.set(own)
-        run.on_begin(info(tmp_path, rounds=36, notes=("slow: use another",), start_round=int(own == "seed=2")))
+        run.on_begin(
+            info(
+                tmp_path, rounds=36, notes=("slow: use another",), start_round=int(own == "seed=2")
+            )
+        )
         label.reset(before)
     for number in range(2, 37):
         clock.now += 4.0
@@ -760,7 +812,7 @@ def test_a_failing_callback_is_dropped_and_ended_once(tmp_path, fails, place):
 
 
 def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
-    probe, log = Probe(), logging.getLogger("fedpfl.engine.program")
+    probe, log = Probe(), logging.getLogger("fedpfl.engine.backends.programs")
     with Callbacks([probe]) as callbacks:
         log.debug("of no interest")
         log.info("loop is taken")
@@ -777,7 +829,9 @@ def test_all_callbacks_may_fail(tmp_path):
         callbacks.on_round(done(row(2)))
 
 
-@pytest.mark.parametrize(("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")]
+)
 def test_callbacks_end_when_the_run_did_not(error, status):
     probe = Probe()
 
@@ -828,7 +882,9 @@ def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch
         try:
             raise KeyboardInterrupt
         finally:
-            raise RuntimeError("unexpected pos")  # what torch's writer says when it is closed half written
+            raise RuntimeError(
+                "unexpected pos"
+            )  # what torch's writer says when it is closed half written
 
     with opened(tmp_path) as directory:
         directory.restore()

@@ -41,7 +41,9 @@ def test_the_line_that_is_being_written_does_not_count():
 
 
 def test_only_the_columns_asked_for_are_looked_at():
-    assert rounds.read("round,accuracy,note\n1,50.0,strange\n", only=("round", "absent")) == [{"round": 1}]
+    assert rounds.read("round,accuracy,note\n1,50.0,strange\n", only=("round", "absent")) == [
+        {"round": 1}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,13 @@ KEY = "0123456789abcdef" * 3
 
 def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """No key, and W&B's own files in `folder`."""
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR"):
+    for name in (
+        "WANDB_API_KEY",
+        "WANDB_IDENTITY_TOKEN_FILE",
+        "WANDB_MODE",
+        "WANDB_BASE_URL",
+        "WANDB_DIR",
+    ):
         patch.delenv(name, raising=False)
     patch.setenv("NETRC", str(folder / "netrc"))
     for name in ("config", "cache", "data"):
@@ -59,7 +65,11 @@ def info(path: Path, **changes) -> RunInfo:
         "group": "table3",
         "job_type": "fedobp",
         "tags": ("digits", "dirichlet"),
-        "config": {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}}
+        "config": {
+            "seed": 1,
+            "method": {"name": "fedobp", "q": 0.9998},
+            "partition": {"alpha": 0.1},
+        }
         | {"eval": {"every": 2}},
         "path": path,
         "identity": "abc",
@@ -82,7 +92,9 @@ def row(number: int) -> dict:
 
 
 def records(file: Path) -> list:
-    """The records of a `.wandb` file: blocks of 32 KiB; chunks of crc, length, kind; protobuf inside."""
+    """The records of a `.wandb` file: blocks of 32 KiB; chunks of crc, length, kind; protobuf
+    inside.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, found, parts, at = file.read_bytes(), [], b"", 7
@@ -104,7 +116,9 @@ def records(file: Path) -> list:
 
 
 def items(entries) -> dict:
-    return {entry.key or ".".join(entry.nested_key): json.loads(entry.value_json) for entry in entries}
+    return {
+        entry.key or ".".join(entry.nested_key): json.loads(entry.value_json) for entry in entries
+    }
 
 
 def only_file(folder: Path) -> Path:
@@ -113,7 +127,9 @@ def only_file(folder: Path) -> Path:
 
 
 def finished_records(folder: Path) -> list:
-    """The records of the only offline run; wandb's service may write the last of them after `finish` returned."""
+    """The records of the only offline run; wandb's service may write the last of them after
+    `finish` returned.
+    """
     until = time.monotonic() + 15
     while not exit_codes(found := records(only_file(folder))) and time.monotonic() < until:
         time.sleep(0.05)
@@ -121,7 +137,11 @@ def finished_records(folder: Path) -> list:
 
 
 def history(found: list) -> list[dict]:
-    return [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+    return [
+        items(record.history.item)
+        for record in found
+        if record.WhichOneof("record_type") == "history"
+    ]
 
 
 def exit_codes(found: list) -> list[int]:
@@ -158,7 +178,9 @@ def test_an_offline_run_holds_everything(tmp_path):
     mirror.on_begin(run)
     for number in range(1, 5):
         mirror.on_round(done(row(number)))
-    mirror.on_end("finished", {"hours": 0.5, "last": {"accuracy": 54.0}, "status": "finished", "error": None})
+    mirror.on_end(
+        "finished", {"hours": 0.5, "last": {"accuracy": 54.0}, "status": "finished", "error": None}
+    )
 
     file = only_file(run.path)
     assert notes == [f"W&B offline; upload with: wandb sync {file.parent}"]
@@ -176,7 +198,12 @@ def test_an_offline_run_holds_everything(tmp_path):
     assert [entry["cohort_before"] for entry in rows] == [number / 3 for number in range(1, 5)]
     assert [entry.get("accuracy") for entry in rows] == [None, 52.0, None, 54.0]
     assert all("ft_accuracy" not in entry for entry in rows)
-    assert [entry.get("mask distribution.values") for entry in rows] == [None, [20, 180], None, [40, 360]]
+    assert [entry.get("mask distribution.values") for entry in rows] == [
+        None,
+        [20, 180],
+        None,
+        [40, 360],
+    ]
     assert rows[1]["mask distribution.bins"] == [0, 1, 2]
 
     (picture,) = [entry["partition.path"] for entry in sent if "partition.path" in entry]
@@ -198,7 +225,10 @@ def test_an_offline_run_holds_everything(tmp_path):
 def test_two_runs_in_one_process_stay_apart(tmp_path):
     """What a sweep does: the basic launcher reuses its process, also after a run that failed."""
     first, second = info(tmp_path / "a"), info(tmp_path / "b", seed=2)
-    with pytest.raises(ZeroDivisionError), opened({"name": "wandb"}, first, quiet=True) as callbacks:
+    with (
+        pytest.raises(ZeroDivisionError),
+        opened({"name": "wandb"}, first, quiet=True) as callbacks,
+    ):
         callbacks.on_round(done({**row(1), "cohort_before": 1 / 0}))
     with opened({"name": "wandb"}, second, quiet=True) as callbacks:
         callbacks.on_round(done(row(1)))
@@ -206,14 +236,18 @@ def test_two_runs_in_one_process_stay_apart(tmp_path):
         callbacks.on_end("finished", {})
     assert wandb.run is None
     one, two = finished_records(first.path), finished_records(second.path)
-    assert [len([entry for entry in history(found) if "round" in entry]) for found in (one, two)] == [0, 2]
+    assert [
+        len([entry for entry in history(found) if "round" in entry]) for found in (one, two)
+    ] == [0, 2]
     assert (exit_codes(one), exit_codes(two)) == ([1], [0])
     assert run_id(first) != run_id(second)
     assert "W&B offline; upload with: wandb sync" in (first.path / "run.log").read_text()
 
 
 def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
-    """A kill takes along what wandb had in memory: the file of the resumed run holds the earlier rounds too."""
+    """A kill takes along what wandb had in memory: the file of the resumed run holds the earlier
+    rounds too.
+    """
     fresh, resumed = info(tmp_path / "run"), info(tmp_path / "run", start_round=2)
     with RunDirectory.open(fresh.path, "", "abc") as directory:
         partition_picture(np.eye(2), fresh.path / "partition.png", "two clients")
@@ -228,7 +262,9 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
             mirror.on_round(done(row(number)))
         mirror.on_end("interrupted" if run is fresh else "finished", {})
     before, after = (finished_records(tmp_path / name) for name in ("files0", "files2"))
-    ids = [{record.run.run_id for record in found if record.run.run_id} for found in (before, after)]
+    ids = [
+        {record.run.run_id for record in found if record.run.run_id} for found in (before, after)
+    ]
     assert ids == [{run_id(fresh)}] * 2
     rows = [entry for entry in history(after) if "cohort_before" in entry]
     assert [entry["round"] for entry in rows] == [entry["_step"] for entry in rows] == [1, 2, 3, 4]
@@ -291,14 +327,26 @@ def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, m
     with RunDirectory.open(tmp_path / "run", "", "abc") as directory:
         for entry in past:
             directory.row(entry)
-    facts = {"cohort": 5, "identity": "abc-seed1", "error": None, "environment": {"commit": "f00", "gpu": None}}
+    facts = {
+        "cohort": 5,
+        "identity": "abc-seed1",
+        "error": None,
+        "environment": {"commit": "f00", "gpu": None},
+    }
     mirror = WandbLogger(Options(), lambda text: None)
     mirror.on_begin(info(tmp_path / "run", start_round=2, rounds=3, facts=facts))
     assert server.summary == {
-        **{"cohort": 5, "identity": "abc-seed1", "environment": facts["environment"], "commit": "f00"},
+        **{
+            "cohort": 5,
+            "identity": "abc-seed1",
+            "environment": facts["environment"],
+            "commit": "f00",
+        },
         **{"q": 0.9998, "one_minus_q": 0.0002, "alpha": 0.1, "status": "running"},
     }
-    mirror.on_round(done({"round": 3, "seconds": 2.0, "accuracy": 75.0, "bits_down": 1e9, "bits_up": 2e9}))
+    mirror.on_round(
+        done({"round": 3, "seconds": 2.0, "accuracy": 75.0, "bits_down": 1e9, "bits_up": 2e9})
+    )
     assert server.steps == [3]
     table = {
         **{"last_accuracy": 75.0, "best_accuracy": 80.0, "best_round": 1, "seconds_per_round": 2.0},
@@ -306,7 +354,10 @@ def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, m
     }
     assert server.summary.items() >= table.items()
     mirror.on_end("failed", {"error": "ValueError: x", "traceback": "long", "hours": 2.0})
-    assert server.summary.items() >= {**table, "status": "failed", "error": "ValueError: x", "hours": 2.0}.items()
+    assert (
+        server.summary.items()
+        >= {**table, "status": "failed", "error": "ValueError: x", "hours": 2.0}.items()
+    )
     assert "traceback" not in server.summary
 
 
@@ -314,7 +365,9 @@ def test_tags_are_as_short_as_wandb_wants_them(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     server = Server()
     monkeypatch.setattr(wandb, "init", server.init)
-    WandbLogger(Options(tags=("mine",)), lambda text: None).on_begin(info(tmp_path / "run", tags=("x" * 70, "digits")))
+    WandbLogger(Options(tags=("mine",)), lambda text: None).on_begin(
+        info(tmp_path / "run", tags=("x" * 70, "digits"))
+    )
     assert server.settings["tags"] == ["x" * 64, "digits", "mine"]
 
 
@@ -323,14 +376,31 @@ def test_overview_by_hand():
     assert (none.fields(), none.traffic_gb) == ({}, None)
     overview = Overview(2)
     layers = {"personal/a": 3.0, "personal/b": 4.5, "personal_share": 0.5}
-    judged = {"accuracy": 60.0, "accuracy_pooled": 61.0, "accuracy_worst10": 9.0, "ft_accuracy": None}
+    judged = {
+        "accuracy": 60.0,
+        "accuracy_pooled": 61.0,
+        "accuracy_worst10": 9.0,
+        "ft_accuracy": None,
+    }
     overview.add({"round": 1, "seconds": 4.0, **judged, "bits_down": 8e9, "bits_up": 0, **layers})
     overview.add({"round": 2, "seconds": 1.0, "accuracy": None, "bits_down": 16e9, "bits_up": 8e9})
-    overview.add({"round": 3, "seconds": 2.0, **judged, "ft_accuracy": 70.0, "bits_down": 0, "bits_up": 16e9})
+    overview.add(
+        {"round": 3, "seconds": 2.0, **judged, "ft_accuracy": 70.0, "bits_down": 0, "bits_up": 16e9}
+    )
     assert overview.traffic_gb == 6.0
     assert overview.fields() == {
-        **{"last_accuracy": 60.0, "last_accuracy_pooled": 61.0, "last_accuracy_worst10": 9.0, "last_ft_accuracy": 70.0},
-        **{"best_accuracy": 60.0, "best_round": 1, "personal_entries": 7.5, "seconds_per_round": 2.0},
+        **{
+            "last_accuracy": 60.0,
+            "last_accuracy_pooled": 61.0,
+            "last_accuracy_worst10": 9.0,
+            "last_ft_accuracy": 70.0,
+        },
+        **{
+            "best_accuracy": 60.0,
+            "best_round": 1,
+            "personal_entries": 7.5,
+            "seconds_per_round": 2.0,
+        },
         **{"bits_down_per_client": 4e9, "bits_up_per_client": 4e9},
     }
     unknown = Overview()
@@ -357,14 +427,19 @@ def test_a_sweep_mirrors_its_run_directories(tmp_path):
         assert (config["method"]["name"], config["partition"]["alpha"]) == ("fedobp", 0.1)
 
         with (path / "rounds.csv").open(newline="") as file:
-            rows = [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
+            rows = [
+                {key: float(cell) for key, cell in row.items() if cell}
+                for row in csv.DictReader(file)
+            ]
         sent = [entry for entry in history(found) if "cohort_before" in entry]
         with (path / "rounds.csv").open(newline="") as file:
             columns = next(csv.reader(file))
         assert [{key: entry[key] for key in columns if key in entry} for entry in sent] == rows
         assert len(rows) == 2
         extra = {key for entry in sent for key in entry} - set(columns)
-        assert {key for key in extra if not key.startswith(("_", "mask distribution."))} == {"traffic_gb"}
+        assert {key for key in extra if not key.startswith(("_", "mask distribution."))} == {
+            "traffic_gb"
+        }
         bits = [row["bits_down"] + row["bits_up"] for row in rows]
         assert [entry["traffic_gb"] for entry in sent] == [bits[0] / 8e9, sum(bits) / 8e9]
 
@@ -378,16 +453,32 @@ def test_a_sweep_mirrors_its_run_directories(tmp_path):
         summary = summary_of(found)
         on_disk = json.loads((path / "summary.json").read_text())
         table = {
-            **{f"last_{key}": rows[-1][key] for key in ("accuracy", "accuracy_pooled", "ft_accuracy")},
-            **{"best_accuracy": on_disk["best"]["accuracy"], "best_round": on_disk["best"]["round"]},
-            **{f"bits_{way}_per_client": sum(row[f"bits_{way}"] for row in rows) / 4 for way in ("down", "up")},
-            "personal_entries": sum(value for key, value in rows[-1].items() if key.startswith("personal/")),
+            **{
+                f"last_{key}": rows[-1][key]
+                for key in ("accuracy", "accuracy_pooled", "ft_accuracy")
+            },
+            **{
+                "best_accuracy": on_disk["best"]["accuracy"],
+                "best_round": on_disk["best"]["round"],
+            },
+            **{
+                f"bits_{way}_per_client": sum(row[f"bits_{way}"] for row in rows) / 4
+                for way in ("down", "up")
+            },
+            "personal_entries": sum(
+                value for key, value in rows[-1].items() if key.startswith("personal/")
+            ),
             "seconds_per_round": statistics.median(row["seconds"] for row in rows),
             **{"q": config["method"]["q"], "alpha": 0.1, "traffic_gb": sum(bits) / 8e9},
-            **{key: on_disk[key] for key in ("hours", "status", "identity", "cohort", "parameters")},
+            **{
+                key: on_disk[key] for key in ("hours", "status", "identity", "cohort", "parameters")
+            },
         }
         assert {key: summary[key] for key in table} == pytest.approx(table)
-        assert summary["accuracy"] == {"last": rows[-1]["accuracy"], "max": max(row["accuracy"] for row in rows)}
+        assert summary["accuracy"] == {
+            "last": rows[-1]["accuracy"],
+            "max": max(row["accuracy"] for row in rows),
+        }
         assert summary.get("commit") == on_disk["environment"]["commit"]
         marks.add((summary["q"], summary["one_minus_q"]))
         assert exit_codes(found) == [0]
@@ -426,7 +517,9 @@ def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(wandb, "init", init)
-    with opened({"name": "wandb", "mode": "online"}, info(tmp_path / "other"), quiet=True) as callbacks:
+    with opened(
+        {"name": "wandb", "mode": "online"}, info(tmp_path / "other"), quiet=True
+    ) as callbacks:
         callbacks.on_round(done(row(1)))
         callbacks.on_end("finished", {})
     log = (tmp_path / "other" / "run.log").read_text()
@@ -483,7 +576,9 @@ def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
     assert not logged_in()
     settings = tmp_path / "wandb-config" / "settings"
     settings.parent.mkdir(exist_ok=True)
-    settings.write_text("[default]\nbase_url = http://wandb.example.org:8080\n")  # by `wandb login --host`
+    settings.write_text(
+        "[default]\nbase_url = http://wandb.example.org:8080\n"
+    )  # by `wandb login --host`
     assert logged_in()
     monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai")
     assert not logged_in()
@@ -515,7 +610,9 @@ def test_bad_options_are_one_line(change, message):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(FedpflError, match="logger=wandb needs the package wandb: pip install wandb"):
+    with pytest.raises(
+        FedpflError, match="logger=wandb needs the package wandb: pip install wandb"
+    ):
         mirrors({"name": "wandb"})
 
 
@@ -523,5 +620,8 @@ def test_the_shipped_config_is_the_default():
     yaml = pytest.importorskip("yaml")
     folder = Path(__file__).parents[2] / "conf" / "logger"
     assert typed(Options, {"tags": ["x" * 64]}, "logger").tags == ("x" * 64,)
-    assert typed(Options, options(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger") == Options()
+    assert (
+        typed(Options, options(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger")
+        == Options()
+    )
     mirrors(yaml.safe_load((folder / "none.yaml").read_text()))

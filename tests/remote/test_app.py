@@ -19,11 +19,16 @@ WORDS = ["dataset=digits", *TINY, "model=mlp", "rounds=3", "federate.timeout=0.0
 def table(path: Path) -> list[dict[str, str]]:
     """A CSV file without what depends on the clock."""
     with path.open() as file:
-        return [{name: own for name, own in row.items() if "seconds" not in name} for row in csv.DictReader(file)]
+        return [
+            {name: own for name, own in row.items() if "seconds" not in name}
+            for row in csv.DictReader(file)
+        ]
 
 
 def nodes(words: list[str]) -> dict:
-    return {number: app.node(words, None, number, 2, Path(f"node{number}"), "") for number in range(2)}
+    return {
+        number: app.node(words, None, number, 2, Path(f"node{number}"), "") for number in range(2)
+    }
 
 
 class Killed(Here):
@@ -45,7 +50,9 @@ def here(tmp_path, monkeypatch):
 
 
 def test_the_files_are_those_of_any_run(here):
-    """Server and nodes are killed in round 2 and go on, and the numbers are those of `fedpfl train`."""
+    """Server and nodes are killed in round 2 and go on, and the numbers are those of `fedpfl
+    train`.
+    """
     words = ["method=fedper", *WORDS]
     with pytest.raises(KeyboardInterrupt):
         app.serve(Killed(nodes(words)), words)
@@ -67,14 +74,19 @@ def test_the_files_are_those_of_any_run(here):
 
 def test_what_would_leave_clients_is_said_first(here):
     words = ["method=fedobp", *WORDS]
-    with pytest.raises(FedpflError, match=r"method=fedobp needs more .*: clients' states \(model\) would leave them"):
+    with pytest.raises(
+        FedpflError,
+        match=r"method=fedobp needs more .*: clients' states \(model\) would leave them",
+    ):
         app.serve(Here({}), words)
     assert not [*here.rglob("*")]
     path = app.serve(Here(nodes(words)), [*words, "federate.share_states=true"])
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
     assert call(*words[:-1], cwd=here).code == 0
-    assert table(path / "rounds.csv") == table(Path(str(path).replace("federated/", "")) / "rounds.csv")
+    assert table(path / "rounds.csv") == table(
+        Path(str(path).replace("federated/", "")) / "rounds.csv"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +107,12 @@ def test_what_is_refused(words, said, here):
 
 def test_no_promise_of_privacy_is_made():
     """Clipping and noise are the server's work, which in one place it is for all."""
-    plain = {"unseen": None, "clock": None, "settings": SimpleNamespace(metrics=()), "eval": SimpleNamespace(common=0)}
+    plain = {
+        "unseen": None,
+        "clock": None,
+        "settings": SimpleNamespace(metrics=()),
+        "eval": SimpleNamespace(common=0),
+    }
     with pytest.raises(FedpflError, match="before they are clipped and noised; set privacy=none"):
         app.shares(SimpleNamespace(**plain, privacy=object()), Federate())
 

@@ -1,4 +1,6 @@
-"""Flower: messages as it carries them, the app that is written, and federations of real processes on 127.0.0.1."""
+"""Flower: messages as it carries them, the app that is written, and federations of real processes
+on 127.0.0.1.
+"""
 
 import csv
 import os
@@ -14,7 +16,14 @@ from fedpfl import export
 from fedpfl.remote import app, local, wire
 from tests.command import call, format_override
 
-WORDS = ["dataset=digits", "clients=4", "participation=1.0", "rounds=2", "eval.every=2", "local.epochs=1"]
+WORDS = [
+    "dataset=digits",
+    "clients=4",
+    "participation=1.0",
+    "rounds=2",
+    "eval.every=2",
+    "local.epochs=1",
+]
 STATES = {"fedobp": ["federate.share_states=true"]}
 METHODS = ("fedavg", "fedper", "ditto", "fedobp", "fedspu")
 
@@ -22,7 +31,10 @@ METHODS = ("fedavg", "fedper", "ditto", "fedobp", "fedspu")
 def table(path: Path) -> list[dict[str, str]]:
     """A CSV file without what depends on the clock."""
     with path.open() as file:
-        return [{name: own for name, own in row.items() if "seconds" not in name} for row in csv.DictReader(file)]
+        return [
+            {name: own for name, own in row.items() if "seconds" not in name}
+            for row in csv.DictReader(file)
+        ]
 
 
 def directory(words: list[str]) -> Path:
@@ -38,7 +50,10 @@ def test_the_app_is_written(tmp_path, capsys):
     modules = {own.partition(":")[0] for own in project["components"].values()}
     assert all((folder / f"{module}.py").is_file() for module in modules)
     assert export.main(["--flower", str(folder), "method=fedper"]) == 2
-    assert export.main(["--flower", str(tmp_path / "other"), "method=fedper", "federate.timeout=-1"]) == 2
+    assert (
+        export.main(["--flower", str(tmp_path / "other"), "method=fedper", "federate.timeout=-1"])
+        == 2
+    )
     assert "federate.timeout must be a positive number, got -1" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
@@ -63,7 +78,10 @@ def test_flower_carries_bytes(monkeypatch):
                 message.metadata.__dict__["_message_id"] = str(place)
                 message.metadata.__dict__["_src_node_id"] = 1
             one, two, _ = messages
-            return [Message(Error(3, "it\nraised"), reply_to=two), Message(one.content, reply_to=one)]
+            return [
+                Message(Error(3, "it\nraised"), reply_to=two),
+                Message(one.content, reply_to=one),
+            ]
 
     grid = flower.FlowerGrid(Grid())
     assert grid.nodes() == [3, 5]
@@ -74,7 +92,9 @@ def test_flower_carries_bytes(monkeypatch):
 
 def test_without_flower_it_says_so(tmp_path):
     code = "import sys; sys.modules['flwr'] = None; from fedpfl import federate; sys.exit(federate.main(['rounds=1']))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "fedpfl: fedpfl federate needs Flower; pip install 'fedpfl[flower]'\n"
     assert not [*tmp_path.iterdir()]
@@ -102,14 +122,22 @@ def test_processes_as_in_one_place(method: str, tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.slow
 def test_processes_that_are_killed(tmp_path, monkeypatch):
-    """The server within round 2, which loses nothing, and a node within round 3, which goes on without it."""
+    """The server within round 2, which loses nothing, and a node within round 3, which goes on
+    without it.
+    """
     pytest.importorskip("flwr", reason="needs the extra flower")
     monkeypatch.chdir(tmp_path)
     words = ["method=ditto", *WORDS[:3], "rounds=4", "eval.every=4", "local.epochs=1"]
     run = directory(words).absolute()
-    local.write(tmp_path / "app", [*words, "federate.timeout=60", format_override("hydra.run.dir", run)])
+    local.write(
+        tmp_path / "app", [*words, "federate.timeout=60", format_override("hydra.run.dir", run)]
+    )
     link, *ports = local.free(3)
-    more = {"env": local.around(tmp_path, link), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    more = {
+        "env": local.around(tmp_path, link),
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
 
     def reached(number: int) -> None:
         until = time.monotonic() + 400
@@ -120,12 +148,22 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         raise AssertionError(f"round {number} was not reached")
 
     with local.started() as start:
-        configs = [f'partition-id={number} num-partitions=2 state="{tmp_path}/n{number}"' for number in (0, 1)]
+        configs = [
+            f'partition-id={number} num-partitions=2 state="{tmp_path}/n{number}"'
+            for number in (0, 1)
+        ]
 
         def begin() -> list[subprocess.Popen]:
             server = local.superlink(start, link, **more)
-            nodes = [local.supernode(start, link, port, own, **more) for port, own in zip(ports, configs, strict=True)]
-            subprocess.run([local.command("flwr"), "run", str(tmp_path / "app"), local.LINK], check=True, **more)
+            nodes = [
+                local.supernode(start, link, port, own, **more)
+                for port, own in zip(ports, configs, strict=True)
+            ]
+            subprocess.run(
+                [local.command("flwr"), "run", str(tmp_path / "app"), local.LINK],
+                check=True,
+                **more,
+            )
             return [server, *nodes]
 
         processes = begin()
@@ -140,7 +178,10 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         local.supernode(start, link, *local.free(1), configs[1], **more)
         reached(4)
     assert call(*words, cwd=tmp_path).code == 0
-    rows, alone = table(run / "rounds.csv"), table(Path(str(run).replace("federated/", "")) / "rounds.csv")
+    rows, alone = (
+        table(run / "rounds.csv"),
+        table(Path(str(run).replace("federated/", "")) / "rounds.csv"),
+    )
     assert rows[:2] == alone[:2]
     assert [row["participants"] for row in rows] == ["4", "4", "2", "4"]
     assert "is lost" not in (run / "run.log").read_text()

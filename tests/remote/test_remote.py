@@ -1,4 +1,6 @@
-"""A federation in memory: every method as on the loop backend, bit for bit; nodes that fail are left out by name."""
+"""A federation in memory: every method as on the loop backend, bit for bit; nodes that fail are
+left out by name.
+"""
 
 import copy
 import logging
@@ -11,7 +13,6 @@ import torch
 
 from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.toy import small
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Masked
@@ -21,6 +22,7 @@ from fedpfl.remote import wire
 from fedpfl.remote.node import Node
 from fedpfl.remote.rehearsal import Here
 from fedpfl.remote.server import Federate, Needs, Remote
+from fedpfl.testing.toy import small
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, sampled, tiny
 
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
@@ -29,8 +31,19 @@ LOOP = Engine("loop", workers=1)
 COHORTS = [[0, 2, 3], [0, 2, 5]]
 ALL = [0, 2, 3, 4, 5]
 
-MORE = ["apple", "feddbe", "fedgen", "fedproto", "fedrolex", "flexfl", "random_dropout", "seqfededt"]
-"""The methods whose server needs no client states, and whose clients need more of the server than they are sent."""
+MORE = [
+    "apple",
+    "feddbe",
+    "fedgen",
+    "fedproto",
+    "fedrolex",
+    "flexfl",
+    "random_dropout",
+    "seqfededt",
+]
+"""The methods whose server needs no client states, and whose clients need more of the server than
+they are sent.
+"""
 
 SOMETIMES = ("heterofl",)
 """The methods that do in settings other than the default one."""
@@ -40,7 +53,11 @@ class Played:
     """Play rounds of a method on nodes in memory."""
 
     def __init__(self, method: Method, shares: bool = False, nodes: int = 2, **own):
-        self.method, self.net, self.federation = method, tiny(norm=True, pairs=method.pairs), small()
+        self.method, self.net, self.federation = (
+            method,
+            tiny(norm=True, pairs=method.pairs),
+            small(),
+        )
         self.grid = Here({number: self.node(range(number, 6, nodes)) for number in range(nodes)})
         own, leaves = Federate(timeout=0.01, **own), "all of it" * shares
         self.remote = Remote(self.net, LOOP, self.grid, KEY, self.first(), own, leaves)
@@ -54,7 +71,9 @@ class Played:
         return Node(make(LOOP, net, CPU), self.method, self.federation, key, clients, 0, folder)
 
     def round(self, cohort):
-        self.state, outcome = play(self.remote, self.method, self.federation, self.state, cohort, ONE, 0)
+        self.state, outcome = play(
+            self.remote, self.method, self.federation, self.state, cohort, ONE, 0
+        )
         return outcome
 
     def judged(self):
@@ -62,7 +81,9 @@ class Played:
 
 
 def judged(backend, method, state):
-    return backend.judge(method, small(), state, ALL, None, Tuning(ONE, Draws(0, "adapt", state.round)))
+    return backend.judge(
+        method, small(), state, ALL, None, Tuning(ONE, Draws(0, "adapt", state.round))
+    )
 
 
 def in_one_place(method: Method, cohorts=COHORTS):
@@ -94,15 +115,24 @@ def test_every_method_as_on_the_loop_backend(name: str, values: dict):
     if shares:
         assert_same(played.state.clients, state.clients)
     else:
-        assert played.state.rows.initial["client"].keys() == method.init_clients(6, torch.Generator()).keys()
+        assert (
+            played.state.rows.initial["client"].keys()
+            == method.init_clients(6, torch.Generator()).keys()
+        )
         assert not played.state.rows.initial["buffers"]
 
 
 def assert_played(played: Played, outcomes, judgement):
     for cohort, known in zip(COHORTS, outcomes, strict=True):
         outcome = played.round(cohort)
-        assert (outcome.sent, outcome.metrics, outcome.sound) == (known.sent, known.metrics, known.sound)
-        assert_same([outcome.before, outcome.after, outcome.loss], [known.before, known.after, known.loss])
+        assert (outcome.sent, outcome.metrics, outcome.sound) == (
+            known.sent,
+            known.metrics,
+            known.sound,
+        )
+        assert_same(
+            [outcome.before, outcome.after, outcome.loss], [known.before, known.after, known.loss]
+        )
     assert_same(played.judged(), judgement)
 
 
@@ -133,7 +163,9 @@ class Faulty(Here):
     def send(self, messages, timeout):
         found = super().send(messages, timeout)
         return [
-            self._fault(own) if node == self._node and "hello" not in wire.unpacked(message)[0] else own
+            self._fault(own)
+            if node == self._node and "hello" not in wire.unpacked(message)[0]
+            else own
             for (node, message), own in zip(messages, found, strict=True)
         ]
 
@@ -156,12 +188,20 @@ FAULTS = {
     "raised": (lambda answer: "it raised", "it raised"),
     "cut": (lambda answer: answer[:-9], "a message that is cut or damaged"),
     "no message": (lambda answer: b"", "a message that is cut or damaged"),
-    "too large": (lambda answer: answer + bytes(2**21), "an answer of .* bytes, where .* are the most"),
+    "too large": (
+        lambda answer: answer + bytes(2**21),
+        "an answer of .* bytes, where .* are the most",
+    ),
     "not finite": (lambda answer: changed(answer, infinite), "numbers that are not finite"),
     "another form": (lambda answer: changed(answer, smaller), "an answer of another form"),
-    "late": (lambda answer: changed(answer, lambda about, own: ({**about, "asks": {}}, own)), "to another question"),
+    "late": (
+        lambda answer: changed(answer, lambda about, own: ({**about, "asks": {}}, own)),
+        "to another question",
+    ),
     "configuration": (
-        lambda answer: changed(answer, lambda about, own: ({**about, "key": {**KEY, "data": "9"}}, own)),
+        lambda answer: changed(
+            answer, lambda about, own: ({**about, "key": {**KEY, "data": "9"}}, own)
+        ),
         "it has data 9, the server 123; give both the same command, data and packages",
     ),
 }
@@ -186,7 +226,9 @@ def test_a_round_goes_on_without_a_node_that_fails(fault, said: str, caplog):
 def test_too_few_answers_end_the_run():
     played = Played(METHODS["fedavg"](), minimum=2)
     played.remote._grid = Faulty(played.grid, 1, lambda answer: None)
-    with pytest.raises(FedpflError, match=r"1 of 2 clients answered after round 0, and federate\.minimum=2"):
+    with pytest.raises(
+        FedpflError, match=r"1 of 2 clients answered after round 0, and federate\.minimum=2"
+    ):
         played.round([2, 3])
 
 
@@ -243,10 +285,15 @@ class Peeks(FedAvg):
     """Sends a half, and is held by the whole."""
 
     def download(self, server, client):
-        return Masked(server, tree.map(lambda leaf: torch.arange(leaf.numel()).view(leaf.shape) % 2 == 0, server))
+        return Masked(
+            server,
+            tree.map(lambda leaf: torch.arange(leaf.numel()).view(leaf.shape) % 2 == 0, server),
+        )
 
     def loss(self, server, client, net, params, batch):
-        return super().loss(server, client, net, params, batch) + tree.squared_distance(params, server)
+        return super().loss(server, client, net, params, batch) + tree.squared_distance(
+            params, server
+        )
 
 
 def test_what_is_not_sent_is_no_number(caplog):
@@ -271,7 +318,9 @@ def test_a_lost_state_is_told(caplog):
 
 
 def test_nothing_travels_but_what_is_sent():
-    """FedPer's heads stay where they are: no message has a tensor of a head's size, nor bytes for one."""
+    """FedPer's heads stay where they are: no message has a tensor of a head's size, nor bytes for
+    one.
+    """
     method = METHODS["fedper"]()
     played, messages = Played(method, nodes=1), []
 

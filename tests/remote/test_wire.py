@@ -1,4 +1,6 @@
-"""What travels: everything comes back bit for bit, at the cost that is counted; what is cut or damaged is one line."""
+"""What travels: everything comes back bit for bit, at the cost that is counted; what is cut or
+damaged is one line.
+"""
 
 import pytest
 import torch
@@ -50,7 +52,11 @@ def test_what_is_packed_comes_back(share: float):
 
 def assert_bits(found, known):
     for own, other in zip(found, known, strict=True):
-        assert (own.dtype, own.shape, 0 in own.stride()) == (other.dtype, other.shape, 0 in other.stride())
+        assert (own.dtype, own.shape, 0 in own.stride()) == (
+            other.dtype,
+            other.shape,
+            0 in other.stride(),
+        )
         own, other = (part.contiguous().view(-1).view(torch.uint8) for part in (own, other))
         assert torch.equal(own, other)
 
@@ -62,7 +68,12 @@ def test_what_travels_costs_what_is_counted(share: float):
     nothing = len(
         wire.packed(
             {},
-            Masked(*(tree.map(lambda leaf: leaf[..., :0] if leaf.dim() else leaf[None][:0], part) for part in masked)),
+            Masked(
+                *(
+                    tree.map(lambda leaf: leaf[..., :0] if leaf.dim() else leaf[None][:0], part)
+                    for part in masked
+                )
+            ),
         )
     )
     counted = int(traffic.count(masked).bits) / 8
@@ -85,7 +96,12 @@ def test_a_message_that_is_cut(cut: int):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(b'"these"', b'"thesX"'), (b'"dict"', b'"dicX"'), (b'"bits", "4"', b'"bits", "3"'), (b'"Masked"', b'"MaskeX"')],
+    [
+        (b'"these"', b'"thesX"'),
+        (b'"dict"', b'"dicX"'),
+        (b'"bits", "4"', b'"bits", "3"'),
+        (b'"Masked"', b'"MaskeX"'),
+    ],
 )
 def test_a_message_that_is_damaged(old: bytes, new: bytes):
     message = wire.packed({}, trees(0.001))

@@ -72,7 +72,11 @@ def test_failed_diverged_and_broken_runs_go(root: Path, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert err == "left 1 run, interrupted: to be resumed, or removed with --status interrupted\n"
     lines = out.splitlines()
-    told = sorted(line.split()[0] for line in lines if line.strip().startswith(("broken", "diverged", "failed")))
+    told = sorted(
+        line.split()[0]
+        for line in lines
+        if line.strip().startswith(("broken", "diverged", "failed"))
+    )
     assert told == ["broken", "diverged", "failed"]
     assert "diverged 2/4" in out
     assert "checkpoint" in out
@@ -95,10 +99,24 @@ def interrupted() -> str:
 
 @pytest.mark.parametrize(
     ("answer", "gone"),
-    [("", False), ("no", False), ("Y es", False), (silent, False), (interrupted, False), ("y", True), (" YES ", True)],
+    [
+        ("", False),
+        ("no", False),
+        ("Y es", False),
+        (silent, False),
+        (interrupted, False),
+        ("y", True),
+        (" YES ", True),
+    ],
 )
-def test_only_yes_removes(root: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, gone: bool) -> None:
-    size = sum(file.stat().st_size for name in ("failed", "diverged", "broken") for file in (root / name).rglob("*.*"))
+def test_only_yes_removes(
+    root: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, gone: bool
+) -> None:
+    size = sum(
+        file.stat().st_size
+        for name in ("failed", "diverged", "broken")
+        for file in (root / name).rglob("*.*")
+    )
     asked = on_terminal(monkeypatch, answer)
     assert clean(root) == 0
     assert (root / "failed").exists() != gone
@@ -109,11 +127,19 @@ def test_only_yes_removes(root: Path, monkeypatch: pytest.MonkeyPatch, answer: A
     ("options", "message"),
     [
         ([], "removed nothing: there is no terminal to ask on; add --yes to remove what is listed"),
-        (["--yes", "--status", "failed,finished"], "clean removes only runs that are failed, diverged, broken, inter"),
-        (["--yes", "--status", "running"], "clean removes only runs that are failed, diverged, broken, interrupted"),
+        (
+            ["--yes", "--status", "failed,finished"],
+            "clean removes only runs that are failed, diverged, broken, inter",
+        ),
+        (
+            ["--yes", "--status", "running"],
+            "clean removes only runs that are failed, diverged, broken, interrupted",
+        ),
     ],
 )
-def test_mistakes_remove_nothing(root: Path, options: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+def test_mistakes_remove_nothing(
+    root: Path, options: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
     before = there(root)
     assert clean(root, *options) == 2
     assert there(root) == before
@@ -196,10 +222,14 @@ def test_left_and_named(tmp_path: Path, reason: str, capsys: pytest.CaptureFixtu
     assert clean(tmp_path, "--yes", *ALL) == 0
     assert (there(tmp_path / "a"), sorted(file.name for file in path.iterdir())) == before
     assert not (tmp_path / "b").exists()
-    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: {re.escape(reason.strip())}", capsys.readouterr().err)
+    assert re.search(
+        rf"left {path}, [a-z]+( \d+/\d+)?: {re.escape(reason.strip())}", capsys.readouterr().err
+    )
 
 
-def test_what_changes_while_it_asks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_what_changes_while_it_asks_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     path, resumed = run(tmp_path / "a"), run(tmp_path / "b", seed=1)
     run(tmp_path / "c", seed=2)
 
@@ -213,13 +243,17 @@ def test_what_changes_while_it_asks_is_kept(tmp_path: Path, monkeypatch: pytest.
     assert clean(tmp_path) == 1
     assert there(tmp_path) == ["a", "b"]
     out, err = capsys.readouterr()
-    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: it holds notes.txt, which no run wrote", err)
+    assert re.search(
+        rf"left {path}, [a-z]+( \d+/\d+)?: it holds notes.txt, which no run wrote", err
+    )
     assert re.search(rf"left {resumed}, [a-z]+( \d+/\d+)?: it has changed meanwhile", err)
     assert "removed 1 of 3 directories" in out
     assert (path / "state.pt").exists()
 
 
-def test_a_run_that_is_held_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_run_that_is_held_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     path = run(tmp_path / "a")
     holders: list[subprocess.Popen[str]] = []
 
@@ -229,7 +263,9 @@ def test_a_run_that_is_held_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     on_terminal(monkeypatch, resumed)
     assert clean(tmp_path) == 1
-    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: a run is being written there", capsys.readouterr().err)
+    assert re.search(
+        rf"left {path}, [a-z]+( \d+/\d+)?: a run is being written there", capsys.readouterr().err
+    )
     assert clean(tmp_path, "--yes") == 0  # seen as running from the beginning
     holders[0].communicate("")
     assert (path / "state.pt").exists()
@@ -237,12 +273,16 @@ def test_a_run_that_is_held_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_no_run_starts_while_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run(tmp_path / "seed0")
-    attempt = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    attempt = (
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    )
     errors: list[str] = []
     unlink = Path.unlink
 
     def meanwhile(file: Path, missing_ok: bool = False) -> None:
-        tried = subprocess.run([sys.executable, "-c", attempt, str(path / "run.lock")], capture_output=True, text=True)
+        tried = subprocess.run(
+            [sys.executable, "-c", attempt, str(path / "run.lock")], capture_output=True, text=True
+        )
         errors.append(tried.stderr.splitlines()[-1].split(":")[0])
         unlink(file, missing_ok)
 
@@ -253,7 +293,9 @@ def test_no_run_starts_while_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("after", range(1, 8))
-def test_a_killed_clean_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_a_killed_clean_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     path = run(tmp_path / "k" / "seed0")
     unlink, done = Path.unlink, []
 
@@ -273,7 +315,9 @@ def test_a_killed_clean_is_finished_by_the_next(tmp_path: Path, monkeypatch: pyt
                 clean(tmp_path, "--yes")
             age(path, HOUR)
     assert clean(tmp_path, "--yes") == 0
-    assert there(tmp_path) == (["k", "k/seed0"] if after == 6 else [])  # only run.lock is left, which says nothing
+    assert there(tmp_path) == (
+        ["k", "k/seed0"] if after == 6 else []
+    )  # only run.lock is left, which says nothing
 
 
 def test_a_runs_files_are_known() -> None:
@@ -306,7 +350,13 @@ def test_empty_parents_go_up_to_the_root(tmp_path: Path) -> None:
     run(root / "mnist" / "fedavg" / "k3" / "seed0")
     (root / "mnist" / "multirun.yaml").touch()
     assert clean(root, "--yes") == 0
-    assert there(root) == ["fmnist", "fmnist/fedper", "fmnist/fedper/k2", "fmnist/fedper/k2/seed0", "mnist"]
+    assert there(root) == [
+        "fmnist",
+        "fmnist/fedper",
+        "fmnist/fedper/k2",
+        "fmnist/fedper/k2/seed0",
+        "mnist",
+    ]
     (tmp_path / "link").symlink_to(root)
     run(root / "fmnist" / "fedavg" / "seed0")
     assert main(["clean", str(tmp_path / "link"), str(root / "fmnist" / "fedavg"), "--yes"]) == 0
@@ -327,7 +377,9 @@ def test_without_a_lock_the_age_decides(tmp_path: Path, capsys: pytest.CaptureFi
     assert not path.exists()
 
 
-def test_what_the_file_system_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_what_the_file_system_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     path = run(tmp_path / "seed0")
 
     def refuse(*_: Any) -> None:
@@ -335,17 +387,26 @@ def test_what_the_file_system_refuses_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "unlink", refuse)
     assert clean(tmp_path, "--yes") == 1
-    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: cannot be removed: Permission denied", capsys.readouterr().err)
+    assert re.search(
+        rf"left {path}, [a-z]+( \d+/\d+)?: cannot be removed: Permission denied",
+        capsys.readouterr().err,
+    )
     assert path.exists()
 
 
 @pytest.mark.slow
-def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     path = tmp_path / "live"
-    process = start("rounds=100000", *TINY[1:], format_override("hydra.run.dir", path), cwd=tmp_path)
+    process = start(
+        "rounds=100000", *TINY[1:], format_override("hydra.run.dir", path), cwd=tmp_path
+    )
     try:
         until = time.monotonic() + 100
-        while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith("running "):
+        while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith(
+            "running "
+        ):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -362,7 +423,9 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, ca
     age(path, 0)  # it may not have written since
     assert load.look(path).status == "interrupted"
     assert clean(tmp_path, "--yes", *ALL) == 0
-    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: written a moment ago", capsys.readouterr().err)
+    assert re.search(
+        rf"left {path}, [a-z]+( \d+/\d+)?: written a moment ago", capsys.readouterr().err
+    )
     age(path, HOUR)
     assert clean(tmp_path, "--yes") == 0
     assert path.exists()

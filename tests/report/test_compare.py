@@ -35,7 +35,12 @@ def between(a: Path, b: Path, **options: Any) -> list[Table]:
 
 def rows(compared: list[Table], section: str) -> list[dict[str, Any]]:
     """The exact numbers of a section, without what is empty."""
-    every = [row for table in compared for row in table.frame.to_dict("records") if row["section"] == section]
+    every = [
+        row
+        for table in compared
+        for row in table.frame.to_dict("records")
+        if row["section"] == section
+    ]
     return [{key: value for key, value in row.items() if value == value} for row in every]
 
 
@@ -50,7 +55,10 @@ def notes(compared: list[Table]) -> list[str]:
 
 
 def clients_of(compared: list[Table]) -> list[tuple[Any, ...]]:
-    return [tuple(row[key] for key in ("at", "what", "a", "equal", "b")) for row in rows(compared, "clients")]
+    return [
+        tuple(row[key] for key in ("at", "what", "a", "equal", "b"))
+        for row in rows(compared, "clients")
+    ]
 
 
 @pytest.fixture
@@ -63,15 +71,33 @@ def ab(tmp_path: Path) -> tuple[Path, Path]:
 def test_final_numbers(ab: tuple[Path, Path]) -> None:
     accuracy = final(between(*ab), "accuracy")
     assert accuracy == {
-        **{"section": "final", "what": "accuracy", "a": 72.0, "a_seed_std": 2.0, "a_seeds": "0 1 2"},
-        **{"b": 74.0, "b_seed_std": 3.0, "b_seeds": "0 1 2", "difference": 2.0, "pairs": 3, "paired": 2.0},
+        **{
+            "section": "final",
+            "what": "accuracy",
+            "a": 72.0,
+            "a_seed_std": 2.0,
+            "a_seeds": "0 1 2",
+        },
+        **{
+            "b": 74.0,
+            "b_seed_std": 3.0,
+            "b_seeds": "0 1 2",
+            "difference": 2.0,
+            "pairs": 3,
+            "paired": 2.0,
+        },
         "paired_error": pytest.approx(1 / 3**0.5),
-        # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 + t^2)).
+        # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 +
+        # t^2)).
         "p": pytest.approx(1 - 12**0.5 / 14**0.5),
     }
 
 
-TESTED = {f"{kind}{name}" for kind in ("", "ft_") for name in ("accuracy", "accuracy_pooled", "accuracy_std")}
+TESTED = {
+    f"{kind}{name}"
+    for kind in ("", "ft_")
+    for name in ("accuracy", "accuracy_pooled", "accuracy_std")
+}
 TESTED |= {"accuracy_worst10", "loss"}
 
 
@@ -87,7 +113,10 @@ def test_every_number_is_there(ab: tuple[Path, Path]) -> None:
     for folder, hours in ((ab[0], 2.0), (ab[1], 3.5)):
         for run in folder.iterdir():
             amend(run, hours=hours)
-    told = {row["what"]: (row["a"], row["b"], row["what"] in TESTED) for row in rows(between(*ab), "final")}
+    told = {
+        row["what"]: (row["a"], row["b"], row["what"] in TESTED)
+        for row in rows(between(*ab), "final")
+    }
     assert told == {
         "accuracy": (72.0, 74.0, True),
         "accuracy_pooled": (73.0, 75.0, True),
@@ -110,11 +139,15 @@ def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
         for run in folder.iterdir():
             told = pd.read_csv(run / "rounds.csv")
             judged = told["accuracy"].notna()
-            for number, name in enumerate(("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")):
+            for number, name in enumerate(
+                ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")
+            ):
                 told.loc[judged, name] = 60.0 + 10 * number + better
             told.to_csv(run / "rounds.csv", index=False)
     compared = between(*ab, metric="unseen_accuracy")
-    for number, name in enumerate(("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")):
+    for number, name in enumerate(
+        ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")
+    ):
         numbers = final(compared, name)
         assert (numbers["a"], numbers["difference"]) == (60 + 10 * number, 4)
     shown = "\n".join(render(table) for table in compared)
@@ -169,14 +202,26 @@ def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
     [
         (1, "t", "One seed is in both: one pair has no standard error"),
         (1, "wilcoxon", "One seed is in both: one pair has no standard error"),
-        (3, "t", "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided"),
-        (3, "wilcoxon", "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall "),
+        (
+            3,
+            "t",
+            "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided",
+        ),
+        (
+            3,
+            "wilcoxon",
+            "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall ",
+        ),
         (
             5,
             "wilcoxon",
             "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot fall below 0.06",
         ),
-        (6, "wilcoxon", "p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not corrected"),
+        (
+            6,
+            "wilcoxon",
+            "p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not corrected",
+        ),
     ],
 )
 def test_too_few_seeds_are_named(tmp_path: Path, count: int, test: str, words: str) -> None:
@@ -188,7 +233,9 @@ def test_too_few_seeds_are_named(tmp_path: Path, count: int, test: str, words: s
 
 
 def test_no_common_seed(tmp_path: Path) -> None:
-    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 70.0, 2: 72.0}, method=OBP))
+    compared = between(
+        seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 70.0, 2: 72.0}, method=OBP)
+    )
     assert "No seed is in both, so nothing can be paired, and no test is made." in notes(compared)
     assert final(compared, "accuracy")["difference"] == 1.0
     assert clients_of(compared) == []
@@ -207,7 +254,9 @@ def test_b_beside_a_is_a_beside_b_mirrored(pairs: list[tuple[float, float]]) -> 
     assert there["paired_error"] == back["paired_error"]
     assert there["a_seed_std"] == pytest.approx(statistics.stdev(a.values()), abs=1e-9)
     gained = [b[seed] - a[seed] for seed in a]
-    assert there["paired_error"] == pytest.approx(statistics.stdev(gained) / len(pairs) ** 0.5, abs=1e-9)
+    assert there["paired_error"] == pytest.approx(
+        statistics.stdev(gained) / len(pairs) ** 0.5, abs=1e-9
+    )
 
 
 def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
@@ -220,7 +269,9 @@ def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
         device="cuda",
         logger={"name": "wandb"},
     )
-    told = [(row["what"], row["a"], row["b"], not row["note"]) for row in rows(between(a, b), "setting")]
+    told = [
+        (row["what"], row["a"], row["b"], not row["note"]) for row in rows(between(a, b), "setting")
+    ]
     assert told[:3] == [
         ("local.lr", "0.01", "0.05", True),
         ("method.name", "fedavg", "fedobp", True),
@@ -245,14 +296,18 @@ def test_seeds_that_ran_elsewhere_are_all_told(tmp_path: Path) -> None:
         ("torch", "2.11", "2.12"),
         ("gpu", "None / H200", "None"),
     ]
-    assert ("device", "cpu / cuda", "cpu") in [(row["what"], row["a"], row["b"]) for row in rows(compared, "setting")]
+    assert ("device", "cpu / cuda", "cpu") in [
+        (row["what"], row["a"], row["b"]) for row in rows(compared, "setting")
+    ]
 
 
 def test_the_same_configuration_run_twice(tmp_path: Path) -> None:
     compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.5}))
     assert rows(compared, "setting") == []
     assert final(compared, "accuracy")["paired"] == 0.5
-    assert [row.get("a", row.get("b")) for row in rows(compared, "run")] == [str(tmp_path / f"{x}/seed0") for x in "ab"]
+    assert [row.get("a", row.get("b")) for row in rows(compared, "run")] == [
+        str(tmp_path / f"{x}/seed0") for x in "ab"
+    ]
 
 
 def test_curves_at_common_evaluations(tmp_path: Path) -> None:
@@ -262,7 +317,10 @@ def test_curves_at_common_evaluations(tmp_path: Path) -> None:
     curve = rows(between(tmp_path / "a", tmp_path / "b"), "curve")
     # Common are 2..11: of ten places the first, 2.25, 4.5, 6.75 and the last.
     assert [row["at"] for row in curve] == [2, 4, 6, 9, 11]
-    assert [(row["a"], row["b"], row["difference"]) for row in curve][:2] == [(20, 1, -19), (40, 1, -39)]
+    assert [(row["a"], row["b"], row["difference"]) for row in curve][:2] == [
+        (20, 1, -19),
+        (40, 1, -39),
+    ]
 
 
 def test_few_evaluations_are_not_repeated(ab: tuple[Path, Path]) -> None:
@@ -279,18 +337,41 @@ def test_a_metric_that_one_lacks_has_no_curve(ab: tuple[Path, Path]) -> None:
     assert "Over rounds" not in render(compared)
 
 
-def clients(folder: Path, *rows: str, columns: str = "client,train,test,label_0,label_1,accuracy,ft_accuracy") -> None:
+def clients(
+    folder: Path,
+    *rows: str,
+    columns: str = "client,train,test,label_0,label_1,accuracy,ft_accuracy",
+) -> None:
     (folder / "clients.csv").write_text("\n".join([columns, *rows]) + "\n")
 
 
 def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
-    clients(ab[0] / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,33.3,70")
-    clients(ab[1] / "seed0", "0,3,3,6,0,75,40", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,66.7,90")
+    clients(
+        ab[0] / "seed0",
+        "0,3,3,6,0,50,60",
+        "1,3,3,0,6,100,100",
+        "2,9,0,9,0,nan,nan",
+        "3,3,3,6,0,33.3,70",
+    )
+    clients(
+        ab[1] / "seed0",
+        "0,3,3,6,0,75,40",
+        "1,3,3,0,6,100,100",
+        "2,9,0,9,0,nan,nan",
+        "3,3,3,6,0,66.7,90",
+    )
     compared = between(*ab)
     found = [row for row in clients_of(compared) if row[0] == "0"]
     # FedAvg after fine-tuning, FedOBP before: 60 and 75, 100 and 100, 70 and 66.7
-    assert found == [("0", "accuracy", 0, 1, 2), ("0", "ft_accuracy", 1, 1, 1), ("0", "judged", 1, 1, 1)]
-    harmed = [[row.get(key) for key in ("harmed", "loss", "change")] for row in rows(compared, "clients")[:3]]
+    assert found == [
+        ("0", "accuracy", 0, 1, 2),
+        ("0", "ft_accuracy", 1, 1, 1),
+        ("0", "judged", 1, 1, 1),
+    ]
+    harmed = [
+        [row.get(key) for key in ("harmed", "loss", "change")]
+        for row in rows(compared, "clients")[:3]
+    ]
     assert harmed[0] == [0, None, 0]
     assert harmed[1] == pytest.approx([100 / 3, 20, -20])
     assert harmed[2] == pytest.approx([100 / 3, 3.3, -3.3])
@@ -300,8 +381,16 @@ def test_clients_that_never_take_part_do_not_count(ab: tuple[Path, Path]) -> Non
     for folder in ab:
         clients(folder / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,70,80")
     path, told = ab[1] / "seed0" / "clients.csv", ("unseen", 0, 1)
-    path.write_text("".join(f"{line},{last}\n" for line, last in zip(path.read_text().split(), told, strict=True)))
-    assert [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"] == [(0, 1, 0), (0, 1, 0), (1, 0, 0)]
+    path.write_text(
+        "".join(
+            f"{line},{last}\n" for line, last in zip(path.read_text().split(), told, strict=True)
+        )
+    )
+    assert [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"] == [
+        (0, 1, 0),
+        (0, 1, 0),
+        (1, 0, 0),
+    ]
 
 
 @pytest.mark.parametrize("other", ["0,3,3,5,1,75,40", "0,4,2,6,0,75,40"])
@@ -310,7 +399,10 @@ def test_other_clients_are_not_compared(ab: tuple[Path, Path], other: str) -> No
     clients(ab[1] / "seed0", other)
     compared = between(*ab)
     assert {row[0] for row in clients_of(compared)} == {"1", "2"}
-    assert "Clients of seed 0 are not compared: their label counts differ, so the partitions do." in notes(compared)
+    assert (
+        "Clients of seed 0 are not compared: their label counts differ, so the partitions do."
+        in notes(compared)
+    )
 
 
 def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
@@ -321,8 +413,14 @@ def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> Non
 
 
 def test_two_runs_of_other_seeds_may_have_the_same_clients(tmp_path: Path) -> None:
-    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 72.0}, method=OBP))
-    assert [(row[0], row[3]) for row in clients_of(compared)] == [("0 | 1", 1), ("0 | 1", 1), ("0 | 1", 0)]
+    compared = between(
+        seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 72.0}, method=OBP)
+    )
+    assert [(row[0], row[3]) for row in clients_of(compared)] == [
+        ("0 | 1", 1),
+        ("0 | 1", 1),
+        ("0 | 1", 0),
+    ]
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:
@@ -343,8 +441,14 @@ def test_finished_seeds_speak_for_the_others(tmp_path: Path) -> None:
 
 
 def test_other_tasks_are_named(tmp_path: Path) -> None:
-    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.0}, dataset={"name": "mnist"}))
-    assert "A and B are different tasks (data set or partition): their difference is not a method's." in notes(compared)
+    compared = between(
+        seeds(tmp_path / "a", {0: 70.0}),
+        seeds(tmp_path / "b", {0: 70.0}, dataset={"name": "mnist"}),
+    )
+    assert (
+        "A and B are different tasks (data set or partition): their difference is not a method's."
+        in notes(compared)
+    )
 
 
 @pytest.mark.parametrize("name", ["a", "a/seed0"])
@@ -353,7 +457,9 @@ def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path], name:
     assert [run.seed for run in group.runs] == ([0, 1, 2] if name == "a" else [0])
 
 
-def test_more_than_one_configuration_is_one_clear_line(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
+def test_more_than_one_configuration_is_one_clear_line(
+    ab: tuple[Path, Path], capsys: pytest.CaptureFixture
+) -> None:
     root = ab[0].parent
     assert main(["compare", str(root), str(ab[1])]) == 2
     assert capsys.readouterr().err == (
@@ -362,7 +468,9 @@ def test_more_than_one_configuration_is_one_clear_line(ab: tuple[Path, Path], ca
     )
 
 
-def test_mistakes_are_one_line(ab: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_mistakes_are_one_line(
+    ab: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "empty").mkdir()
     a, b = map(str, ab)
     for words, message in (
@@ -410,11 +518,20 @@ def test_csv_is_exact(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> N
     ]
     assert float(accuracy["paired_error"]) == pytest.approx(1 / 3**0.5, abs=1e-15)
     assert float(accuracy["p"]) == pytest.approx(1 - (12 / 14) ** 0.5, abs=1e-12)
-    assert {row["section"] for row in found} == {"run", "setting", "final", "curve", "clients", "note"}
+    assert {row["section"] for row in found} == {
+        "run",
+        "setting",
+        "final",
+        "curve",
+        "clients",
+        "note",
+    }
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])
-def test_the_figure(ab: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture) -> None:
+def test_the_figure(
+    ab: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture
+) -> None:
     target = tmp_path / "figures" / f"curve{suffix}"
     assert main(["compare", *map(str, ab), "--out", str(target), "--metric", "loss"]) == 0
     assert f"wrote {target}" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The HTML report: values computed by hand, text that stays text, nothing loaded, charts in a real browser."""
+"""The HTML report: values computed by hand, text that stays text, nothing loaded, charts in a real
+browser.
+"""
 
 from __future__ import annotations
 
@@ -69,49 +71,89 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> Any:
-        match = re.search(r'<script type="application/json" id="data">(.*?)</script>', self.source, re.S)
+        match = re.search(
+            r'<script type="application/json" id="data">(.*?)</script>', self.source, re.S
+        )
         assert match
         return json.loads(match[1])
 
     def figure(self, chart: str, *options: str) -> dict[str, Any]:
         """The first figure of a chart that stands for these options, its arrays in their places."""
         data = self.data
-        figure = next(one for one in data["charts"][chart] if {*options} <= {*one["choice"].values()})
+        figure = next(
+            one for one in data["charts"][chart] if {*options} <= {*one["choice"].values()}
+        )
         for trace in figure["data"]:
             for key in {"x", "y", "z", "customdata"} & trace.keys():
-                trace[key] = data["arrays"][trace[key]] if isinstance(trace[key], int) else trace[key]
+                trace[key] = (
+                    data["arrays"][trace[key]] if isinstance(trace[key], int) else trace[key]
+                )
         return figure
 
     def traces(self, chart: str, method: str, *options: str) -> list[dict[str, Any]]:
-        return [one for one in self.figure(chart, *options)["data"] if one.get("name", "").startswith(method)]
+        return [
+            one
+            for one in self.figure(chart, *options)["data"]
+            if one.get("name", "").startswith(method)
+        ]
 
 
-def write_clients(run: Path, accuracy: list[float], train: list[int] | None = None, ft: float = 0.0) -> None:
+def write_clients(
+    run: Path, accuracy: list[float], train: list[int] | None = None, ft: float = 0.0
+) -> None:
     """Clients 0, 1, ...; client k holds k + 1 samples of class 0, and 10 of class 1 if k is even."""
     number = np.arange(len(accuracy))
-    frame = pd.DataFrame({"client": number, "train": train or 30, "test": 10, "label_0": number + 1})
+    frame = pd.DataFrame(
+        {"client": number, "train": train or 30, "test": 10, "label_0": number + 1}
+    )
     frame["label_1"] = np.where(number % 2 == 0, 10, 0)
-    frame.assign(accuracy=accuracy, ft_accuracy=np.add(accuracy, ft)).to_csv(run / "clients.csv", index=False)
+    frame.assign(accuracy=accuracy, ft_accuracy=np.add(accuracy, ft)).to_csv(
+        run / "clients.csv", index=False
+    )
 
 
-def write_long(folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, **changes: Any) -> None:
+def write_long(
+    folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, **changes: Any
+) -> None:
     """A run of full size: noisy curves, and a mask over `layers` tensors."""
     draw = np.random.default_rng([seed, len(str(method))])
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config(method=method, seed=seed, rounds=rounds, **changes)))
-    (folder / "summary.json").write_text('{"status": "finished", "cohort": 10, "parameters": 582026, "hours": 1.25}')
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(config(method=method, seed=seed, rounds=rounds, **changes))
+    )
+    (folder / "summary.json").write_text(
+        '{"status": "finished", "cohort": 10, "parameters": 582026, "hours": 1.25}'
+    )
     number = np.arange(1, rounds + 1)
     noisy = 90 - 60 * np.exp(-number / 30) + draw.normal(size=rounds)
     columns = {"round": number, "seconds": draw.random(rounds) + 1}
     columns |= dict.fromkeys(("cohort_before", "cohort_after", "train_loss"), noisy)
-    for name in ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled", "loss"):
+    for name in (
+        "accuracy",
+        "accuracy_pooled",
+        "accuracy_worst10",
+        "ft_accuracy",
+        "ft_accuracy_pooled",
+        "loss",
+    ):
         columns[name] = np.where(number % 5 == 0, noisy, np.nan)
     for name in ("values_down", "values_up", "bits_down", "bits_up"):
         columns[name] = draw.integers(10**8, 10**9, rounds)
-    columns |= {f"personal/layer{layer}.weight": draw.random(rounds) * 1000 for layer in range(layers)}
+    columns |= {
+        f"personal/layer{layer}.weight": draw.random(rounds) * 1000 for layer in range(layers)
+    }
     pd.DataFrame(columns).to_csv(folder / "rounds.csv", index=False)
-    labels = pd.DataFrame(draw.integers(0, 200, (100, 100)), columns=[f"label_{k}" for k in range(100)])
-    table = pd.DataFrame({"client": range(100), "train": labels.sum(axis=1), "test": 10, "accuracy": draw.random(100)})
+    labels = pd.DataFrame(
+        draw.integers(0, 200, (100, 100)), columns=[f"label_{k}" for k in range(100)]
+    )
+    table = pd.DataFrame(
+        {
+            "client": range(100),
+            "train": labels.sum(axis=1),
+            "test": 10,
+            "accuracy": draw.random(100),
+        }
+    )
     pd.concat([table, labels], axis=1).to_csv(folder / "clients.csv", index=False)
 
 
@@ -120,12 +162,28 @@ def root(tmp_path: Path) -> Path:
     """Experiment `a`: two seeds of FedOBP with a mask, one of FedAvg, and one of FedPer that runs."""
     base = tmp_path / "outputs"
     for seed, accuracy in ((0, {2: 96.0, 4: 94.0}), (1, {2: 91.0, 4: 96.0})):
-        run = write_run(base / "a" / "fedobp" / "k1" / f"seed{seed}", accuracy, method=OBP, seed=seed)
-        mask = {"personal/conv1.weight": [0, 10, 20, 30 + 10 * seed], "personal/fc.bias": [0.0, 1.5, 0.0, 1.0]}
+        run = write_run(
+            base / "a" / "fedobp" / "k1" / f"seed{seed}", accuracy, method=OBP, seed=seed
+        )
+        mask = {
+            "personal/conv1.weight": [0, 10, 20, 30 + 10 * seed],
+            "personal/fc.bias": [0.0, 1.5, 0.0, 1.0],
+        }
         pd.read_csv(run / "rounds.csv").assign(**mask).to_csv(run / "rounds.csv", index=False)
-        write_clients(run, [50.0 + 5 * k + seed for k in range(10)], train=[10 * (k + 1) for k in range(10)], ft=2.0)
+        write_clients(
+            run,
+            [50.0 + 5 * k + seed for k in range(10)],
+            train=[10 * (k + 1) for k in range(10)],
+            ft=2.0,
+        )
     write_run(base / "a" / "fedavg" / "k2" / "seed0", {2: 80.0, 4: 87.0})
-    write_run(base / "a" / "fedper" / "k3" / "seed0", {2: 99.0}, "running", reached=3, method={"name": "fedper"})
+    write_run(
+        base / "a" / "fedper" / "k3" / "seed0",
+        {2: 99.0},
+        "running",
+        reached=3,
+        method={"name": "fedper"},
+    )
     return base
 
 
@@ -138,7 +196,9 @@ def page_of(root: Path) -> Page:
     return Page(path)
 
 
-def test_the_command_writes_one_page_beside_the_script(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_one_page_beside_the_script(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["html", str(root)]) == 0
     assert sorted(path.name for path in (root / "report").iterdir()) == ["a.html", plotly_name()]
     assert capsys.readouterr().err == f"wrote {root / 'report' / 'a.html'}\n"
@@ -156,7 +216,18 @@ def test_overview_names_every_run(root: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "config.yaml").write_text(yaml.safe_dump(config(local={"lr": 0.5})))
     page = page_of(root)
-    heads = ["method", "seed", "status", "rounds", "accuracy", "hours", "local.lr", "torch", "cores", "directory"]
+    heads = [
+        "method",
+        "seed",
+        "status",
+        "rounds",
+        "accuracy",
+        "hours",
+        "local.lr",
+        "torch",
+        "cores",
+        "directory",
+    ]
     assert page.cells["runs"][0] == heads
     cells = [
         "FedAvg (lr=0.5)",
@@ -177,7 +248,9 @@ def test_overview_names_every_run(root: Path) -> None:
     assert "model.namecnn4" in page.text
     assert "local.lr0." not in page.text
     tiles = "runs4finished2running1failed1configurations3seeds2hours of runs1.5sent in all"
-    assert tiles + "1.024 MB" in page.text  # 4 or 3 rounds of 320000 bits up and 192000 down, at first 320000 down
+    assert (
+        tiles + "1.024 MB" in page.text
+    )  # 4 or 3 rounds of 320000 bits up and 192000 down, at first 320000 down
 
 
 def test_links_lead_to_the_run_directories(root: Path) -> None:
@@ -185,9 +258,13 @@ def test_links_lead_to_the_run_directories(root: Path) -> None:
     write_run(strange, seed=5)
     page = page_of(root)
     links = [attrs["href"] or "" for tag, attrs in page.elements if tag == "a"]
-    targets = {(root / "report" / unquote(link)).resolve() for link in links if not link.startswith("#")}
+    targets = {
+        (root / "report" / unquote(link)).resolve() for link in links if not link.startswith("#")
+    }
     assert targets == {path.parent.resolve() for path in root.rglob("rounds.csv")}
-    assert {link[1:] for link in links if link.startswith("#")} <= {attrs.get("id") for _, attrs in page.elements}
+    assert {link[1:] for link in links if link.startswith("#")} <= {
+        attrs.get("id") for _, attrs in page.elements
+    }
 
 
 def test_accuracy_table_marks_best_and_second_of_the_finished(root: Path) -> None:
@@ -207,17 +284,29 @@ def test_accuracy_table_marks_best_and_second_of_the_finished(root: Path) -> Non
 def test_curves_are_means_over_seeds_with_a_band(root: Path) -> None:
     page = page_of(root)
     band, line = page.traces("curves", "FedOBP", ACCURACY, "round")
-    assert (line["x"], line["y"], line["name"]) == ([2, 4], [93.5, 95], "FedOBP  95.00")  # of 96, 91 and 94, 96
+    assert (line["x"], line["y"], line["name"]) == (
+        [2, 4],
+        [93.5, 95],
+        "FedOBP  95.00",
+    )  # of 96, 91 and 94, 96
     assert line["customdata"] == [3.536, 1.414]
     assert (band["x"], band["fill"]) == ([2, 4, 4, 2], "toself")
-    assert band["y"] == pytest.approx([93.5 + 3.536, 95 + 1.414, 95 - 1.414, 93.5 - 3.536], abs=0.006)
+    assert band["y"] == pytest.approx(
+        [93.5 + 3.536, 95 + 1.414, 95 - 1.414, 93.5 - 3.536], abs=0.006
+    )
     (line,) = page.traces("curves", "FedAvg", ACCURACY, "round")
     assert (line["y"], "customdata" in line) == ([80, 87], False)
     assert page.traces("curves", "FedOBP", BEFORE)[1]["y"] == [51, 52, 53, 54]
     # The best is named first and has the first colour; one that has not finished says so.
-    names = [one["name"] for one in page.figure("curves", ACCURACY)["data"] if "showlegend" not in one]
+    names = [
+        one["name"] for one in page.figure("curves", ACCURACY)["data"] if "showlegend" not in one
+    ]
     assert names == ["FedPer  99.00, running 3/4", "FedOBP  95.00", "FedAvg  87.00"]
-    assert [page.traces("curves", name)[-1]["meta"] for name in ("FedPer", "FedOBP", "FedAvg")] == [0, 1, 2]
+    assert [page.traces("curves", name)[-1]["meta"] for name in ("FedPer", "FedOBP", "FedAvg")] == [
+        0,
+        1,
+        2,
+    ]
     assert page.row("curves", "FedOBP")[-2:] == ["93.50", "95.00"]
     for figure in page.data["charts"]["curves"]:  # all of a curve is in the picture
         assert not {"range", "autorange"} & {*figure["layout"]["xaxis"], *figure["layout"]["yaxis"]}
@@ -233,7 +322,8 @@ def test_cost_adds_up(root: Path) -> None:
     assert page.traces("curves", "FedAvg", ACCURACY, over[0])[0]["x"] == [6.4e-05, 0.000112]
     (point,) = page.traces("cost", "FedAvg", over[0])
     assert (point["x"], point["y"]) == ([0.000112], [87])
-    # accuracy, values and bits per client and round down and up, median seconds, GB in all and hours
+    # accuracy, values and bits per client and round down and up, median seconds, GB in all and
+    # hours
     cells = ["FedAvg", "87.00", "700", "1k", "22.4k", "32k", "2", "0.000112", "0.000272", "0.00389"]
     assert page.row("cost", "FedAvg") == cells
 
@@ -249,7 +339,18 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     assert (crosses["x"], crosses["text"]) == ([50, 51], ["client 0, seed 0", "client 0, seed 1"])
     assert (len(box["x"][0]), box["text"][0][-1]) == (20, "client 9, seed 1")
     assert page.traces("clients", "FedOBP", "fine-tuned")[0]["lowerfence"] == [52]
-    row = ["FedOBP", "before fine-tuning", "20", "50.00", "60.75", "73.00", "85.25", "96.00", "73.00", "50.50"]
+    row = [
+        "FedOBP",
+        "before fine-tuning",
+        "20",
+        "50.00",
+        "60.75",
+        "73.00",
+        "85.25",
+        "96.00",
+        "73.00",
+        "50.50",
+    ]
     assert row in page.cells["clients"]
     (sizes,) = page.traces("sizes", "FedOBP")
     assert (10, 50, "client 0, seed 0") in zip(sizes["x"], sizes["y"], sizes["text"], strict=True)
@@ -266,13 +367,16 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
 def test_partitions_are_shown_once(root: Path) -> None:
     page = page_of(root)
     # Both seeds of FedOBP hold the same ten clients here, FedAvg and FedPer the one of `write_run`.
-    assert page.figure("partition", "seed 0 (2 runs)", "by number")["data"][0]["customdata"] == [[40]]
+    assert page.figure("partition", "seed 0 (2 runs)", "by number")["data"][0]["customdata"] == [
+        [40]
+    ]
     figure = page.figure("partition", "seed 0, 1 (2 runs)", "by number")
     (heat,) = figure["data"]
     assert [row[:3] for row in heat["customdata"]] == [[1, 2, 3], [10, 0, 10]]
     assert [row[:3] for row in heat["z"]] == [[0, 0.301, 0.477], [1, None, 1]]
     assert (heat["x"], heat["y"]) == ([*"0123456789"], ["0", "1"])
-    # 1 + ... + 10 and five times 10 samples; 11, 2, 13, 4, 15, 6, 17, 8, 19, 10 each; 15 of 20 cells are filled.
+    # 1 + ... + 10 and five times 10 samples; 11, 2, 13, 4, 15, 6, 17, 8, 19, 10 each; 15 of 20
+    # cells are filled.
     words = "10 clients hold 105 samples: least 2, median 10.5, most 19; 1.5 of 2 classes per client on average"
     assert figure["note"] == words
     for order, clients in {"by size": "8642097531", "by largest class": "9753102468"}.items():
@@ -305,7 +409,10 @@ def test_everybodys_models_on_everybodys_samples(root: Path) -> None:
     (figure,) = page.data["charts"]["common"]
     (heat,) = page.figure("common", "FedOBP")["data"]
     assert (heat["x"], heat["y"], heat["z"]) == (["1", "4"], ["1", "4"], [[90, 10], [20, None]])
-    assert (figure["note"], figure["layout"]["yaxis"]["title"]["text"]) == ("seed 0", "model of client")
+    assert (figure["note"], figure["layout"]["yaxis"]["title"]["text"]) == (
+        "seed 0",
+        "model of client",
+    )
     (folder / "seed0" / "common.csv").write_text("client,on_1,on_5\n1,90.0,10.0\n4,20.0,\n")
     (path,) = write([root], root / "report", warn=silent)
     assert "common.csv is not of the same clients across and down" in Page(path).text
@@ -337,12 +444,18 @@ def test_long_curves_are_thinned(tmp_path: Path) -> None:
     assert line["y"][0] == pytest.approx(frame["cohort_before"].iloc[:6].mean(), abs=0.006)
     heat = page.figure("masks")["data"][1]
     assert len(heat["x"]) <= 100
-    assert heat["customdata"][1][0] == pytest.approx(frame["personal/layer1.weight"].iloc[:11].mean(), rel=1e-3)
+    assert heat["customdata"][1][0] == pytest.approx(
+        frame["personal/layer1.weight"].iloc[:11].mean(), rel=1e-3
+    )
 
 
 def test_many_methods_begin_with_the_best(tmp_path: Path) -> None:
     for number in range(15):
-        write_run(tmp_path / "x" / "m" / f"k{number}" / "seed0", {4: 50.0 + number}, method={"name": f"m{number:02}"})
+        write_run(
+            tmp_path / "x" / "m" / f"k{number}" / "seed0",
+            {4: 50.0 + number},
+            method={"name": f"m{number:02}"},
+        )
     page = page_of(tmp_path)
     assert page.data["hidden"] == [10, 11, 12, 13, 14]
     assert page.traces("curves", "m14")[0]["meta"] == 0
@@ -352,9 +465,13 @@ def test_many_methods_begin_with_the_best(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "x" / "fedavg" / "k" / "seed0", {2: 80.0, 4: 81.0}, "diverged")
-    frame = pd.read_csv(run / "rounds.csv").assign(train_loss=[1.0, float("inf"), float("-inf"), float("nan")])
+    frame = pd.read_csv(run / "rounds.csv").assign(
+        train_loss=[1.0, float("inf"), float("-inf"), float("nan")]
+    )
     frame.to_csv(run / "rounds.csv", index=False)
-    (run / "summary.json").write_text('{"status": "diverged", "hours": NaN, "parameters": null, "environment": []}')
+    (run / "summary.json").write_text(
+        '{"status": "diverged", "hours": NaN, "parameters": null, "environment": []}'
+    )
     page = page_of(tmp_path)
     assert page.traces("curves", "FedAvg", METRICS["train_loss"].label)[0]["y"] == [1]
     assert "NaN" not in json.dumps(page.data)
@@ -363,8 +480,14 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
 def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
     base = tmp_path / "outputs"
-    changes: dict[str, Any] = {"method": {"name": EVIL}, "dataset": {"name": f"data{EVIL}"}, "model": {"name": EVIL}}
-    run = write_run(base / "x<b>&'\"" / "m" / "k" / "seed0", partition={"name": f"part{EVIL}"}, **changes)
+    changes: dict[str, Any] = {
+        "method": {"name": EVIL},
+        "dataset": {"name": f"data{EVIL}"},
+        "model": {"name": EVIL},
+    }
+    run = write_run(
+        base / "x<b>&'\"" / "m" / "k" / "seed0", partition={"name": f"part{EVIL}"}, **changes
+    )
     evil = {"status": "failed", "error": EVIL, "environment": {"torch": EVIL, EVIL: 1}}
     (run / "summary.json").write_text(json.dumps(evil))
     frame = pd.read_csv(run / "rounds.csv").assign(**{f"personal/{EVIL}": 1.0})
@@ -388,7 +511,9 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
             (line,) = page.traces("curves", "", ACCURACY)
             assert line["name"].startswith("&lt;/script&gt;&lt;script&gt;")
             assert page.figure("masks")["data"][1]["y"][0].startswith("&lt;/script&gt;")
-            assert not {*"<>"} & {*json.dumps([figure["data"] for figure in page.data["charts"]["clients"]])}
+            assert not {*"<>"} & {
+                *json.dumps([figure["data"] for figure in page.data["charts"]["clients"]])
+            }
             assert "k<i>" in page.text
 
 
@@ -397,25 +522,52 @@ def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
     for path in write([root], root / "report", warn=silent):
         page = Page(path)
         for tag, attrs in page.elements:
-            assert tag not in ("link", "img", "iframe", "object", "embed", "video", "audio", "base", "form")
+            assert tag not in (
+                "link",
+                "img",
+                "iframe",
+                "object",
+                "embed",
+                "video",
+                "audio",
+                "base",
+                "form",
+            )
             assert attrs.get("src", plotly_name()) == plotly_name()
             assert re.match(r"\.|#", attrs.get("href") or "#")
-        for word in ("http://", "https://", "fetch(", "import(", "@import", "url(", "innerHTML", "eval("):
+        for word in (
+            "http://",
+            "https://",
+            "fetch(",
+            "import(",
+            "@import",
+            "url(",
+            "innerHTML",
+            "eval(",
+        ):
             assert word not in page.source
         (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
         scripts = r"default-src 'none'; script-src 'self' file: 'sha256-[\w+/=]+'; style-src 'unsafe-inline'"
         assert re.match(scripts, policy)
 
 
-def test_broken_directories_are_named_and_skipped(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_directories_are_named_and_skipped(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (root / "a" / "fedavg" / "k2" / "seed0" / "summary.json").write_text("{")
     (root / "a" / "fedobp" / "k1" / "seed1" / "clients.csv").write_text("number\n1\n")
     (root / "a" / "fedper" / "k3" / "seed0" / "clients.csv").unlink()
     assert main(["html", str(root)]) == 0
     assert "skipped" in capsys.readouterr().err
     page = Page(root / "report" / "a.html")
-    assert f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json cannot be read: JSONDecodeError" in page.text
-    assert f"without clients: {root / 'a/fedobp/k1/seed1'}: clients.csv lacks the column client" in page.text
+    assert (
+        f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json cannot be read: JSONDecodeError"
+        in page.text
+    )
+    assert (
+        f"without clients: {root / 'a/fedobp/k1/seed1'}: clients.csv lacks the column client"
+        in page.text
+    )
     assert f"without clients: {root / 'a/fedper/k3/seed0'}: no clients.csv" in page.text
     assert len(page.traces("clients", "FedOBP")[0]["x"][0]) == 10
     assert not page.traces("curves", "FedAvg")
@@ -431,12 +583,24 @@ def test_a_run_without_evaluation_or_traffic(tmp_path: Path) -> None:
     assert page.data["charts"]["curves"] == []
     assert page.row("cost", "FedAvg") == ["FedAvg"]  # empty columns are left out
     assert "No evaluation to judge yet: FedAvg on FMNIST" in page.text
-    assert {attrs["id"] for tag, attrs in page.elements if tag == "section"} == {"runs", "accuracy", "cost"}
+    assert {attrs["id"] for tag, attrs in page.elements if tag == "section"} == {
+        "runs",
+        "accuracy",
+        "cost",
+    }
 
 
 def test_several_experiments_and_an_index(root: Path) -> None:
-    write_run(root / "b" / "fedavg" / "k2" / "seed0", {4: 87.0})  # the same configuration as in `a`: both keep theirs
-    write_run(root / "index" / "fedavg" / "k2" / "seed0", {}, "running", reached=1, dataset={"name": "digits"})
+    write_run(
+        root / "b" / "fedavg" / "k2" / "seed0", {4: 87.0}
+    )  # the same configuration as in `a`: both keep theirs
+    write_run(
+        root / "index" / "fedavg" / "k2" / "seed0",
+        {},
+        "running",
+        reached=1,
+        dataset={"name": "digits"},
+    )
     (root / "c" / "fedavg" / "k" / "seed0").mkdir(parents=True)
     (root / "c" / "fedavg" / "k" / "seed0" / "config.yaml").write_text("x: [")
     lines: list[str] = []
@@ -461,14 +625,23 @@ def test_where_experiments_begin(root: Path, tmp_path: Path) -> None:
         assert (one.name, len(one.runs)) == ("a", len(list((root / below).rglob("rounds.csv"))))
     for seed, name in enumerate(("one", "two", "deep/three", "deep/four")):
         write_run(tmp_path / "flat" / name, seed=seed)
-    assert {experiment.name for experiment in experiments([tmp_path / "flat"], silent)} == {"flat", "deep"}
+    assert {experiment.name for experiment in experiments([tmp_path / "flat"], silent)} == {
+        "flat",
+        "deep",
+    }
     shutil.copytree(root / "a", tmp_path / "other" / "A")
     found = experiments([root, root / "a", tmp_path / "other"], silent)
-    assert [(experiment.name, len(experiment.runs)) for experiment in found] == [("a", 4), ("A-2", 4)]
+    assert [(experiment.name, len(experiment.runs)) for experiment in found] == [
+        ("a", 4),
+        ("A-2", 4),
+    ]
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for folder, message in ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")):
+    for folder, message in (
+        (tmp_path, "no runs found below"),
+        (tmp_path / "absent", "no such directory"),
+    ):
         assert main(["html", str(folder)]) == 2
         shown = capsys.readouterr()
         assert shown.err.startswith(f"fedpfl: {message}")
@@ -490,7 +663,9 @@ def test_a_hundred_runs_are_small_and_fast(tmp_path: Path) -> None:
 
 # ---- in a browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 PLAY = """<script>
 const told = document.documentElement.dataset, every = (kind) => [...document.querySelectorAll(kind)];
 const wait = (time) => new Promise((done) => setTimeout(done, time));
@@ -543,7 +718,10 @@ def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A page with long curves and evil labels, and a fresh folder for the browser."""
     if BROWSER is None:
         pytest.skip("no chromium, chromium-browser or google-chrome")
-    changes: dict[str, Any] = {"method": {"name": f"apfl{EVIL}"}, "partition": {"name": "iid", "alpha": None}}
+    changes: dict[str, Any] = {
+        "method": {"name": f"apfl{EVIL}"},
+        "partition": {"name": "iid", "alpha": None},
+    }
     for seed in (0, 1):
         write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed=seed, layers=3, **changes)
     (page,) = write([root], root / "report", warn=silent)
@@ -551,13 +729,19 @@ def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def dom_of(page: Path, folder: Path, script: str = "") -> tuple[dict[str, str], dict[str, str]]:
-    """What the browser shows, opened as a file and without a network: what scripts left on the root, and sections."""
-    page.write_text(page.read_text(encoding="utf-8").replace("</body>", script or "</body>"), encoding="utf-8")
+    """What the browser shows, opened as a file and without a network: what scripts left on the
+    root, and sections.
+    """
+    page.write_text(
+        page.read_text(encoding="utf-8").replace("</body>", script or "</body>"), encoding="utf-8"
+    )
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=4000 --dump-dom "
     flags += f"--window-size=1200,900 --user-data-dir={folder}"
     command = [str(BROWSER), *flags.split(), page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=os.environ | {"HOME": str(folder)})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, env=os.environ | {"HOME": str(folder)}
+    )
     assert done.returncode == 0, done.stderr
     dom = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
     assert not re.search(r"NaN|undefined|Infinity", dom)
@@ -583,7 +767,13 @@ def test_the_browser_draws_the_charts(shown: tuple[Path, Path]) -> None:
 def test_every_control_works(shown: tuple[Path, Path]) -> None:
     page, folder = shown
     # The policy would stop this test's script too.
-    page.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8")))
+    page.write_text(
+        re.sub(
+            r'<meta http-equiv="Content-Security-Policy"[^>]*>',
+            "",
+            page.read_text(encoding="utf-8"),
+        )
+    )
     told, sections = dom_of(page, folder, PLAY)
     assert int(told.pop("figures")) > 30
     assert told == {

@@ -126,8 +126,12 @@ def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
     held = lock.take(run)
     try:
         assert load.look(run).status == "running"
-        code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-        other = subprocess.run([sys.executable, "-c", code, str(run / "run.lock")], capture_output=True)
+        code = (
+            "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        )
+        other = subprocess.run(
+            [sys.executable, "-c", code, str(run / "run.lock")], capture_output=True
+        )
         assert b"BlockingIOError" in other.stderr
     finally:
         lock.release(held, run.resolve())
@@ -139,7 +143,10 @@ def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
     assert load.look(tmp_path).status == "running"
     holder.communicate("")
     found = load.look(tmp_path)
-    assert (found.status, found.reason) == ("broken", "no summary.json; the run never started or is half written")
+    assert (found.status, found.reason) == (
+        "broken",
+        "no summary.json; the run never started or is half written",
+    )
 
 
 @pytest.mark.parametrize("status", ["failed", "diverged"])
@@ -170,7 +177,10 @@ def test_broken_directories_are_listed_with_the_reason(tmp_path: Path, message: 
 
 def test_an_unknown_status_is_broken(tmp_path: Path) -> None:
     found = load.look(write_run(tmp_path / "run", status="sleeping"))
-    assert (found.status, found.reason) == ("broken", "summary.json holds an unknown status, 'sleeping'")
+    assert (found.status, found.reason) == (
+        "broken",
+        "summary.json holds an unknown status, 'sleeping'",
+    )
 
 
 def test_what_a_line_says(tmp_path: Path) -> None:
@@ -199,9 +209,13 @@ def test_what_a_line_says(tmp_path: Path) -> None:
         "path": str(place),
         "reason": None,
     }
-    assert time.time() - time.mktime(time.strptime(changed[:19], "%Y-%m-%dT%H:%M:%S")) == pytest.approx(7260, abs=20)
+    assert time.time() - time.mktime(
+        time.strptime(changed[:19], "%Y-%m-%dT%H:%M:%S")
+    ) == pytest.approx(7260, abs=20)
     shown = listing.table([found])
-    assert [cell.text(column) for cell, column in zip(shown.rows[0], shown.columns, strict=True)] == [
+    assert [
+        cell.text(column) for cell, column in zip(shown.rows[0], shown.columns, strict=True)
+    ] == [
         *("interrupted 3/4", "table3", "FedAvg", "FMNIST", "Dir(0.1)", "7"),
         *("80.00", "82.00", "2 h", "0.00333", "51.2k", str(place)),
     ]
@@ -216,7 +230,9 @@ def test_what_a_line_says(tmp_path: Path) -> None:
         ("table3/fedper/k/seed0", ""),
     ],
 )
-def test_the_experiment_is_where_runs_put_themselves(tmp_path: Path, place: str, experiment: str) -> None:
+def test_the_experiment_is_where_runs_put_themselves(
+    tmp_path: Path, place: str, experiment: str
+) -> None:
     write_run(tmp_path / place)
     assert [entry.record["experiment"] or "" for entry in look(tmp_path)] == [experiment]
 
@@ -260,14 +276,23 @@ KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
+    st.lists(
+        st.tuples(st.sampled_from(STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)),
+        max_size=20,
+    ),
     st.sampled_from(sorted(listing.SORTS)),
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse: bool, chance: random.Random) -> None:
+def test_sorting_loses_nothing_and_puts_the_unknown_last(
+    rows, key: str, reverse: bool, chance: random.Random
+) -> None:
     every = [
-        Entry(Directory(Path(str(at)), status, changed), dict.fromkeys(KEYS, value) | {"path": str(at)}, at)
+        Entry(
+            Directory(Path(str(at)), status, changed),
+            dict.fromkeys(KEYS, value) | {"path": str(at)},
+            at,
+        )
         for at, (status, value, changed) in enumerate(rows)
     ]
     mixed = every[:]
@@ -288,10 +313,15 @@ def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse
         (["method=fedobp,fedavg", "dataset=mnist"], ["mnist"]),
         (["dataset=FMNIST", "--status", "finished"], ["avg1", "obp", "layer"]),
         (["--status", "diverged"], []),
-        (["--sort", "accuracy", "--reverse", "--status", "finished"], ["avg1", "obp", "layer", "mnist"]),
+        (
+            ["--sort", "accuracy", "--reverse", "--status", "finished"],
+            ["avg1", "obp", "layer", "mnist"],
+        ),
     ],
 )
-def test_chosen(several: Path, capsys: pytest.CaptureFixture, options: list[str], left: list[str]) -> None:
+def test_chosen(
+    several: Path, capsys: pytest.CaptureFixture, options: list[str], left: list[str]
+) -> None:
     assert main(["ls", str(several), "--format", "json", *options]) == 0
     assert [Path(row["path"]).name for row in json.loads(capsys.readouterr().out)] == left
 
@@ -299,13 +329,21 @@ def test_chosen(several: Path, capsys: pytest.CaptureFixture, options: list[str]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--status", "done"], "--status done: no such status; choose of: finished, running, interrupted"),
-        (["method=fedopb"], "method=fedopb: no such run here; there are: fedavg, fedobp; did you mean fedobp?"),
+        (
+            ["--status", "done"],
+            "--status done: no such status; choose of: finished, running, interrupted",
+        ),
+        (
+            ["method=fedopb"],
+            "method=fedopb: no such run here; there are: fedavg, fedobp; did you mean fedobp?",
+        ),
         (["dataset=cifar"], "dataset=cifar: no such run here; there are: fmnist, mnist\n"),
         (["nowhere"], "no such directory: nowhere"),
     ],
 )
-def test_mistakes_are_one_line(several: Path, capsys: pytest.CaptureFixture, options: list[str], message: str) -> None:
+def test_mistakes_are_one_line(
+    several: Path, capsys: pytest.CaptureFixture, options: list[str], message: str
+) -> None:
     assert main(["ls", str(several), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -329,9 +367,20 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
     assert main(["ls", str(several)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "status"
-    assert [line.rsplit("/", 1)[-1] for line in lines[2:8]] == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
-    assert f"{several / 'broken'}: no config.yaml; the run never started or is half written" in lines
-    assert lines[-1].startswith("6 runs: 1 failed, 1 broken, 4 finished. Accuracy: mean over clients")
+    assert [line.rsplit("/", 1)[-1] for line in lines[2:8]] == [
+        "avg0",
+        "avg1",
+        "obp",
+        "layer",
+        "mnist",
+        "broken",
+    ]
+    assert (
+        f"{several / 'broken'}: no config.yaml; the run never started or is half written" in lines
+    )
+    assert lines[-1].startswith(
+        "6 runs: 1 failed, 1 broken, 4 finished. Accuracy: mean over clients"
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 110, 130])
@@ -348,7 +397,11 @@ def test_a_window_is_not_exceeded(several: Path, width: int) -> None:
 def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": environment,
+    }
     listed = subprocess.Popen([sys.executable, "-m", "fedpfl.report", "ls", str(tmp_path)], **pipes)
     listed.stdout.close()
     assert (listed.stderr.read(), listed.wait(60)) == (b"", 0)

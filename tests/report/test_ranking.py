@@ -1,4 +1,6 @@
-"""Ranks over data sets: Demšar's example (JMLR 7, 2006, Table 6), plain loops, hand-computed corrections."""
+"""Ranks over data sets: Demšar's example (JMLR 7, 2006, Table 6), plain loops, hand-computed
+corrections.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ DEMSAR = pd.DataFrame(
     {
         "C4.5": [763, 599, 954, 628, 882, 936, 661, 583, 775, 1000, 940, 619, 972, 957],
         "C4.5+m": [768, 591, 971, 661, 888, 931, 668, 583, 838, 1000, 962, 666, 981, 978],
-        # Voting, the last but one, is 975 in both of the last columns, and ranked as if the third were lower there.
+        # Voting, the last but one, is 975 in both of the last columns, and ranked as if the third
+        # were lower there.
         "C4.5+cf": [771, 590, 968, 654, 886, 916, 609, 563, 866, 1000, 965, 614, 975, 946],
         "C4.5+m+cf": [798, 569, 967, 657, 898, 931, 685, 625, 875, 1000, 962, 669, 974.9, 970],
     }
@@ -36,12 +39,21 @@ def sweep(root: Path, values: dict[str, list[float | None]], **changes: Any) -> 
         for place, value in enumerate(accuracies):
             if value is not None:
                 folder = root / method / f"set{place}" / f"seed{changes.get('seed', 0)}"
-                write_run(folder, {4: value}, method={"name": method}, dataset={"name": f"set{place}"}, **changes)
+                write_run(
+                    folder,
+                    {4: value},
+                    method={"name": method},
+                    dataset={"name": f"set{place}"},
+                    **changes,
+                )
     return root
 
 
 def plain_ranks(row: list[float]) -> list[float]:
-    return [sum(other > own for other in row) + (sum(other == own for other in row) + 1) / 2 for own in row]
+    return [
+        sum(other > own for other in row) + (sum(other == own for other in row) + 1) / 2
+        for own in row
+    ]
 
 
 def test_demsars_example() -> None:
@@ -70,7 +82,9 @@ def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
         assert math.isnan(found.statistic)
     else:
         assert found.statistic == pytest.approx(2 * sum(sums) / spread)
-        assert found.p == pytest.approx(math.exp(-found.statistic / 2))  # chi-square of two degrees of freedom
+        assert found.p == pytest.approx(
+            math.exp(-found.statistic / 2)
+        )  # chi-square of two degrees of freedom
 
 
 def exact_p(changes: list[float]) -> float:
@@ -90,7 +104,8 @@ def test_pairs_by_all_signs() -> None:
     gains = {"b": [1.0, 2, 3, -4, 5, 6, 7], "c": [1.0, 2, 3, 4, 5, 6, 7.5]}
     found = ranked(
         pd.DataFrame(
-            {"a": base} | {name: [x + y for x, y in zip(base, own, strict=True)] for name, own in gains.items()}
+            {"a": base}
+            | {name: [x + y for x, y in zip(base, own, strict=True)] for name, own in gains.items()}
         )
     )
     told = {frozenset((row.a, row.b)): row for row in found.pairs.itertuples()}
@@ -103,8 +118,20 @@ def test_pairs_by_all_signs() -> None:
 
 def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> None:
     base = [65.8, 62.6, 63.3, 62.4, 61.6, 61.8, 64.4, 61.3, 60.8]
-    gains = [1, 0, -2, -1, 3, -3, -2, 0, 1]  # in tenths: 65.9 - 65.8 and 60.9 - 60.8 are not one number
-    frame = pd.DataFrame({"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base})
+    gains = [
+        1,
+        0,
+        -2,
+        -1,
+        3,
+        -3,
+        -2,
+        0,
+        1,
+    ]  # in tenths: 65.9 - 65.8 and 60.9 - 60.8 are not one number
+    frame = pd.DataFrame(
+        {"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base}
+    )
     told = {frozenset((row.a, row.b)): row for row in ranked(frame).pairs.itertuples()}
     pair = told[frozenset("ab")]
     assert {(pair.a, pair.a_better), (pair.b, pair.b_better)} == {("a", 4), ("b", 3)}
@@ -143,7 +170,10 @@ def test_what_has_the_most_gaps_goes_first() -> None:
     full = {"a": 1.0, "b": 2.0, "c": 3.0}
     kept, told = complete({"x": full | {"d": 4.0}, "y": full, "z": full, "w": {"a": 1.0}})
     assert kept.to_dict("index") == {"x": full, "y": full, "z": full}
-    assert told == ["Left out, as runs are missing: the methods d.", "Left out, as runs are missing: the blocks w."]
+    assert told == [
+        "Left out, as runs are missing: the methods d.",
+        "Left out, as runs are missing: the blocks w.",
+    ]
     kept, told = complete({"x": full, "y": full, "z": {"a": 1.0, "b": 2.0}})
     assert [*kept.index] == ["x", "y"], "of equal gaps the block goes"
 
@@ -153,7 +183,11 @@ def test_seeds_are_averaged_first(tmp_path: Path) -> None:
     sweep(tmp_path, {"fedper": [80, 60]}, seed=1)
     tables, result = rank_tables(runs(tmp_path))
     # FedAvg is fine-tuned two points better.
-    assert result.accuracy.loc["set0, Dir(0.1)"].to_dict() == {"FedPer": 70, "Local-Only": 55, "FedAvg+FT": 52}
+    assert result.accuracy.loc["set0, Dir(0.1)"].to_dict() == {
+        "FedPer": 70,
+        "Local-Only": 55,
+        "FedAvg+FT": 52,
+    }
     assert result.places.mean().to_dict() == {"Local-Only": 1.5, "FedPer": 2, "FedAvg+FT": 2.5}
     assert "FedAvg is judged after fine-tuning." in tables[0].caption
     assert any(
@@ -161,7 +195,11 @@ def test_seeds_are_averaged_first(tmp_path: Path) -> None:
         for note in tables[1].notes
     )
     plain = rank_tables(runs(tmp_path), "ft_accuracy")[1]
-    assert plain.accuracy.loc["set0, Dir(0.1)"].to_dict() == {"FedPer": 72, "Local-Only": 57, "FedAvg": 52}
+    assert plain.accuracy.loc["set0, Dir(0.1)"].to_dict() == {
+        "FedPer": 72,
+        "Local-Only": 57,
+        "FedAvg": 52,
+    }
 
 
 def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> None:
@@ -169,16 +207,31 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
     for place, q in itertools.product((0, 1), (0.5, 0.9)):
         told = {"method": {"name": "fedobp", "q": q}, "dataset": {"name": f"set{place}"}}
         write_run(tmp_path / f"obp/{place}/{q}", {4: 90.0 + q}, **told)
-    write_run(tmp_path / "obp/one", {4: 1.0}, method={"name": "fedobp", "q": 0.7}, dataset={"name": "set0"})
+    write_run(
+        tmp_path / "obp/one",
+        {4: 1.0},
+        method={"name": "fedobp", "q": 0.7},
+        dataset={"name": "set0"},
+    )
     tables, result = rank_tables(runs(tmp_path))
-    assert set(result.places) == {"FedAvg+FT", "FedPer", "Local-Only", "FedOBP (q=0.5)", "FedOBP (q=0.9)"}
+    assert set(result.places) == {
+        "FedAvg+FT",
+        "FedPer",
+        "Local-Only",
+        "FedOBP (q=0.5)",
+        "FedOBP (q=0.9)",
+    }
     assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
 
 
 def test_what_is_not_finished_is_named_where_it_is_ranked(tmp_path: Path) -> None:
     sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40], "local_only": [55, 58]})
     sweep(tmp_path, {"fedrep": [70, 70], "fedprox": [70, None]}, status="failed")
-    [note] = [note for note in rank_tables(runs(tmp_path))[0][1].notes if note.startswith("Not simply finished")]
+    [note] = [
+        note
+        for note in rank_tables(runs(tmp_path))[0][1].notes
+        if note.startswith("Not simply finished")
+    ]
     assert "FedRep on set0, Dir(0.1) (failed" in note
     assert "FedProx" not in note
     assert "FedPer" not in note
@@ -210,21 +263,31 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {name: [60.0 + 5 * k + 0.1 * place * (k + 1) for place in range(7)] for k, name in enumerate(NAMES)}
+    values = {
+        name: [60.0 + 5 * k + 0.1 * place * (k + 1) for place in range(7)]
+        for k, name in enumerate(NAMES)
+    }
     root = sweep(tmp_path / "outputs", values)
     assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     lines, out = [line.split() for line in out.splitlines()], " ".join(out.split())
     assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
     # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
-    assert "Friedman's test, corrected for ties: chi-square 21.00 with 3 degrees of freedom, p <0.001." in out
+    assert (
+        "Friedman's test, corrected for ties: chi-square 21.00 with 3 degrees of freedom, p <0.001."
+        in out
+    )
     assert ["FedOBP", "FedPer", "7", "0", "0.016", "0.094"] in lines  # 6 pairs, all at 2 / 2^7
-    assert "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.0938" in out
+    assert (
+        "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.0938" in out
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"ranks.png", "ranks.pdf"}
     assert (tmp_path / "out/ranks.png").read_bytes().startswith(PNG)
 
 
 def test_the_diagram_of_many_methods(tmp_path: Path) -> None:
-    frame = pd.DataFrame({f"$method_{k}": [90.0 - k - 0.1 * k * place for place in range(9)] for k in range(12)})
+    frame = pd.DataFrame(
+        {f"$method_{k}": [90.0 - k - 0.1 * k * place for place in range(9)] for k in range(12)}
+    )
     (target,) = diagram(ranked(frame), tmp_path / "ranks.png")
     assert target.read_bytes().startswith(PNG)

@@ -67,15 +67,23 @@ def amend(folder: Path, **fields: Any) -> Path:
 
 
 def write_run(
-    folder: Path, accuracy: dict[int, float] | None = None, status: str = "finished", reached: int = 4, **changes: Any
+    folder: Path,
+    accuracy: dict[int, float] | None = None,
+    status: str = "finished",
+    reached: int = 4,
+    **changes: Any,
 ) -> Path:
-    """Four rounds of ten clients; `accuracy` maps evaluated rounds to percent, pooled is one more, fine-tuned two."""
+    """Four rounds of ten clients; `accuracy` maps evaluated rounds to percent, pooled is one more,
+    fine-tuned two.
+    """
     accuracy = {2: 80.0, 4: 70.0} if accuracy is None else accuracy
     folder.mkdir(parents=True)
     values = config(**changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     (folder / "summary.json").write_text(
-        json.dumps({"identity": name_of(values), "status": status, "cohort": 10, "parameters": 1000})
+        json.dumps(
+            {"identity": name_of(values), "status": status, "cohort": 10, "parameters": 1000}
+        )
     )
     rows = []
     for number in range(1, reached + 1):
@@ -99,7 +107,9 @@ def write_run(
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    (folder / "clients.csv").write_text("client,train,test,label_0,accuracy,ft_accuracy\n0,30,10,40,70.0,72.0\n")
+    (folder / "clients.csv").write_text(
+        "client,train,test,label_0,accuracy,ft_accuracy\n0,30,10,40,70.0,72.0\n"
+    )
     return folder
 
 
@@ -154,7 +164,10 @@ def test_other_folders_are_no_runs(root: Path) -> None:
         ({"name": "dirichlet", "alpha": 0.5, "min_samples": 10}, "Dir(0.5)"),
         ({"name": "published", "alpha": 0.1, "max_attempts": 100}, "Dir(0.1) published"),
         ({"name": "iid", "alpha": None}, "IID"),
-        ({"name": "shards", "alpha": None, "classes_per_client": 2, "test_fraction": 0.25}, "Shards(2)"),
+        (
+            {"name": "shards", "alpha": None, "classes_per_client": 2, "test_fraction": 0.25},
+            "Shards(2)",
+        ),
     ],
 )
 def test_partition_labels(tmp_path: Path, partition: dict[str, Any], label: str) -> None:
@@ -176,7 +189,12 @@ def test_partition_labels(tmp_path: Path, partition: dict[str, Any], label: str)
 )
 def test_method_labels(tmp_path: Path, values: dict[str, Any], label: str) -> None:
     # The group is composed for every method; only the value in `method` counts.
-    assert read(write_run(tmp_path / "run", method=values, quantile={"q": "paper", "table": {}})).method == label
+    assert (
+        read(
+            write_run(tmp_path / "run", method=values, quantile={"q": "paper", "table": {}})
+        ).method
+        == label
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +217,12 @@ def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
     assert row["accuracy_worst10"] == 75.0
     assert row["ft_accuracy"] == 97.0
     assert row["ft_accuracy_pooled"] == 98.0
-    assert (row["round"], row["seeds"], row["seed_list"], row["status"]) == ("4", 2, "0 1", "finished")
+    assert (row["round"], row["seeds"], row["seed_list"], row["status"]) == (
+        "4",
+        2,
+        "0 1",
+        "finished",
+    )
 
 
 def test_one_seed_has_no_spread(root: Path) -> None:
@@ -299,7 +322,9 @@ def test_a_run_without_evaluation_leaves_empty_cells(tmp_path: Path) -> None:
 def test_a_cell_is_empty_where_a_seed_lacks_the_value(tmp_path: Path) -> None:
     write_run(tmp_path / "0", {2: 60.0, 4: 70.0})
     path = write_run(tmp_path / "1", {2: 60.0, 4: 70.0}, seed=1) / "rounds.csv"
-    path.write_text(path.read_text().replace("72.0,73.0", ","))  # not fine-tuned after the last round
+    path.write_text(
+        path.read_text().replace("72.0,73.0", ",")
+    )  # not fine-tuned after the last round
     row = row_of(accuracy_table(runs(tmp_path)), "FedAvg")
     assert row["accuracy"] == 70.0
     assert row["ft_accuracy"] != row["ft_accuracy"]
@@ -314,14 +339,20 @@ BROKEN = {
     "no summary.json": lambda folder: (folder / "summary.json").unlink(),
     "no config.yaml": lambda folder: (folder / "config.yaml").unlink(),
     "no rounds.csv": lambda folder: (folder / "rounds.csv").unlink(),
-    "config.yaml cannot be read: ParserError": lambda folder: (folder / "config.yaml").write_text("a: 1\nb: }"),
-    "summary.json cannot be read: JSONDecodeError": lambda folder: (folder / "summary.json").write_text('{"status": '),
+    "config.yaml cannot be read: ParserError": lambda folder: (folder / "config.yaml").write_text(
+        "a: 1\nb: }"
+    ),
+    "summary.json cannot be read: JSONDecodeError": lambda folder: (
+        folder / "summary.json"
+    ).write_text('{"status": '),
     "must hold keys and values": lambda folder: (folder / "config.yaml").write_text("- 1"),
     "lacks dataset.name": lambda folder: (folder / "config.yaml").write_text("seed: 1"),
     "no usable value: KeyError: 'seed'": lambda folder: (folder / "config.yaml").write_text(
         (folder / "config.yaml").read_text().replace("seed:", "weed:")
     ),
-    "rounds.csv lacks the column accuracy": lambda folder: (folder / "rounds.csv").write_text("round\n1\n"),
+    "rounds.csv lacks the column accuracy": lambda folder: (folder / "rounds.csv").write_text(
+        "round\n1\n"
+    ),
     "rounds.csv cannot be read": lambda folder: (folder / "rounds.csv").write_text(""),
     "UnicodeDecodeError": lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"),
     "no round recorded yet": truncate,
@@ -357,19 +388,28 @@ def test_a_round_written_twice_counts_as_last_written(root: Path) -> None:
 
 def test_what_the_table_shows(root: Path) -> None:
     lines = render(accuracy_table(runs(root)), "markdown").splitlines()
-    assert lines[0].startswith("| data set | partition | method | before mean | before pooled | before worst 10% |")
+    assert lines[0].startswith(
+        "| data set | partition | method | before mean | before pooled | before worst 10% |"
+    )
     shown = r"| FMNIST | Dir(0.1) | FedAvg | <u>87.00</u> | <u>88.00</u> | <u>67.00</u> | <u>89.00</u> | <u>90.00</u> |"
     assert lines[2].startswith(f"{shown} 700 | 1k |")
     assert "| FedOBP | **95.00(1.41)** | **96.00(1.41)** |" in lines[3]
     assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
-    assert lines[5].startswith("Test accuracy in percent at the last evaluation; mean and sample standard deviation")
+    assert lines[5].startswith(
+        "Test accuracy in percent at the last evaluation; mean and sample standard deviation"
+    )
     assert "Before: personal models as they stand; mean: over clients; pooled: over all" in lines[5]
-    assert "fine-tuned: after 5 local epochs more; values and bits: per client and round; s/round: median." in lines[5]
+    assert (
+        "fine-tuned: after 5 local epochs more; values and bits: per client and round; s/round: median."
+        in lines[5]
+    )
     assert "over different seeds: 0 (FedAvg); 0, 1 (FedOBP)" in lines[5]
 
 
 def test_unfinished_runs_do_not_compete(tmp_path: Path) -> None:
-    for number, (accuracy, status) in enumerate([(90.0, "finished"), (95.0, "running"), (80.0, "finished")]):
+    for number, (accuracy, status) in enumerate(
+        [(90.0, "finished"), (95.0, "running"), (80.0, "finished")]
+    ):
         write_run(tmp_path / str(number), {4: accuracy}, status, method={"name": f"m{number}"})
     marks = {row[2].value: row[3].mark for row in accuracy_table(runs(tmp_path)).rows}
     assert marks == {"m0": "best", "m1": "", "m2": "second"}
@@ -379,11 +419,17 @@ def test_csv_holds_exact_numbers(root: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(render(accuracy_table(runs(root)), "csv"))))
     assert [row["method"] for row in rows] == ["FedAvg", "FedOBP"]
     assert float(rows[1]["accuracy_seed_std"]) == pytest.approx(2**0.5, abs=1e-12)
-    assert (rows[0]["accuracy_seed_std"], rows[0]["values_down"], rows[1]["seed_list"]) == ("", "700.0", "0 1")
+    assert (rows[0]["accuracy_seed_std"], rows[0]["values_down"], rows[1]["seed_list"]) == (
+        "",
+        "700.0",
+        "0 1",
+    )
 
 
 def test_chosen_columns_in_their_order(root: Path) -> None:
-    table = accuracy_table(runs(root), chosen=["ft_accuracy_pooled", "loss", "bits_up", "accuracy", "hours"])
+    table = accuracy_table(
+        runs(root), chosen=["ft_accuracy_pooled", "loss", "bits_up", "accuracy", "hours"]
+    )
     row = row_of(table, "FedOBP")
     assert [*row] == [
         *(
@@ -395,14 +441,29 @@ def test_chosen_columns_in_their_order(root: Path) -> None:
             "loss",
             "loss_seed_std",
         ),
-        *("bits_up", "bits_up_seed_std", "accuracy", "accuracy_seed_std", "hours", "hours_seed_std", "seed_list"),
+        *(
+            "bits_up",
+            "bits_up_seed_std",
+            "accuracy",
+            "accuracy_seed_std",
+            "hours",
+            "hours_seed_std",
+            "seed_list",
+        ),
     ]
-    assert [row[key] for key in ("ft_accuracy_pooled", "loss", "bits_up", "accuracy")] == [98.0, 0.5, 32_000.0, 95.0]
+    assert [row[key] for key in ("ft_accuracy_pooled", "loss", "bits_up", "accuracy")] == [
+        98.0,
+        0.5,
+        32_000.0,
+        95.0,
+    ]
     lines = render(table, "markdown").splitlines()
     assert lines[0].endswith("| method | fine-tuned pooled | before loss | bits up | before mean |")
     assert lines[3].endswith("| FedOBP | **98.00(1.41)** | 0.5 | 32k | **95.00(1.41)** |")
     assert "worst" not in lines[5]
-    with pytest.raises(FedpflError, match=r"no such column: one of .*'acuracy'; did you mean accuracy\?"):
+    with pytest.raises(
+        FedpflError, match=r"no such column: one of .*'acuracy'; did you mean accuracy\?"
+    ):
         accuracy_table(runs(root), chosen=["acuracy"])
 
 
@@ -424,7 +485,9 @@ def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "\nMy own. * best" in text
 
 
-def test_curves_of_any_metric_over_what_was_spent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_of_any_metric_over_what_was_spent(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[Any] = []
 
     def panels(shown: Any, path: Path, draw: Any, note: str = "") -> list[Path]:
@@ -438,12 +501,19 @@ def test_curves_of_any_metric_over_what_was_spent(root: Path, monkeypatch: pytes
     monkeypatch.setattr(figures, "panels", panels)
     for over, label, at in (
         ("round", "round", [2, 4]),
-        ("both", "GB down and up, all clients", [0.000144, 0.000272]),  # 4 bytes of 36,000 and 68,000 values
+        (
+            "both",
+            "GB down and up, all clients",
+            [0.000144, 0.000272],
+        ),  # 4 bytes of 36,000 and 68,000 values
         ("hours", "hours of training", [10 / 3600, 14 / 3600]),
     ):
         assert main(["figures", str(root), "--metric", "accuracy_worst10", "--over", over]) == 0
         name, ax, note = drawn.pop()
-        assert name == "accuracy_worst10_" + ("" if over == "round" else f"over_{over}_") + "fmnist_dir_0.1"
+        assert (
+            name
+            == "accuracy_worst10_" + ("" if over == "round" else f"over_{over}_") + "fmnist_dir_0.1"
+        )
         assert (ax.get_xlabel(), note) == (label, "")
         lines = {line.get_label(): line for line in ax.get_lines()}
         assert lines["FedOBP"].get_xdata() == pytest.approx(at)
@@ -453,9 +523,13 @@ def test_curves_of_any_metric_over_what_was_spent(root: Path, monkeypatch: pytes
     assert thin[0].get_xdata() == pytest.approx([0.00004, 0.000064, 0.000088, 0.000112])
 
 
-def test_a_metric_that_no_run_has_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_that_no_run_has_is_one_line(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["figures", str(root), "--metric", "val_accuracy"]) == 2
-    assert capsys.readouterr().err.startswith("fedpfl: no run here has val_accuracy: mean validation accuracy")
+    assert capsys.readouterr().err.startswith(
+        "fedpfl: no run here has val_accuracy: mean validation accuracy"
+    )
 
 
 def test_choice_on_test_data_is_said_once(root: Path) -> None:
@@ -480,7 +554,9 @@ def test_figures_are_written(root: Path, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
-def test_command_prints_the_table_and_writes_the_figure(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_table_and_writes_the_figure(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(root)]) == 0
     shown = capsys.readouterr()
     assert "FedOBP" in shown.out
@@ -496,7 +572,9 @@ def test_command_writes_every_format(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["tables", str(root), "--out", str(out), "--select", "best-checkpoint", "--every", "2"]
     assert main([*words, "--reference", str(reference)]) == 0
-    names = {f"{name}{suffix}" for name in ("accuracy", "curves") for suffix in (".md", ".csv", ".tex")}
+    names = {
+        f"{name}{suffix}" for name in ("accuracy", "curves") for suffix in (".md", ".csv", ".tex")
+    }
     assert {path.name for path in out.iterdir()} == names
 
 
@@ -504,7 +582,10 @@ def test_command_writes_every_format(root: Path, tmp_path: Path) -> None:
 def test_no_runs_is_one_line_and_exit_code_2(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder, message in ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")):
+    for folder, message in (
+        (tmp_path, "no runs found below"),
+        (tmp_path / "absent", "no such directory"),
+    ):
         assert main([*words, str(folder)]) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
@@ -523,16 +604,21 @@ def test_what_cannot_be_printed_is_one_line(root: Path) -> None:
     env = os.environ | {"MPLBACKEND": "nope"}
     for unbuffered in ("", "1"):
         env["PYTHONUNBUFFERED"] = unbuffered
-        shown = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env)
+        shown = subprocess.run(
+            [sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env
+        )
         full = ["fedpfl: cannot write standard output: No space left on device", "2"]
-        nope = ["fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg", "2"]
-        assert [line for line in shown.stderr.splitlines() if "FedAvg" not in line] == nope + full * 5
+        nope = [
+            "fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg",
+            "2",
+        ]
+        assert [
+            line for line in shown.stderr.splitlines() if "FedAvg" not in line
+        ] == nope + full * 5
 
 
 def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
-    command = (
-        f"{shlex.join([sys.executable, '-m', 'fedpfl.report', 'tables', str(root)])} | true; exit ${{PIPESTATUS[0]}}"
-    )
+    command = f"{shlex.join([sys.executable, '-m', 'fedpfl.report', 'tables', str(root)])} | true; exit ${{PIPESTATUS[0]}}"
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
 
@@ -542,9 +628,14 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for method, dataset in itertools.product(("fedavg", "fedper", "fedrep"), ("fmnist", "digits")):
-        write_run(tmp_path / "runs" / method / dataset, method={"name": method}, dataset={"name": dataset})
+        write_run(
+            tmp_path / "runs" / method / dataset, method={"name": method}, dataset={"name": dataset}
+        )
     (tmp_path / "file").touch()
-    for out, limit in (("file/below", resource.RLIM_INFINITY), ("out", 100)):  # a disk is as full for 100 bytes
+    for out, limit in (
+        ("file/below", resource.RLIM_INFINITY),
+        ("out", 100),
+    ):  # a disk is as full for 100 bytes
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
@@ -582,7 +673,9 @@ def test_the_speed_of_many_runs_is_measured() -> None:
     command = [sys.executable, home / "scripts/report_speed.py", *options]
     env = os.environ | {"PYTHONPATH": str(home)}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
-    assert re.match(r"\d+\.\d s for \d+ directories of 20 rounds; 3 are broken and skipped\nload", shown)
+    assert re.match(
+        r"\d+\.\d s for \d+ directories of 20 rounds; 3 are broken and skipped\nload", shown
+    )
 
 
 def test_many_runs_are_read_fast(tmp_path: Path) -> None:

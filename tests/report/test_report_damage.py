@@ -1,4 +1,6 @@
-"""No wrong number in silence: mixed settings, damaged and hostile run directories, numbers that are not finite."""
+"""No wrong number in silence: mixed settings, damaged and hostile run directories, numbers that are
+not finite.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def shown(capsys: pytest.CaptureFixture, *words: str | Path, code: int = 0) -> t
 
 
 def table(capsys: pytest.CaptureFixture, root: Path, *options: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(shown(capsys, "tables", root, "--format", "csv", *options)[0])))
+    return list(
+        csv.DictReader(io.StringIO(shown(capsys, "tables", root, "--format", "csv", *options)[0]))
+    )
 
 
 def edit(folder: Path, name: str, change: Any) -> None:
@@ -56,7 +60,9 @@ def text_of(out: str) -> str:
 def test_rows_of_another_world_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", method={"name": "fedper"})
-    write_run(tmp_path / "c", method={"name": "ditto"}, clients=30, rounds=12, eval={"finetune_epochs": 1})
+    write_run(
+        tmp_path / "c", method={"name": "ditto"}, clients=30, rounds=12, eval={"finetune_epochs": 1}
+    )
     methods = [row["method"] for row in table(capsys, tmp_path)]
     assert methods == ["FedAvg", "FedPer", "Ditto (clients=30, finetune_epochs=1, rounds=12)"]
     assert "Ditto (clients=30, finetune_epochs=1, rounds=12)" in shown(capsys, "ls", tmp_path)[0]
@@ -64,7 +70,9 @@ def test_rows_of_another_world_are_labelled(tmp_path: Path, capsys: pytest.Captu
     assert "Ditto (clients=30" in next((tmp_path / "report").glob("*.html")).read_text()
 
 
-def test_without_a_majority_both_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_without_a_majority_both_are_labelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     write_run(tmp_path / "a", participation=0.1)
     write_run(tmp_path / "b", participation=0.2, method={"name": "fedper"})
     assert [row["method"] for row in table(capsys, tmp_path)] == [
@@ -73,7 +81,9 @@ def test_without_a_majority_both_are_labelled(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
-def test_of_another_choice_of_a_group_the_name_says_it_all(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_of_another_choice_of_a_group_the_name_says_it_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     private = {"name": "client", "clip": 0.3, "sampling": "poisson"}
     for epsilon in (2.0, 8.0):
         write_run(tmp_path / f"{epsilon}", privacy=private | {"epsilon": epsilon})
@@ -83,7 +93,9 @@ def test_of_another_choice_of_a_group_the_name_says_it_all(tmp_path: Path, capsy
         "FedAvg (epsilon=8.0)",
         "FedAvg (privacy=none)",
     ]
-    assert "Unless a row says otherwise: clip=0.3, " in text_of(shown(capsys, "tables", tmp_path)[0])
+    assert "Unless a row says otherwise: clip=0.3, " in text_of(
+        shown(capsys, "tables", tmp_path)[0]
+    )
 
 
 def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -93,42 +105,70 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     adam = {"local": {"optimizer": "adam", "lr": 0.1}, "partition": {"seed": 7}}
     write_run(tmp_path / "adam", **adam)
     for seed in (0, 1):
-        write_run(tmp_path / f"far{seed}", partition={"alpha": 0.5}, clients=10, rounds=8, seed=seed)
+        write_run(
+            tmp_path / f"far{seed}", partition={"alpha": 0.5}, clients=10, rounds=8, seed=seed
+        )
     out = shown(capsys, "tables", tmp_path)[0]
     assert max(map(len, out.partition("Test accuracy")[2].splitlines())) <= 120, "prose is wrapped"
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
     out = " ".join(out.split())
     assert (
-        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, " in out
+        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, "
+        in out
     )
-    assert "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5))." in out
+    assert (
+        "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5))."
+        in out
+    )
     assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
-    assert "Unless" not in shown(capsys, "tables", tmp_path, "method=fedavg", "partition.alpha=0.5")[0]
+    assert (
+        "Unless" not in shown(capsys, "tables", tmp_path, "method=fedavg", "partition.alpha=0.5")[0]
+    )
     # Where they run, or how fast, is no world.
-    write_run(tmp_path / "gpu", method={"name": "ditto"}, engine={"backend": "batched", "workers": 3}, device="cuda")
+    write_run(
+        tmp_path / "gpu",
+        method={"name": "ditto"},
+        engine={"backend": "batched", "workers": 3},
+        device="cuda",
+    )
     words = ("tables", tmp_path, "partition.alpha=0.1", "local.lr=0.01")
     assert "Unless" not in shown(capsys, *words)[0]
 
 
-def test_a_quantile_is_named_where_there_is_another(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_quantile_is_named_where_there_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     obp = {"name": "fedobp", "score": "obp", "norm": "global"}
     write_run(tmp_path / "a", method=obp | {"q": 0.98})
     write_run(tmp_path / "b")
     assert [row["method"] for row in table(capsys, tmp_path)] == ["FedAvg", "FedOBP"]
     write_run(tmp_path / "c", method=obp | {"q": 0.9}, dataset={"name": "digits"})
-    assert [row["method"] for row in table(capsys, tmp_path)] == ["FedOBP (q=0.9)", "FedAvg", "FedOBP (q=0.98)"]
-    assert [row["method"] for row in table(capsys, tmp_path, "dataset=fmnist")] == ["FedAvg", "FedOBP"]
+    assert [row["method"] for row in table(capsys, tmp_path)] == [
+        "FedOBP (q=0.9)",
+        "FedAvg",
+        "FedOBP (q=0.98)",
+    ]
+    assert [row["method"] for row in table(capsys, tmp_path, "dataset=fmnist")] == [
+        "FedAvg",
+        "FedOBP",
+    ]
 
 
-def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Data that an older run did not record may be the usual ones, or others: its row needs a label of its own."""
+def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Data that an older run did not record may be the usual ones, or others: its row needs a label
+    of its own.
+    """
     for number, data in enumerate(("aa11", "bb22", "")):
         amend(write_run(tmp_path / str(number), seed=number), read=data)
     labels = [row["method"] for row in table(capsys, tmp_path)]
     assert len(set(labels)) == 3
 
 
-def test_rounds_that_were_not_played_are_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_rounds_that_were_not_played_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     write_run(tmp_path / "a", {4: 70.0}, rounds=400, partition={"name": "published"})
     (row,) = table(capsys, tmp_path)
     assert (row["round"], row["status"]) == ("4", "finished 4/400")
@@ -137,15 +177,22 @@ def test_rounds_that_were_not_played_are_told(tmp_path: Path, capsys: pytest.Cap
     assert "not all planned rounds: the last evaluation that there is (finished 4/400)" in text
 
 
-def test_a_column_of_the_paper_says_what_is_not_alike_in_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_column_of_the_paper_says_what_is_not_alike_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     for number, method in enumerate(("fedavg", "fedper", "fedrep")):
         changes: dict[str, Any] = {"clients": 30, "rounds": 12} if method == "fedrep" else {}
         write_run(tmp_path / str(number), method={"name": method}, **changes)
     text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
-    assert "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30, rounds=12)." in text
+    assert (
+        "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30, rounds=12)."
+        in text
+    )
 
 
-def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_runs_on_other_data_are_no_seeds_of_one_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     for seed, fingerprint in enumerate(("aa11", "aa11", "bb22")):
         amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), data=fingerprint)
     rows = table(capsys, tmp_path)
@@ -164,23 +211,35 @@ def test_older_runs_that_computed_their_mean_are_no_seeds_of_newer_ones(
     for mean, rows in ((None, 2), ([0.5], 1)):
         for seed, recorded in enumerate(({"data": "aa11"}, {"data": "bb22", "read": "cc33"})):
             amend(
-                write_run(tmp_path / f"{mean}/{seed}", seed=seed, dataset={"name": "fmnist", "mean": mean}), **recorded
+                write_run(
+                    tmp_path / f"{mean}/{seed}", seed=seed, dataset={"name": "fmnist", "mean": mean}
+                ),
+                **recorded,
             )
         assert len(table(capsys, tmp_path / f"{mean}")) == rows
 
 
-def test_a_method_that_was_changed_between_seeds_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_method_that_was_changed_between_seeds_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     for seed, code in enumerate(("aa", "aa", "bb")):
         amend(write_run(tmp_path / str(seed), seed=seed), code=[{"fedavg.py": code}])
-    assert "was changed between or within the runs of: FedAvg on FMNIST" in shown(capsys, "tables", tmp_path)[0]
+    assert (
+        "was changed between or within the runs of: FedAvg on FMNIST"
+        in shown(capsys, "tables", tmp_path)[0]
+    )
     assert "changed" not in shown(capsys, "tables", tmp_path, "seed=0,1")[0]
 
 
-def test_seeds_that_draw_their_splits_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_seeds_that_draw_their_splits_are_one_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     for seed in range(3):
         split = {"data": f"{seed}" * 4}
         amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), **split)
-    assert [(row["accuracy"], row["seed_list"]) for row in table(capsys, tmp_path)] == [("70.0", "0 1 2")]
+    assert [(row["accuracy"], row["seed_list"]) for row in table(capsys, tmp_path)] == [
+        ("70.0", "0 1 2")
+    ]
     for seed, read in enumerate(("aa11", "aa11", "bb22")):  # as newer runs record it
         amend(tmp_path / str(seed), read=read)
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1", "2"]
@@ -190,7 +249,9 @@ def test_the_seeds_of_a_sweep_are_one_group(tmp_path: Path, capsys: pytest.Captu
     for seed in (1, 2):
         words = f"method=fedavg seed={seed} rounds=1 clients=4 participation=0.5 local.epochs=1 eval.every=1"
         assert call(*words.split(), f"hydra.run.dir=runs/{seed}", cwd=tmp_path).code == 0
-    splits = {json.loads((tmp_path / f"runs/{seed}/summary.json").read_text())["data"] for seed in (1, 2)}
+    splits = {
+        json.loads((tmp_path / f"runs/{seed}/summary.json").read_text())["data"] for seed in (1, 2)
+    }
     assert len(splits) == 2
     assert [row["seed_list"] for row in table(capsys, tmp_path / "runs")] == ["1 2"]
 
@@ -219,16 +280,24 @@ def test_unfinished_seeds_are_averaged_at_a_round_that_all_reached(
 # Traffic
 
 
-def test_traffic_is_divided_by_those_that_took_part(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_traffic_is_divided_by_those_that_took_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     run = write_run(tmp_path / "a")
     old = write_run(tmp_path / "b", method={"name": "fedper"})
     rows = list(csv.reader(io.StringIO((run / "rounds.csv").read_text())))
-    rows = [[row[0], extra, *row[1:]] for row, extra in zip(rows, ["participants", "10", "6", "3", "1"], strict=True)]
+    rows = [
+        [row[0], extra, *row[1:]]
+        for row, extra in zip(rows, ["participants", "10", "6", "3", "1"], strict=True)
+    ]
     (run / "rounds.csv").write_text("\n".join(map(",".join, rows)) + "\n")
     found = {row["method"]: float(row["values_down"]) for row in table(capsys, tmp_path)}
     assert found == {"FedAvg": 28_000 / 20, "FedPer": 28_000 / 40}
     listed = json.loads(shown(capsys, "ls", tmp_path, "--format", "json")[0])
-    assert [row["bits"] for row in listed] == [512_000.0, 51_200.0]  # one client in the last round, and ten
+    assert [row["bits"] for row in listed] == [
+        512_000.0,
+        51_200.0,
+    ]  # one client in the last round, and ten
     compared = shown(capsys, "compare", run, old, "--format", "csv")[0]
     (down,) = (row for row in csv.DictReader(io.StringIO(compared)) if row["what"] == "values_down")
     assert (down["a"], down["b"]) == ("1400.0", "700.0")
@@ -251,30 +320,47 @@ def device(folder: Path, name: str) -> None:
 
 def bomb(folder: Path) -> None:
     """Twelve lines of aliases that are billions of values."""
-    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+    lines = [
+        "a0: &a0 [x, x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
+    ]
     path = folder / "config.yaml"
     path.write_text(path.read_text() + "\n".join(lines) + "\n")
 
 
 HOSTILE: dict[str, Any] = {
-    **{f"{name} is a pipe": lambda folder, name=name: fifo(folder, name) for name in ("config.yaml", "rounds.csv")},
     **{
-        f"{name} is a device": lambda folder, name=name: device(folder, name) for name in ("summary.json", "rounds.csv")
+        f"{name} is a pipe": lambda folder, name=name: fifo(folder, name)
+        for name in ("config.yaml", "rounds.csv")
+    },
+    **{
+        f"{name} is a device": lambda folder, name=name: device(folder, name)
+        for name in ("summary.json", "rounds.csv")
     },
     "an alias bomb": bomb,
-    "deep YAML": lambda folder: (folder / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000),
+    "deep YAML": lambda folder: (folder / "config.yaml").write_text(
+        "a: " + "[" * 5000 + "]" * 5000
+    ),
     "deep JSON": lambda folder: (folder / "summary.json").write_text("[" * 100_000),
-    "a huge number": lambda folder: (folder / "summary.json").write_text('{"status": "finished", "cohort": 1e999}'),
+    "a huge number": lambda folder: (folder / "summary.json").write_text(
+        '{"status": "finished", "cohort": 1e999}'
+    ),
     "digits without end": lambda folder: (folder / "config.yaml").write_text(
         (folder / "config.yaml").read_text().replace("rounds: 4", "rounds: " + "9" * 5000)
     ),
-    "no such date": lambda folder: (folder / "config.yaml").write_text("when: 2024-13-45 00:00:00\n"),
+    "no such date": lambda folder: (folder / "config.yaml").write_text(
+        "when: 2024-13-45 00:00:00\n"
+    ),
     "keys of two kinds": lambda folder: (folder / "config.yaml").write_text(
         yaml.safe_dump(config() | {"method": {"name": "fedavg", 1: 2}})
     ),
-    "words for numbers": lambda folder: edit(folder, "rounds.csv", lambda row: row.update(accuracy="good")),
+    "words for numbers": lambda folder: edit(
+        folder, "rounds.csv", lambda row: row.update(accuracy="good")
+    ),
     "half a round": lambda folder: edit(folder, "rounds.csv", lambda row: row.update(round="1.5")),
-    "a round without end": lambda folder: edit(folder, "rounds.csv", lambda row: row.update(round="inf")),
+    "a round without end": lambda folder: edit(
+        folder, "rounds.csv", lambda row: row.update(round="inf")
+    ),
     "a list for a method": lambda folder: (folder / "config.yaml").write_text(
         yaml.safe_dump(config() | {"method": {"name": "fedavg", "ema": [1]}})
     ),
@@ -295,7 +381,9 @@ def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
             assert len(re.findall(r"^broken ", done.stdout, re.MULTILINE)) == len(HOSTILE)
         lines = [line for line in done.stderr.splitlines() if not line.startswith("wrote ")]
         told = sorted(re.match(rf"skipped {tmp_path}/x/(\S+): .", line)[1] for line in lines)
-        assert told == ([] if command == "ls" else sorted(damage.replace(" ", "_") for damage in HOSTILE))
+        assert told == (
+            [] if command == "ls" else sorted(damage.replace(" ", "_") for damage in HOSTILE)
+        )
 
 
 def test_an_edited_configuration_is_told_of_runs_without_digests_too(
@@ -311,7 +399,9 @@ def test_an_edited_configuration_is_told_of_runs_without_digests_too(
     assert "config.yaml is not the configuration that the run began with" in err
 
 
-def test_a_clients_table_that_is_a_pipe_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_clients_table_that_is_a_pipe_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     fifo(write_run(tmp_path / "a"), "clients.csv")
     write_run(tmp_path / "b", method={"name": "fedper"})
     assert main(["html", str(tmp_path)]) == 0
@@ -334,7 +424,9 @@ def hostile_names(root: Path, text: str = EVIL) -> Path:
     return root
 
 
-def test_no_command_prints_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_no_command_prints_what_a_terminal_obeys(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     root = hostile_names(tmp_path)
     runs = sorted(path for path in root.iterdir() if path.name.startswith("run"))
     for words in (
@@ -355,7 +447,11 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.
         capsys.readouterr()
         main([*map(str, words)])
         out, err = capsys.readouterr()
-        strange = set(re.findall(r"[^\n\x20-\x7e\u00a0-\u024f\u0394\u2013-\u2022\u2026\u2500-\u257f]", out + err))
+        strange = set(
+            re.findall(
+                r"[^\n\x20-\x7e\u00a0-\u024f\u0394\u2013-\u2022\u2026\u2500-\u257f]", out + err
+            )
+        )
         assert not strange, (words, strange)
 
 
@@ -369,8 +465,12 @@ def test_names_that_are_markup_stay_text(tmp_path: Path, capsys: pytest.CaptureF
     assert r"\%\#\textasciitilde{}\textasciicircum{}\textbackslash{}" in latex
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+cmd|'/c calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "-1.5", "1e5"])
-def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path: Path, name: str, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+cmd|'/c calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "-1.5", "1e5"]
+)
+def test_a_spreadsheet_takes_no_name_for_a_formula(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+) -> None:
     write_run(tmp_path / "a", {4: 70.0}, method={"name": name}, dataset={"name": name})
     write_run(tmp_path / "b", {4: 69.0}, method={"name": name, "k": 1}, dataset={"name": name})
     rows = [*table(capsys, tmp_path)]
@@ -393,13 +493,20 @@ def test_figures_take_any_name(tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "a", method={"name": name}, dataset={"name": name})
     write_run(tmp_path / "b", method={"name": name, "k": 1}, dataset={"name": name})
     assert main(["figures", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c.png")]) == 0
+    assert (
+        main(
+            ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "c.png")]
+        )
+        == 0
+    )
     written = [*(tmp_path / "out").iterdir(), tmp_path / "c.png"]
     assert len(written) == 3
     assert all(3000 < path.stat().st_size < 400_000 for path in written)
 
 
-def test_a_long_name_does_not_blow_a_table_up(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_long_name_does_not_blow_a_table_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     write_run(tmp_path / "a", method={"name": "x" * 3000})
     for form in ("markdown", "latex"):
         out = shown(capsys, "tables", tmp_path, "--format", form)[0]
@@ -412,24 +519,28 @@ def test_a_long_name_does_not_blow_a_table_up(tmp_path: Path, capsys: pytest.Cap
 
 def empty(row: dict[str, str]) -> None:
     if row["round"] == "4":
-        row |= {key: "" for key in row if "accuracy" in key or key == "loss"} | {"eval_seconds": "1.5"}
+        row |= {key: "" for key in row if "accuracy" in key or key == "loss"} | {
+            "eval_seconds": "1.5"
+        }
 
 
 def unfinite(folder: Path, **changes: Any) -> Path:
     """A run whose last evaluation holds no accuracy, since a model was not finite."""
     write_run(folder, {2: 80.0, 4: 70.0}, **changes)
-    edit(folder, "rounds.csv", lambda row: row.update(eval_seconds="1.0" if row["accuracy"] else ""))
+    edit(
+        folder, "rounds.csv", lambda row: row.update(eval_seconds="1.0" if row["accuracy"] else "")
+    )
     edit(folder, "rounds.csv", empty)
     return folder
 
 
-def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     unfinite(tmp_path / "a")
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["round"]) == ("", "4")  # not the 80 of round 2
-    note = (
-        "Empty, as a model was not finite or no client has test samples: FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
-    )
+    note = "Empty, as a model was not finite or no client has test samples: FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
     assert note in text_of(shown(capsys, "tables", tmp_path)[0])
     text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert note in text
@@ -438,7 +549,10 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path: Path, 
     assert (listed["accuracy"], listed["evaluated"]) == (None, 4)
     assert main(["html", str(tmp_path)]) == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
-    assert "nan" not in re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL).lower()
+    assert (
+        "nan"
+        not in re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL).lower()
+    )
     assert note.replace("'", "&#x27;") in page
     (best,) = table(capsys, tmp_path, "--select", "best-checkpoint")
     assert (best["accuracy"], best["round"]) == ("80.0", "2")
@@ -452,21 +566,48 @@ def test_a_mean_that_lacks_a_seed_is_no_mean(tmp_path: Path, capsys: pytest.Capt
     assert "70.00" not in shown(capsys, "paper", "fedobp/table4", tmp_path)[0]
 
 
-def test_clients_without_an_accuracy_are_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_clients_without_an_accuracy_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     columns = "client,train,test,label_0,accuracy,ft_accuracy\n"
     for name, method in (("a", "fedavg"), ("b", "fedper")):
         run = write_run(tmp_path / name, method={"name": method})
-        (run / "clients.csv").write_text(columns + "0,30,10,40,70.0,72.0\n1,30,10,40,,\n2,40,0,40,,\n")
-    (tmp_path / "a/clients.csv").write_text(columns + "0,30,10,40,70.0,72.0\n1,30,10,40,50,60\n2,40,0,40,,\n")
+        (run / "clients.csv").write_text(
+            columns + "0,30,10,40,70.0,72.0\n1,30,10,40,,\n2,40,0,40,,\n"
+        )
+    (tmp_path / "a/clients.csv").write_text(
+        columns + "0,30,10,40,70.0,72.0\n1,30,10,40,50,60\n2,40,0,40,,\n"
+    )
     text = text_of(shown(capsys, "compare", tmp_path / "a", tmp_path / "b")[0])
-    assert "Seed 0: 1 clients with test samples lack accuracy in A or in B; they do not count." in text
+    assert (
+        "Seed 0: 1 clients with test samples lack accuracy in A or in B; they do not count." in text
+    )
     assert main(["html", str(tmp_path)]) == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
-    assert "b: 1 clients with test samples have no accuracy; they are not among the clients shown" in page
+    assert (
+        "b: 1 clients with test samples have no accuracy; they are not among the clients shown"
+        in page
+    )
 
 
 STRANGE = (
-    *(None, [], {}, "x", -1, 0, float("inf"), float("nan"), 10**400, True, EVIL, "=1", [1, [2]], {"name": 3}, 1.5),
+    *(
+        None,
+        [],
+        {},
+        "x",
+        -1,
+        0,
+        float("inf"),
+        float("nan"),
+        10**400,
+        True,
+        EVIL,
+        "=1",
+        [1, [2]],
+        {"name": 3},
+        1.5,
+    ),
     "a" * 3000,
 )
 CELLS = ("", "nan", "inf", "-inf", "x", "1e400", "-5", "9" * 400, "1.5", '"', "\x00")
@@ -476,7 +617,11 @@ def keys(values: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Where every value of nested mappings is."""
     if not isinstance(values, dict):
         return []
-    return [place for key, inner in values.items() for place in ((*above, key), *keys(inner, (*above, key)))]
+    return [
+        place
+        for key, inner in values.items()
+        for place in ((*above, key), *keys(inner, (*above, key)))
+    ]
 
 
 def spoil(chance: random.Random, run: Path) -> None:
@@ -494,7 +639,11 @@ def spoil(chance: random.Random, run: Path) -> None:
         row[chance.randrange(len(row))] = chance.choice(CELLS)
         path.write_text("".join(",".join(cells) + "\n" for cells in rows))
     else:
-        more = {"hours": 1.0, "environment": {"gpu": "x", "commit": "abc", "cores": 2}, "error": "e"}
+        more = {
+            "hours": 1.0,
+            "environment": {"gpu": "x", "commit": "abc", "cores": 2},
+            "error": "e",
+        }
         values = yaml.safe_load(data) if path.suffix == ".yaml" else json.loads(data) | more
         *above, last = chance.choice(keys(values))
         inner = values
@@ -504,14 +653,24 @@ def spoil(chance: random.Random, run: Path) -> None:
         path.write_text(yaml.safe_dump(values) if path.suffix == ".yaml" else json.dumps(values))
 
 
-def test_whatever_is_damaged_is_a_line_or_a_label(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_whatever_is_damaged_is_a_line_or_a_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     whole = write_run(tmp_path / "x" / "whole", seed=1000)
     for seed in range(60):
         method = {"name": "fedobp", "q": 0.5, "norm": "global"} if seed % 2 else {"name": "fedavg"}
         spoil(random.Random(seed), write_run(tmp_path / "x" / str(seed), seed=seed, method=method))
-    for words in (["tables"], ["ls"], ["ls", "--format", "json"], ["html"], ["paper", "fedobp/table4"]):
+    for words in (
+        ["tables"],
+        ["ls"],
+        ["ls", "--format", "json"],
+        ["html"],
+        ["paper", "fedobp/table4"],
+    ):
         out, _ = shown(capsys, words[0], tmp_path, *words[1:])
         assert "FMNIST" in out or words == ["html"]
     for seed in range(60):
         main(["compare", str(whole), str(tmp_path / "x" / str(seed))])
-        assert not re.search(r"\bnan\b", re.sub(r"(?m)^.*(=|  )nan.*$", "", capsys.readouterr().out))
+        assert not re.search(
+            r"\bnan\b", re.sub(r"(?m)^.*(=|  )nan.*$", "", capsys.readouterr().out)
+        )

@@ -1,4 +1,6 @@
-"""Rounds chosen by validation accuracy, and clients that never take part, in tables, page and comparison, by hand."""
+"""Rounds chosen by validation accuracy, and clients that never take part, in tables, page and
+comparison, by hand.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ TEST = {1: 60.0, 2: 80.0, 3: 75.0, 4: 70.0}
 NEW = {"val_accuracy", "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy", "gap"}
 
 
-def hold_out(run: Path, validation: dict[int, float] | None = None, unseen: dict[int, float] | None = None) -> Path:
-    """Add columns by round: newcomers' mean, 30 less for their worst decile, one more after fine-tuning."""
+def hold_out(
+    run: Path, validation: dict[int, float] | None = None, unseen: dict[int, float] | None = None
+) -> Path:
+    """Add columns by round: newcomers' mean, 30 less for their worst decile, one more after
+    fine-tuning.
+    """
     frame = pd.read_csv(run / "rounds.csv")
     if validation is not None:
         frame["val_accuracy"] = frame["round"].map(validation)
@@ -41,11 +47,14 @@ def hold_out(run: Path, validation: dict[int, float] | None = None, unseen: dict
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """FedAvg's two seeds are best at rounds 3 (of 3 and 4, which are equal) and 1 on held-out samples, FedPer has none.
+    """FedAvg's two seeds are best at rounds 3 (of 3 and 4, which are equal) and 1 on held-out
+    samples, FedPer has none.
 
     Newcomers: seed 0 has 50 to 53, seed 1 two more.
     """
-    for seed, validation in enumerate(({1: 70.0, 2: 71.0, 3: 90.0, 4: 90.0}, {1: 66.0, 2: 65.0, 3: 64.0, 4: 63.0})):
+    for seed, validation in enumerate(
+        ({1: 70.0, 2: 71.0, 3: 90.0, 4: 90.0}, {1: 66.0, 2: 65.0, 3: 64.0, 4: 63.0})
+    ):
         unseen = {number: 49.0 + number + 2 * seed for number in TEST}
         hold_out(write_run(tmp_path / f"fedavg{seed}", TEST, seed=seed), validation, unseen)
     write_run(tmp_path / "fedper", TEST, method={"name": "fedper"})
@@ -63,13 +72,16 @@ def test_a_round_is_chosen_by_validation_accuracy() -> None:
 def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
     table = accuracy_table(runs(root), "validation")
     row = row_of(table, "FedAvg")
-    assert row["accuracy"] == 67.5  # of 75 in round 3 and 60 in round 1; the best on test data is 80, in round 2
+    assert (
+        row["accuracy"] == 67.5
+    )  # of 75 in round 3 and 60 in round 1; the best on test data is 80, in round 2
     assert row["accuracy_seed_std"] == pytest.approx(112.5**0.5)
     assert (row["val_accuracy"], row["ft_accuracy"], row["round"]) == (78.0, 69.5, "1–3")
     assert "at the first evaluation of the best validation accuracy" in table.caption
     other = row_of(table, "FedPer")
     assert all(
-        other[key] != other[key] for key in ("round", "accuracy", "ft_accuracy", "val_accuracy", "unseen_accuracy")
+        other[key] != other[key]
+        for key in ("round", "accuracy", "ft_accuracy", "val_accuracy", "unseen_accuracy")
     )
     assert other["values_up"] == 1000.0
     title = "FedPer on FMNIST, Dir(0.1)"
@@ -94,7 +106,11 @@ def test_unfinished_runs_are_chosen_as_far_as_all_came(tmp_path: Path) -> None:
 def test_newcomers_and_the_participation_gap(root: Path) -> None:
     table = accuracy_table(runs(root))
     row = row_of(table, "FedAvg")
-    assert (row["val_accuracy"], row["unseen_accuracy"], row["unseen_accuracy_seed_std"]) == (76.5, 54.0, 2**0.5)
+    assert (row["val_accuracy"], row["unseen_accuracy"], row["unseen_accuracy_seed_std"]) == (
+        76.5,
+        54.0,
+        2**0.5,
+    )
     assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
     assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
     text = render(table, "markdown")
@@ -102,13 +118,18 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert heads in text
     assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
     assert "the participation gap, mean before minus unseen mean, in points" in text
-    assert list(table.frame).index("val_accuracy") == list(table.frame).index("ft_accuracy_pooled_seed_std") + 1
+    assert (
+        list(table.frame).index("val_accuracy")
+        == list(table.frame).index("ft_accuracy_pooled_seed_std") + 1
+    )
 
 
 def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
     table = accuracy_table(runs(root, where=["method=fedper"]))
     assert not NEW & {*table.frame}
-    assert not {"validation", "unseen"} & {word for column in table.columns for word in (column.heading, column.group)}
+    assert not {"validation", "unseen"} & {
+        word for column in table.columns for word in (column.heading, column.group)
+    }
     assert "alidation" not in " ".join(table.prose("markdown"))
     assert "nseen" not in " ".join(table.prose("markdown"))
     hold_out(root / "fedper", validation=TEST)
@@ -116,9 +137,16 @@ def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
 
 
 def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) -> None:
-    run = hold_out(write_run(root / "local", TEST, method={"name": "local_only"}), unseen=dict.fromkeys(TEST, 40.0))
-    hold_out(root / "fedper", unseen=dict.fromkeys(TEST, float("nan")))  # no newcomer of its has test samples
-    frame = pd.read_csv(run / "rounds.csv").assign(values_down=0, unseen_accuracy=None, unseen_accuracy_worst10=None)
+    run = hold_out(
+        write_run(root / "local", TEST, method={"name": "local_only"}),
+        unseen=dict.fromkeys(TEST, 40.0),
+    )
+    hold_out(
+        root / "fedper", unseen=dict.fromkeys(TEST, float("nan"))
+    )  # no newcomer of its has test samples
+    frame = pd.read_csv(run / "rounds.csv").assign(
+        values_down=0, unseen_accuracy=None, unseen_accuracy_worst10=None
+    )
     frame.to_csv(run / "rounds.csv", index=False)
     table = accuracy_table(runs(root))
     row = row_of(table, "Local-Only")
@@ -133,35 +161,59 @@ def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) ->
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Selection) -> tuple[list[float], str]:
         table = fill("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
-        frame = table.frame[table.frame["setting"].str.contains("0.1") & table.frame["row"].isin(["FedAvg", "FedPer"])]
+        frame = table.frame[
+            table.frame["setting"].str.contains("0.1")
+            & table.frame["row"].isin(["FedAvg", "FedPer"])
+        ]
         return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
 
     (fedavg, fedper), text = filled(Selection(select="validation", every=100))
     assert fedavg == 67.5
     assert fedper != fedper
     assert "at each run's first evaluation of the best validation accuracy" in text
-    assert "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST" in text
+    assert (
+        "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST"
+        in text
+    )
     assert text.count("on test data") == 0
     (fedavg, fedper), text = filled(Selection(select="best-checkpoint"))
     assert (fedavg, fedper) == (80.0, 80.0)
     assert text.count("on test data") == 1
 
 
-def test_figures_refuse_what_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_refuse_what_cannot_be_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for q in (0.9, 0.99):
-        hold_out(write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}), TEST)
-    words = ["paper", "q_sweep", str(tmp_path), "--select", "validation", "--out", str(tmp_path / "out")]
+        hold_out(
+            write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}),
+            TEST,
+        )
+    words = [
+        "paper",
+        "q_sweep",
+        str(tmp_path),
+        "--select",
+        "validation",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(words) == 0
     (tmp_path / "out/fedobp_q_sweep.png").unlink()
     hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
     assert main(words) == 2
-    line = "fedpfl: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
+    line = (
+        "fedpfl: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
+    )
     assert line in capsys.readouterr().err
     assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 
 
 def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tables", str(root), "method=fedavg", "--select", "validation", "--format", "csv"]) == 0
+    assert (
+        main(["tables", str(root), "method=fedavg", "--select", "validation", "--format", "csv"])
+        == 0
+    )
     assert ",67.5," in capsys.readouterr().out
 
 
@@ -183,8 +235,13 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     assert len(run.clients) == 4
     write_split(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read(run.path).participating) == 4
-    write_split(run.path, [50.0, 60.0], {0}).joinpath("clients.csv").write_text("client,unseen\n0,\n1,0\n")
-    with pytest.raises(FedpflError, match=r"clients\.csv does not say of every client whether it is unseen, by 0 or 1"):
+    write_split(run.path, [50.0, 60.0], {0}).joinpath("clients.csv").write_text(
+        "client,unseen\n0,\n1,0\n"
+    )
+    with pytest.raises(
+        FedpflError,
+        match=r"clients\.csv does not say of every client whether it is unseen, by 0 or 1",
+    ):
         _ = read(run.path).participating
 
 
@@ -194,14 +251,21 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
     (path,) = write([root], root / "report", "validation", warn=lambda _: None)
     page = Page(path)
     box = page.traces("clients", "FedAvg")[0]
-    assert box["text"] == [["client 0, seed 0", "client 0, seed 1", "client 2, seed 0", "client 2, seed 1"]]
+    assert box["text"] == [
+        ["client 0, seed 0", "client 0, seed 1", "client 2, seed 0", "client 2, seed 1"]
+    ]
     assert "have no accuracy" not in page.text
     assert "Clients that never take part are left out." in page.text
     heats = [figure["choice"]["partition of"] for figure in page.data["charts"]["partition"][::3]]
     assert [len(page.figure("partition", one)["data"][0]["x"]) for one in heats] == [4, 1]
     (judged,) = page.figure("cost")["data"]  # FedPer has no validation accuracy
     assert (judged["name"], judged["y"]) == ("FedAvg", [67.5])
-    assert page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]["y"] == [51, 52, 53, 54]
+    assert page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]["y"] == [
+        51,
+        52,
+        53,
+        54,
+    ]
     assert page.traces("curves", "FedAvg", METRICS["val_accuracy"].label)[-1]["y"][0] == 68
     shown = {figure["choice"]["what"] for figure in page.data["charts"]["curves"]}
     for name in NEW - {"gap"}:
@@ -212,16 +276,23 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
 
 def test_the_index_says_how_rounds_were_chosen(root: Path) -> None:
     write_run(root / "other" / "fedavg", TEST)
-    for select, words in {"validation": "by validation accuracy.", "best-checkpoint": "on test data"}.items():
+    for select, words in {
+        "validation": "by validation accuracy.",
+        "best-checkpoint": "on test data",
+    }.items():
         page = Page(write([root], root / "report", select, warn=lambda _: None)[-1])
         assert page.text.count(f"Rounds were chosen {words}") == 1
         assert (page.row("experiments", "other")[-1] == "") == (select == "validation")
 
 
-def test_configurations_are_compared_at_their_best_validation_round(root: Path, tmp_path: Path) -> None:
+def test_configurations_are_compared_at_their_best_validation_round(
+    root: Path, tmp_path: Path
+) -> None:
     first, second = (tmp_path / side for side in "ab")
     hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})
-    hold_out(write_run(second / "0", TEST, method={"name": "fedper"}), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0})
+    hold_out(
+        write_run(second / "0", TEST, method={"name": "fedper"}), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0}
+    )
     compared = between(first, second, select="validation")
     assert {key: final(compared, "accuracy")[key] for key in ("a", "b", "difference")} == {
         **{"a": 75.0, "b": 60.0, "difference": -15.0}
@@ -229,14 +300,21 @@ def test_configurations_are_compared_at_their_best_validation_round(root: Path, 
     assert final(compared, "ft_accuracy")["a"] == 77.0
     assert "The final numbers are of different rounds: A of 3, B of 1." in notes(compared)
     assert any("best validation accuracy, clients at the last" in note for note in notes(compared))
-    assert any(table.title == "Before fine-tuning, at the best validation accuracy" for table in compared)
+    assert any(
+        table.title == "Before fine-tuning, at the best validation accuracy" for table in compared
+    )
     assert final(between(first, second), "accuracy")["difference"] == 0.0
-    with pytest.raises(FedpflError, match=r"FedPer on FMNIST.*: no samples are held out to choose a round by"):
+    with pytest.raises(
+        FedpflError, match=r"FedPer on FMNIST.*: no samples are held out to choose a round by"
+    ):
         between(first, root / "fedper", select="validation")
 
 
 def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
-    a, b = (write_run(tmp_path / side, method={"name": name}) for side, name in (("a", "fedavg"), ("b", "fedper")))
+    a, b = (
+        write_run(tmp_path / side, method={"name": name})
+        for side, name in (("a", "fedavg"), ("b", "fedper"))
+    )
     write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0], {1})
     write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0], {2})
     compared = between(a, b)
@@ -249,7 +327,13 @@ def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
 
 
 def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
-    run = read(write_split(write_run(tmp_path / "run"), [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0], {1, 2, 4, 5}))
+    run = read(
+        write_split(
+            write_run(tmp_path / "run"),
+            [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0],
+            {1, 2, 4, 5},
+        )
+    )
     row = run.evaluations.iloc[-1]
     means = [_domain(place, run, row, Selection()) for place in range(4)]
     assert means[0] == 10.0

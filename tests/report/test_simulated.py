@@ -20,7 +20,9 @@ from tests.report.test_report import write_run
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for name, each in (("fedavg", 1800.0), ("fedper", 3600.0)):
-        path = write_run(tmp_path / name, {2: 80.0, 4: 70.0 if name == "fedavg" else 90.0}, method={"name": name})
+        path = write_run(
+            tmp_path / name, {2: 80.0, 4: 70.0 if name == "fedavg" else 90.0}, method={"name": name}
+        )
         rounds = pd.read_csv(path / "rounds.csv")
         rounds.assign(sim_seconds=[each, 0.0, each, 2 * each], dropped=1, late=0).to_csv(
             path / "rounds.csv", index=False
@@ -33,7 +35,9 @@ def test_tables_tell_simulated_hours_and_those_to_a_target(root: Path) -> None:
     frame = accuracy_table(runs(root), chosen=keys).frame.set_index("method")
     assert frame.loc["FedAvg", keys].tolist() == pytest.approx([2.0, 0.5, math.nan, 1], nan_ok=True)
     assert frame.loc["FedPer", keys].tolist() == pytest.approx([4.0, 1.0, 4.0, 1])
-    best = accuracy_table(runs(root), select="best-checkpoint", chosen=keys).frame.set_index("method")
+    best = accuracy_table(runs(root), select="best-checkpoint", chosen=keys).frame.set_index(
+        "method"
+    )
     assert best.loc["FedAvg", "sim_hours"] == 0.5
     with pytest.raises(FedpflError, match=r"no such column: one of .*, got 'sim_hours@high'"):
         accuracy_table(runs(root), chosen=["sim_hours@high"])
@@ -44,11 +48,16 @@ def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixtu
     assert totals(group)["simulated"].tolist() == [0.5, 0.5, 1.0, 2.0]
     assert accuracy_figure(runs(root), root / "figure", along="simulated")
     (path,) = write([root], root / "report", warn=print)
-    (line,) = Page(path).traces("curves", "FedPer", "mean test accuracy over clients (%)", "simulated hours")
+    (line,) = Page(path).traces(
+        "curves", "FedPer", "mean test accuracy over clients (%)", "simulated hours"
+    )
     assert line["x"] == [1.0, 4.0]
     assert Page(path).row("cost", "FedPer")[-1] == "4"
     write_run(root / "without" / "fedavg")
     assert main(["figures", str(root / "without"), "--over", "simulated"]) == 2
-    assert capsys.readouterr().err == "fedpfl: no run here tells simulated hours; choose another --over\n"
+    assert (
+        capsys.readouterr().err
+        == "fedpfl: no run here tells simulated hours; choose another --over\n"
+    )
     (path,) = write([root / "without"], root / "without" / "report", warn=print)
     assert "simulated hours" not in path.read_text()

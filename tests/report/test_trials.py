@@ -15,7 +15,9 @@ SEARCH = {"search": "5ea2c4"}
 
 
 def fill(root: Path) -> None:
-    """Make two final runs of each of three methods on two partitions, and trials that agree with them but by seed."""
+    """Make two final runs of each of three methods on two partitions, and trials that agree with
+    them but by seed.
+    """
     methods = {"fedavg": 80.0, "fedprox": 84.0, "local_only": 70.0}
     for alpha in (0.1, 0.5):
         for name, accuracy in methods.items():
@@ -81,7 +83,10 @@ def test_every_command_leaves_trials_out_and_says_so(name, outputs, tmp_path, ca
         given = [name, str(root), *WITHOUT_TRIALS[name]]
         assert main([word for word in given if word]) == 0
         out, err = capsys.readouterr()
-        told[root.name] = _timeless(out.replace(str(root), "").replace(json.dumps(str(root))[1:-1], "")), err
+        told[root.name] = (
+            _timeless(out.replace(str(root), "").replace(json.dumps(str(root))[1:-1], "")),
+            err,
+        )
     assert told["whole"][0] == told["alone"][0]
     assert "left out 6 trials of searches; --trials shows them" in told["whole"][1]
     assert "trials" not in told["alone"][1]
@@ -100,7 +105,9 @@ def _timeless(text: str) -> str:
     """Without when files were written, which differs between copies."""
     if not text.startswith("["):
         return text
-    return json.dumps([{key: own for key, own in one.items() if key != "changed"} for one in json.loads(text)])
+    return json.dumps(
+        [{key: own for key, own in one.items() if key != "changed"} for one in json.loads(text)]
+    )
 
 
 def test_the_list_says_of_which_search_a_trial_is(outputs, capsys):

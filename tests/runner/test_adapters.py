@@ -11,7 +11,13 @@ from tests.command import TINY, call, composed, state, table
 from tests.conftest import assert_close
 from tests.runner.test_resume import interrupt
 
-LORA = ("model=mlp", "model.hidden=[32,16]", "adapter=lora", "adapter.layers=[linear]", "adapter.rank=4")
+LORA = (
+    "model=mlp",
+    "model.hidden=[32,16]",
+    "adapter=lora",
+    "adapter.layers=[linear]",
+    "adapter.rank=4",
+)
 FROZEN = 784 * 32 + 32 + 32 * 16 + 16
 TRAINED = 4 * (784 + 32) + 4 * (32 + 16) + 16 * 10 + 10
 
@@ -20,19 +26,27 @@ def plan(*words):
     return check(composed(*TINY, *words))
 
 
-def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(tmp_path, monkeypatch):
+def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     run = fedpfl.run(*TINY, *LORA, "method=ditto", "participation=1.0")
     saved = state(run.path)
     names = {*build(plan(*LORA)).net.params}
     assert {*saved["server"]} == names
-    assert all(name.rpartition(".")[2] in ("lora_A", "lora_B") or name.startswith("classifier") for name in names)
+    assert all(
+        name.rpartition(".")[2] in ("lora_A", "lora_B") or name.startswith("classifier")
+        for name in names
+    )
     assert all({*rows["client"]["v"]} == names for rows in saved["rows"])
     row = table(run.path / "rounds.csv")[0]
     assert int(row["values_down"]) == int(row["values_up"]) == 4 * TRAINED
     log = (run.path / "run.log").read_text()
     assert f"{TRAINED:,} parameters, " in log
-    assert f"of them the head (classifier); {FROZEN:,} frozen ones, 0 MiB to send once, are not counted" in log
+    assert (
+        f"of them the head (classifier); {FROZEN:,} frozen ones, 0 MiB to send once, are not counted"
+        in log
+    )
     models = fedpfl.load(run.path)
     for values in (models.personal(0), models.global_model()):
         network = models.network()
@@ -48,7 +62,14 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     """Those of a file, and those that are drawn, of which only digests are kept."""
     whole = build(plan(*LORA[:2])).net.params
     save_file(whole, tmp_path / "own.safetensors")
-    words = (*TINY, *LORA, "method=fedavg", "rounds=4", "model.weights=own.safetensors", "hydra.run.dir=run")
+    words = (
+        *TINY,
+        *LORA,
+        "method=fedavg",
+        "rounds=4",
+        "model.weights=own.safetensors",
+        "hydra.run.dir=run",
+    )
     interrupt(monkeypatch, tmp_path, *words)
     held = {name for name, _ in tree.items(state(tmp_path / "run")["server"])}
     assert held == {*build(plan(*LORA)).net.params}
@@ -59,7 +80,10 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
         "was begun with other data (samples, labels, groups, scaling, who holds which, or initial weights)"
         in (result.complaints[0])
     )
-    prints = [[build(plan("partition.seed=0", f"seed={s}", *w)).fingerprint for s in (1, 2)] for w in (LORA, LORA[:2])]
+    prints = [
+        [build(plan("partition.seed=0", f"seed={s}", *w)).fingerprint for s in (1, 2)]
+        for w in (LORA, LORA[:2])
+    ]
     assert [one == other for one, other in prints] == [False, True]
 
 
@@ -72,10 +96,15 @@ def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
     assert result.code == 0, result.err
     for seed in (1, 2):
         assert call(*words, f"seed={seed}", cwd=tmp_path / "alone").code == 0
-    paths = sorted(path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("state.pt"))
+    paths = sorted(
+        path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("state.pt")
+    )
     assert len(paths) == 2
     for path in paths:
-        one, other = (torch.load(tmp_path / place / path, weights_only=True) for place in ("alone", "together"))
+        one, other = (
+            torch.load(tmp_path / place / path, weights_only=True)
+            for place in ("alone", "together")
+        )
         assert_close(one["server"], other["server"], atol=0, rtol=0)
 
 
@@ -92,21 +121,38 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said():
     federation = build(own).federation
     for client, index in enumerate(federation.train):
         there = set(federation.y[index].tolist())
-        assert [not barred for barred in federation.barred[client].tolist()] == [y in there for y in range(10)]
+        assert [not barred for barred in federation.barred[client].tolist()] == [
+            y in there for y in range(10)
+        ]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("method=fedsa_lora",), "method=fedsa_lora is about low-rank pairs; choose adapter=lora"),
-        (("method=fedalt", *LORA), "method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2"),
-        (("adapter=lora",), "model=cnn4: adapter.layers: the network has no q; it has conv, linear"),
+        (
+            ("method=fedalt", *LORA),
+            "method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2",
+        ),
+        (
+            ("adapter=lora",),
+            "model=cnn4: adapter.layers: the network has no q; it has conv, linear",
+        ),
         (("adapter=lora", "adapter.rank=0"), "adapter.rank must be 1 or more, got 0"),
         (("adapter=lora", "adapter.rang=3"), "adapter.rang"),
-        (("adapter=loro",), "adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?"),
-        (("adapter=head", "method=fjord"), "a network of which parts are frozen has no sub-models; set adapter=none"),
+        (
+            ("adapter=loro",),
+            "adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?",
+        ),
+        (
+            ("adapter=head", "method=fjord"),
+            "a network of which parts are frozen has no sub-models; set adapter=none",
+        ),
         (("model=timm", "model.arch=nothing"), "timm"),
-        (("model=vit", "model.patch=9"), "images must be square, 9 (model.patch) a divisor of their sides"),
+        (
+            ("model=vit", "model.patch=9"),
+            "images must be square, 9 (model.patch) a divisor of their sides",
+        ),
     ],
 )
 def test_bad_words_are_one_line(words, told, tmp_path):

@@ -1,4 +1,6 @@
-"""A run in which nobody or almost nobody trains says so, and shows no accuracy of a model that nobody trained."""
+"""A run in which nobody or almost nobody trains says so, and shows no accuracy of a model that
+nobody trained.
+"""
 
 import dataclasses
 import json
@@ -40,9 +42,21 @@ ACCURACIES = [column(name, tuned=tuned) for name in STATISTICS for tuned in (Fal
 @pytest.mark.parametrize(
     ("words", "warning", "at_once"),
     [
-        (("system=simulated", "system.deadline=1e-6"), r"\d+ came late, raise system.deadline=1e-06", False),
-        (("system=simulated", "system.dropout=0.999999"), r"15 were out of reach or lost \(availability", False),
-        (("system=simulated", "system.availability=1e-9"), r"15 were out of reach or lost \(availability", False),
+        (
+            ("system=simulated", "system.deadline=1e-6"),
+            r"\d+ came late, raise system.deadline=1e-06",
+            False,
+        ),
+        (
+            ("system=simulated", "system.dropout=0.999999"),
+            r"15 were out of reach or lost \(availability",
+            False,
+        ),
+        (
+            ("system=simulated", "system.availability=1e-9"),
+            r"15 were out of reach or lost \(availability",
+            False,
+        ),
         (ALONE, "nobody can train: each of 10 clients has fewer than 2 training samples", True),
     ],
 )
@@ -51,8 +65,14 @@ def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_p
     lines = play(run, *WORDS, *words).splitlines()
     (place,) = [at for at, line in enumerate(lines) if line.startswith("nobody ")]  # once
     assert re.search(warning, lines[place])
-    assert at_once or "no client has made a step in 3 rounds, and there is no accuracy before one" in lines[place]
-    assert any(line.startswith("round 4/4") for line in lines[place:]), "it is told while the run goes on"
+    assert (
+        at_once
+        or "no client has made a step in 3 rounds, and there is no accuracy before one"
+        in lines[place]
+    )
+    assert any(line.startswith("round 4/4") for line in lines[place:]), (
+        "it is told while the run goes on"
+    )
     assert lines[-1].endswith("no client has made a step, so there is no accuracy")
 
     rows = table(run / "rounds.csv")
@@ -69,17 +89,34 @@ def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_p
 def test_phases_that_train_nothing_make_no_step(tmp_path):
     (tmp_path / "mine.py").write_text(STEPLESS)
     try:
-        result = call("plugins=[mine.py]", "method=mine", *WORDS[2:], "hydra.run.dir=run", "model=mlp", cwd=tmp_path)
+        result = call(
+            "plugins=[mine.py]",
+            "method=mine",
+            *WORDS[2:],
+            "hydra.run.dir=run",
+            "model=mlp",
+            cwd=tmp_path,
+        )
     finally:
         plugins.load([])
     assert result.code == 0, result.err
-    assert "15 took part without a step, for lack of samples or as nothing moves in the method's phases" in result.err
+    assert (
+        "15 took part without a step, for lack of samples or as nothing moves in the method's phases"
+        in result.err
+    )
     assert summary(tmp_path / "run")["trained"] == 0
     assert {row["accuracy"] for row in table(tmp_path / "run/rounds.csv")} == {""}
 
 
 def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_path):
-    words = (*WORDS, "participation=0.1", "rounds=8", "system=simulated", "system.dropout=0.8", "seed=5")
+    words = (
+        *WORDS,
+        "participation=0.1",
+        "rounds=8",
+        "system=simulated",
+        "system.dropout=0.8",
+        "seed=5",
+    )
     lines = play(tmp_path / "whole", *words)
     rows = table(tmp_path / "whole/rounds.csv")
     trained = [row["participants"] != "0" for row in rows]
@@ -102,7 +139,9 @@ def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_
 
 def outcome(cohort, trained):
     """A round's outcome as far as it is counted."""
-    return dataclasses.replace(no_outcome([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool))
+    return dataclasses.replace(
+        no_outcome([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool)
+    )
 
 
 @pytest.fixture
@@ -187,7 +226,10 @@ def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_pa
 def participants(folder, counts):
     """Add the column to a run that `write_run` wrote."""
     header, *rows = (folder / "rounds.csv").read_text().splitlines()
-    lines = [f"{header},participants", *(f"{row},{count}" for row, count in zip(rows, counts, strict=True))]
+    lines = [
+        f"{header},participants",
+        *(f"{row},{count}" for row, count in zip(rows, counts, strict=True)),
+    ]
     (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -196,8 +238,12 @@ def participants(folder, counts):
 def mixed(tmp_path):
     """A good run of one method, an old run that nobody took part in, and one in which few did."""
     write_run(tmp_path / "fedavg" / "k" / "seed0")
-    participants(write_run(tmp_path / "fedper" / "k" / "seed0", method={"name": "fedper"}), [0, 0, 0, 0])
-    few = participants(write_run(tmp_path / "ditto" / "k" / "seed0", method={"name": "ditto"}), [1, 0, 2, 1])
+    participants(
+        write_run(tmp_path / "fedper" / "k" / "seed0", method={"name": "fedper"}), [0, 0, 0, 0]
+    )
+    few = participants(
+        write_run(tmp_path / "ditto" / "k" / "seed0", method={"name": "ditto"}), [1, 0, 2, 1]
+    )
     amend(few, trained=40, clients=100)
     return tmp_path
 
@@ -220,11 +266,18 @@ def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, mon
     assert few in page.read_text()
 
     labels = []
-    monkeypatch.setitem(accuracy_figure.__globals__, "_save", lambda figure, path: labels.append(_legend(figure)) or [])
+    monkeypatch.setitem(
+        accuracy_figure.__globals__,
+        "_save",
+        lambda figure, path: labels.append(_legend(figure)) or [],
+    )
     accuracy_figure(runs(mixed), mixed / "figure")
     assert {"FedAvg", "FedPer\nno client has made a step"} <= labels[0]
     assert "Ditto\n4 of 40 planned participations took place" in labels[0]
-    with pytest.raises(fedpfl.FedpflError, match=r"nothing to draw. No accuracy, as no client has made a step: FedPer"):
+    with pytest.raises(
+        fedpfl.FedpflError,
+        match=r"nothing to draw. No accuracy, as no client has made a step: FedPer",
+    ):
         accuracy_figure(runs(mixed / "fedper"), mixed / "figure")
 
 
@@ -235,12 +288,18 @@ def _legend(figure):
 def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
     a, b = (groups(runs(mixed / name))[0] for name in ("fedavg", "fedper"))
     *tables, last = compare(a, b)
-    told = [note for note in last.notes if note.startswith("B: No accuracy, as no client has made a step")]
+    told = [
+        note
+        for note in last.notes
+        if note.startswith("B: No accuracy, as no client has made a step")
+    ]
     assert len(told) == 1
     final = next(table for table in tables if table.title.startswith("Before fine-tuning"))
     assert final.frame["b"].isna().all()
     assert final.frame["difference"].isna().all()
-    with pytest.raises(fedpfl.FedpflError, match="no client has made a step, so there is no round to choose"):
+    with pytest.raises(
+        fedpfl.FedpflError, match="no client has made a step, so there is no round to choose"
+    ):
         compare(b, a, select="validation")
 
 
@@ -260,7 +319,9 @@ def test_the_summary_says_it_to_the_sweep(tmp_path, monkeypatch, capsys):
     words = ("dataset=digits", *WORDS, "rounds=2", "system=simulated")
     made, frame = fedpfl.sweep(*words, **{"system.deadline": [1e-6, 1e6]})
     told = capsys.readouterr().err
-    assert "2 done  system.deadline=1e-06: no client has made a step, so there is no accuracy" in told
+    assert (
+        "2 done  system.deadline=1e-06: no client has made a step, so there is no accuracy" in told
+    )
     assert "2 done  system.deadline=1000000.0: all clients" in told
     assert json.loads((made[0].path / "summary.json").read_text())["trained"] == 0
     assert frame["accuracy"].isna().tolist() == [True, False]

@@ -1,4 +1,6 @@
-"""What sub-models of each width come to: counted by hand, and as the FedSPU paper's networks give it."""
+"""What sub-models of each width come to: counted by hand, and as the FedSPU paper's networks give
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,18 @@ from fedpfl.report.run import Run
 from fedpfl.runner.cost import devices
 from tests.report.test_report import write_run
 
-# Values that travel of FedSPU's three networks (AAAI 2025, section 4 and public code), at widths 0.2 to 1.
+# Values that travel of FedSPU's three networks (AAAI 2025, section 4 and public code), at widths
+# 0.2 to 1.
 ENTRIES = {
     "fedspu_emnist": (12_418, 25_062, 37_994, 51_214, 64_722),
     "fedspu_cifar10": (5_228, 20_542, 45_942, 81_428, 134_902),
     "fedspu_speech": (3_685, 8_135, 13_385, 19_435, 26_285),
 }
-DATA = {"fedspu_emnist": ((1, 28, 28), 62), "fedspu_cifar10": ((3, 32, 32), 10), "fedspu_speech": ((1, 32, 32), 35)}
+DATA = {
+    "fedspu_emnist": ((1, 28, 28), 62),
+    "fedspu_cifar10": ((3, 32, 32), 10),
+    "fedspu_speech": ((1, 32, 32), 35),
+}
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -35,7 +42,9 @@ def test_entries_of_the_papers_networks(name: str) -> None:
 
 
 def test_values_by_hand() -> None:
-    """EMNIST's network: images of 28 and, once pooled, 14 pixels a side; 20 channels, of which 0.2 are 4."""
+    """EMNIST's network: images of 28 and, once pooled, 14 pixels a side; 20 channels, of which 0.2
+    are 4.
+    """
     net = Net(MODELS["fedspu_emnist"](*DATA["fedspu_emnist"]))
     narrow, *_, whole = devices(METHODS["fedspu"](), net, (1, 28, 28))
     # Each stage makes its values twice, in convolution and normalisation; 62 classes.
@@ -44,7 +53,9 @@ def test_values_by_hand() -> None:
 
 
 def test_strides_and_paddings_by_hand() -> None:
-    speech = devices(METHODS["fjord"](), Net(MODELS["fedspu_speech"](*DATA["fedspu_speech"])), (1, 32, 32))
+    speech = devices(
+        METHODS["fjord"](), Net(MODELS["fedspu_speech"](*DATA["fedspu_speech"])), (1, 32, 32)
+    )
     assert speech[-1]["values"] == 2 * 50 * 18 * 18 + 2 * 50 * 6 * 6 + 35
 
 
@@ -84,7 +95,9 @@ DEVICES = [
 
 def modelled(path: Path) -> Run:
     """A run of FedSPU's in batches of 8 that tells what its widths come to."""
-    write_run(path, {4: 50.0}, method={"name": "fedspu"}, local={"epochs": 2, "batch_size": 8, "lr": 0.01})
+    write_run(
+        path, {4: 50.0}, method={"name": "fedspu"}, local={"epochs": 2, "batch_size": 8, "lr": 0.01}
+    )
     told = json.loads((path / "summary.json").read_text()) | {"devices": DEVICES}
     (path / "summary.json").write_text(json.dumps(told))
     return begun(path)

@@ -1,4 +1,6 @@
-"""A finished run gone on with for more rounds is a run of that length, bit for bit; and a start from a run's model."""
+"""A finished run gone on with for more rounds is a run of that length, bit for bit; and a start
+from a run's model.
+"""
 
 import shutil
 
@@ -11,7 +13,14 @@ from tests.report.test_listing import look
 
 COMMON = (
     *TINY,
-    *("method=ditto", "model=mlp", "model.hidden=[8]", "local.decay=0.9", "eval.every=2", "eval.finetune_epochs=1"),
+    *(
+        "method=ditto",
+        "model=mlp",
+        "model.hidden=[8]",
+        "local.decay=0.9",
+        "eval.every=2",
+        "eval.finetune_epochs=1",
+    ),
     *("eval.finetune_every=4", "validation=0.25", "unseen=0.25"),
 )
 
@@ -30,12 +39,17 @@ def runs(tmp_path_factory):
 def test_an_extended_run_is_one_of_that_length(runs, rounds):
     """Round 3 is evaluated for being the last one only, and round 2 fine-tuned for that."""
     own = f"from{rounds}"
-    before = sorted((path.name, path.stat().st_mtime_ns) for path in (runs / f"r{rounds}").iterdir())
+    before = sorted(
+        (path.name, path.stat().st_mtime_ns) for path in (runs / f"r{rounds}").iterdir()
+    )
     result = call(*COMMON, "rounds=5", f"extend=r{rounds}", f"hydra.run.dir={own}", cwd=runs)
     assert result.code == 0, result.err
     assert f"round {rounds + 1}/5" in result.err
     assert f"round {rounds}/5" not in result.err
-    assert sorted((path.name, path.stat().st_mtime_ns) for path in (runs / f"r{rounds}").iterdir()) == before
+    assert (
+        sorted((path.name, path.stat().st_mtime_ns) for path in (runs / f"r{rounds}").iterdir())
+        == before
+    )
     for name in ("rounds.csv", "clients.csv"):
         assert table(runs / own / name) == table(runs / "r5" / name)
     assert (runs / own / "config.yaml").read_bytes() == (runs / "r5" / "config.yaml").read_bytes()
@@ -47,7 +61,10 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
         assert {k: v for k, v in found[key].items() if k not in clocks} == {
             k: v for k, v in whole[key].items() if k not in clocks
         }
-    parts = [{key: state(runs / name)[key] for key in ("round", "server", "rows")} for name in (own, "r5")]
+    parts = [
+        {key: state(runs / name)[key] for key in ("round", "server", "rows")}
+        for name in (own, "r5")
+    ]
     assert parts[0].pop("round") == parts[1].pop("round") == 5
     assert_same(*({"server": part["server"], "rows": by_client(part["rows"])} for part in parts))
     again = call(*COMMON, "rounds=5", f"hydra.run.dir={own}", cwd=runs)  # finished, whoever asks
@@ -57,14 +74,21 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
 
 def by_client(blocks):
     return {
-        str(int(who)): {"client": row(block["client"], place), "buffers": row(block["buffers"], place)}
+        str(int(who)): {
+            "client": row(block["client"], place),
+            "buffers": row(block["buffers"], place),
+        }
         for block in blocks
         for place, who in enumerate(block["who"])
     }
 
 
 def row(tree, place):
-    return {key: row(value, place) for key, value in tree.items()} if isinstance(tree, dict) else tree[place]
+    return (
+        {key: row(value, place) for key, value in tree.items()}
+        if isinstance(tree, dict)
+        else tree[place]
+    )
 
 
 def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
@@ -82,11 +106,17 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
     ("options", "message"),
     [
         (("extend=absent",), "absent holds no finished run; give the directory of one"),
-        (("extend=r3", "local.lr=0.1"), "extend: r3 holds no run of these settings, seed 42 and fewer rounds than 6"),
+        (
+            ("extend=r3", "local.lr=0.1"),
+            "extend: r3 holds no run of these settings, seed 42 and fewer rounds than 6",
+        ),
         (("extend=r3", "seed=1"), "extend: r3 holds no run of these settings, seed 1 and fewer"),
         (("extend=r3", "rounds=3"), "fewer rounds than 3; set rounds to more"),
         (("extend=r3", "local.decay=cosine"), "extend is not for local.decay=cosine"),
-        (("extend=r3", "method=fedphp"), "extend is not for method=fedphp, which goes by the number of rounds"),
+        (
+            ("extend=r3", "method=fedphp"),
+            "extend is not for method=fedphp, which goes by the number of rounds",
+        ),
     ],
 )
 def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs, options, message):
@@ -98,7 +128,10 @@ def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs, options, m
 
 
 def test_a_run_that_is_not_finished_or_of_other_data_is_not_extended(runs, tmp_path):
-    for change, message in (({"status": "running"}, "holds no finished run"), ({"data": "other"}, "on other data")):
+    for change, message in (
+        ({"status": "running"}, "holds no finished run"),
+        ({"data": "other"}, "on other data"),
+    ):
         shutil.copytree(runs / "r3", tmp_path / "changed")
         rewrite_summary(tmp_path / "changed", **change)
         result = call(*COMMON, "rounds=6", "extend=changed", "hydra.run.dir=refused", cwd=tmp_path)
@@ -117,7 +150,9 @@ def test_a_network_starts_from_the_model_of_a_run(runs):
         result = call(*COMMON, *same, f"model.weights={other}", "hydra.run.dir=cold", cwd=runs)
         assert result.code == 2
         assert message in result.err
-    result = call(*COMMON, *same, "model.weights=r3", "model.hidden=[9]", "hydra.run.dir=cold", cwd=runs)
+    result = call(
+        *COMMON, *same, "model.weights=r3", "model.hidden=[9]", "hydra.run.dir=cold", cwd=runs
+    )
     assert result.code == 2
     assert "of model.weights is [8, 784], the network's is [9, 784]" in result.err
     assert isinstance(state(runs / "warm")["server"]["classifier.weight"], torch.Tensor)

@@ -1,4 +1,6 @@
-"""Kills at any moment, and file systems that refuse at any moment: the same command again ends bit for bit the same."""
+"""Kills at any moment, and file systems that refuse at any moment: the same command again ends bit
+for bit the same.
+"""
 
 import errno
 import io
@@ -21,7 +23,10 @@ from tests.conftest import sampled
 from tests.record.test_damage import assert_ends_as, refusal
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto", "model=mlp", "model.hidden=[8]")
-KILLS = (8, 60)  # by SIGKILL, half of them at a random call to the file system, half at a random moment
+KILLS = (
+    8,
+    60,
+)  # by SIGKILL, half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 1, 100, 300, 700, 2000, 10_000, 40_000)  # bytes above which no file may grow
 
@@ -122,7 +127,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kills", sampled(KILLS, 2))
-def test_killed_again_and_again_a_run_ends_as_if_it_never_was(kills: int, whole: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again_a_run_ends_as_if_it_never_was(
+    kills: int, whole: Path, tmp_path: Path
+) -> None:
     result = wait(start(str(tmp_path), str(kills), *RUN, cwd=tmp_path, script=DRIVER))
     assert result.code == 0, result
     assert int(result.out.split()[0]) == kills
@@ -136,7 +143,8 @@ def test_killed_again_and_again_a_run_ends_as_if_it_never_was(kills: int, whole:
 
 @contextmanager
 def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]:
-    """The file system refuses the call number `at` that has to do with the folder, and all later ones of that name.
+    """The file system refuses the call number `at` that has to do with the folder, and all later
+    ones of that name.
 
     Yields the names of the calls that were made.
     """
@@ -156,7 +164,9 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
                 if len(calls) == at:
                     refused = name
                 if name == refused:
-                    raise OSError(code, os.strerror(code), None if isinstance(args[0], int) else str(args[0]))
+                    raise OSError(
+                        code, os.strerror(code), None if isinstance(args[0], int) else str(args[0])
+                    )
             return real(*args, **named)
 
         return call
@@ -171,7 +181,8 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
 
 @pytest.mark.parametrize("faults", sampled(FAULTS, 2))
 @pytest.mark.parametrize(
-    "code", sampled([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG], 2)
+    "code",
+    sampled([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG], 2),
 )
 def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
     code: int, faults: int, whole: Path, tmp_path: Path
@@ -180,15 +191,22 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
         play(tmp_path / "run", *RUN)
     chance, told = random.Random(code), 0
     for number in range(faults):
-        run, at = tmp_path / str(number), chance.randrange(15 if number < 3 * faults / 8 else len(calls))
+        run, at = (
+            tmp_path / str(number),
+            chance.randrange(15 if number < 3 * faults / 8 else len(calls)),
+        )
         with refusing(run, at + 1, code) as made:
             line = refusal(run, *RUN)
-        assert not line or (line.startswith(("cannot write ", "cannot read ")) and os.strerror(code) in line), line
+        assert not line or (
+            line.startswith(("cannot write ", "cannot read ")) and os.strerror(code) in line
+        ), line
         told += bool(line)
         assert made[: at + 1] == calls[: at + 1]
         if calls[at] != "unlink" and run.exists():
             assert not list(run.glob(".*.tmp"))
-            assert (run / "summary.json").exists() or not list(run.iterdir())  # the run has begun, or left nothing
+            assert (run / "summary.json").exists() or not list(
+                run.iterdir()
+            )  # the run has begun, or left nothing
         play(run, *RUN)
         assert_ends_as(run, whole)
         shutil.rmtree(run)

@@ -34,7 +34,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import notebook
 
 SMALL = (*TINY, "model=lenet5")
-COMPOSITE = {"apfl": ("w", "v", "alpha"), "fedrod": ("w", "q"), "heterofl": ("model", "labels"), "fedrolex": ("model",)}
+COMPOSITE = {
+    "apfl": ("w", "v", "alpha"),
+    "fedrod": ("w", "q"),
+    "heterofl": ("model", "labels"),
+    "fedrolex": ("model",),
+}
 """Methods whose personal model is more than the network's entries, and of what it consists."""
 SERVERS = {  # how the server's state holds the network
     "fedobp": lambda server: server,
@@ -59,7 +64,9 @@ def copy(folder, tmp_path):
 
 
 def accuracies(run: fedpfl.Trained) -> list[float]:
-    """Of each client, by its own predictions on its own test samples; their loss is the last round's."""
+    """Of each client, by its own predictions on its own test samples; their loss is the last
+    round's.
+    """
     found, loss, total = [], 0.0, 0
     for client in range(len(run)):
         x, y = run.samples(client)
@@ -71,13 +78,19 @@ def accuracies(run: fedpfl.Trained) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "method", [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
+    "method",
+    [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS],
 )
 def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
     adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
     adapted += ["validation=0.25"] if METHODS[method].validates else []
     if pairs := METHODS[method].pairs:
-        adapted += ["adapter=lora", "adapter.layers=[linear]", "adapter.rank=2", f"adapter.pairs={pairs}"]
+        adapted += [
+            "adapter=lora",
+            "adapter.layers=[linear]",
+            "adapter.rank=2",
+            f"adapter.pairs={pairs}",
+        ]
     play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
@@ -92,18 +105,25 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
         torch.testing.assert_close(plain, run.predict(1, x))
     if method in SERVERS:
         server = SERVERS[method](state(tmp_path)["server"])
-        assert_same(run.global_model(), {name: server[name] for name in network.state_dict() if name in server})
+        assert_same(
+            run.global_model(),
+            {name: server[name] for name in network.state_dict() if name in server},
+        )
 
 
 def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
-    """Ditto predicts with the private model's statistics, which stay with the client; the server has the other's."""
+    """Ditto predicts with the private model's statistics, which stay with the client; the server
+    has the other's.
+    """
     play(tmp_path, *TINY, "method=ditto", "model=resnet8")
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
     who = int(state(tmp_path)["rows"][0]["who"][0])
     saved, own, shared = state(tmp_path), run.personal(who), run.global_model()
     for name in ("norm.running_mean", "norm.num_batches_tracked"):
-        torch.testing.assert_close(own[name], saved["rows"][0]["buffers"]["v"][name][0], rtol=0, atol=0)
+        torch.testing.assert_close(
+            own[name], saved["rows"][0]["buffers"]["v"][name][0], rtol=0, atol=0
+        )
         torch.testing.assert_close(shared[name], saved["server_buffers"]["w"][name], rtol=0, atol=0)
     run.network().load_state_dict(own)
     run.network().load_state_dict(shared)
@@ -134,15 +154,21 @@ def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
 
 
 def test_a_newcomer_predicts_with_a_newcomers_state(tmp_path):
-    """Not with that of a client that trained, which has a head of its own; its accuracy is that of the table."""
+    """Not with that of a client that trained, which has a head of its own; its accuracy is that of
+    the table.
+    """
     play(tmp_path, *SMALL, "method=fedper", "unseen=0.5", "local.lr=0.1", "rounds=3")
     run = fedpfl.load(tmp_path)
     clients = run.clients
     assert clients["unseen"].sum() == 2
     for client, told in zip(clients["client"].astype(int), clients["accuracy"], strict=True):
         x, y = run.samples(client)
-        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(told)
-    first, second = (run.personal(client) for client in clients["client"][clients["unseen"] == 1].astype(int))
+        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(
+            told
+        )
+    first, second = (
+        run.personal(client) for client in clients["client"][clients["unseen"] == 1].astype(int)
+    )
     assert_same(first, second)
 
 
@@ -150,7 +176,9 @@ def test_a_mask_that_is_kept(tmp_path):
     play(tmp_path, *SMALL, "method=fedselect")
     run, (block, *_) = fedpfl.load(tmp_path), state(tmp_path)["rows"]
     for row, client in enumerate(block["who"]):
-        assert_same(run.mask(client), {name: own[row] for name, own in block["client"]["mask"].items()})
+        assert_same(
+            run.mask(client), {name: own[row] for name, own in block["client"]["mask"].items()}
+        )
 
 
 def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
@@ -203,17 +231,36 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
     torch.set_num_threads(2)
     try:
         with initialize_config_dir(str(own), version_base="1.2", job_name="mine"):
-            before = [dict(Singleton._instances), GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
-            logs = [(log.handlers[:], log.level, log.propagate) for log in map(logging.getLogger, (None, "fedpfl"))]
+            before = [
+                dict(Singleton._instances),
+                GlobalHydra.instance().hydra,
+                VersionBase.instance().getbase(),
+            ]
+            logs = [
+                (log.handlers[:], log.level, log.propagate)
+                for log in map(logging.getLogger, (None, "fedpfl"))
+            ]
             answers = [signal.getsignal(number) for number in interrupts.STATUS]
-            others = torch.get_num_threads(), torch.get_rng_state().tolist(), list(warnings.filters), dict(os.environ)
+            others = (
+                torch.get_num_threads(),
+                torch.get_rng_state().tolist(),
+                list(warnings.filters),
+                dict(os.environ),
+            )
             fedpfl.run(*SMALL, "method=local_only", progress=False)
             assert answers == [signal.getsignal(number) for number in interrupts.STATUS]
             assert before[0].items() <= Singleton._instances.items()
             assert before[1:] == [GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
-            after = [(log.handlers[:], log.level, log.propagate) for log in map(logging.getLogger, (None, "fedpfl"))]
+            after = [
+                (log.handlers[:], log.level, log.propagate)
+                for log in map(logging.getLogger, (None, "fedpfl"))
+            ]
             assert logs == after
-            assert others[1:] == (torch.get_rng_state().tolist(), list(warnings.filters), dict(os.environ))
+            assert others[1:] == (
+                torch.get_rng_state().tolist(),
+                list(warnings.filters),
+                dict(os.environ),
+            )
             assert others[0] == torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -227,14 +274,26 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
         ((), {"rounds": 0}, "rounds must be 1 or more"),
         ((), {"rounds": "5"}, "rounds must be a whole number, got '5'"),
         ((), {"local": {"lr": float("nan")}}, "local.lr must be a finite number"),
-        (("method=fedavg,fedper",), {}, "method=fedavg,fedper is a sweep, .* give method one value"),
+        (
+            ("method=fedavg,fedper",),
+            {},
+            "method=fedavg,fedper is a sweep, .* give method one value",
+        ),
         (("experiment=demo",), {}, "method=.* is a sweep, .* give method one value"),
         (("-m",), {}, "-m is no option; here are no options, only words such as 'rounds=5'"),
-        (("-participation=1.0",), {}, "-participation=1.0 is no option; .*; keys have no dash: participation=1.0"),
+        (
+            ("-participation=1.0",),
+            {},
+            "-participation=1.0 is no option; .*; keys have no dash: participation=1.0",
+        ),
         (("–m",), {}, "–m begins with a dash that is not the keyboard's; write -m"),
         (("",), {}, "the command has an empty word"),
         ((), {"dataset": "a\nb"}, r"dataset must be one of .*, got 'a\\nb'"),
-        ((), {"metrics": "f1"}, r"each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1\]\?"),
+        (
+            (),
+            {"metrics": "f1"},
+            r"each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1\]\?",
+        ),
         (("rounds",), {}, "cannot be read as key=value"),
         (({"rounds": 1}, "seed=1"), {}, "stands alone"),
         (({"rounds": 1},), {"seed": 1}, "stands alone"),
@@ -254,7 +313,10 @@ def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path,
 def test_a_key_that_is_given_twice_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = "given twice, and the last one counts: rounds=2, then rounds=0"
-    with pytest.warns(UserWarning, match=told), pytest.raises(fedpfl.FedpflError, match="rounds must be 1 or more"):
+    with (
+        pytest.warns(UserWarning, match=told),
+        pytest.raises(fedpfl.FedpflError, match="rounds must be 1 or more"),
+    ):
         fedpfl.run("seed=1", "rounds=2", seed=1, rounds=0)
 
 
@@ -284,19 +346,28 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
         fedpfl.sweep(*MANY, **swept, callbacks=[Stops()])
     heard = Stops()
     heard.begun = 2
-    runs, found = fedpfl.sweep(*MANY, "seed=1,2", model=swept["model"], callbacks=[heard], progress=False)
-    assert heard.rounds == 2 * 2  # of four runs, one is the command line's, and one was there before the interrupt
+    runs, found = fedpfl.sweep(
+        *MANY, "seed=1,2", model=swept["model"], callbacks=[heard], progress=False
+    )
+    assert (
+        heard.rounds == 2 * 2
+    )  # of four runs, one is the command line's, and one was there before the interrupt
     assert found[["model.hidden", "seed", "status"]].to_numpy().tolist() == [
         [hidden, seed, "finished"] for seed in (1, 2) for hidden in ("[8]", "[4]")
     ]
     for (_, row), run in zip(found.iterrows(), runs, strict=True):
-        assert (str(run.config["model"]["hidden"]), run.config["seed"]) == (row["model.hidden"], row["seed"])
+        assert (str(run.config["model"]["hidden"]), run.config["seed"]) == (
+            row["model.hidden"],
+            row["seed"],
+        )
         assert row["accuracy"] == run.clients["accuracy"].mean()
         assert row[run.rounds.columns].dropna().tolist() == run.rounds.iloc[-1].dropna().tolist()
     assert {run.path.resolve() for run in runs} == {*tmp_path.glob("outputs/*/*/*/seed*")}
 
 
-def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(tmp_path, monkeypatch):
+def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(
+    tmp_path, monkeypatch
+):
     judge = loop.judge
 
     def diverging(run, backend, state, *rest):
@@ -311,8 +382,12 @@ def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(t
     assert found["status"].tolist() == ["finished", "finished", "diverged", "diverged"]
     assert found["accuracy"].notna().tolist() == [True, True, False, False]
     monkeypatch.setattr("fedpfl.methods.fedobp.importance", None)
-    with pytest.raises(fedpfl.FedpflError, match=r"^1 of 2 runs failed, .*: method=fedobp: method=fedobp: "):
-        fedpfl.sweep(*MANY[:-1], method=["fedobp", "fedavg"], seed=3, directory=tmp_path, progress=False)
+    with pytest.raises(
+        fedpfl.FedpflError, match=r"^1 of 2 runs failed, .*: method=fedobp: method=fedobp: "
+    ):
+        fedpfl.sweep(
+            *MANY[:-1], method=["fedobp", "fedavg"], seed=3, directory=tmp_path, progress=False
+        )
     assert {path.parents[1].name: fedpfl.load(path).status for path in tmp_path.rglob("seed3")} == {
         "fedavg": "finished",
         "fedobp": "failed",
@@ -325,12 +400,20 @@ def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(t
         ({"seed": [1, 1]}, "seed=1 is a run already"),
         ({"engine.workers": [1, 2]}, "engine.workers=2 is a run already"),
         ({"method": ["fedavg", "fedper"], "rounds": [1, 0]}, "rounds must be 1 or more"),
-        ({"method": ["fedavg", "heterofl"], "method.assign": "random"}, "method.assign is not a key here"),
+        (
+            {"method": ["fedavg", "heterofl"], "method.assign": "random"},
+            "method.assign is not a key here",
+        ),
         ({"local.lr": []}, "empty choice"),
-        ({"hydra/launcher": "lockstep"}, "hydra/launcher='?lockstep'? is for sweeps of the command line"),
+        (
+            {"hydra/launcher": "lockstep"},
+            "hydra/launcher='?lockstep'? is for sweeps of the command line",
+        ),
     ],
 )
-def test_what_is_wrong_with_any_run_of_a_sweep_is_told_before_the_first(keys, line, tmp_path, monkeypatch):
+def test_what_is_wrong_with_any_run_of_a_sweep_is_told_before_the_first(
+    keys, line, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(fedpfl.FedpflError, match=line):
         fedpfl.sweep(*TINY, **keys)
@@ -352,23 +435,43 @@ def test_one_value_of_what_an_experiment_sweeps_over():
     """Its other jobs' values that are no sweep hold; others must be chosen."""
     cfg = overrides.composed_once(["experiment=demo", "method=fedper"])
     assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
-    cfg = overrides.composed_once(["experiment=fedobp/figure3", "dataset=fmnist", "method=fedper", "seed=1"])
+    cfg = overrides.composed_once(
+        ["experiment=fedobp/figure3", "dataset=fmnist", "method=fedper", "seed=1"]
+    )
     assert (cfg.dataset.name, cfg.partition.alpha) == ("fmnist", 0.5)
     with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
         overrides.composed_once(["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"])
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, 3, -2.5e-7, "plain", "a, b=[c]", "it's \\' ${seed}", "null", "", [1, [2.5, "x y"]], [], 1e300]
+    "value",
+    [
+        None,
+        True,
+        3,
+        -2.5e-7,
+        "plain",
+        "a, b=[c]",
+        "it's \\' ${seed}",
+        "null",
+        "",
+        [1, [2.5, "x y"]],
+        [],
+        1e300,
+    ],
 )
 def test_values_arrive_as_they_are(value):
     (word,) = overrides.words("+own", value)
-    assert overrides.composed([word]).own == (f"it's \\' {42}" if value == "it's \\' ${seed}" else value)
+    assert overrides.composed([word]).own == (
+        f"it's \\' {42}" if value == "it's \\' ${seed}" else value
+    )
 
 
 def test_a_methods_own_failure_is_one_line_and_says_where(tmp_path, monkeypatch):
     monkeypatch.setattr("fedpfl.methods.fedobp.importance", None)
-    with pytest.raises(fedpfl.FedpflError, match=r"method=fedobp: .* raised AttributeError: .*traceback is in") as told:
+    with pytest.raises(
+        fedpfl.FedpflError, match=r"method=fedobp: .* raised AttributeError: .*traceback is in"
+    ) as told:
         fedpfl.run(*SMALL, "method=fedobp", directory=tmp_path / "run", progress=False)
     assert isinstance(told.value.__cause__, AttributeError)
     assert fedpfl.load(tmp_path / "run").status == "failed"
@@ -449,9 +552,15 @@ def test_predictions_have_the_same_numbers_and_places_each_time(folder, monkeypa
         (lambda run: run.personal(4), "client must be a whole number from 0 to 3, got 4"),
         (lambda run: run.personal(-1), "from 0 to 3, got -1"),
         (lambda run: run.mask("0"), "got '0'"),
-        (lambda run: run.predict(0, np.zeros((2, 1, 28, 28))), r"uint8 \[samples, 1, 28, 28\] .* digits, got float64"),
+        (
+            lambda run: run.predict(0, np.zeros((2, 1, 28, 28))),
+            r"uint8 \[samples, 1, 28, 28\] .* digits, got float64",
+        ),
         (lambda run: run.predict(0, np.zeros((1, 28, 28), np.uint8)), r"got uint8 \[1, 28, 28\]"),
-        (lambda run: run.samples(0, "validation"), "split must be one of train, test, got 'validation'"),
+        (
+            lambda run: run.samples(0, "validation"),
+            "split must be one of train, test, got 'validation'",
+        ),
         (lambda run: fedpfl.load(run.path.parent), "no summary.json"),
         (lambda run: fedpfl.load(run.path, "cuda:77").mask(0), "no such CUDA device"),
     ],
@@ -476,7 +585,9 @@ def test_what_a_method_does_not_have_is_refused(tmp_path):
 def test_what_looks_like_an_interpolation_is_text(folder, tmp_path):
     """In a configuration that somebody else wrote."""
     text = r"${oc.env:NO_SUCH_VARIABLE} \\${seed}"
-    run = fedpfl.run({**fedpfl.load(folder).config, "data_dir": text}, directory=tmp_path / "run", progress=False)
+    run = fedpfl.run(
+        {**fedpfl.load(folder).config, "data_dir": text}, directory=tmp_path / "run", progress=False
+    )
     assert run.config["data_dir"] == text
     assert_same(run.personal(0), fedpfl.load(folder).personal(0))
 
@@ -501,7 +612,9 @@ def test_tables_and_models_cannot_be_spoilt_by_who_looks_at_them(folder):
 def test_exported_models_are_the_personal_ones(folder, tmp_path, capsys):
     out = tmp_path / "new" / "models"
     assert export.main([str(folder), str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == [f"client{client}.pt" for client in range(4)]
+    assert sorted(path.name for path in out.iterdir()) == [
+        f"client{client}.pt" for client in range(4)
+    ]
     run = fedpfl.load(folder)
     for client in range(4):
         assert_same(torch.load(out / f"client{client}.pt", weights_only=True), run.personal(client))

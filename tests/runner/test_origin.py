@@ -20,14 +20,23 @@ from fedpfl.report.tables import accuracy_table
 from tests.command import call, composed, format_override
 from tests.conftest import ROOT
 
-WORDS = ("dataset=digits", "clients=6", "participation=0.5", "rounds=1", "model=mlp", "model.hidden=[8]")
+WORDS = (
+    "dataset=digits",
+    "clients=6",
+    "participation=0.5",
+    "rounds=1",
+    "model=mlp",
+    "model.hidden=[8]",
+)
 TRAIN = (*WORDS, "local.epochs=1", "eval.every=1", "method=fedavg")
 TRAINED = r"was trained on [\d,]+ of the [\d,]+ samples that are tested or held out here"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A run; one of another seed that began with it all the same; and what can be made of the first."""
+    """A run; one of another seed that began with it all the same; and what can be made of the
+    first.
+    """
     folder = tmp_path_factory.mktemp("origin")
     assert call(*TRAIN, "hydra.run.dir=first", cwd=folder).code == 0
     words = ("seed=7", format_override("model.weights", folder / "first"), "model.overlap=true")
@@ -48,11 +57,20 @@ def place(tmp_path_factory):
 def began(place, weights, *words):
     """The run that these words make, built and not played."""
     method = () if any(word.startswith("method=") for word in words) else ("method=fedavg",)
-    return build(check(composed(*WORDS, *method, format_override("model.weights", place / weights), *words)))
+    return build(
+        check(composed(*WORDS, *method, format_override("model.weights", place / weights), *words))
+    )
 
 
 FIRST = ("first", "models/client3.pt", "saved.pt", "pretrained.safetensors")
-OTHER = ("seed=7", "partition.seed=7", "partition=iid", "validation=0.2", "unseen=0.34", "partition.test_fraction=0.5")
+OTHER = (
+    "seed=7",
+    "partition.seed=7",
+    "partition=iid",
+    "validation=0.2",
+    "unseen=0.34",
+    "partition.test_fraction=0.5",
+)
 
 
 @pytest.mark.parametrize("weights", FIRST)
@@ -69,7 +87,9 @@ def test_weights_that_have_seen_what_is_tested_are_refused(place, weights):
 
 
 def test_samples_are_known_by_their_content(place):
-    """Part of the classes, and the same samples as another file in another order, are the same samples."""
+    """Part of the classes, and the same samples as another file in another order, are the same
+    samples.
+    """
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "first", "dataset.only=[3,1,4]", "seed=8")
     digits = began(place, "first").federation
@@ -77,7 +97,9 @@ def test_samples_are_known_by_their_content(place):
     np.savez(place / "mine.npz", x=digits.x.numpy()[order], y=digits.y.numpy()[order])
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "first", "dataset=npz", format_override("dataset.path", place / "mine.npz"))
-    apart = began(place, "first", "dataset=npz", format_override("dataset.path", _inverted(place, digits)))
+    apart = began(
+        place, "first", "dataset=npz", format_override("dataset.path", _inverted(place, digits))
+    )
     assert apart.origin.caveat == ""
 
 
@@ -90,13 +112,19 @@ def test_a_sample_that_the_data_hold_twice_is_no_reason(place):
     digits = began(place, "first").federation
     twice = [torch.cat([part, part]).numpy() for part in (digits.x, digits.y)]
     np.savez(place / "twice.npz", x=twice[0], y=twice[1])
-    words = ("dataset=npz", format_override("dataset.path", place / "twice.npz"), "hydra.run.dir=twice")
+    words = (
+        "dataset=npz",
+        format_override("dataset.path", place / "twice.npz"),
+        "hydra.run.dir=twice",
+    )
     assert call(*TRAIN, *words, cwd=place).code == 0
     assert "none of which" in began(place, "twice", *words[:2]).origin.line
 
 
 def test_weights_are_traced_through_a_chain(place):
-    """What began with weights knows their samples, too: its own seed tests what the first was trained on."""
+    """What began with weights knows their samples, too: its own seed tests what the first was
+    trained on.
+    """
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "chained", "seed=7")
     torch.save(fedpfl.load(place / "chained").personal(2), place / "link.pt")
@@ -104,7 +132,10 @@ def test_weights_are_traced_through_a_chain(place):
         began(place, "link.pt", "seed=7")
     words = (format_override("model.weights", place / "bare.pt"), "hydra.run.dir=onwards")
     assert call(*TRAIN, *words, cwd=place).code == 0
-    assert f"what {place}/bare.pt was trained on is not recorded" in began(place, "onwards").origin.caveat
+    assert (
+        f"what {place}/bare.pt was trained on is not recorded"
+        in began(place, "onwards").origin.caveat
+    )
 
 
 @pytest.mark.parametrize("weights", ["bare.pt", "bare.safetensors"])
@@ -151,9 +182,17 @@ def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     import pretrain
 
-    words = ("dataset=digits", "dataset.only=null", "model.layers=1", "model.width=16", "model.heads=2")
+    words = (
+        "dataset=digits",
+        "dataset.only=null",
+        "model.layers=1",
+        "model.width=16",
+        "model.heads=2",
+    )
     vit = ("model=vit", "model.patch=7", *words[2:])
-    pretrain.main(["--epochs=1", f"--out={place}/vit.safetensors", *words, *vit, "engine.precision=fp32"])
+    pretrain.main(
+        ["--epochs=1", f"--out={place}/vit.safetensors", *words, *vit, "engine.precision=fp32"]
+    )
     given = (
         "dataset=digits",
         "clients=6",
@@ -178,9 +217,15 @@ def test_a_private_run_does_not_begin_with_what_knows_its_clients(place, weights
 
 
 def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
-    with pytest.raises(FedpflError, match=r"nobody knows whether .*bare.pt was trained on samples of these clients"):
+    with pytest.raises(
+        FedpflError, match=r"nobody knows whether .*bare.pt was trained on samples of these clients"
+    ):
         began(place, "bare.pt", *PRIVATE)
-    words = (format_override("model.weights", place / "bare.pt"), "privacy.public_weights=true", *PRIVATE)
+    words = (
+        format_override("model.weights", place / "bare.pt"),
+        "privacy.public_weights=true",
+        *PRIVATE,
+    )
     result = call(*TRAIN, *words, "hydra.run.dir=public", cwd=place)
     assert result.code == 0, result.err
     promise = json.loads((place / "public/summary.json").read_text())["privacy"]
@@ -188,13 +233,22 @@ def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
     # A private run is no base for another on the same clients: their accounts would add up.
     with pytest.raises(FedpflError, match=r"samples of these clients"):
         began(place, "public", *PRIVATE, "privacy.public_weights=true")
-    # Nor does what a private run gives away tell whose samples it has seen; its directory, which stays, does.
-    for model in (fedpfl.load(place / "public").global_model(), fedpfl.load(place / "public").personal(0)):
+    # Nor does what a private run gives away tell whose samples it has seen; its directory, which
+    # stays, does.
+    for model in (
+        fedpfl.load(place / "public").global_model(),
+        fedpfl.load(place / "public").personal(0),
+    ):
         torch.save(model, place / "given.pt")
         assert not len(read_weights(place / "given.pt").provenance.samples)
-        with pytest.raises(FedpflError, match="nobody knows whether a model of a private run was trained on"):
+        with pytest.raises(
+            FedpflError, match="nobody knows whether a model of a private run was trained on"
+        ):
             began(place, "given.pt", *PRIVATE)
-    other = ("dataset=npz", format_override("dataset.path", _inverted(place, began(place, "first").federation)))
+    other = (
+        "dataset=npz",
+        format_override("dataset.path", _inverted(place, began(place, "first").federation)),
+    )
     assert began(place, "first", *PRIVATE, *other).account
 
 

@@ -1,4 +1,6 @@
-"""A run with a network of a user's own: repeated and resumed bit for bit, and its models predict as judged."""
+"""A run with a network of a user's own: repeated and resumed bit for bit, and its models predict as
+judged.
+"""
 
 import itertools
 
@@ -17,7 +19,15 @@ WORDS = (
     "participation=1.0",
     "method=fedavg",
 )
-STATEFUL = ("dropped", "dropout_always", "noisy_by_numpy", "counter_assigned", "tied", "frozen_average", "checkpointed")
+STATEFUL = (
+    "dropped",
+    "dropout_always",
+    "noisy_by_numpy",
+    "counter_assigned",
+    "tied",
+    "frozen_average",
+    "checkpointed",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +47,9 @@ def play(path, *words):
 def test_a_run_repeats_and_goes_on_bit_for_bit(model, tmp_path):
     _, notes = play(tmp_path / "whole", f"model={model}", "engine.workers=3")
     assert not [note for note in notes if "draws" in note]  # nobody blames the method
-    for _ in itertools.islice(fedpfl.rounds(*WORDS, f"model={model}", directory=tmp_path / "left"), 1):
+    for _ in itertools.islice(
+        fedpfl.rounds(*WORDS, f"model={model}", directory=tmp_path / "left"), 1
+    ):
         pass  # left after the first round
     play(tmp_path / "left", f"model={model}", "engine.workers=1")
     assert table(tmp_path / "left/rounds.csv") == table(tmp_path / "whole/rounds.csv")
@@ -50,17 +62,24 @@ def test_predictions_have_the_accuracies_of_the_table(model, tmp_path):
     run = fedpfl.load(tmp_path / "run", plugins=[f"{ROOT}/tests/networks.py"])
     for client, judged in enumerate(run.clients["accuracy"]):
         x, y = run.samples(client)
-        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(judged)
+        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(
+            judged
+        )
     run.network().load_state_dict(run.personal(0))
 
 
 def test_the_header_names_the_head(tmp_path, capfd):
     fedpfl.run(*WORDS, "model=head_first", "rounds=1", directory=tmp_path / "run")
-    assert "model       head_first: 9,550 parameters, 130 of them the head (out)" in capfd.readouterr().err
+    assert (
+        "model       head_first: 9,550 parameters, 130 of them the head (out)"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_head_that_is_not_clear_is_named(tmp_path):
-    with pytest.raises(FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"):
+    with pytest.raises(
+        FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"
+    ):
         play(tmp_path / "run", "model=two_heads", "method=fedper")
     assert not (tmp_path / "run").exists()
     play(tmp_path / "named", "model=two_heads", "method=fedper", "model.head=out")

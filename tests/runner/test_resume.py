@@ -1,4 +1,6 @@
-"""Killed at any moment, then the same command: the run ends bit for bit as one that was never killed."""
+"""Killed at any moment, then the same command: the run ends bit for bit as one that was never
+killed.
+"""
 
 import json
 import shutil
@@ -21,12 +23,22 @@ SETTINGS = {
     "fedobp": ("method=fedobp", "quantile.q=0.9", "method.ema=0.3"),
     "ditto": (
         *("method=ditto", "method.personal_epochs=2"),
-        *("adapter=lora", "adapter.rank=2", "adapter.layers=[conv,linear]"),  # and what is frozen is drawn again
+        *(
+            "adapter=lora",
+            "adapter.rank=2",
+            "adapter.layers=[conv,linear]",
+        ),  # and what is frozen is drawn again
     ),
 }
 COMMON = (
     *TINY,
-    *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2", "hydra.run.dir=run"),
+    *(
+        "rounds=4",
+        "partition.samples_per_client=80",
+        "local.batch_size=16",
+        "eval.every=2",
+        "hydra.run.dir=run",
+    ),
     *("eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
 )
 
@@ -87,7 +99,10 @@ for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
 )
 POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "right after a row": ("wrap(rundir.RunDirectory, 'row', 3, after)", 2),
-    "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
+    "in the middle of a round": (
+        "wrap(method, 'finish', 6, after)",
+        2,
+    ),  # the second of two clients in round 3
     "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
     "while a row is written": ("wrap(files, 'append', 13, half)", 3),  # each is noted before
     "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
@@ -98,12 +113,16 @@ AHEAD = ("fedobp", "rows ahead")
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """Where each command killed itself at a point; all are children of one process, which has loaded everything."""
+    """Where each command killed itself at a point; all are children of one process, which has
+    loaded everything.
+    """
     places = {case: tmp_path_factory.mktemp("killed") for case in (*KILLED, AHEAD)}
     jobs = [[str(places[case]), POINTS[case[1]][0], *COMMON, *SETTINGS[case[0]]] for case in KILLED]
     place, command = str(places[AHEAD]), (*COMMON, *SETTINGS["fedobp"])
     jobs.append([place, POINTS["right after a row"][0], *command])
-    jobs.append([place, "wrap(rundir.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"])
+    jobs.append(
+        [place, "wrap(rundir.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"]
+    )
     result = wait(start(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER))
     assert result.code == 0, result
     return places
@@ -120,7 +139,9 @@ def assert_ends_alike(folder: Path, whole: Path) -> None:
     assert_same(state(folder), state(whole))
     assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
     assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
-    mine, theirs = ([path.read_bytes() for path in place.glob("masks.json")] for place in (folder, whole))
+    mine, theirs = (
+        [path.read_bytes() for path in place.glob("masks.json")] for place in (folder, whole)
+    )
     assert mine == theirs
     mine, theirs = summary(folder), summary(whole)
     assert mine["status"] == theirs["status"] == "finished"
@@ -157,7 +178,10 @@ def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
     killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
 ) -> None:
     run = killed[AHEAD] / "run"
-    assert (int(state(run)["round"]), [row["round"] for row in table(run / "rounds.csv")]) == (2, list("1234"))
+    assert (int(state(run)["round"]), [row["round"] for row in table(run / "rounds.csv")]) == (
+        2,
+        list("1234"),
+    )
     finish(run.parent, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
     assert_ends_alike(run, uninterrupted["fedobp"])
 
@@ -183,12 +207,22 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
 
 
-@pytest.mark.parametrize(("written", "left"), [(False, [2]), (True, [])], ids=["in training", "states half written"])
+@pytest.mark.parametrize(
+    ("written", "left"), [(False, [2]), (True, [])], ids=["in training", "states half written"]
+)
 def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
-    written: bool, left: list[int], tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    written: bool,
+    left: list[int],
+    tmp_path: Path,
+    uninterrupted: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGTERM in round 3, right before or after the first of its writes."""
-    command, put, calls = (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6"), Rows.put_, list[object]()
+    command, put, calls = (
+        (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6"),
+        Rows.put_,
+        list[object](),
+    )
 
     def signalled(self: Rows, *given: Any) -> None:
         calls.append(given)
@@ -211,16 +245,24 @@ def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
 
 def rows_by_client(folder: Path) -> dict[int, Any]:
     blocks = torch.load(folder / "state.pt", weights_only=True)["rows"]
-    return {int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])}
+    return {
+        int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])
+    }
 
 
 @pytest.mark.parametrize("whose", ["client states", "a server state"])
-def test_a_checkpoint_of_another_form_is_one_line(whose: str, tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+def test_a_checkpoint_of_another_form_is_one_line(
+    whose: str, tmp_path: Path, uninterrupted: dict[str, Path]
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted["fedobp"], run)
     rewrite_summary(run, status="running")
     payload = torch.load(run / "state.pt", weights_only=True)
-    for part in [block["client"]["model"] for block in payload["rows"]] if "client" in whose else [payload["server"]]:
+    for part in (
+        [block["client"]["model"] for block in payload["rows"]]
+        if "client" in whose
+        else [payload["server"]]
+    ):
         part.popitem()
     torch.save(payload, run / "state.pt")
     result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
@@ -260,7 +302,9 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
 
 
 def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one of half a second the next is due ten seconds later; the one after the last round always is."""
+    """After one of half a second the next is due ten seconds later; the one after the last round
+    always is.
+    """
     written, write = [], rundir.RunDirectory.checkpoint
 
     def slow(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
@@ -274,17 +318,22 @@ def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("fault", ["garbage", "cut short", "empty"])
-def test_a_corrupt_checkpoint_is_one_line_and_kept(fault: str, tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+def test_a_corrupt_checkpoint_is_one_line_and_kept(
+    fault: str, tmp_path: Path, uninterrupted: dict[str, Path]
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted["fedobp"], run)
     rewrite_summary(run, status="running")
     whole = (run / "state.pt").read_bytes()
-    (run / "state.pt").write_bytes({"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault])
+    (run / "state.pt").write_bytes(
+        {"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault]
+    )
     before = snapshot(tmp_path)
     result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
     assert (
-        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning" in result.err
+        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning"
+        in result.err
     )
     told = ("run/summary.json", "run/run.sums")
     assert {k: v for k, v in snapshot(tmp_path).items() if k not in told} == {

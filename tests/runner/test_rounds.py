@@ -12,7 +12,14 @@ from fedpfl.record.rounds import cell
 from tests.command import CLOCKED, TINY, call, play, state, summary, table
 from tests.conftest import assert_same
 
-WORDS = (*TINY, "rounds=4", "eval.every=2", "checkpoint.seconds=1000", "model=lenet5", "method=fedobp")
+WORDS = (
+    *TINY,
+    "rounds=4",
+    "eval.every=2",
+    "checkpoint.seconds=1000",
+    "model=lenet5",
+    "method=fedobp",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,8 @@ def assert_ends_as(folder: Path, whole: Path) -> None:
     assert summary(folder).keys() == summary(whole).keys()
     for name in ("best", "last"):
         ours, theirs = (
-            {k: v for k, v in summary(place)[name].items() if k not in CLOCKED} for place in (folder, whole)
+            {k: v for k, v in summary(place)[name].items() if k not in CLOCKED}
+            for place in (folder, whole)
         )
         assert ours == theirs
 
@@ -46,7 +54,10 @@ def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
     assert rows == table(whole / "rounds.csv")
     assert judged[0] is judged[2] is None
     assert list(judged[3].values()) == fedpfl.load(whole).clients["accuracy"].tolist()
-    assert_same({k: last.personal(k) for k in range(4)}, {k: fedpfl.load(whole).personal(k) for k in range(4)})
+    assert_same(
+        {k: last.personal(k) for k in range(4)},
+        {k: fedpfl.load(whole).personal(k) for k in range(4)},
+    )
     assert_same(last.mask(2), fedpfl.load(whole).mask(2))
     assert_ends_as(tmp_path / "run", whole)
     assert capfd.readouterr() == ("", "")
@@ -55,7 +66,9 @@ def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
 
 def test_the_last_round_is_judged_whenever_it_comes(tmp_path):
     began = time.monotonic()
-    played = list(fedpfl.rounds(*WORDS[:-1], "rounds=3", method="fedavg", directory=tmp_path / "run"))
+    played = list(
+        fedpfl.rounds(*WORDS[:-1], "rounds=3", method="fedavg", directory=tmp_path / "run")
+    )
     assert [round.judged for round in played] == [False, True, True]
     assert [round.last for round in played] == [False, False, True]
     spent = [round.row["seconds"] + (round.row["eval_seconds"] or 0) for round in played]
@@ -102,7 +115,9 @@ def test_models_go_when_the_next_round_begins(tmp_path):
     first = next(rounds)
     first.personal(0)
     next(rounds)
-    with pytest.raises(FedpflError, match="round 1 is over, and its models with it: ask before the next round"):
+    with pytest.raises(
+        FedpflError, match="round 1 is over, and its models with it: ask before the next round"
+    ):
         first.personal(0)
     rounds.close()
 
@@ -180,14 +195,21 @@ def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path
     fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False, callbacks=[good, bad])
     assert [what[0] for what in bad.calls].count(fails) == 1
     assert [what[0] for what in bad.calls].count("end") == 1
-    assert [what[0] for what in good.calls] == ["begin", *["round", "evaluation", "round"] * 2, "end"]
+    assert [what[0] for what in good.calls] == [
+        "begin",
+        *["round", "evaluation", "round"] * 2,
+        "end",
+    ]
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count("Heard failed and is left out, the run goes on: no luck") == 1
     assert_ends_as(tmp_path / "run", whole)
 
 
 def test_callbacks_are_instances(tmp_path):
-    with pytest.raises(FedpflError, match=r"callbacks must be instances of subclasses of fedpfl\.Callback, got <class"):
+    with pytest.raises(
+        FedpflError,
+        match=r"callbacks must be instances of subclasses of fedpfl\.Callback, got <class",
+    ):
         fedpfl.run(*WORDS, directory=tmp_path / "run", callbacks=[Heard])
     assert not (tmp_path / "run").exists()
 

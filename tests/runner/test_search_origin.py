@@ -1,4 +1,6 @@
-"""A search goes on only with values that its own data and code gave, and that are what their runs say."""
+"""A search goes on only with values that its own data and code gave, and that are what their runs
+say.
+"""
 
 import contextlib
 import io
@@ -52,10 +54,16 @@ def write_data(path: Path, signal: float) -> None:
 def write_split(path: Path, shift: int) -> None:
     order = np.roll(np.arange(400), shift)
     split = {
-        k: {"train": order[100 * k : 100 * k + 60], "validation": order[100 * k + 60 : 100 * k + 80]} for k in range(4)
+        k: {
+            "train": order[100 * k : 100 * k + 60],
+            "validation": order[100 * k + 60 : 100 * k + 80],
+        }
+        for k in range(4)
     }
     split = {k: {**own, "test": order[100 * k + 80 : 100 * k + 100]} for k, own in split.items()}
-    text = json.dumps({k: {name: part.tolist() for name, part in own.items()} for k, own in split.items()})
+    text = json.dumps(
+        {k: {name: part.tolist() for name, part in own.items()} for k, own in split.items()}
+    )
     path.write_text(text)
 
 
@@ -78,7 +86,14 @@ def words(folder: Path, *more: str) -> list[str]:
         "model=mlp",
         "model.hidden=[8]",
     ]
-    own += ["clients=4", "rounds=3", "participation=1", "local.epochs=2", "local.batch_size=8", "eval.every=1"]
+    own += [
+        "clients=4",
+        "rounds=3",
+        "participation=1",
+        "local.epochs=2",
+        "local.batch_size=8",
+        "eval.every=1",
+    ]
     given = {word.partition("=")[0] for word in more}
     return [word for word in own if word.partition("=")[0] not in given] + [*more]
 
@@ -114,7 +129,11 @@ def test_tune_on_overwritten_data_chooses_by_the_new_ones(folder):
 
     def tuned():
         argv = words(
-            folder, "method=fedavg", "trials=2", "seeds=1", format_override("hydra.sweep.dir", folder / "tuned")
+            folder,
+            "method=fedavg",
+            "trials=2",
+            "seeds=1",
+            format_override("hydra.sweep.dir", folder / "tuned"),
         )
         quietly_tune(*argv, "local.lr=choice(0.01,0.1)", "local.epochs=20")
         (row,) = pd.read_csv(folder / "tuned" / "tuned.csv").to_dict("records")
@@ -128,7 +147,9 @@ def test_tune_on_overwritten_data_chooses_by_the_new_ones(folder):
     assert row["finished"] + row["given up"] == 2
     write_data(folder / "mine.npz", signal=3.0)
     assert tuned()["validation"] > 90
-    assert len(list((folder / "tuned" / "trials").rglob("rounds.csv"))) == 4, "the first search is still there"
+    assert len(list((folder / "tuned" / "trials").rglob("rounds.csv"))) == 4, (
+        "the first search is still there"
+    )
 
 
 def change_data(folder):
@@ -154,7 +175,10 @@ SCALED = ("plugins=['${oc.env:PWD}/plugin.py']", "method=scaled")
     ("change", "more"),
     [
         (change_data, ()),
-        (change_split, ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0")),
+        (
+            change_split,
+            ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0"),
+        ),
         (change_plugin, SCALED),
         (change_what_a_plugin_imports, SCALED),
     ],
@@ -240,10 +264,14 @@ def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why
     assert values(search(folder)[1]) == []
 
 
-@pytest.mark.parametrize(("damage", "why"), [(of_other_code, "was run by other code"), (others_run, "different run")])
+@pytest.mark.parametrize(
+    ("damage", "why"), [(of_other_code, "was run by other code"), (others_run, "different run")]
+)
 def test_a_run_that_is_no_trials_any_more_is_one_line(damage, why, folder):
     search(folder)
-    damage(folder / "found" / "trials.db", sorted(path.parent for path in folder.rglob("rounds.csv")))
+    damage(
+        folder / "found" / "trials.db", sorted(path.parent for path in folder.rglob("rounds.csv"))
+    )
     code, lines = search(folder)
     assert code == 2
     assert any(why in line for line in lines)
@@ -266,7 +294,12 @@ def test_a_damaged_file_of_trials_is_one_line(content, folder):
 
 
 def write_weights(path: Path, scale: float) -> None:
-    shapes = {"hidden.0.weight": (8, 6), "hidden.0.bias": (8,), "classifier.weight": (4, 8), "classifier.bias": (4,)}
+    shapes = {
+        "hidden.0.weight": (8, 6),
+        "hidden.0.bias": (8,),
+        "classifier.weight": (4, 8),
+        "classifier.bias": (4,),
+    }
     torch.manual_seed(0)
     torch.save({name: scale * torch.randn(shape) for name, shape in shapes.items()}, path)
 
@@ -296,8 +329,15 @@ def by_file(lines: list[str]) -> dict[str, str]:
 
 
 def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):
-    """Where all is recorded already, what is given up and what others are compared with are as when it was played."""
-    more = "local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5", "hydra.sweeper.startup=1", "rounds=6"
+    """Where all is recorded already, what is given up and what others are compared with are as when
+    it was played.
+    """
+    more = (
+        "local.lr=choice(0.1,0.0001,0.00001)",
+        "hydra.sweeper.trials=5",
+        "hydra.sweeper.startup=1",
+        "rounds=6",
+    )
     before = values(search(folder, *more)[1])
     assert any("given up" in line for line in before)
     assert any("validation" in line for line in before)
@@ -306,11 +346,18 @@ def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(fold
 
 
 def test_a_trial_is_marked_and_no_other_run(folder, capsys):
-    """By the run directory itself, so that it may be moved; a run of the same configuration is none."""
+    """By the run directory itself, so that it may be moved; a run of the same configuration is
+    none.
+    """
     search(folder)
-    assert call(*words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1"), cwd=folder).code == 0
+    assert (
+        call(*words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1"), cwd=folder).code
+        == 0
+    )
     found = runs(folder, trials=True, warn=lambda line: None)
-    assert sorted(bool(run.search) for run in found) == [False, True], "of equal ones the one that is no trial"
+    assert sorted(bool(run.search) for run in found) == [False, True], (
+        "of equal ones the one that is no trial"
+    )
     (trial,) = [run for run in found if run.search]
     (apart,) = (folder / "found").glob("search-*")
     assert apart.name == f"search-{trial.search}"
@@ -351,7 +398,13 @@ def test_restart_searches_anew(folder):
 
 
 def test_final_runs_by_other_code_are_run_anew(folder):
-    argv = ["method=scaled", format_override("plugins", [folder / "plugin.py"]), "trials=1", "seeds=2", "local.lr=0.1"]
+    argv = [
+        "method=scaled",
+        format_override("plugins", [folder / "plugin.py"]),
+        "trials=1",
+        "seeds=2",
+        "local.lr=0.1",
+    ]
     argv = [*words(folder, *argv), format_override("hydra.sweep.dir", folder / "tuned")]
 
     def tuned():

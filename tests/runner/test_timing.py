@@ -1,4 +1,6 @@
-"""Time is told before a run: steps and evaluations are timed, and the run is what it would be without."""
+"""Time is told before a run: steps and evaluations are timed, and the run is what it would be
+without.
+"""
 
 import copy
 import io
@@ -19,7 +21,14 @@ from tests.command import CLOCKED, TINY, composed, format_override, play, state,
 from tests.conftest import assert_same
 from tests.record.test_record import Clock, done, info, row
 
-EQUAL = (*TINY, "clients=6", "partition.samples_per_client=40", "partition.alpha=100", "rounds=4", "eval.every=2")
+EQUAL = (
+    *TINY,
+    "clients=6",
+    "partition.samples_per_client=40",
+    "partition.alpha=100",
+    "rounds=4",
+    "eval.every=2",
+)
 PLUGIN = """
 import random
 import numpy as np
@@ -57,7 +66,9 @@ MODELS = {"counting": Counting}
 
 @pytest.fixture
 def mine(tmp_path):
-    """A file with a network of random layers and statistics, and a method that draws from the process."""
+    """A file with a network of random layers and statistics, and a method that draws from the
+    process.
+    """
     (tmp_path / "mine.py").write_text(PLUGIN)
     plugins.load([str(tmp_path / "mine.py")])
     yield tmp_path / "mine.py"
@@ -84,7 +95,9 @@ def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch
     assert table(tmp_path / "timed/clients.csv") == table(tmp_path / "plain/clients.csv")
     assert_same(state(tmp_path / "timed"), state(tmp_path / "plain"))
     one, other = (summary(tmp_path / name) for name in ("timed", "plain"))
-    assert {key: one["engine"][key] for key in loop_keys(one)} == {key: other["engine"][key] for key in loop_keys(one)}
+    assert {key: one["engine"][key] for key in loop_keys(one)} == {
+        key: other["engine"][key] for key in loop_keys(one)
+    }
     assert {name: own for name, own in one["last"].items() if name not in CLOCKED} == {
         name: own for name, own in other["last"].items() if name not in CLOCKED
     }
@@ -102,8 +115,16 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
     run = build(check(cfg))
     began = resume.begin(run, {}, None)
     before = [torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()]
-    rows = [{"server": began.server, "buffers": began.server_buffers, "rows": dict(enumerate(began.rows.trees))}]
-    held = torch.utils._pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, rows)
+    rows = [
+        {
+            "server": began.server,
+            "buffers": began.server_buffers,
+            "rows": dict(enumerate(began.rows.trees)),
+        }
+    ]
+    held = torch.utils._pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, rows
+    )
     modes = [module.training for module in run.net.module.modules()]
     assert timing.forecast(run, began) is not None
     assert torch.equal(before[0], torch.get_rng_state())
@@ -113,7 +134,9 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
     assert (began.round, began.rows.writes, len(began.rows)) == (0, 0, 0)
     assert modes == [module.training for module in run.net.module.modules()]
     for name, worthwhile in (("timed", True), ("plain", False)):
-        monkeypatch.setattr(timing, "is_worthwhile", lambda run, done, worthwhile=worthwhile: worthwhile)
+        monkeypatch.setattr(
+            timing, "is_worthwhile", lambda run, done, worthwhile=worthwhile: worthwhile
+        )
         session.play(cfg, mine.parent / name, quiet=True)
     assert table(mine.parent / "timed/rounds.csv") == table(mine.parent / "plain/rounds.csv")
     assert_same(state(mine.parent / "timed"), state(mine.parent / "plain"))
@@ -147,7 +170,9 @@ def ticking(monkeypatch):
     monkeypatch.setitem(MODELS, "ticking", lambda shape, classes: Ticking())
 
     def play_rounds(*words):
-        cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words))
+        cfg = copy.deepcopy(
+            composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words)
+        )
         cfg.model = {"name": "ticking"}
         run = build(check(cfg))
         began = resume.begin(run, {}, None)
@@ -163,16 +188,30 @@ def ticking(monkeypatch):
     [
         ("method=fedavg", "local.epochs=3", "eval.finetune_epochs=2", "eval.finetune_every=4"),
         ("method=fedrep", "local.epochs=2", "method.head_epochs=4", "validation=0.2"),
-        ("method=fedavg", "local.epochs=null", "local.steps=7", "local.batch_size=8", "eval.finetune_epochs=1"),
+        (
+            "method=fedavg",
+            "local.epochs=null",
+            "local.steps=7",
+            "local.batch_size=8",
+            "eval.finetune_epochs=1",
+        ),
         ("method=per_fedavg", "local.batch_size=8"),
         ("method=local_only", "unseen=0.34", "eval.common=true"),
-        ("method=fedavg", "partition.alpha=0.1", "clients=12", "participation=1.0", "local.batch_size=4"),
+        (
+            "method=fedavg",
+            "partition.alpha=0.1",
+            "clients=12",
+            "participation=1.0",
+            "local.batch_size=4",
+        ),
     ],
     ids=" ".join,
 )
 def test_what_is_foretold_is_what_rounds_and_evaluations_take(words, ticking):
     told, rows = ticking(*words)
-    plain = [row["eval_seconds"] for row in rows if row["eval_seconds"] and row["ft_accuracy"] is None]
+    plain = [
+        row["eval_seconds"] for row in rows if row["eval_seconds"] and row["ft_accuracy"] is None
+    ]
     tuned = [row["eval_seconds"] for row in rows if row["ft_accuracy"] is not None]
     assert told.round == pytest.approx(np.mean([row["seconds"] for row in rows[1:]]), rel=0.15)
     assert plain == [] or told.evaluation == pytest.approx(np.mean(plain), rel=0.15)
@@ -186,7 +225,9 @@ def test_a_slow_network_is_timed_by_few_steps(ticking, monkeypatch):
     calls = []
     participate = timing.engine.Backend.participate
     monkeypatch.setattr(
-        timing.engine.Backend, "participate", lambda self, *about: calls.append(about) or participate(self, *about)
+        timing.engine.Backend,
+        "participate",
+        lambda self, *about: calls.append(about) or participate(self, *about),
     )
     forward = Ticking.forward
 
@@ -221,7 +262,9 @@ def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
     run = build(check(composed("model=mlp", "method=fedavg", *TINY, *words)))
     assert timing.is_worthwhile(run, 0) == timed
     assert not timing.is_worthwhile(run, run.settings.rounds)
-    large = build(check(composed("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000")))
+    large = build(
+        check(composed("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000"))
+    )
     assert timing.is_worthwhile(large, 0)
 
 
@@ -234,9 +277,19 @@ def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
 def test_evaluations_are_counted_as_they_are_made(rounds, every, times):
     schedule = Schedule(rounds, every, times * every)
     for played in range(rounds + 1):
-        left = [number for number in range(played + 1, rounds + 1) if number % every == 0 or number == rounds]
-        tuned = [number for number in left if times and (number % (times * every) == 0 or number == rounds)]
-        assert schedule.remaining(played) == Remaining(rounds - played, len(left) - len(tuned), len(tuned))
+        left = [
+            number
+            for number in range(played + 1, rounds + 1)
+            if number % every == 0 or number == rounds
+        ]
+        tuned = [
+            number
+            for number in left
+            if times and (number % (times * every) == 0 or number == rounds)
+        ]
+        assert schedule.remaining(played) == Remaining(
+            rounds - played, len(left) - len(tuned), len(tuned)
+        )
 
 
 def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):

@@ -1,4 +1,6 @@
-"""The search for hyperparameters: what is proposed, by what it is judged, and that it survives being killed."""
+"""The search for hyperparameters: what is proposed, by what it is judged, and that it survives
+being killed.
+"""
 
 import contextlib
 import io
@@ -24,13 +26,22 @@ from tests.command import call as command
 from tests.conftest import ROOT, sampled
 
 optuna = pytest.importorskip("optuna")
-COMPLETE, PRUNED, RUNNING = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "RUNNING"))
-WORDS = ("local.lr=tag(log,interval(0.001,0.1))", "method.mu=choice(0.01,0.1,1)", "rounds=range(1,10,2)")
+COMPLETE, PRUNED, RUNNING = (
+    optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "RUNNING")
+)
+WORDS = (
+    "local.lr=tag(log,interval(0.001,0.1))",
+    "method.mu=choice(0.01,0.1,1)",
+    "rounds=range(1,10,2)",
+)
 FIRST = {"local.lr": 0.01, "method.mu": 0.1, "rounds": 400}
 
 
 def distributions(*words):
-    return {own.key_or_group: trials.distribution(own) for own in OverridesParser.create().parse_overrides(list(words))}
+    return {
+        own.key_or_group: trials.distribution(own)
+        for own in OverridesParser.create().parse_overrides(list(words))
+    }
 
 
 def search(folder, batch=1, seed=3, first=FIRST):
@@ -49,13 +60,17 @@ def judged(jobs):
 
 def told(study):
     return [
-        (trial.params, trial.value if trial.state == COMPLETE else None) for trial in study.trials if trial.state != 3
+        (trial.params, trial.value if trial.state == COMPLETE else None)
+        for trial in study.trials
+        if trial.state != 3
     ]
 
 
 def test_distributions_are_hydras_sweeps():
     kinds = optuna.distributions
-    space = distributions(*WORDS, "clients=interval(2,5)", "method=fedavg,fedobp", "a=[1,2],[3]", "b=range(0,5)")
+    space = distributions(
+        *WORDS, "clients=interval(2,5)", "method=fedavg,fedobp", "a=[1,2],[3]", "b=range(0,5)"
+    )
     assert space["local.lr"] == kinds.FloatDistribution(0.001, 0.1, log=True)
     assert space["method.mu"] == kinds.CategoricalDistribution(("0.01", "0.1", "1"))
     assert space["rounds"] == kinds.IntDistribution(1, 9, step=2)
@@ -82,24 +97,40 @@ def test_what_the_configuration_has_comes_first_only_where_the_space_holds_it():
 def whole(tmp_path_factory):
     """By batch a search that nobody kills, and what it found."""
     searches = {batch: search(tmp_path_factory.mktemp("whole"), batch) for batch in (1, 3)}
-    return {batch: (own.study, own.run(judged, lambda line: None)) for batch, own in searches.items()}
+    return {
+        batch: (own.study, own.run(judged, lambda line: None)) for batch, own in searches.items()
+    }
 
 
 def test_what_is_found_is_the_best_that_ended(whole):
     for study, found in whole.values():
-        assert study.trials[0].params | {"rounds": 0} == {"local.lr": 0.01, "method.mu": "0.1", "rounds": 0}
+        assert study.trials[0].params | {"rounds": 0} == {
+            "local.lr": 0.01,
+            "method.mu": "0.1",
+            "rounds": 0,
+        }
         assert sum(found.trials.values()) == len(study.trials) == 8
         assert found.trials["given up"] > 0
         assert found.rounds == sum(trial.params["rounds"] for trial in study.trials)
-        best = max((trial for trial in study.trials if trial.state == COMPLETE), key=lambda trial: trial.value)
+        best = max(
+            (trial for trial in study.trials if trial.state == COMPLETE),
+            key=lambda trial: trial.value,
+        )
         assert found.value == best.value
         wanted = f"local.lr={best.params['local.lr']:.4g}", f"method.mu={best.params['method.mu']}"
         assert found.words == (*wanted, f"rounds={best.params['rounds']}")
 
 
-KILLS = [(batch, kill, where) for batch in (1, 3) for kill in (1, 2, 5) for where in ("play", "ask", "draw", "tell")]
+KILLS = [
+    (batch, kill, where)
+    for batch in (1, 3)
+    for kill in (1, 2, 5)
+    for where in ("play", "ask", "draw", "tell")
+]
 KILLS.remove((3, 5, "play"))  # there are three batches
-KILLS.insert(0, KILLS.pop(KILLS.index((3, 2, "tell"))))  # first, so that make test has it: it once was not survived
+KILLS.insert(
+    0, KILLS.pop(KILLS.index((3, 2, "tell")))
+)  # first, so that make test has it: it once was not survived
 
 
 @pytest.mark.parametrize(("batch", "kill", "where"), sampled(KILLS, 4))
@@ -145,7 +176,11 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
     own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, 6, 6, 6, 1, 3)
     found = own.run(play, lambda line: None)
     assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
-    assert (found.words, found.trials, found.rounds) == (("method.layers=2",), {"finished": 6, "given up": 0}, 6)
+    assert (found.words, found.trials, found.rounds) == (
+        ("method.layers=2",),
+        {"finished": 6, "given up": 0},
+        6,
+    )
     assert all(trial.value == float(trial.params["method.layers"]) for trial in own.study.trials)
 
 
@@ -161,7 +196,9 @@ def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
 
 def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
     def run(folder, count):
-        return trials.Search(folder, "study", distributions(*WORDS), FIRST, count, 1, 3, 2, 3).run(judged, str)
+        return trials.Search(folder, "study", distributions(*WORDS), FIRST, count, 1, 3, 2, 3).run(
+            judged, str
+        )
 
     run(tmp_path / "long", 8)
     short, again = run(tmp_path / "short", 2), run(tmp_path / "long", 2)
@@ -170,7 +207,9 @@ def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
     with pytest.raises(FedpflError, match="none of 8 trials came to its end"):
-        search(tmp_path).run(lambda jobs: [trials.Ended(None, 1, "") for _ in jobs], lambda line: None)
+        search(tmp_path).run(
+            lambda jobs: [trials.Ended(None, 1, "") for _ in jobs], lambda line: None
+        )
 
 
 def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
@@ -240,7 +279,10 @@ def worlds(tmp_path_factory):
     y = rng.integers(0, 3, 240)
     x = rng.normal(size=(240, 1, 6)).astype(np.float32) + y[:, None, None]
     split = {
-        str(k): {"train": list(range(40 * k, 40 * k + 30)), "test": list(range(40 * k + 30, 40 * k + 40))}
+        str(k): {
+            "train": list(range(40 * k, 40 * k + 30)),
+            "test": list(range(40 * k + 30, 40 * k + 40)),
+        }
         for k in range(6)
     }
     pd.Series(split).to_json(root / "split.json")
@@ -270,7 +312,11 @@ def tuned(root, name, *words):
 def run(folder, *words):
     out = io.StringIO()
     argv = ["fedpfl.tune", *words, format_override("hydra.sweep.dir", folder)]
-    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with (
+        mock.patch.object(sys, "argv", argv),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+    ):
         try:
             tune.main()
         except SystemExit as end:
@@ -289,13 +335,19 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
         tables.append(pd.read_csv(worlds / name / "tuned" / "tuned.csv"))
         for method in ("fedprox", "local_only") if name == "right" else ():
             assert (worlds / name / "tuned" / f"{method}_history.png").stat().st_size
-        assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process would look otherwise"
+        assert mpl.rcParams["axes.facecolor"] == style, (
+            "later figures of this process would look otherwise"
+        )
         told = text.partition("Tuned on equal terms\n")[0].splitlines()
-        told = [line for line in told if "newcomers are judged after fine-tuning alone" not in line]  # once
+        told = [
+            line for line in told if "newcomers are judged after fine-tuning alone" not in line
+        ]  # once
         for method, lines in {"fedprox": told[:9], "local_only": told[9:]}.items():
             words = "local.lr, method.mu" if method == "fedprox" else "local.lr"
             assert lines[0] == f"fedpfl: method={method}: 2 trials of {words}"
-            assert [line[:17] for line in lines[1:3]] == [f"fedpfl: trial {trial}/2" for trial in (1, 2)]
+            assert [line[:17] for line in lines[1:3]] == [
+                f"fedpfl: trial {trial}/2" for trial in (1, 2)
+            ]
             assert lines[3].startswith("fedpfl: best of ")
             assert lines[4].startswith(f"fedpfl: method={method}: 2 fresh seeds of local.lr=")
             final = ["sweep: run 1 of", "sweep: 1/2 done", "sweep: run 2 of", "sweep: 2/2 done"]
@@ -305,10 +357,15 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     pd.testing.assert_frame_equal(tables[0][chosen], tables[1][chosen])
     assert (tables[0]["accuracy"] > tables[1]["accuracy"] + 20).all()
     right = worlds / "right" / "tuned"
-    of_run = [chosen_round(pd.read_csv(path)) for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))]
+    of_run = [
+        chosen_round(pd.read_csv(path))
+        for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))
+    ]
     row = tables[0].set_index("method").loc["fedprox"]
     assert row["accuracy"] == pytest.approx(np.mean([own["accuracy"] for own in of_run]))
-    assert row["accuracy_seed_std"] == pytest.approx(np.std([own["accuracy"] for own in of_run], ddof=1))
+    assert row["accuracy_seed_std"] == pytest.approx(
+        np.std([own["accuracy"] for own in of_run], ddof=1)
+    )
     assert row["rounds"] <= 9
 
 
@@ -317,14 +374,24 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     code, text = tuned(worlds, "right", *words)
     assert code == 0, text
     (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
-    assert (row["chosen"], row["finished"] + row["given up"], row["given up"] > 0) == ("local.lr=0.05", 4, True)
+    assert (row["chosen"], row["finished"] + row["given up"], row["given up"] > 0) == (
+        "local.lr=0.05",
+        4,
+        True,
+    )
     assert row["seeds"] == 2
     assert row["accuracy"] > 0
     assert "fedpfl: trial 2/4" in text
     assert text.count("  local.lr=1e+30: diverged\n") == 4 - row["finished"]
-    assert "fedavg: local.lr=0.05: at the end of what was searched; better values may lie beyond." in text
+    assert (
+        "fedavg: local.lr=0.05: at the end of what was searched; better values may lie beyond."
+        in text
+    )
     bad = trials.Found(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
-    with mock.patch.object(trials.Search, "_found", return_value=bad), mock.patch.object(tuning, "draw"):
+    with (
+        mock.patch.object(trials.Search, "_found", return_value=bad),
+        mock.patch.object(tuning, "draw"),
+    ):
         code, text = tuned(worlds, "right", *words)
     assert code == 0, text
     (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
@@ -333,15 +400,27 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
 
 
 def test_where_all_trials_diverge_it_is_one_line(worlds):
-    code, text = tuned(worlds, "right", "method=fedavg", "trials=2", "seeds=1", "local.lr=choice(1e30,1e31)")
+    code, text = tuned(
+        worlds, "right", "method=fedavg", "trials=2", "seeds=1", "local.lr=choice(1e30,1e31)"
+    )
     assert code == 2
-    assert text.splitlines()[-1] == "fedpfl: none of 2 trials came to its end; look at their run.log"
+    assert (
+        text.splitlines()[-1] == "fedpfl: none of 2 trials came to its end; look at their run.log"
+    )
 
 
 def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     """The experiment sweeps over all methods, and its runs lie in another one's folder."""
-    words = tuple(word for word in TINY if not word.startswith("partition."))  # the paper has another partition
-    words += "rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2", "hydra/launcher=lockstep"
+    words = tuple(
+        word for word in TINY if not word.startswith("partition.")
+    )  # the paper has another partition
+    words += (
+        "rounds=1",
+        "model=mlp",
+        "eval.finetune_epochs=0",
+        "hydra.launcher.jobs=2",
+        "hydra/launcher=lockstep",
+    )
     words += (
         "experiment=fedobp/all_methods",
         "debug=quick",
@@ -367,7 +446,11 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
 
 def test_words_are_read_as_hydra_reads_them():
     asked = tune.order(
-        ["method=halfway", format_override("plugins", [ROOT / "docs/mine.py"]), "hydra.sweep.dir='a b/${dataset.name}'"]
+        [
+            "method=halfway",
+            format_override("plugins", [ROOT / "docs/mine.py"]),
+            "hydra.sweep.dir='a b/${dataset.name}'",
+        ]
     )
     assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
     assert spaces.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
@@ -377,7 +460,9 @@ def test_words_are_read_as_hydra_reads_them():
 def test_searches_may_begin_at_once_in_one_folder(tmp_path):
     for repeat in range(4):
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _, repeat=repeat: trials.storage(tmp_path / str(repeat)), range(4)))
+            found = list(
+                pool.map(lambda _, repeat=repeat: trials.storage(tmp_path / str(repeat)), range(4))
+            )
         assert all(own.get_all_studies() == [] for own in found)
         assert [path.name for path in (tmp_path / str(repeat)).iterdir()] == ["trials.db"]
 
@@ -392,7 +477,10 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
         (("method=fedavg", "seed=1,2"), "tune searches with one seed"),
         (("method=fedavg", "validation=0"), "a search needs held-out samples"),
         (("method=fedavg", "local.lr=range(0,1,0.5)"), "ranges are of whole numbers"),
-        (("method=fedobp,fedper", "quantile=tuned"), "quantile is for a hyperparameter that the method does not have"),
+        (
+            ("method=fedobp,fedper", "quantile=tuned"),
+            "quantile is for a hyperparameter that the method does not have",
+        ),
         (
             ("method=fedobp,fedper", "quantile.q=0.9,0.99"),
             "quantile.q is for a hyperparameter that the method does not",
@@ -402,13 +490,20 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
             ("method=fedavg,fedrep", "local.epochs=1"),
             "method=fedrep is itself only with method.body_epochs above 0 and",
         ),
-        (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition.alpha is no hyperparameter"),
+        (
+            ("method=fedavg", "partition.alpha=choice(0.1,1)"),
+            "partition.alpha is no hyperparameter",
+        ),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
     out = io.StringIO()
     argv = ["fedpfl.tune", *words, format_override("hydra.sweep.dir", tmp_path / "tuned")]
-    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as end:
+    with (
+        mock.patch.object(sys, "argv", argv),
+        contextlib.redirect_stderr(out),
+        pytest.raises(SystemExit) as end,
+    ):
         tune.main()
     assert end.value.code == 2
     assert message in out.getvalue()
@@ -424,11 +519,18 @@ def test_every_space_is_of_its_method(name):
     space = distributions(*spaces.space(name, ()))
     assert "local.lr" in space
     for end in (0, -1):
-        ends = {key: (getattr(own, "choices", None) or (own.low, own.high))[end] for key, own in space.items()}
+        ends = {
+            key: (getattr(own, "choices", None) or (own.low, own.high))[end]
+            for key, own in space.items()
+        }
         check(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
     assert {*spaces._read(name).get("limits", {})} <= {*space}
-    left = [word for word in spaces.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))]
-    assert spaces.space(name, ("local.lr=0.1", "quantile.q=0.5")) == (left or ["local.lr=choice(0.1)"])
+    left = [
+        word for word in spaces.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))
+    ]
+    assert spaces.space(name, ("local.lr=0.1", "quantile.q=0.5")) == (
+        left or ["local.lr=choice(0.1)"]
+    )
 
 
 MLP, DEEP = "model=mlp", "model=cnn4"  # of three and of four layers
@@ -447,8 +549,16 @@ MLP, DEEP = "model=mlp", "model=cnn4"  # of three and of four layers
         ("fedper", (MLP, "method.layers=3"), "method.layers=3"),  # as asked for, it is no proposal
         ("lg_fedavg", (MLP, "method.layers=1,2,3"), "method.layers=choice(1,2)"),
         ("fedala", (MLP, "method.layers=choice(0,1,2,3,4)"), "method.layers=choice(1,2,3)"),
-        ("fedrep", (MLP, "local.epochs=4", "method.body_epochs=choice(0,2,4)"), "method.body_epochs=choice(2)"),
-        ("fedrep", ("local.epochs=3,9", "method.body_epochs=choice(2,4)"), "method.body_epochs=choice(2)"),
+        (
+            "fedrep",
+            (MLP, "local.epochs=4", "method.body_epochs=choice(0,2,4)"),
+            "method.body_epochs=choice(2)",
+        ),
+        (
+            "fedrep",
+            ("local.epochs=3,9", "method.body_epochs=choice(2,4)"),
+            "method.body_epochs=choice(2)",
+        ),
     ],
 )
 def test_what_makes_the_method_another_one_is_not_searched(method, words, left, capsys):
@@ -463,24 +573,42 @@ def test_what_makes_the_method_another_one_is_not_searched(method, words, left, 
 
 
 def test_where_nothing_leaves_the_method_itself_it_says_so():
-    with pytest.raises(FedpflError, match=r"=3,4: method=fedper is itself only with method\.layers above 0 and"):
+    with pytest.raises(
+        FedpflError, match=r"=3,4: method=fedper is itself only with method\.layers above 0 and"
+    ):
         spaces.within("fedper", ["method=fedper", MLP, "clients=4", "method.layers=3,4"])
 
 
 def test_a_value_at_the_end_of_what_was_searched_is_told():
     kinds = distributions(
-        *("local.lr=tag(log,interval(0.001,0.1))", "method.layers=choice(1,2)", "local.momentum=interval(0,0.9)"),
-        *("participation=range(1,9,2)", "method.head_init=initial,server_average", "validation=interval(0.1,1)"),
+        *(
+            "local.lr=tag(log,interval(0.001,0.1))",
+            "method.layers=choice(1,2)",
+            "local.momentum=interval(0,0.9)",
+        ),
+        *(
+            "participation=range(1,9,2)",
+            "method.head_init=initial,server_average",
+            "validation=interval(0.1,1)",
+        ),
     )
     for word, told in {
         **{"local.lr=0.0901": True, "local.lr=0.00104": True, "local.lr=0.05": False},
         **{"method.layers=1": False, "method.layers=2": True},  # none personal is FedAvg
-        **{"local.momentum=0.89": True, "local.momentum=0.5": False, "local.momentum=0.0": False},  # it is 0 or more
+        **{
+            "local.momentum=0.89": True,
+            "local.momentum=0.5": False,
+            "local.momentum=0.0": False,
+        },  # it is 0 or more
         **{"method.head_init=initial": False, "seed=3": False},
     }.items():
         assert spaces.ends("fedper", [word], kinds) == [word] * told, word
     alike = distributions("method.share=choice(0.2,1)", "method.layers=choice(3)")
-    for word, told in {"method.share=1": False, "method.share=0.2": True, "method.layers=3": False}.items():
+    for word, told in {
+        "method.share=1": False,
+        "method.share=0.2": True,
+        "method.layers=3": False,
+    }.items():
         assert spaces.ends("fedala", [word], alike) == [word] * told, word
 
 
@@ -494,7 +622,13 @@ def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
 
 
 SEARCH = (
-    *("-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=5", "hydra.sweeper.startup=2", "hydra.sweep.dir=runs"),
+    *(
+        "-m",
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.trials=5",
+        "hydra.sweeper.startup=2",
+        "hydra.sweep.dir=runs",
+    ),
     *(*TINY, "rounds=3", "model=mlp", "validation=0.25", "method=fedprox", *WORDS[:2]),
 )
 

@@ -21,14 +21,19 @@ SMALL = (*TINY, "rounds=1", "model=mlp", "trials=2", "seeds=1")
 
 
 def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
-    """By method the words that a search would be begun with, and those that its final runs would have."""
+    """By method the words that a search would be begun with, and those that its final runs would
+    have.
+    """
     found = {}
 
     def tuned(asked, method, own, of_search, play):
         found[method] = of_search, own
         return {"method": method, "seeds": asked.seeds, "at_end": ""}
 
-    with mock.patch.object(tuning, "_tuned", tuned), contextlib.suppress(KeyError):  # there is nothing for a table
+    with (
+        mock.patch.object(tuning, "_tuned", tuned),
+        contextlib.suppress(KeyError),
+    ):  # there is nothing for a table
         tuning.tune(tune.order([*SMALL, *words]), lambda *given: None)
     return found
 
@@ -59,10 +64,18 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option", [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}"), ("hydra.searchpath=['file://{}']",)]
+    "option",
+    [
+        ("--config-dir", "{}"),
+        ("--config-dir={}",),
+        ("-cd", "{}"),
+        ("hydra.searchpath=['file://{}']",),
+    ],
 )
 def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
-    """It holds in the composition of every run, and its spaces take the place of a plugin's and of ours."""
+    """It holds in the composition of every run, and its spaces take the place of a plugin's and of
+    ours.
+    """
     monkeypatch.chdir(folder.parent)
     (folder / "tune" / "halfway.yaml").write_text("method.share: tag(log, interval(0.1, 0.9))\n")
     (folder / "tune" / "fedprox.yaml").write_text("method.mu: choice(3, 4)\n")
@@ -80,20 +93,33 @@ def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
 def test_a_command_that_is_told_finds_the_folder_again(folder, tmp_path):
     """What tuned.csv gives to repeat final runs by."""
     (folder / "tune" / "halfway.yaml").write_text("method.share: choice(0.3, 0.4)\n")
-    code, text = run(tmp_path / "tuned", *SMALL, "method=halfway", MINE, "--config-dir", str(folder))
+    code, text = run(
+        tmp_path / "tuned", *SMALL, "method=halfway", MINE, "--config-dir", str(folder)
+    )
     assert code == 0, text
     (row,) = pd.read_csv(tmp_path / "tuned" / "tuned.csv").to_dict("records")
     assert f"hydra.searchpath=['file://{folder}']" in row["command"].replace("'\"'\"'", "'")
 
 
-@pytest.mark.parametrize("value", ["tag(log,interval(0.01,1))", "interval(0.1,1)", "choice(0.1,1)", "0.1,1", "0.5"])
+@pytest.mark.parametrize(
+    "value", ["tag(log,interval(0.01,1))", "interval(0.1,1)", "choice(0.1,1)", "0.1,1", "0.5"]
+)
 def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
     found = searched("method=fedavg,fedprox,moon", f"method.mu={value}")
     told = [line for line in capsys.readouterr().err.splitlines() if "method.mu" in line]
-    assert told == [f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods alone"]
+    assert told == [
+        f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods alone"
+    ]
     for place in (0, 1):
-        own = {method: [word for word in words[place] if "method.mu" in word] for method, words in found.items()}
-        assert own == {"fedavg": [], "fedprox": [f"method.mu={value}"], "moon": [f"method.mu={value}"]}
+        own = {
+            method: [word for word in words[place] if "method.mu" in word]
+            for method, words in found.items()
+        }
+        assert own == {
+            "fedavg": [],
+            "fedprox": [f"method.mu={value}"],
+            "moon": [f"method.mu={value}"],
+        }
     assert any(word.startswith("local.lr=") for word in found["fedavg"][0])
 
 
@@ -104,7 +130,10 @@ def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
             ("method=fedavg,fedprox", "method.mx=choice(1,2)"),
             "method.mx is not a key here; known keys of method=fedavg",
         ),
-        (("method=fedavg", "method.mu=choice(1,2)"), "method.mu is not a key here; known keys of method=fedavg"),
+        (
+            ("method=fedavg", "method.mu=choice(1,2)"),
+            "method.mu is not a key here; known keys of method=fedavg",
+        ),
         (
             ("method=fedavg,fedrep", "local.epochs=1"),
             "and below local.epochs=1; give it other values, or raise local.epochs",
@@ -147,13 +176,18 @@ def test_a_file_that_is_no_space_is_one_line_with_its_name(text, folder):
     ("given", "told"),
     [
         ("[3]", "SPACES must be a dictionary"),
-        ("{'fedprox': {'method.mu': 'choice(1, 2)'}}", "SPACES: 'fedprox' is no method of this file's METHODS"),
+        (
+            "{'fedprox': {'method.mu': 'choice(1, 2)'}}",
+            "SPACES: 'fedprox' is no method of this file's METHODS",
+        ),
         ("{'own': {'method.share': [1, 2]}}", "SPACES: own: method.share: must be a text"),
     ],
 )
 def test_a_plugins_spaces_are_checked(given, told, tmp_path):
     path = tmp_path / "plugin.py"
-    path.write_text(f"from fedpfl.methods import FedAvg\nMETHODS = {{'own': FedAvg}}\nSPACES = {given}\n")
+    path.write_text(
+        f"from fedpfl.methods import FedAvg\nMETHODS = {{'own': FedAvg}}\nSPACES = {given}\n"
+    )
     with pytest.raises(FedpflError, match="plugins: ") as raised:
         plugins.load([str(path)])
     assert f"{path}: {told}" in str(raised.value)

@@ -1,4 +1,6 @@
-"""Devices by seed and profile, from a user's file, and what is said of a wrong one or a wrong configuration."""
+"""Devices by seed and profile, from a user's file, and what is said of a wrong one or a wrong
+configuration.
+"""
 
 import math
 import statistics
@@ -19,7 +21,9 @@ def test_profiles_are_lognormal_about_their_medians(tmp_path):
             assert abs(statistics.fmean(logs)) <= 4 * spread / 2000**0.5
             assert statistics.pstdev(logs) == pytest.approx(spread, rel=0.07)
         assert {device.availability for device in drawn} == {usual.availability}
-        assert all(device.down / device.up == pytest.approx(usual.down / usual.up) for device in drawn)
+        assert all(
+            device.down / device.up == pytest.approx(usual.down / usual.up) for device in drawn
+        )
 
 
 def test_a_client_has_the_same_device_whoever_else_there_is(tmp_path):
@@ -37,10 +41,14 @@ def test_stragglers_are_drawn_once():
 
 
 def test_a_file_of_devices(tmp_path):
-    (tmp_path / "own.csv").write_text("client,up,speed,down,availability\n1,3,1e9,2,1\n0,30,1e8,20,0.5\n")
+    (tmp_path / "own.csv").write_text(
+        "client,up,speed,down,availability\n1,3,1e9,2,1\n0,30,1e8,20,0.5\n"
+    )
     system = System(profile="own.csv")
     assert devices(system, [0, 1], 1, tmp_path) == [Device(1e8, 20, 30, 0.5), Device(1e9, 2, 3, 1)]
-    assert devices(System(profile=str(tmp_path / "own.csv")), [1], 1, tmp_path / "none") == [Device(1e9, 2, 3, 1)]
+    assert devices(System(profile=str(tmp_path / "own.csv")), [1], 1, tmp_path / "none") == [
+        Device(1e9, 2, 3, 1)
+    ]
 
 
 HEAD = "client,speed,down,up\n"
@@ -52,7 +60,10 @@ HEAD = "client,speed,down,up\n"
         (None, "cannot be read: No such file"),
         ("", "lacks the column client"),
         ("client,speed,up\n0,1,1\n", "lacks the column down"),
-        ("client,speed,down,up,avail\n0,1,1,1,1\n", "has a column that must be one of .*, got 'avail'"),
+        (
+            "client,speed,down,up,avail\n0,1,1,1,1\n",
+            "has a column that must be one of .*, got 'avail'",
+        ),
         (HEAD + "0,1,1,1\n", "has no row for client 1; add it"),
         (HEAD + "0,1,1,1\n1,0,1,1\n", "line 3: speed must be above 0, got '0'"),
         (HEAD + "0,1,1,1\n1,1,-5,1\n", "line 3: down must be above 0, got '-5'"),
@@ -63,7 +74,10 @@ HEAD = "client,speed,down,up\n"
         (HEAD + "0,1,1,1\n0,1,1,1\n", "line 3: client 0 is there twice"),
         (HEAD + "0,1,1\n", "line 2: must have as many cells as the first line has"),
         (HEAD + "0,1,1,1,1\n", "line 2: must have as many cells as the first line has"),
-        ("client,speed,down,up,availability\n0,1,1,1,1.5\n", "availability must be above 0 and at most 1, got '1.5'"),
+        (
+            "client,speed,down,up,availability\n0,1,1,1,1.5\n",
+            "availability must be above 0 and at most 1, got '1.5'",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path, text, told):
@@ -77,7 +91,10 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("system.profile=phone", "profile must be one of uniform, edge, phones, or the name of a file"),
+        (
+            "system.profile=phone",
+            "profile must be one of uniform, edge, phones, or the name of a file",
+        ),
         ("system.profile=null", "profile must be a text"),
         ("system.speed=0", "speed must be a positive number"),
         ("system.down=-1", "down must be a positive number"),
@@ -96,7 +113,10 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
         ("system.stragglers=30", "stragglers must be between 0 and 1"),
         ("system.least=0", "least must be 1 or more"),
         ("system.stragglers=0.2 system.least=5", "least must be below what others train, 5, got 5"),
-        ("system.profile=own.csv system.speed=1e9", "speed must be null beside system.profile=own.csv"),
+        (
+            "system.profile=own.csv system.speed=1e9",
+            "speed must be null beside system.profile=own.csv",
+        ),
         ("system.speed=inf", "speed must be a finite number"),
         ("system.spread=-1", "spread must be"),
         ("+system.deadlines=3", "deadlines is not a key here; .*did you mean system.deadline"),

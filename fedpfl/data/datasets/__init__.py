@@ -1,8 +1,10 @@
-"""Data sets: a file here holds one, in a function of the file's name that reads it; what they share lies in shared/.
+"""Data sets: a file here holds one, in a function of the file's name that reads it; what they share
+lies in shared/.
 
-A named data set is looked up as `<data_dir>/<name>.npz` first, then as its original files, then downloaded where it has
-a lasting address. Nothing is written below `data_dir` but what is downloaded or unpacked, and `cache`, which keeps what
-is slow to read; so `data_dir` may be read-only where the files are present.
+A named data set is looked up as `<data_dir>/<name>.npz` first, then as its original files, then
+downloaded where it has a lasting address. Nothing is written below `data_dir` but what is
+downloaded or unpacked, and `cache`, which keeps what is slow to read; so `data_dir` may be
+read-only where the files are present.
 """
 
 from __future__ import annotations
@@ -51,9 +53,11 @@ def load(
 ) -> Samples:
     """Load a data set by name, or with `path` from an .npz archive of `x` and `y`.
 
-    `mean` and `std` None: of the training samples, per channel. `normalize` False: images are only divided by 255,
-    signals left as they are. `classes` None: the largest label plus one. `only`: labels of the samples that are kept,
-    which are numbered anew in this order. `options`: the data set's, which an archive has no use for.
+    `mean` and `std` None: of the training samples, per channel. `normalize` False: images are only
+    divided by 255,
+    signals left as they are. `classes` None: the largest label plus one. `only`: labels of the
+    samples that are kept, which are numbered anew in this order. `options`: the data set's, which
+    an archive has no use for.
 
     Raises: FedpflError if files are absent and cannot be downloaded, a file is corrupt or not of
     its format, or the reader fails in any other way.
@@ -66,7 +70,9 @@ def load(
         else:
             raw = archive(file, getattr(SETS[name], "md5", ()))
             _without(options, SETS[name], file)
-        samples = checked(name, raw, f"{name} in {file or source.folder}", mean, std, classes, normalize)
+        samples = checked(
+            name, raw, f"{name} in {file or source.folder}", mean, std, classes, normalize
+        )
         return samples if only is None else of_classes(samples, only)
     except FedpflError:
         raise
@@ -80,12 +86,16 @@ def load(
 
 
 def _archive(source: Source, path: Path | None) -> Path | None:
-    """The archive that takes the place of the original files: the one that is named, else `<name>.npz`, if any."""
+    """The archive that takes the place of the original files: the one that is named, else
+    `<name>.npz`, if any.
+    """
     if path is not None:
         named = Path(path).expanduser()
         if not named.is_file():
             what = "a folder" if named.is_dir() else "not a file"
-            raise Absent(f"dataset.path={path} is {what}; give the path of an .npz archive with x and y")
+            raise Absent(
+                f"dataset.path={path} is {what}; give the path of an .npz archive with x and y"
+            )
         return named
     usual = source.folder / f"{source.name}.npz"
     return usual if source.name != "npz" and usual.is_file() else None

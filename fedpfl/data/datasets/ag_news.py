@@ -15,22 +15,30 @@ from fedpfl.data.datasets.shared.source import Source, file, kept, reading
 from fedpfl.ground.ranges import AtLeast
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-MD5 = {"train": "b1a00f826fdfbd249f79597b59e1dc12", "test": "d52ea96a97a2d943681189a97654912d"}  # torchtext's
+MD5 = {
+    "train": "b1a00f826fdfbd249f79597b59e1dc12",
+    "test": "d52ea96a97a2d943681189a97654912d",
+}  # torchtext's
 PLACE = "ag_news_csv/train.csv and ag_news_csv/test.csv"
 WORD = re.compile(r"[a-z0-9]+")
 PAD, UNKNOWN = 0, 1
 
 
 def ag_news(
-    source: Source, vocabulary: Annotated[int, AtLeast(3)] = 20_000, length: Annotated[int, AtLeast(1)] = 64
+    source: Source,
+    vocabulary: Annotated[int, AtLeast(3)] = 20_000,
+    length: Annotated[int, AtLeast(1)] = 64,
 ) -> Raw:
     """Read title and description (Zhang et al. 2015), training then test, int32 `[length]`.
 
-    Words are runs of letters a-z and digits of the lower-case text. The `vocabulary` - 2 most frequent of the training
-    part (of equals the first by alphabet) have ids from 2 on, the most frequent first; 1 is any other word, 0 fills up.
-    What is longer than `length` words is cut.
+    Words are runs of letters a-z and digits of the lower-case text. The `vocabulary` - 2 most
+    frequent of the training part (of equals the first by alphabet) have ids from 2 on, the most
+    frequent first; 1 is any other word, 0 fills up. What is longer than `length` words is cut.
     """
-    paths = {part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE) for part in MD5}
+    paths = {
+        part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE)
+        for part in MD5
+    }
 
     def make() -> Raw:
         texts = {part: _texts(path) for part, path in paths.items()}
@@ -57,7 +65,9 @@ def _texts(path: Path) -> list[tuple[list[str], int]]:
     return texts
 
 
-def _encoded(texts: list[tuple[list[str], int]], ids: dict[str, int], length: int) -> tuple[np.ndarray, np.ndarray]:
+def _encoded(
+    texts: list[tuple[list[str], int]], ids: dict[str, int], length: int
+) -> tuple[np.ndarray, np.ndarray]:
     x = np.full((len(texts), length), PAD, np.int32)
     for row, (text, _) in zip(x, texts, strict=True):
         known = [ids.get(word, UNKNOWN) for word in text[:length]]

@@ -7,5 +7,7 @@ from fedpfl.ground.vision import torchvision
 
 
 def cifar10(source: Source) -> Raw:
-    """Read the archive, or its folder where it is unpacked: uint8 `[3, 32, 32]`, training then test."""
+    """Read the archive, or its folder where it is unpacked: uint8 `[3, 32, 32]`, training then
+    test.
+    """
     return cifar(source, torchvision().CIFAR10)

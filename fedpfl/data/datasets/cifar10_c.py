@@ -14,7 +14,15 @@ from fedpfl.data.datasets.cifar10 import cifar10
 from fedpfl.data.datasets.shared import corruptions as recipes
 from fedpfl.data.datasets.shared.archive import archive
 from fedpfl.data.datasets.shared.samples import Raw
-from fedpfl.data.datasets.shared.source import Source, check_md5, corrupt, kept, reading, unpacked, wrong
+from fedpfl.data.datasets.shared.source import (
+    Source,
+    check_md5,
+    corrupt,
+    kept,
+    reading,
+    unpacked,
+    wrong,
+)
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Between
 
@@ -56,15 +64,22 @@ def cifar10_c(
     once: bool = False,
     made: bool = False,
 ) -> Raw:
-    """Read CIFAR-10's 10,000 test images under each corruption and severity (Hendrycks and Dietterich 2019).
+    """Read CIFAR-10's 10,000 test images under each corruption and severity (Hendrycks and
+    Dietterich 2019).
 
-    Groups are the corruptions. corruptions None: the 15 main ones, or of those the 14 that can be made. severity None:
-    all five, lightest first. once: each image under one of the corruptions and severities, in turn, not under all of
-    them: no image is then in one client's training part and, otherwise corrupted, in a test part. made: by the
-    published recipe, from CIFAR-10.
+    Groups are the corruptions. corruptions None: the 15 main ones, or of those the 14 that can be
+    made. severity None:
+    all five, lightest first. once: each image under one of the corruptions and severities, in turn,
+    not under all of
+    them: no image is then in one client's training part and, otherwise corrupted, in a test part.
+    made: by the published recipe, from CIFAR-10.
     """
     offered = tuple(name for name in MAIN if name in recipes.RECIPES) if made else tuple(MD5)
-    names = tuple(corruptions) if corruptions is not None else tuple(name for name in MAIN if name in offered)
+    names = (
+        tuple(corruptions)
+        if corruptions is not None
+        else tuple(name for name in MAIN if name in offered)
+    )
     unknown = [name for name in names if name not in offered]
     if unknown or not names or len(set(names)) != len(names):
         raise FedpflError(
@@ -84,7 +99,9 @@ def cifar10_c(
     return Raw(images, np.concatenate(y).astype(np.int64), np.concatenate(groups), names)
 
 
-def _published(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _published(
+    source: Source, kinds: Sequence[tuple[str, int]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of each corruption and severity."""
     with unpacked(source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,), hint=HINT) as root:
         y = _array(root / "labels.npy", LABELS_MD5)
@@ -102,14 +119,18 @@ def _array(path: Path, md5: str) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def _made(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _made(
+    source: Source, kinds: Sequence[tuple[str, int]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The same, made from CIFAR-10."""
     path = source.folder / "cifar10.npz"
     clean = archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
     start = clean.test_from if clean.test_from is not None else 5 * COUNT
     images, y = clean.x[start:].transpose(0, 2, 3, 1), np.asarray(clean.y[start:]).reshape(-1)
     if images.shape != (COUNT, 32, 32, 3) or images.dtype != np.uint8:
-        raise wrong(path, f"dataset.made needs CIFAR-10's {COUNT:,} test images after the training images")
+        raise wrong(
+            path, f"dataset.made needs CIFAR-10's {COUNT:,} test images after the training images"
+        )
     digest = hashlib.blake2b(images.tobytes(), digest_size=8).hexdigest()
 
     def make(name: str, severity: int) -> Raw:

@@ -1,4 +1,6 @@
-"""CINIC-10 (Darlow et al. 2018): 270,000 colour images of CIFAR-10's classes, of CIFAR-10 and ImageNet."""
+"""CINIC-10 (Darlow et al. 2018): 270,000 colour images of CIFAR-10's classes, of CIFAR-10 and
+ImageNet.
+"""
 
 from __future__ import annotations
 

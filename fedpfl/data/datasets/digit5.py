@@ -22,10 +22,20 @@ SIZES = {
     "syn": (25_000, 9_000),
     "usps": (7_438, 1_860),
 }  # training and test images
-FILES = ("mnist_data", "mnistm_with_label", "svhn_train_32x32", "svhn_test_32x32", "syn_number", "usps_28x28")
+FILES = (
+    "mnist_data",
+    "mnistm_with_label",
+    "svhn_train_32x32",
+    "svhn_test_32x32",
+    "syn_number",
+    "usps_28x28",
+)
 PARTS = {  # file, images and labels of the training and the test part
     "mnist": (("mnist_data", "train_32", "label_train"), ("mnist_data", "test_32", "label_test")),
-    "mnist_m": (("mnistm_with_label", "train", "label_train"), ("mnistm_with_label", "test", "label_test")),
+    "mnist_m": (
+        ("mnistm_with_label", "train", "label_train"),
+        ("mnistm_with_label", "test", "label_test"),
+    ),
     "svhn": (("svhn_train_32x32", "X", "y"), ("svhn_test_32x32", "X", "y")),
     "syn": (("syn_number", "train_data", "train_label"), ("syn_number", "test_data", "test_label")),
     "usps": (("usps_28x28", "train", "label_train"), ("usps_28x28", "test", "label_test")),
@@ -33,7 +43,8 @@ PARTS = {  # file, images and labels of the training and the test part
 
 
 def digit5(source: Source, size: Side = 32) -> Raw:
-    """Read the .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in three channels.
+    """Read the .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in
+    three channels.
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
@@ -53,13 +64,17 @@ def digit5(source: Source, size: Side = 32) -> Raw:
                 counted(root, f"labels of {domain}", len(y[-1]), SIZES[domain][part])
                 groups.append(np.full(len(x[-1]), number))
         start = sum(map(len, y[: len(SIZES)]))
-        return Raw(np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(SIZES), start)
+        return Raw(
+            np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(SIZES), start
+        )
 
     return kept(source, {"size": size}, paths.values(), make)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name; SVHN's images come first to last, USPS's cells as the others' arrays."""
+    """The arrays of a file by name; SVHN's images come first to last, USPS's cells as the others'
+    arrays.
+    """
     from scipy.io import loadmat
 
     with reading(path, wrong):
@@ -67,12 +82,15 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         if "X" in held:
             held["X"] = held["X"].transpose(3, 0, 1, 2)
         if "dataset" in held:
-            held |= zip(("train", "label_train", "test", "label_test"), held["dataset"].flat, strict=True)
+            held |= zip(
+                ("train", "label_train", "test", "label_test"), held["dataset"].flat, strict=True
+            )
         return held
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 `[images, 3, side, side]` of arrays without channels, with one or with three, first or last.
+    """uint8 `[images, 3, side, side]` of arrays without channels, with one or with three, first or
+    last.
 
     Raises ValueError for other arrays.
     """
@@ -102,6 +120,8 @@ def _resized(images: np.ndarray, size: int) -> np.ndarray:
     parts = []
     for some in np.array_split(images, max(1, len(images) // 4096)):
         tensor = torch.from_numpy(np.ascontiguousarray(some)).float()
-        tensor = torch.nn.functional.interpolate(tensor, size=(size, size), mode="bilinear", antialias=True)
+        tensor = torch.nn.functional.interpolate(
+            tensor, size=(size, size), mode="bilinear", antialias=True
+        )
         parts.append(tensor.round().clamp(0, 255).to(torch.uint8).numpy())
     return np.concatenate(parts)

@@ -13,9 +13,12 @@ from fedpfl.data.datasets.shared.source import Source
 
 def digits(source: Source) -> Raw:
     """Read 1,797 digits of 8 x 8 pixels, values 0..16 (Alpaydin and Kaynak 1998), as 28 x 28 uint8."""
-    # The file that its load_digits reads; to import scikit-learn would take as long as all else before the first line.
+    # The file that its load_digits reads; to import scikit-learn would take as long as all else
+    # before the first line.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = np.loadtxt(str(file), delimiter=",")
     small = torch.from_numpy(rows[:, :-1]).reshape(-1, 1, 8, 8) * (255 / 16)
-    large = torch.nn.functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
+    large = torch.nn.functional.interpolate(
+        small, size=(28, 28), mode="bilinear", align_corners=False
+    )
     return Raw(large.round().to(torch.uint8).numpy(), rows[:, -1].astype(int))

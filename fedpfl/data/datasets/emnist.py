@@ -11,7 +11,11 @@ from fedpfl.data.datasets.shared.source import Source, file, reading
 
 URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 MD5 = "58c8d27c78d21e728a6bc7b3cc06412e"
-NAMES = [f"emnist-byclass-{part}-{kind}-ubyte" for part in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
+NAMES = [
+    f"emnist-byclass-{part}-{kind}-ubyte"
+    for part in ("train", "test")
+    for kind in ("images-idx3", "labels-idx1")
+]
 
 
 def emnist(source: Source) -> Raw:

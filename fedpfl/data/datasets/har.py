@@ -22,12 +22,14 @@ Form = Literal["signals", "features"]
 def har(source: Source, form: Form = "signals") -> Raw:
     """Read windows of 2.56 s (Anguita et al. 2013), training then test; groups are the persons.
 
-    form: signals, float32 `[9, 128]`: acceleration of the body, angular velocity, total acceleration, each x, y, z;
-    or the authors' 561 features.
+    form: signals, float32 `[9, 128]`: acceleration of the body, angular velocity, total
+    acceleration, each x, y, z; or the authors' 561 features.
     """
     root = folder(source, PLACE, "UCI HAR Dataset")
     names = ["X"] if form == "features" else [f"Inertial Signals/{name}" for name in SIGNALS]
-    inputs = [root / part / f"{name}_{part}.txt" for part in SIZES for name in (*names, "y", "subject")]
+    inputs = [
+        root / part / f"{name}_{part}.txt" for part in SIZES for name in (*names, "y", "subject")
+    ]
     return kept(source, {"form": form}, inputs, lambda: _read(root, names))
 
 
@@ -59,6 +61,12 @@ def _table(path: Path, columns: int, rows: int | None = None) -> np.ndarray:
     with reading(path, wrong), warnings.catch_warnings():
         warnings.simplefilter("error")
         table = pandas.read_csv(path, sep=r"\s+", header=None, dtype=np.float32).to_numpy()
-    if table.shape != (len(table) if rows is None else rows, columns) or not np.isfinite(table).all():
-        raise wrong(path, f"{' x '.join(map(str, table.shape))} numbers, expected {rows or 'some'} x {columns}")
+    if (
+        table.shape != (len(table) if rows is None else rows, columns)
+        or not np.isfinite(table).all()
+    ):
+        raise wrong(
+            path,
+            f"{' x '.join(map(str, table.shape))} numbers, expected {rows or 'some'} x {columns}",
+        )
     return table

@@ -27,4 +27,9 @@ def mini_imagenet(source: Source, size: Side = 84) -> Raw:
         names += [root / "images" / row[0] for row in table[1:]]
         kinds += [row[1] for row in table[1:]]
     counted(root, "images in its three lists", len(names), SIZE)
-    return kept(source, {"size": size}, [*names, *lists], lambda: Raw(images(names, size), numbered(kinds)[0]))
+    return kept(
+        source,
+        {"size": size},
+        [*names, *lists],
+        lambda: Raw(images(names, size), numbered(kinds)[0]),
+    )

@@ -7,4 +7,6 @@ from fedpfl.ground.errors import FedpflError
 
 def npz(source: Source) -> Raw:
     """Refuse: with `dataset.path` no reader is asked."""
-    raise FedpflError("dataset=npz needs dataset.path=FILE.npz, an archive with x (uint8) and y (integers)")
+    raise FedpflError(
+        "dataset=npz needs dataset.path=FILE.npz, an archive with x (uint8) and y (integers)"
+    )

@@ -4,9 +4,7 @@ from fedpfl.data.datasets.shared.images import Side, domains
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, folder
 
-PLACE = (
-    "OfficeHomeDataset_10072016/ with Art, Clipart, Product and 'Real World' (https://www.hemanthdv.org, OfficeHome)"
-)
+PLACE = "OfficeHomeDataset_10072016/ with Art, Clipart, Product and 'Real World' (https://www.hemanthdv.org, OfficeHome)"
 SIZES = {"Art": 2_427, "Clipart": 4_365, "Product": 4_439, "Real World": 4_357}
 
 

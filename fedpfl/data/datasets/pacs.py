@@ -4,7 +4,9 @@ from fedpfl.data.datasets.shared.images import Side, domains
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, folder
 
-PLACE = "PACS/ with art_painting, cartoon, photo and sketch (https://domaingeneralization.github.io)"
+PLACE = (
+    "PACS/ with art_painting, cartoon, photo and sketch (https://domaingeneralization.github.io)"
+)
 SIZES = {"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}
 
 

@@ -1,4 +1,6 @@
-"""LEAF's Shakespeare (Caldas et al. 2018, arXiv:1812.01097): the next letter in what the roles of the plays say."""
+"""LEAF's Shakespeare (Caldas et al. 2018, arXiv:1812.01097): the next letter in what the roles of
+the plays say.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,17 @@ from fedpfl.data.datasets.shared.leaf import Part, clients
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
-LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # in LEAF's order
+# In LEAF's order
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
 
 
 def shakespeare(source: Source) -> Raw:
-    """Read places in LETTERS of 80 letters, int32 `[80]`, and of the next one; groups are the roles.
+    """Read places in LETTERS of 80 letters, int32 `[80]`, and of the next one; groups are the
+    roles.
 
-    A letter that is not in LETTERS is an error: LEAF's own code takes it for the last one where it is the label.
+    A letter that is not in LETTERS is an error: LEAF's own code takes it for the last one where it
+    is the label.
     """
     return clients(source, _texts)
 

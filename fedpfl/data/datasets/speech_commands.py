@@ -18,15 +18,17 @@ FILES, WORDS = 105_829, 35
 
 
 def speech_commands(source: Source) -> Raw:
-    """Read version 0.02 (Warden 2018): 35 words, float32 `[1, 32, 32]` (band, time), in order of the published lists:
-    training, validation, test. Groups are the speakers.
+    """Read version 0.02 (Warden 2018): 35 words, float32 `[1, 32, 32]` (band, time), in order of
+    the published lists: training, validation, test. Groups are the speakers.
 
-    Clips are cut or filled up with silence to one second. 32 mel bands from 20 Hz to 8 kHz, windows of 64 ms every
-    32 ms, natural logarithm of the power plus 1e-6.
+    Clips are cut or filled up with silence to one second. 32 mel bands from 20 Hz to 8 kHz, windows
+    of 64 ms every 32 ms, natural logarithm of the power plus 1e-6.
     """
     base, archive = "SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02.tar.gz"
     with unpacked(source, base, archive, (MD5,), (URL,), flat=True) as root:
-        paths = sorted(path for path in root.glob("*/*.wav") if not path.parent.name.startswith("_"))
+        paths = sorted(
+            path for path in root.glob("*/*.wav") if not path.parent.name.startswith("_")
+        )
         counted(root, "clips", len(paths), FILES)
         return kept(source, {}, paths, lambda: _read(root, paths))
 
@@ -54,10 +56,15 @@ def _read(root: Path, paths: list[Path]) -> Raw:
 def _clip(path: Path) -> np.ndarray:
     """A second of a file of 16-bit samples, float32 from -1 to 1."""
     with reading(path, wrong), wave.open(str(path), "rb") as sound:
-        form, frames = (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()), sound.getnframes()
+        form, frames = (
+            (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()),
+            sound.getnframes(),
+        )
         if form != (1, 2, RATE) or not frames:
             expected = f"expected (1, 2, {RATE})"
-            raise ValueError(f"channels, bytes per sample and rate are {form}, of {frames} samples; {expected}")
+            raise ValueError(
+                f"channels, bytes per sample and rate are {form}, of {frames} samples; {expected}"
+            )
         data = sound.readframes(RATE)
         if len(data) != 2 * min(frames, RATE):
             raise ValueError(f"it is cut short: {len(data)} bytes of {frames} samples")
@@ -65,7 +72,9 @@ def _clip(path: Path) -> np.ndarray:
 
 
 def log_mel(clip: np.ndarray, filters: np.ndarray) -> np.ndarray:
-    """`[bands, times]` of a clip `[RATE]`, whose ends are mirrored so that windows are centred on every HOP samples."""
+    """`[bands, times]` of a clip `[RATE]`, whose ends are mirrored so that windows are centred on
+    every HOP samples.
+    """
     padded = np.pad(clip, WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
@@ -74,7 +83,9 @@ def log_mel(clip: np.ndarray, filters: np.ndarray) -> np.ndarray:
 
 
 def mel_filters() -> np.ndarray:
-    """Return triangles of height 1 with corners at equal steps of mel = 2595 log10(1 + f / 700), `[bands, bins]`."""
+    """Return triangles of height 1 with corners at equal steps of mel = 2595 log10(1 + f / 700),
+    `[bands, bins]`.
+    """
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in (20, RATE / 2))
     corners = 700 * (10 ** (np.linspace(low, high, BANDS + 2) / 2595) - 1)
     bins = np.fft.rfftfreq(WINDOW, 1 / RATE)

@@ -6,7 +6,9 @@ from fedpfl.ground.vision import torchvision
 
 
 def svhn(source: Source) -> Raw:
-    """Read the two .mat files: uint8 `[3, 32, 32]`, training then test, without extra; the digit 0 is class 0."""
+    """Read the two .mat files: uint8 `[3, 32, 32]`, training then test, without extra; the digit 0
+    is class 0.
+    """
     kind = torchvision().SVHN
     for split in ("train", "test"):
         url, name, md5 = kind.split_list[split]

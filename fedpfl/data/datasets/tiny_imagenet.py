@@ -17,7 +17,8 @@ SIZES = (100_000, 10_000)  # training and validation
 
 
 def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
-    """Read uint8 `[3, size, size]`, classes in order of their WordNet ids; training, then validation.
+    """Read uint8 `[3, size, size]`, classes in order of their WordNet ids; training, then
+    validation.
 
     The validation part is the test part, as the published test part has no labels.
     """

@@ -1,8 +1,9 @@
 """Who holds which samples. Each scheme is a pure function of labels, number of clients and seed.
 
-Schemes return disjoint sets of indices (but for fixed_dirichlet and files, whose clients may share samples), at least
-one training sample per client, and the client's own test split: of a client's n shuffled samples the first
-`int(test_fraction * n)`, or samples of the data set's original test part, or what a file says.
+Schemes return disjoint sets of indices (but for fixed_dirichlet and files, whose clients may share
+samples), at least one training sample per client, and the client's own test split: of a client's n
+shuffled samples the first `int(test_fraction * n)`, or samples of the data set's original test
+part, or what a file says.
 """
 
 from __future__ import annotations
@@ -22,19 +23,32 @@ __all__ = ["GIVEN", "SCHEMES", "Index", "Partition", "ask", "check", "deal"]
 
 SCHEMES: dict[str, Callable[..., Partition]] = {
     scheme.__name__: scheme
-    for scheme in (dirichlet, published, iid, shards, groups, shuffled_shards, fixed_dirichlet, file)
+    for scheme in (
+        dirichlet,
+        published,
+        iid,
+        shards,
+        groups,
+        shuffled_shards,
+        fixed_dirichlet,
+        file,
+    )
 }
 GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")
 """Arguments of schemes that are not chosen with them."""
 
 
-def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
+def deal(
+    scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any
+) -> Partition:
     """Deal a data set's samples by a scheme, which is given what it asks for beside the labels.
 
     Raises: FedpflError if there are too few samples, or clients are dealt what cannot be.
     """
     if clients > len(samples.y):
-        raise FedpflError(f"clients must be at most the number of samples, {len(samples.y)}, got {clients}")
+        raise FedpflError(
+            f"clients must be at most the number of samples, {len(samples.y)}, got {clients}"
+        )
     parts = ask(scheme, samples, clients, seed, **options)
     name = next((name for name, known in SCHEMES.items() if known is scheme), "...")
     where = "partition.path" if scheme is file else f"partition={name}"
@@ -42,8 +56,12 @@ def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed:
     return parts
 
 
-def ask(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
-    """Return a scheme's answer, not yet checked. Labels and groups are copies, which it cannot spoil."""
+def ask(
+    scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any
+) -> Partition:
+    """Return a scheme's answer, not yet checked. Labels and groups are copies, which it cannot
+    spoil.
+    """
     facts = {
         "groups": None if samples.groups is None else samples.groups.numpy().copy(),
         "group_names": samples.group_names,

@@ -1,4 +1,6 @@
-"""What the schemes share: the result, the types of their options, the split of one client's samples."""
+"""What the schemes share: the result, the types of their options, the split of one client's
+samples.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ Fraction = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Sample indices per client, int64; `attempts` counts the draws that the published scheme needed.
+    """Sample indices per client, int64; `attempts` counts the draws that the published scheme
+    needed.
 
-    validation: where a file holds samples out; else empty. notes: lines for the user about what was dealt.
+    validation: where a file holds samples out; else empty. notes: lines for the user about what was
+    dealt.
     """
 
     train: tuple[Index, ...]
@@ -48,15 +52,22 @@ def trim(held: list[Index], samples: int, client: int, key: str) -> list[Index]:
             f"{client}; lower it, or lower clients"
         )
     keep = np.zeros_like(sizes)
-    for place, shard in enumerate(np.argsort(sizes, kind="stable")):  # smallest first: what it lacks, the others give
+    for place, shard in enumerate(
+        np.argsort(sizes, kind="stable")
+    ):  # smallest first: what it lacks, the others give
         keep[shard] = min(sizes[shard], -(-(samples - keep.sum()) // (len(held) - place)))
     return [shard[:count] for shard, count in zip(held, keep, strict=True)]
 
 
 def shards_of(
-    stacks: list[list[Index]], hands: Iterable[np.ndarray], samples: int | None, key: str = "samples_per_client"
+    stacks: list[list[Index]],
+    hands: Iterable[np.ndarray],
+    samples: int | None,
+    key: str = "samples_per_client",
 ) -> list[Index]:
-    """Give each client a shard of each class in its hand; of these, with `samples`, it keeps that many."""
+    """Give each client a shard of each class in its hand; of these, with `samples`, it keeps that
+    many.
+    """
     owned = []
     for client, hand in enumerate(hands):
         held = [stacks[kind].pop() for kind in hand]
@@ -64,8 +75,12 @@ def shards_of(
     return owned
 
 
-def split(owned: Sequence[Index], test_fraction: float, rng: Generator, attempts: int = 1) -> Partition:
-    """Shuffle each client's samples in order of the clients; the first `int(test_fraction * n)` are its test split."""
+def split(
+    owned: Sequence[Index], test_fraction: float, rng: Generator, attempts: int = 1
+) -> Partition:
+    """Shuffle each client's samples in order of the clients; the first `int(test_fraction * n)` are
+    its test split.
+    """
     train, test = [], []
     for index in owned:
         rng.shuffle(index)
@@ -92,15 +107,27 @@ def check(parts: Partition, clients: int, samples: int, where: str, path: object
     of, mend = (f" of {path}", "the file") if path else ("", "its code")
     splits: dict[str, Any] = {name: getattr(parts, name, None) for name in SPLITS}
     if not all(isinstance(own, tuple | list) for own in splits.values()):
-        raise FedpflError(f"{where} must answer with a fedpfl.data.partition.Partition, got {type(parts).__name__}")
-    if dealt := {len(own) for name, own in splits.items() if own or name != "validation"} - {clients}:
-        raise FedpflError(f"clients must be {min(dealt)}, as {path or where} deals to so many, got {clients}")
+        raise FedpflError(
+            f"{where} must answer with a fedpfl.data.partition.Partition, got {type(parts).__name__}"
+        )
+    if dealt := {len(own) for name, own in splits.items() if own or name != "validation"} - {
+        clients
+    }:
+        raise FedpflError(
+            f"clients must be {min(dealt)}, as {path or where} deals to so many, got {clients}"
+        )
     role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
     for bit, name in enumerate(SPLITS):
         for client, index in enumerate(splits[name]):
             holder = f"{where}: client {client}{of}"
-            if not isinstance(index, np.ndarray) or index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-                raise FedpflError(f"{holder} has {name} samples that are no array of whole numbers; mend {mend}")
+            if (
+                not isinstance(index, np.ndarray)
+                or index.ndim != 1
+                or (index.size and index.dtype.kind not in "iu")
+            ):
+                raise FedpflError(
+                    f"{holder} has {name} samples that are no array of whole numbers; mend {mend}"
+                )
             if not index.size:
                 if name == "train":
                     raise FedpflError(f"{holder} has no training samples; leave it out")

@@ -12,17 +12,25 @@ from fedpfl.data import npz
 from fedpfl.data.partition.common import SPLITS, Fraction, Index, Partition, split
 from fedpfl.ground.errors import FedpflError, reason
 
-AMBIGUOUS = {*SPLITS, "val", "valid", "training", "testing"}  # a client's splits, or clients of such names
+AMBIGUOUS = {
+    *SPLITS,
+    "val",
+    "valid",
+    "training",
+    "testing",
+}  # a client's splits, or clients of such names
 Owned = list[Index] | dict[str, list[Index]]
 """Indices per client, of all its samples or by split."""
 
 
-def file(y: np.ndarray, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25) -> Partition:
+def file(
+    y: np.ndarray, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25
+) -> Partition:
     """Deal samples as a file says, by their places in the data set: a run's partition.npz, or JSON.
 
-    JSON holds a list or an object with an entry per client: an object of its `train`, `test` and, if there are any,
-    `val` (or `validation`) samples, or a list of all its samples, which `test_fraction` and the seed split. FL-bench's
-    partition has such a list under `data_indices`.
+    JSON holds a list or an object with an entry per client: an object of its `train`, `test` and,
+    if there are any, `val` (or `validation`) samples, or a list of all its samples, which
+    `test_fraction` and the seed split. FL-bench's partition has such a list under `data_indices`.
 
     Raises: FedpflError if the file is absent or is no such file.
     """
@@ -46,7 +54,9 @@ def _read(path: Path) -> Owned:
         return _npz(path) if path.suffix == ".npz" else _json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
         why = reason(error, kind=True)
-        raise FedpflError(f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md") from None
+        raise FedpflError(
+            f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md"
+        ) from None
 
 
 def _npz(path: Path) -> dict[str, list[Index]]:
@@ -78,7 +88,9 @@ def _json(path: Path) -> Owned:
     held = held.get("data_indices", held) if isinstance(held, dict) else held
     if isinstance(held, dict):
         if AMBIGUOUS & {key.lower() for key in held}:
-            raise ValueError("train, test and val are of a client, but stand where clients do; give a list of clients")
+            raise ValueError(
+                "train, test and val are of a client, but stand where clients do; give a list of clients"
+            )
         numbers = all(key.isdecimal() for key in held)
         held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
     if not isinstance(held, list) or not held:
@@ -90,7 +102,9 @@ def _json(path: Path) -> Owned:
         named = entry if isinstance(entry, dict) else {}
         splits = {"validation" if name == "val" else name: values for name, values in named.items()}
         if not {"train", "test"} <= splits.keys() <= {*SPLITS}:
-            raise ValueError(f"client {client} has neither a list of samples nor train, test and val")
+            raise ValueError(
+                f"client {client} has neither a list of samples nor train, test and val"
+            )
         for name in SPLITS:
             owned[name].append(_indices(splits.get(name, []), client))
     return owned

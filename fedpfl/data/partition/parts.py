@@ -1,4 +1,6 @@
-"""Schemes that know more of samples than their labels: which group they are from, which were the original test part."""
+"""Schemes that know more of samples than their labels: which group they are from, which were the
+original test part.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,16 @@ def groups(
     test_from: int | None = None,
     test_fraction: Fraction | None = 0.25,
 ) -> Partition:
-    """Make natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
+    """Make natural clients: each is one group (a domain, a person, a role), or an equal random part
+    of one.
 
-    `groups` and `group_names` are the data set's. Groups of fewer than `min_samples` are left out; the others come in
-    order, clients / groups clients each, or as many as there are clients, drawn at random. With `samples_per_client`
-    each client keeps that many. test_fraction None: a client is tested on its samples of the original test part.
+    `groups` and `group_names` are the data set's. Groups of fewer than `min_samples` are left out;
+    the others come in order, clients / groups clients each, or as many as there are clients, drawn
+    at random. With `samples_per_client` each client keeps that many. test_fraction None: a client
+    is tested on its samples of the original test part.
 
-    Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a group has too few
-    samples, or there is no test part.
+    Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a
+    group has too few samples, or there is no test part.
     """
     if groups is None:
         raise FedpflError(
@@ -56,7 +60,11 @@ def groups(
     taken = _taken(groups, clients, min_samples, rng)
     each, needed = clients // len(taken), samples_per_client or 1
     pieces: list[Index] = []
-    names = [group_names[number] if group_names else str(number) for number, _ in taken for _ in range(each)]
+    names = [
+        group_names[number] if group_names else str(number)
+        for number, _ in taken
+        for _ in range(each)
+    ]
     for place, (_, index) in enumerate(taken):
         parts = np.array_split(rng.permutation(index), each)
         if len(parts[-1]) < needed:
@@ -67,7 +75,10 @@ def groups(
         pieces += [part[:samples_per_client] for part in parts]
     if test_fraction is not None:
         return split(pieces, test_fraction, rng)
-    train, test = ([index[(index >= test_from) == held].astype(np.int64) for index in pieces] for held in (False, True))
+    train, test = (
+        [index[(index >= test_from) == held].astype(np.int64) for index in pieces]
+        for held in (False, True)
+    )
     for client, index in enumerate(train):
         if not len(index):
             raise FedpflError(
@@ -77,14 +88,23 @@ def groups(
     return Partition(tuple(train), tuple(test))
 
 
-def _taken(groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.Generator) -> list[tuple[int, Index]]:
-    """Numbers and samples of the groups that clients are made of: of those large enough as many as there are clients.
+def _taken(
+    groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.Generator
+) -> list[tuple[int, Index]]:
+    """Numbers and samples of the groups that clients are made of: of those large enough as many as
+    there are clients.
 
     Raises FedpflError if there are none, or clients are more and no multiple of them.
     """
-    large = [(number, index) for number, index in enumerate(by_class(groups)) if len(index) >= min_samples]
+    large = [
+        (number, index)
+        for number, index in enumerate(by_class(groups))
+        if len(index) >= min_samples
+    ]
     if not large:
-        raise FedpflError(f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it")
+        raise FedpflError(
+            f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it"
+        )
     if clients < len(large):
         return [large[place] for place in sorted(rng.choice(len(large), clients, replace=False))]
     if clients % len(large):
@@ -107,12 +127,14 @@ def shuffled_shards(
     test_samples_per_client: Count | None = None,
     test_fraction: Fraction | None = None,
 ) -> Partition:
-    """Make the pathological split with classes dealt at random, and the original test part split likewise.
+    """Make the pathological split with classes dealt at random, and the original test part split
+    likewise.
 
-    Each of C classes is cut into `classes_per_client` * clients / C equal shards. The class ids, each as often as it
-    has shards, are shuffled and dealt, `classes_per_client` to each client, who may be dealt one twice; the same hands
-    hold for the training and the test part (the data set's, from `test_from` on; or `test_fraction` of each class).
-    `samples_per_client` and `test_samples_per_client`: keep that many, as evenly over the shards as they allow.
+    Each of C classes is cut into `classes_per_client` * clients / C equal shards. The class ids,
+    each as often as it has shards, are shuffled and dealt, `classes_per_client` to each client, who
+    may be dealt one twice; the same hands hold for the training and the test part (the data set's,
+    from `test_from` on; or `test_fraction` of each class). `samples_per_client` and
+    `test_samples_per_client`: keep that many, as evenly over the shards as they allow.
 
     Raises: FedpflError if there is no test part, or a class has too few samples.
     """
@@ -135,7 +157,10 @@ def shuffled_shards(
 
     def part(pool: list[Index], samples: int | None, key: str) -> tuple[Index, ...]:
         stacks = [np.array_split(rng.permutation(index), each) for index in pool]
-        return tuple(rng.permutation(index).astype(np.int64) for index in shards_of(stacks, hands, samples, key))
+        return tuple(
+            rng.permutation(index).astype(np.int64)
+            for index in shards_of(stacks, hands, samples, key)
+        )
 
     return Partition(
         part(train, samples_per_client, "samples_per_client"),
@@ -153,18 +178,21 @@ def fixed_dirichlet(
     train_samples: Count = 500,
     test_samples: Annotated[int, AtLeast(0)] = 100,
 ) -> Partition:
-    """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts of a client.
+    """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts
+    of a client.
 
-    A client has round(`train_samples` q_c) samples of class c, the last class the rest, and so many of the test part
-    by `test_samples`. It draws without replacement from all samples of a class, so CLIENTS MAY SHARE SAMPLES; but what
-    one trains on no other is tested on. Where the data set has no original test part, a random share of each class is
-    set apart for it.
+    A client has round(`train_samples` q_c) samples of class c, the last class the rest, and so many
+    of the test part by `test_samples`. It draws without replacement from all samples of a class, so
+    CLIENTS MAY SHARE SAMPLES; but what one trains on no other is tested on. Where the data set has
+    no original test part, a random share of each class is set apart for it.
 
     Raises: FedpflError if a class has fewer samples than a client is to have of it.
     """
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
-            raise FedpflError(f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it")
+            raise FedpflError(
+                f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it"
+            )
     rng = np.random.default_rng(seed)
     share = test_samples / (train_samples + test_samples)
     pools = _halves(y, test_from, None if test_from else share, rng, "fixed_dirichlet")
@@ -178,7 +206,10 @@ def fixed_dirichlet(
                 f"partition=fixed_dirichlet: a client is to have {counts[short[0]]} samples of a class that has "
                 f"{sizes[short[0]]}; lower partition.{key}, or raise partition.alpha"
             )
-        chosen = [rng.choice(index, count, replace=False) for index, count in zip(pool, counts, strict=True)]
+        chosen = [
+            rng.choice(index, count, replace=False)
+            for index, count in zip(pool, counts, strict=True)
+        ]
         return rng.permutation(np.concatenate(chosen)).astype(np.int64)
 
     train, test = [], []
@@ -193,7 +224,9 @@ def fixed_dirichlet(
 
 
 def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
-    """Return round(total q_c) of each class; the last takes the rest, and if there is none, the largest gives."""
+    """Return round(total q_c) of each class; the last takes the rest, and if there is none, the
+    largest gives.
+    """
     counts = np.round(total * proportions).astype(np.int64)
     counts[-1] = total - counts[:-1].sum()
     if counts[-1] < 0:
@@ -203,9 +236,15 @@ def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
 
 
 def _halves(
-    y: np.ndarray, test_from: int | None, test_fraction: float | None, rng: np.random.Generator, scheme: str
+    y: np.ndarray,
+    test_from: int | None,
+    test_fraction: float | None,
+    rng: np.random.Generator,
+    scheme: str,
 ) -> tuple[list[Index], list[Index]]:
-    """Training and test samples of each class that has any: the original parts, or a random share of each class."""
+    """Training and test samples of each class that has any: the original parts, or a random share
+    of each class.
+    """
     classes = [index for index in by_class(y) if len(index)]
     if test_fraction is not None:
         shuffled = [(rng.permutation(index), int(test_fraction * len(index))) for index in classes]
@@ -215,4 +254,6 @@ def _halves(
             f"partition={scheme} splits the data set's original test part, and this one has none; set "
             "partition.test_fraction to set a share of each class apart"
         )
-    return [index[index < test_from] for index in classes], [index[index >= test_from] for index in classes]
+    return [index[index < test_from] for index in classes], [
+        index[index >= test_from] for index in classes
+    ]

@@ -1,4 +1,6 @@
-"""Schemes over labels alone: Dirichlet skew, the published split, equal parts, shards of few classes."""
+"""Schemes over labels alone: Dirichlet skew, the published split, equal parts, shards of few
+classes.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,14 @@ def dirichlet(
 ) -> Partition:
     """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
 
-    Each class is cut over the clients by d ~ Dir(alpha, ..., alpha) `[clients]` (Yurochkin et al. 2019). Then each
-    client below `min_samples`, in order, is filled up with random samples of whichever client is the largest.
+    Each class is cut over the clients by d ~ Dir(alpha, ..., alpha) `[clients]` (Yurochkin et al.
+    2019). Then each client below `min_samples`, in order, is filled up with random samples of
+    whichever client is the largest.
 
-    With `samples_per_client` each client instead draws class proportions p ~ Dir(alpha, ..., alpha) `[classes]` (as
-    Hsu et al. 2019) and takes exactly that many samples by them, without replacement; where a class runs out, p is
-    restricted to the classes left. `min_samples` then plays no part.
+    With `samples_per_client` each client instead draws class proportions p ~ Dir(alpha, ..., alpha)
+    `[classes]` (as Hsu et al. 2019) and takes exactly that many samples by them, without
+    replacement; where a class runs out, p is restricted to the classes left. `min_samples` then
+    plays no part.
 
     Raises: FedpflError if there are too few samples.
     """
@@ -58,8 +62,12 @@ def dirichlet(
     return split(owned, test_fraction, rng)
 
 
-def _describe_repair(before: list[int], after: list[int], min_samples: int, alpha: float) -> tuple[str, ...]:
-    """Return a line on how much of a Dirichlet split was filled up, where that is a tenth of the clients or more."""
+def _describe_repair(
+    before: list[int], after: list[int], min_samples: int, alpha: float
+) -> tuple[str, ...]:
+    """Return a line on how much of a Dirichlet split was filled up, where that is a tenth of the
+    clients or more.
+    """
     filled = sum(size < min_samples for size in before)
     if filled * 10 < len(before):
         return ()
@@ -81,9 +89,11 @@ def published(
     max_attempts: Count = 1000,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
-    """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients have `min_samples`.
+    """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients
+    have `min_samples`.
 
-    One legacy NumPy stream (MT19937) serves everything. The order to which a class was shuffled is carried over to the
+    One legacy NumPy stream (MT19937) serves everything. The order to which a class was shuffled is
+    carried over to the
     next attempt. Source: the authors' public code, a fork of FL-bench.
 
     Raises: FedpflError if there are too few samples, and after `max_attempts` draws.
@@ -103,9 +113,15 @@ def published(
 
 
 def iid(
-    y: np.ndarray, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Fraction = 0.25
+    y: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    samples_per_client: Count | None = None,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
-    """Cut a random permutation into parts whose sizes differ by at most one (or are all `samples_per_client`).
+    """Cut a random permutation into parts whose sizes differ by at most one (or are all
+    `samples_per_client`).
 
     Raises: FedpflError if there are too few samples.
     """
@@ -125,13 +141,15 @@ def shards(
     samples_per_client: Count | None = None,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
-    """Make the pathological split: each client holds one shard of each of exactly `classes_per_client` classes.
+    """Make the pathological split: each client holds one shard of each of exactly
+    `classes_per_client` classes.
 
-    In order, each client takes the classes dealt least often so far, ties at random; so two classes differ by at most
-    one shard, whatever clients * classes_per_client. Then each class is cut into equal shards (McMahan et al. 2017 cut
-    the sorted labels, where a client's shards may coincide in class; here they never do). A class dealt to nobody,
-    which happens if clients * classes_per_client < classes, is left out. With `samples_per_client` each client keeps
-    that many, as evenly over its shards as they allow.
+    In order, each client takes the classes dealt least often so far, ties at random; so two classes
+    differ by at most one shard, whatever clients * classes_per_client. Then each class is cut into
+    equal shards (McMahan et al. 2017 cut the sorted labels, where a client's shards may coincide in
+    class; here they never do). A class dealt to nobody, which happens if clients *
+    classes_per_client < classes, is left out. With `samples_per_client` each client keeps that
+    many, as evenly over its shards as they allow.
 
     Raises: FedpflError if a class or a client has too few samples.
     """
@@ -169,12 +187,16 @@ def shards(
 
 
 def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> list[Index]:
-    """One draw: shuffle each class in place, cut it by Dir(alpha) proportions, give piece k to client k."""
+    """One draw: shuffle each class in place, cut it by Dir(alpha) proportions, give piece k to
+    client k.
+    """
     pieces: list[list[Index]] = [[] for _ in range(clients)]
     for index in classes:
         rng.shuffle(index)
         share = rng.dirichlet(np.full(clients, alpha))
-        if not np.isfinite(share).all():  # the legacy generator underflows for tiny alpha, whose limit is one client
+        if not np.isfinite(
+            share
+        ).all():  # the legacy generator underflows for tiny alpha, whose limit is one client
             share = np.eye(clients)[rng.choice(clients)]
         cuts = (np.cumsum(share) * len(index)).astype(int)[:-1]
         for client, piece in enumerate(np.split(index, cuts)):
@@ -183,9 +205,11 @@ def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> li
 
 
 def _repair(owned: list[Index], minimum: int) -> list[Index]:
-    """Fill clients below `minimum` from the tail of the largest client, which never falls below `minimum` itself.
+    """Fill clients below `minimum` from the tail of the largest client, which never falls below
+    `minimum` itself.
 
-    It ends: while one client is below the minimum, the mean is not (checked before), so the largest is above it.
+    It ends: while one client is below the minimum, the mean is not (checked before), so the largest
+    is above it.
     """
     sizes = np.array([len(index) for index in owned])
     for client in range(len(owned)):
@@ -199,8 +223,12 @@ def _repair(owned: list[Index], minimum: int) -> list[Index]:
     return owned
 
 
-def _fixed_sizes(y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator) -> list[Index]:
-    """`samples` per client, by class proportions ~ Dir(alpha), restricted to the classes that have samples left."""
+def _fixed_sizes(
+    y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator
+) -> list[Index]:
+    """`samples` per client, by class proportions ~ Dir(alpha), restricted to the classes that have
+    samples left.
+    """
     classes = by_class(y)
     for index in classes:
         rng.shuffle(index)
@@ -209,7 +237,9 @@ def _fixed_sizes(y: np.ndarray, clients: int, alpha: float, samples: int, rng: n
     for _ in range(clients):
         share = rng.dirichlet(np.full(len(classes), alpha))
         pieces, need = [], samples
-        while need:  # each further pass has exhausted a class, so there are at most `classes` passes
+        while (
+            need
+        ):  # each further pass has exhausted a class, so there are at most `classes` passes
             share = np.where(left > 0, share, 0.0)
             if share.sum() <= 0:
                 share = left.astype(float)

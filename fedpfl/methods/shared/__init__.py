@@ -1,1 +1,3 @@
-"""What several methods are made of: the contract, minibatches, scores, sub-models, families with a base."""
+"""What several methods are made of: the contract, minibatches, scores, sub-models, families with a
+base.
+"""

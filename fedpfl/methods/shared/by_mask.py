@@ -9,7 +9,8 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class ByMask(Method):
-    """Lay a client's personal entries over the server's where `client["mask"]` holds: it is there after `prepare`.
+    """Lay a client's personal entries over the server's where `client["mask"]` holds: it is there
+    after `prepare`.
 
     The mask is element-wise and has the names of the tensors in which something can be personal.
     """
@@ -29,4 +30,7 @@ class ByMask(Method):
     def metrics(self, server, client):
         """Count the personal entries of each tensor, and return their share of all entries."""
         counts = {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}
-        return {"personal_share": tree.flat(client["mask"]).sum().double() / tree.size(server), **counts}
+        return {
+            "personal_share": tree.flat(client["mask"]).sum().double() / tree.size(server),
+            **counts,
+        }

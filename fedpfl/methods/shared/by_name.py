@@ -1,4 +1,6 @@
-"""The family of methods whose clients keep some entries of the model, chosen by name, to themselves."""
+"""The family of methods whose clients keep some entries of the model, chosen by name, to
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class ByName(Method):
-    """Lay a client's personal entries over the server's. A client that was never sampled has the initial ones."""
+    """Lay a client's personal entries over the server's. A client that was never sampled has the
+    initial ones.
+    """
 
     _key: ClassVar[str] = "own"
     """The name of these entries in the client's state."""
@@ -39,7 +43,9 @@ class ByName(Method):
         return tree.without(end, names), {self._key: tree.named(end, names)}
 
     def _head_loss(self, server, client, net, params, batch):
-        """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do not move."""
+        """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do
+        not move.
+        """
         return batch.cross_entropy(self.predict(net.still(), params, batch))
 
 
@@ -57,7 +63,9 @@ def top(parts: Parts, layers: int) -> tuple[str, ...]:
     """Return the names in the last `layers` of a network. Raises FedpflError where it has fewer."""
     below = len(parts.layers) - layers
     if below < 0:
-        raise FedpflError(f"method.layers must be at most {len(parts.layers)}, the network's layers, got {layers}")
+        raise FedpflError(
+            f"method.layers must be at most {len(parts.layers)}, the network's layers, got {layers}"
+        )
     if layers and below:
         _ = parts.head  # raises where it is not clear which layer is the last
     return tuple(name for layer in parts.layers[below:] for name in layer)

@@ -1,4 +1,6 @@
-"""Which entries are critical, how alike clients are in that, and who therefore collaborates: FedCAC, FedPURIN."""
+"""Which entries are critical, how alike clients are in that, and who therefore collaborates:
+FedCAC, FedPURIN.
+"""
 
 import math
 
@@ -25,18 +27,23 @@ def highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
 
 
 def overlaps(masks: Tree) -> Tensor:
-    """Return O `[clients, clients]`, float64, of stacked masks: |m_i - m_j| counts as n_i + n_j - 2 (m_i and m_j)."""
+    """Return O `[clients, clients]`, float64, of stacked masks: |m_i - m_j| counts as n_i + n_j - 2
+    (m_i and m_j).
+    """
     flat = [leaf.flatten(1).float() for leaf in tree.leaves(masks)]
-    both = torch.stack([(leaf @ leaf.T).double() for leaf in flat]).sum(0)  # whole numbers, exact below 2^24 a tensor
+    both = torch.stack([(leaf @ leaf.T).double() for leaf in flat]).sum(
+        0
+    )  # whole numbers, exact below 2^24 a tensor
     own, other = both.diagonal().unsqueeze(1), both.diagonal()
     return torch.where(own > 0, 1 - (own + other - 2 * both) / (2 * own), 0.0)
 
 
 def collaborators(overlap: Tensor, played: int, beta: int) -> Tensor:
-    """Tell whether client i takes the mean over client j too, bool `[clients, clients]`; over itself it always does.
+    """Tell whether client i takes the mean over client j too, bool `[clients, clients]`; over
+    itself it always does.
 
-    The threshold is counted down from the maximum, O_max - (1 - t / beta) (O_max - O_avg): exactly O_max at t = beta
-    and where all overlaps are equal.
+    The threshold is counted down from the maximum, O_max - (1 - t / beta) (O_max - O_avg): exactly
+    O_max at t = beta and where all overlaps are equal.
     """
     myself = torch.eye(len(overlap), dtype=torch.bool, device=overlap.device)
     if len(overlap) == 1:

@@ -1,4 +1,6 @@
-"""A generator of features, and the step of Adam by which a server trains it (FedGen, arXiv:2105.10056)."""
+"""A generator of features, and the step of Adam by which a server trains it (FedGen,
+arXiv:2105.10056).
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,34 @@ BETAS, LEAST = (0.9, 0.999), 1e-8
 
 
 def generator(noise: int, hidden: int, head: Tensor, draw: torch.Generator) -> Tree:
-    """Return a linear map of noise and label, batch normalisation, ReLU and a linear map to features for a head.
+    """Return a linear map of noise and label, batch normalisation, ReLU and a linear map to
+    features for a head.
 
-    head: its weight `[classes, features]`. learned: what is trained; moved: batch normalisation's statistics.
+    head: its weight `[classes, features]`. learned: what is trained; moved: batch normalisation's
+    statistics.
     """
     classes, size = head.shape
     first, last = linear(noise + classes, hidden, draw), linear(hidden, size, draw)
     norm = {"weight": torch.ones(hidden), "bias": torch.zeros(hidden)}
     moved = {"mean": torch.zeros(hidden), "variance": torch.ones(hidden)}
-    return tree.to({"learned": {"first": first, "norm": norm, "last": last}, "moved": moved}, head.device)
+    return tree.to(
+        {"learned": {"first": first, "norm": norm, "last": last}, "moved": moved}, head.device
+    )
 
 
 def made(generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
-    """Return features `[batch, size]` of labels `[batch]` and noise `[batch, noise]`, in evaluation mode, detached."""
+    """Return features `[batch, size]` of labels `[batch]` and noise `[batch, noise]`, in evaluation
+    mode, detached.
+    """
     learned, moved = generator["learned"], generator["moved"]
     z = (_first(learned, y, noise) - moved["mean"]) * torch.rsqrt(moved["variance"] + 1e-5)
     return _rest(learned, z).detach()
 
 
 def training(learned: Tree, moved: Tree, y: Tensor, noise: Tensor) -> tuple[Tensor, Tree]:
-    """Return features in training mode, normalised over the batch, and the statistics as they are after it."""
+    """Return features in training mode, normalised over the batch, and the statistics as they are
+    after it.
+    """
     z = _first(learned, y, noise)
     variance, mean = torch.var_mean(z, 0, correction=0)
     seen = {"mean": mean, "variance": variance * len(z) / (len(z) - 1)}
@@ -49,7 +59,9 @@ def _first(learned: Tree, y: Tensor, noise: Tensor) -> Tensor:
 
 
 def _rest(learned: Tree, z: Tensor) -> Tensor:
-    return F.linear((z * learned["norm"]["weight"] + learned["norm"]["bias"]).relu(), **learned["last"])
+    return F.linear(
+        (z * learned["norm"]["weight"] + learned["norm"]["bias"]).relu(), **learned["last"]
+    )
 
 
 def drawn(shares: Tensor, random: Tensor) -> Tensor:
@@ -59,7 +71,9 @@ def drawn(shares: Tensor, random: Tensor) -> Tensor:
 
 
 def diversity(z: Tensor, noise: Tensor) -> Tensor:
-    """Return exp(-mean over pairs of the features' distance times the noise's): 1 where noise changes nothing."""
+    """Return exp(-mean over pairs of the features' distance times the noise's): 1 where noise
+    changes nothing.
+    """
     apart = (z[:, None] - z).abs().mean(2) * (noise[:, None] - noise).square().mean(2)
     return torch.exp(-apart.mean())
 
@@ -70,7 +84,9 @@ def at_rest(learned: Tree) -> Tree:
     return {"first": zeros, "second": zeros, "steps": tree.leaves(learned)[0].new_zeros(())}
 
 
-def adam(learned: Tree, grads: Tree, memory: Tree, lr: Tensor, weight_decay: float) -> tuple[Tree, Tree]:
+def adam(
+    learned: Tree, grads: Tree, memory: Tree, lr: Tensor, weight_decay: float
+) -> tuple[Tree, Tree]:
     """Take a step of Adam with weight decay in the gradient, as torch.optim.Adam does."""
     one, two = BETAS
     grads = tree.map(lambda g, p: g + weight_decay * p, grads, learned)
@@ -78,5 +94,7 @@ def adam(learned: Tree, grads: Tree, memory: Tree, lr: Tensor, weight_decay: flo
     second = tree.map(lambda v, g: two * v + (1 - two) * g.square(), memory["second"], grads)
     steps = memory["steps"] + 1
     rate, scale = lr / (1 - one**steps), (1 - two**steps).sqrt()
-    moved = tree.map(lambda p, m, v: p - rate * m / (v.sqrt() / scale + LEAST), learned, first, second)
+    moved = tree.map(
+        lambda p, m, v: p - rate * m / (v.sqrt() / scale + LEAST), learned, first, second
+    )
     return moved, {"first": first, "second": second, "steps": steps}

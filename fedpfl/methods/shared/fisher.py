@@ -14,11 +14,17 @@ from fedpfl.models import Bound, squared_gradients
 
 
 def scores(
-    net: Bound, logits: Callable[[Tree, Batch], Tensor], scored: Tree, shard: Shard, by_sample: bool = True
+    net: Bound,
+    logits: Callable[[Tree, Batch], Tensor],
+    scored: Tree,
+    shard: Shard,
+    by_sample: bool = True,
 ) -> Tree:
-    """Return, entry by entry of `scored`, the mean over the samples of (d log p(y | x) / d entry)^2.
+    """Return, entry by entry of `scored`, the mean over the samples of (d log p(y | x) / d
+    entry)^2.
 
-    logits: `logits(scored, batch)`, computed by `net`. by_sample: otherwise it is the square of the mean gradient.
+    logits: `logits(scored, batch)`, computed by `net`. by_sample: otherwise it is the square of the
+    mean gradient.
     """
 
     def loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:

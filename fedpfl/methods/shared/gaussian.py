@@ -1,6 +1,8 @@
-"""Classes as Gaussians of one covariance: discriminant analysis, and local statistics mixed with global ones.
+"""Classes as Gaussians of one covariance: discriminant analysis, and local statistics mixed with
+global ones.
 
-z: features `[samples, features]`; y: labels `[samples]`; mean: `[classes, features]`; cov: `[features, features]`;
+z: features `[samples, features]`; y: labels `[samples]`; mean: `[classes, features]`; cov:
+`[features, features]`;
 prior: `[classes]`. All in float64. Not for vmap: it branches, and asks scipy.
 """
 
@@ -34,14 +36,18 @@ def frequencies(y: Tensor, classes: int, eps: float) -> Tensor:
 
 
 def class_means(z: Tensor, y: Tensor, otherwise: Tensor, least: int) -> Tensor:
-    """Average features by class `[classes, features]`; with fewer than `least` samples it is `otherwise`'s row."""
+    """Average features by class `[classes, features]`; with fewer than `least` samples it is
+    `otherwise`'s row.
+    """
     counts = torch.bincount(y, minlength=len(otherwise))
     means = torch.zeros_like(otherwise).index_add_(0, y, z) / counts.clamp(min=1)[:, None]
     return torch.where((counts >= least)[:, None], means, otherwise)
 
 
 def covariance(centred: Tensor, ridge: float) -> Tensor:
-    """Estimate it from centred features, plus `ridge` I and 1e-4 in each entry, and make it positive definite."""
+    """Estimate it from centred features, plus `ridge` I and 1e-4 in each entry, and make it
+    positive definite.
+    """
     count, width = centred.shape
     cov = centred.T @ centred / max(1, count - 1) + 1e-4
     cov = cov + ridge * torch.eye(width, dtype=cov.dtype, device=cov.device)
@@ -52,7 +58,9 @@ def covariance(centred: Tensor, ridge: float) -> Tensor:
 
 
 class Mixture(NamedTuple):
-    """Hold held-out features, and local and global means, in the basis where both covariances are diagonal."""
+    """Hold held-out features, and local and global means, in the basis where both covariances are
+    diagonal.
+    """
 
     ratio: Tensor
     local: Tensor
@@ -63,12 +71,18 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(
-        cls, local: tuple[Tensor, Tensor], shared: tuple[Tensor, Tensor], z: Tensor, y: Tensor, prior: Tensor
+        cls,
+        local: tuple[Tensor, Tensor],
+        shared: tuple[Tensor, Tensor],
+        z: Tensor,
+        y: Tensor,
+        prior: Tensor,
     ) -> Mixture:
-        """Prepare held-out `z`, `y` for any mixture of `local` and `shared` statistics, each (mean, cov).
+        """Prepare held-out `z`, `y` for any mixture of `local` and `shared` statistics, each (mean,
+        cov).
 
-        With the shared cov = L L^T and L^-1 (local cov) L^-T = Q diag(ratio) Q^T, Q^T L^-1 times features and means.
-        Raises LinAlgError where the shared one is not positive definite.
+        With the shared cov = L L^T and L^-1 (local cov) L^-T = Q diag(ratio) Q^T, Q^T L^-1 times
+        features and means. Raises LinAlgError where the shared one is not positive definite.
         """
         factor = torch.linalg.cholesky(shared[1])
         half = torch.linalg.solve_triangular(factor, local[1], upper=False)
@@ -80,7 +94,9 @@ class Mixture(NamedTuple):
         return cls(ratio, turned(local[0]), turned(shared[0]), turned(z), y, prior.log())
 
     def loss(self, beta: Tensor) -> Tensor:
-        """Add up the cross-entropy of the held-out samples for weights `[2]` of local mean and covariance."""
+        """Add up the cross-entropy of the held-out samples for weights `[2]` of local mean and
+        covariance.
+        """
         mean = beta[0] * self.local + (1 - beta[0]) * self.shared
         weight = mean / (beta[1] * self.ratio + 1 - beta[1])
         logits = self.z @ weight.T - (weight * mean).sum(1) / 2 + self.log_prior
@@ -88,7 +104,9 @@ class Mixture(NamedTuple):
 
 
 def minimum(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor | None:
-    """Return the point of [0, 1]^size where ten steps of L-BFGS-B from its centre end; None without a finite loss."""
+    """Return the point of [0, 1]^size where ten steps of L-BFGS-B from its centre end; None without
+    a finite loss.
+    """
     from scipy import optimize  # takes a while to import
 
     def value_and_slope(point: Any) -> tuple[float, Any]:
@@ -99,7 +117,12 @@ def minimum(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor
         return value.item(), slope.cpu().numpy()
 
     result = optimize.minimize(
-        value_and_slope, [0.5] * size, method="L-BFGS-B", jac=True, bounds=[(0, 1)] * size, options={"maxiter": 10}
+        value_and_slope,
+        [0.5] * size,
+        method="L-BFGS-B",
+        jac=True,
+        bounds=[(0, 1)] * size,
+        options={"maxiter": 10},
     )
     return torch.tensor(result.x).to(like) if math.isfinite(result.fun) else None
 
@@ -125,5 +148,7 @@ def unpacked(triangle: Tensor) -> Tensor:
     width = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
     rows, columns = torch.tril_indices(width, width, device=triangle.device)
     place = torch.zeros(width, width, dtype=torch.int64, device=triangle.device)
-    place[rows, columns] = place[columns, rows] = torch.arange(triangle.shape[-1], device=triangle.device)
+    place[rows, columns] = place[columns, rows] = torch.arange(
+        triangle.shape[-1], device=triangle.device
+    )
     return triangle[place]

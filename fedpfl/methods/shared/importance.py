@@ -1,6 +1,7 @@
 """How much a client's own value of an entry matters, and which entries are therefore personal.
 
-A score is a tree of non-negative tensors; the mask of personal entries is everything strictly above the q-quantile.
+A score is a tree of non-negative tensors; the mask of personal entries is everything strictly above
+the q-quantile.
 Source: X. Chen et al., FedOBP, arXiv:2604.16574, section III and eqs. 5-8, 19.
 """
 
@@ -21,17 +22,23 @@ def obp(model: Tree, server: Tree) -> Tree:
 
 
 def obp_as_published(model: Tree, server: Tree) -> Tree:
-    """Return |(theta_i - theta_g) * theta_i|, the earlier score behind the authors' published result files."""
+    """Return |(theta_i - theta_g) * theta_i|, the earlier score behind the authors' published
+    result files.
+    """
     return tree.map(lambda own, shared: ((own - shared) * own).abs(), model, server)
 
 
 def gradient(start: Tree, end: Tree) -> Tree:
-    """Return |theta_start - theta_end|, how far the last local training went (eq. 5; FedSelect, PSPFL)."""
+    """Return |theta_start - theta_end|, how far the last local training went (eq. 5; FedSelect,
+    PSPFL).
+    """
     return tree.map(lambda before, after: (before - after).abs(), start, end)
 
 
 def rescaled(scores: Tree) -> Tree:
-    """Rescale each tensor to [0, 1]; a constant one becomes zero, where the published code divides 0 by 0."""
+    """Rescale each tensor to [0, 1]; a constant one becomes zero, where the published code divides
+    0 by 0.
+    """
 
     def rescale(leaf: Tensor) -> Tensor:
         low, span = leaf.amin(), leaf.amax() - leaf.amin()
@@ -41,7 +48,9 @@ def rescaled(scores: Tree) -> Tree:
 
 
 def rank(q: float, n: int) -> int:
-    """Return the q-quantile's index among n sorted entries: floor(q (n - 1)) in float64, or a very near integer."""
+    """Return the q-quantile's index among n sorted entries: floor(q (n - 1)) in float64, or a very
+    near integer.
+    """
     exact = q * (n - 1)
     nearest = round(exact)
     return nearest if abs(exact - nearest) <= max(1e-9, n * 2.0**-52) else math.floor(exact)
@@ -53,11 +62,12 @@ def personal_count(q: float, n: int) -> int:
 
 
 def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
-    """Select the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and 8).
+    """Select the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and
+    8).
 
-    norm: `layer` rescales each tensor before; `global` is increasing and cannot change the mask, so it is `none`:
-    rounding could only merge neighbours. An order statistic gives the mask of an interpolated quantile, exactly and
-    for any number of entries.
+    norm: `layer` rescales each tensor before; `global` is increasing and cannot change the mask, so
+    it is `none`: rounding could only merge neighbours. An order statistic gives the mask of an
+    interpolated quantile, exactly and for any number of entries.
     """
     if norm == "layer":
         scores = rescaled(scores)
@@ -66,7 +76,9 @@ def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
 
 
 def order_statistic(values: Tensor, q: float) -> Tensor:
-    """Return the q-quantile of `values` `[n]`: the entry at `rank` in ascending order (0-dimensional)."""
+    """Return the q-quantile of `values` `[n]`: the entry at `rank` in ascending order
+    (0-dimensional).
+    """
     n = values.numel()
     index = rank(q, n)
     above = n - index  # selecting the few largest is cheaper than ordering the many smaller

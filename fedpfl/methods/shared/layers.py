@@ -1,4 +1,6 @@
-"""Layers of networks that methods have beside the clients': trees, with the initial values that torch gives them."""
+"""Layers of networks that methods have beside the clients': trees, with the initial values that
+torch gives them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ def linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
     """Return a linear map's `weight` `[outputs, inputs]` and `bias`, as torch.nn.Linear draws them."""
     bound = inputs**-0.5
     shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
-    return {name: torch.empty(shape).uniform_(-bound, bound, generator=generator) for name, shape in shapes.items()}
+    return {
+        name: torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        for name, shape in shapes.items()
+    }
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Return a generator for such layers, which draws other numbers than a network's initial values of that seed."""
+    """Return a generator for such layers, which draws other numbers than a network's initial values
+    of that seed.
+    """
     return torch.Generator().manual_seed((1_000_003 * seed + 1) % 2**63)

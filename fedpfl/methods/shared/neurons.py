@@ -1,7 +1,9 @@
-"""Sub-models: which entries of a network lie between chosen neurons, as tensors that methods can keep in their trees.
+"""Sub-models: which entries of a network lie between chosen neurons, as tensors that methods can
+keep in their trees.
 
-A *plan* is made once from a network's wiring. Neurons of all hidden groups are numbered through; one more number, the
-last, stands for what is always active (input channels, classes). `active` is a bool vector `[neurons + 1]`.
+A *plan* is made once from a network's wiring. Neurons of all hidden groups are numbered through;
+one more number, the last, stands for what is always active (input channels, classes). `active` is a
+bool vector `[neurons + 1]`.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ SLACK = 1e-9  # so that 0.29 * 100 counts as 29
 
 
 def plan(params: Tree, parts: Parts) -> Tree:
-    """Return tensors that say for every entry of `params` (and every buffer) between which neurons it lies.
+    """Return tensors that say for every entry of `params` (and every buffer) between which neurons
+    it lies.
 
-    group, place, width: of each neuron, int64 `[neurons]`: number of its group, place in it, and neurons in it.
-    rows, columns: of each parameter, neuron numbers along axis 0 and (weights) axis 1. buffers: along axis 0.
-    Raises FedpflError for networks whose wiring is not known.
+    group, place, width: of each neuron, int64 `[neurons]`: number of its group, place in it, and
+    neurons in it.
+    rows, columns: of each parameter, neuron numbers along axis 0 and (weights) axis 1. buffers:
+    along axis 0. Raises FedpflError for networks whose wiring is not known.
     """
     try:
         wiring = parts.wiring
     except ValueError as error:
-        raise FedpflError(f"the method trains parts of networks, and cannot tell this one's neurons: {error}") from None
+        raise FedpflError(
+            f"the method trains parts of networks, and cannot tell this one's neurons: {error}"
+        ) from None
     widths, device = list(wiring.widths.values()), tree.leaves(params)[0].device
     firsts = dict(zip(wiring.widths, torch.tensor([0, *widths]).cumsum(0).tolist(), strict=False))
     always = sum(widths)
@@ -41,10 +47,16 @@ def plan(params: Tree, parts: Parts) -> Tree:
         if axis is None:
             return torch.full((size,), always, device=device)
         first = firsts[axis.group]
-        return torch.arange(first, first + wiring.widths[axis.group], device=device).repeat_interleave(axis.block)
+        return torch.arange(
+            first, first + wiring.widths[axis.group], device=device
+        ).repeat_interleave(axis.block)
 
     rows = {name: numbers(wiring.axes[name][0], len(leaf)) for name, leaf in params.items()}
-    columns = {name: numbers(wiring.axes[name][1], leaf.shape[1]) for name, leaf in params.items() if leaf.dim() > 1}
+    columns = {
+        name: numbers(wiring.axes[name][1], leaf.shape[1])
+        for name, leaf in params.items()
+        if leaf.dim() > 1
+    }
     buffers = {
         name: numbers(axes[0], wiring.widths[axes[0].group])
         if axes and axes[0]
@@ -64,7 +76,9 @@ def plan(params: Tree, parts: Parts) -> Tree:
 
 
 def kept(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """Return how many neurons of each neuron's group a sub-model has, `[neurons]`; `share`: 0-dimensional float64."""
+    """Return how many neurons of each neuron's group a sub-model has, `[neurons]`; `share`:
+    0-dimensional float64.
+    """
     exact = share.double() * plan["width"]
     near = {"floor": exact + SLACK, "ceil": exact - SLACK, "round": exact + 0.5 + SLACK}[rounding]
     whole = near.ceil() if rounding == "ceil" else near.floor()
@@ -83,7 +97,9 @@ def first(plan: Tree, counts: Tensor) -> Tensor:
 
 def leading(plan: Tree, active: Tensor) -> Tensor:
     """Return as many of the first neurons of every group as it has active ones."""
-    return first(plan, torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long()))
+    return first(
+        plan, torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long())
+    )
 
 
 def window(plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor") -> Tensor:
@@ -92,9 +108,13 @@ def window(plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor
 
 
 def top(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """Return the neurons of highest `score` `[neurons]` in every group, of equals the first; random scores draw."""
+    """Return the neurons of highest `score` `[neurons]` in every group, of equals the first; random
+    scores draw.
+    """
     order = score.argsort(descending=True, stable=True)
-    order = order[plan["group"][order].argsort(stable=True)]  # group by group, the best first: as `place` counts
+    order = order[
+        plan["group"][order].argsort(stable=True)
+    ]  # group by group, the best first: as `place` counts
     rank = torch.empty_like(plan["place"]).scatter(0, order, plan["place"])
     return with_always(rank < kept(plan, share, rounding))
 
@@ -117,7 +137,9 @@ def statistics(plan: Tree, active: Tensor) -> Tree:
 
 
 def incoming(plan: Tree, values: Tree) -> Tensor:
-    """Add up `values` (a tree like the parameters) over each neuron's incoming weights, not its bias: `[neurons]`."""
+    """Add up `values` (a tree like the parameters) over each neuron's incoming weights, not its
+    bias: `[neurons]`.
+    """
     total = torch.zeros(len(plan["group"]) + 1, device=plan["group"].device)
     for name in plan["columns"]:
         total = total.index_add(0, plan["rows"][name], values[name].flatten(1).sum(1))
@@ -125,5 +147,7 @@ def incoming(plan: Tree, values: Tree) -> Tensor:
 
 
 def with_always(own: Tensor) -> Tensor:
-    """Return `active` for the neurons `own` `[neurons]`, with the last entry, which is always active."""
+    """Return `active` for the neurons `own` `[neurons]`, with the last entry, which is always
+    active.
+    """
     return torch.cat([own, torch.ones_like(own[:1])])

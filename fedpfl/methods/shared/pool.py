@@ -18,8 +18,8 @@ from fedpfl.models import Bound
 class Pooled(Method):
     """Keep a model and its BatchNorm statistics on each client; nothing is averaged.
 
-    The server notes whose models there are, in `pool` `[clients]`, and the rounds that it has played. A method's field
-    `pool` says whether these are models of the last round alone.
+    The server notes whose models there are, in `pool` `[clients]`, and the rounds that it has
+    played. A method's field `pool` says whether these are models of the last round alone.
     """
 
     pool = "all"
@@ -32,12 +32,17 @@ class Pooled(Method):
         """Begin with nobody's model at the server."""
         device = tree.leaves(params)[0].device
         nobody = torch.zeros(parts.clients, dtype=torch.bool, device=device)
-        return {"pool": nobody, "played": torch.zeros((), dtype=torch.int64, device=device)}, {"model": params}
+        return {"pool": nobody, "played": torch.zeros((), dtype=torch.int64, device=device)}, {
+            "model": params
+        }
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Note whose models there are."""
         pool = server["pool"].clone() if self.pool == "all" else torch.zeros_like(server["pool"])
-        return {"pool": pool.index_fill(0, clients["number"], True), "played": server["played"] + 1}, clients
+        return {
+            "pool": pool.index_fill(0, clients["number"], True),
+            "played": server["played"] + 1,
+        }, clients
 
     def personal(self, server, client):
         """Return the client's own model."""
@@ -48,21 +53,28 @@ def held_out_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> Te
     """Return the mean cross-entropy of a model on a client's held-out samples, float64."""
     still = net.still({"main": statistics})
     with torch.no_grad():
-        losses = [batch.losses(still(model, batch.x)).double().sum() for batch in shard.held_out.chunks()]
+        losses = [
+            batch.losses(still(model, batch.x)).double().sum() for batch in shard.held_out.chunks()
+        ]
     return torch.stack(losses).sum() / len(shard.held_out.y)
 
 
 def gain_per_distance(gain: Tensor, model: Tree, old: Tree) -> Tensor:
     """Return `gain` over |model - old|; 0 for a model that does not differ, or diverged."""
-    apart = tree.squared_distance(tree.map(Tensor.double, model), tree.map(Tensor.double, old)).sqrt()
+    apart = tree.squared_distance(
+        tree.map(Tensor.double, model), tree.map(Tensor.double, old)
+    ).sqrt()
     return torch.where(apart > 0, gain / apart, 0.0).nan_to_num(0.0, 0.0, 0.0)
 
 
-def offered(pool: Tensor, affinity: Tensor, own: int, count: int, rate: float, generator: torch.Generator) -> list[int]:
-    """Return up to `count` numbers of the clients in `pool` `[clients]` but `own`, by FedFomo's rule.
+def offered(
+    pool: Tensor, affinity: Tensor, own: int, count: int, rate: float, generator: torch.Generator
+) -> list[int]:
+    """Return up to `count` numbers of the clients in `pool` `[clients]` but `own`, by FedFomo's
+    rule.
 
-    Each is, with probability `rate`, any, else the one of largest `affinity` `[clients]` that is left, by lot among
-    equals.
+    Each is, with probability `rate`, any, else the one of largest `affinity` `[clients]` that is
+    left, by lot among equals.
     """
     left, chosen = pool.clone(), list[int]()
     left[own] = False

@@ -1,4 +1,6 @@
-"""The family of methods that train a global model w and a client's private one v on the same batches."""
+"""The family of methods that train a global model w and a client's private one v on the same
+batches.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,8 @@ from fedpfl.methods.shared.method import Phase
 def side_by_side(
     epochs: int, own: int, global_loss: Callable[..., Any], personal_loss: Callable[..., Any]
 ) -> list[Phase]:
-    """Return the phases for trees `{"w": ..., "v": ...}`: both together, then the one with more epochs alone.
+    """Return the phases for trees `{"w": ..., "v": ...}`: both together, then the one with more
+    epochs alone.
 
     epochs: of w, own: of v. Together they follow `Method.loss`.
     """

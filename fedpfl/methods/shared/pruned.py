@@ -18,12 +18,15 @@ from fedpfl.methods.shared.submodel import Submodel
 
 @dataclass(frozen=True)
 class Pruned(Submodel, ABC):
-    """At its first participation a client receives the full model and ranks the neurons of each hidden layer; the top
-    share of its width is its sub-model for good. This is the version that FedSPU compares with.
+    """At its first participation a client receives the full model and ranks the neurons of each
+    hidden layer; the top share of its width is its sub-model for good. This is the version that
+    FedSPU compares with.
 
-    ranking_epochs, ranking_lr: plain SGD on a copy of the received model, which is then thrown away; this copy ranks
-        the neurons (in PruneFL the gradients on the way do). 0 epochs: the received model itself does.
-    first: what a client ranks and begins with: the `initial` model, as in that comparison, or the `current` global one.
+    ranking_epochs, ranking_lr: plain SGD on a copy of the received model, which is then thrown
+        away; this copy ranks the neurons (in PruneFL the gradients on the way do). 0 epochs: the
+        received model itself does.
+    first: what a client ranks and begins with: the `initial` model, as in that comparison, or the
+    `current` global one.
     """
 
     ranking_epochs: Annotated[int, AtLeast(0)] = 1
@@ -32,7 +35,9 @@ class Pruned(Submodel, ABC):
 
     @abstractmethod
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
-        """Return what entries count, from the copy trained for ranking and the sum of its gradients on the way."""
+        """Return what entries count, from the copy trained for ranking and the sum of its gradients
+        on the way.
+        """
 
     def init(self, params, parts):
         """Give the client all neurons, not yet ranked."""
@@ -59,7 +64,9 @@ class Pruned(Submodel, ABC):
 
     def download(self, server, client):
         """Send the full model once, then the client's part."""
-        return Agreed(server["model"], tree.map(lambda mask: mask | ~client["participated"], client["mask"]))
+        return Agreed(
+            server["model"], tree.map(lambda mask: mask | ~client["participated"], client["mask"])
+        )
 
     def start(self, received, client):
         """Return the received model's entries between the client's neurons."""

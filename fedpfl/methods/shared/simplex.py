@@ -19,16 +19,22 @@ def at(params: Tree, alpha: Tensor) -> Tree:
 
 
 def centres(points: Tensor, count: int) -> Tensor:
-    """Turn points `[clients, n]`, float64, into points of the simplex `[clients, count]` that lie apart.
+    """Turn points `[clients, n]`, float64, into points of the simplex `[clients, count]` that lie
+    apart.
 
-    They are the projected principal components, at that scale z at which their Riesz energy is least.
+    They are the projected principal components, at that scale z at which their Riesz energy is
+    least.
     """
     kappa, best, least = components(points, count), None, torch.inf
     clients = len(points)
-    for scales in torch.linspace(*SCALES, dtype=points.dtype, device=points.device).split(1 + 2**21 // clients**2):
+    for scales in torch.linspace(*SCALES, dtype=points.dtype, device=points.device).split(
+        1 + 2**21 // clients**2
+    ):
         beta = onto_simplex(kappa, scales.view(-1, 1, 1))
         beta = beta / beta.sum(-1, keepdim=True)
-        distance = torch.cdist(beta, beta, compute_mode="donot_use_mm_for_euclid_dist").clamp(min=NEAREST)
+        distance = torch.cdist(beta, beta, compute_mode="donot_use_mm_for_euclid_dist").clamp(
+            min=NEAREST
+        )
         distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
         energy = distance.pow(-2).sum((1, 2)).div(max(1, clients * (clients - 1))).log()
         place = int(energy.argmin())
@@ -39,7 +45,9 @@ def centres(points: Tensor, count: int) -> Tensor:
 
 
 def components(points: Tensor, count: int) -> Tensor:
-    """Return the first principal components of points `[clients, n]`: `[clients, count]`, zero beyond their rank."""
+    """Return the first principal components of points `[clients, n]`: `[clients, count]`, zero
+    beyond their rank.
+    """
     u, scale, axes = torch.linalg.svd(points - points.mean(0), full_matrices=False)
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     scores = u * scale * torch.where(largest < 0, -1.0, 1.0).squeeze(1).to(u)
@@ -48,7 +56,9 @@ def components(points: Tensor, count: int) -> Tensor:
 
 
 def onto_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
-    """Return the nearest points with no negative coordinate and the sum `total`, along the last axis."""
+    """Return the nearest points with no negative coordinate and the sum `total`, along the last
+    axis.
+    """
     points = points - points.amax(-1, keepdim=True)  # which changes nothing but the rounding
     falling = points.sort(-1, descending=True).values
     excess = falling.cumsum(-1) - total
@@ -58,6 +68,8 @@ def onto_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
 
 
 def endpoint(like: Tensor, seed: int, number: int) -> Tensor:
-    """Draw one endpoint, Xavier normal, from a generator of its number: the first ones of many are those of few."""
+    """Draw one endpoint, Xavier normal, from a generator of its number: the first ones of many are
+    those of few.
+    """
     generator = torch.Generator().manual_seed((1_000_003 * seed + number) % 2**63)
     return torch.nn.init.xavier_normal_(torch.empty(like.shape), generator=generator).to(like)

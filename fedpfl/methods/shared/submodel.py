@@ -26,18 +26,21 @@ FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
 class Cut(Method, ABC):
     """A client trains the part of the global model that lies between its active neurons.
 
-    A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A neuron whose
-    weights, bias and normalisation are all zero gives zero, so this computes what the small dense network would,
-    except under GroupNorm or LayerNorm, whose statistics run over neurons.
-    The server averages each entry over the clients that trained it; what nobody trained keeps its value. BatchNorm
-    statistics stay with the clients, and only those of active neurons move.
+    A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A
+    neuron whose weights, bias and normalisation are all zero gives zero, so this computes what the
+    small dense network would, except under GroupNorm or LayerNorm, whose statistics run over
+    neurons. The server averages each entry over the clients that trained it; what nobody trained
+    keeps its value. BatchNorm statistics stay with the clients, and only those of active neurons
+    move.
     """
 
     server_sees = "each upload"
 
     @abstractmethod
     def _active(self, server, client):
-        """Return the neurons that the client holds, bool `[neurons + 1]`; the last is always active."""
+        """Return the neurons that the client holds, bool `[neurons + 1]`; the last is always
+        active.
+        """
 
     def init(self, params, parts):
         """Give the server the full model and its plan, the client a model of its own."""
@@ -50,7 +53,11 @@ class Cut(Method, ABC):
     def prepare(self, server, client):
         """Add which neurons are active, and which entries lie between them."""
         active = self._active(server, client)
-        return {**client, "active": active, "mask": neurons.entries(server["plan"], active, server["model"])}
+        return {
+            **client,
+            "active": active,
+            "mask": neurons.entries(server["plan"], active, server["model"]),
+        }
 
     def download(self, server, client):
         """Send the active entries; both sides know where they are."""
@@ -71,17 +78,24 @@ class Cut(Method, ABC):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over the clients that trained it."""
         sent = uploads["model"]
-        return {**server, "model": tree.masked_mean(server["model"], sent.values, sent.mask, weight)}, clients
+        return {
+            **server,
+            "model": tree.masked_mean(server["model"], sent.values, sent.mask, weight),
+        }, clients
 
     def personal(self, server, client):
-        """Return what the client trained last; before that, the part of the initial model that it can hold."""
+        """Return what the client trained last; before that, the part of the initial model that it
+        can hold.
+        """
         own = neurons.entries(server["plan"], self._active(server, client), client["model"])
         return self.evaluated(server, client, tree.masked(client["model"], own))
 
     def metrics(self, server, client):
         """Return the share of the network's entries that the client trains."""
         masks = tree.leaves(client["mask"])
-        return {"trained_share": sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks)}
+        return {
+            "trained_share": sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks)
+        }
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,10 @@ class Submodel(Cut, ABC):
     def init(self, params, parts):
         """Give the client a width too."""
         server, client = super().init(params, parts)
-        return server, {"width": torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device), **client}
+        return server, {
+            "width": torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device),
+            **client,
+        }
 
     def init_clients(self, clients, generator):
         """Return the clients' widths."""
@@ -137,8 +154,12 @@ class Drawn(Submodel, ABC):
         return client["model"]
 
 
-def assigned(values: tuple[float, ...], assign: Assign, generator: Generator, clients: int) -> Tensor:
-    """Return one of `values` for each client, float64 `[clients]`: as many of each in order, or drawn uniformly."""
+def assigned(
+    values: tuple[float, ...], assign: Assign, generator: Generator, clients: int
+) -> Tensor:
+    """Return one of `values` for each client, float64 `[clients]`: as many of each in order, or
+    drawn uniformly.
+    """
     if assign == "random":
         chosen = torch.randint(len(values), (clients,), generator=generator)
     else:

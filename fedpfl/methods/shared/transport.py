@@ -1,7 +1,9 @@
-"""Neurons of one network matched with those of another, layer by layer, by optimal transport of their weights.
+"""Neurons of one network matched with those of another, layer by layer, by optimal transport of
+their weights.
 
-A *move* says where the neurons of a group go: `[source, target]`, float64, the shares of source neurons in each target
-neuron. Its columns sum to 1, or to 0 where a target neuron gets nothing. Not for vmap: branches, and asks scipy.
+A *move* says where the neurons of a group go: `[source, target]`, float64, the shares of source
+neurons in each target neuron. Its columns sum to 1, or to 0 where a target neuron gets nothing. Not
+for vmap: branches, and asks scipy.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ Mode = Literal["one", "balanced"]
 
 
 def writers(params: Tree, parts: Parts) -> Tensor:
-    """Return for each group of neurons the parameter that they are compared by, as its position in `params`."""
+    """Return for each group of neurons the parameter that they are compared by, as its position in
+    `params`.
+    """
     device, names = tree.leaves(params)[0].device, list(params)
-    return torch.tensor([names.index(f"{group}.weight") for group in parts.wiring.widths], device=device)
+    return torch.tensor(
+        [names.index(f"{group}.weight") for group in parts.wiring.widths], device=device
+    )
 
 
 def dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
@@ -37,18 +43,25 @@ def dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
 
 def grown(small: Tree, mask: Tree) -> Tree:
     """Undo `dense`, with zeros around; `mask` says which entries lie between active neurons."""
-    return tree.map(lambda leaf, own: leaf.new_zeros(own.shape).masked_scatter(own, leaf), small, mask)
+    return tree.map(
+        lambda leaf, own: leaf.new_zeros(own.shape).masked_scatter(own, leaf), small, mask
+    )
 
 
 def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) -> tuple[Tree, Tree]:
-    """Return `source` with the neurons of `target`, and which of its entries lie between neurons that got something.
+    """Return `source` with the neurons of `target`, and which of its entries lie between neurons
+    that got something.
 
-    Both are dense; `plan` and `writer` are those of the full network. Groups are matched from input to output at the
-    first layer that makes them: its weights, their inputs already moved, where those got something, and its bias.
+    Both are dense; `plan` and `writer` are those of the full network. Groups are matched from input
+    to output at the
+    first layer that makes them: its weights, their inputs already moved, where those got something,
+    and its bias.
     """
     number = [*plan["group"].tolist(), None]
     axes = {
-        name: tuple(number[int(side[name][0])] for side in (plan["rows"], plan["columns"]) if name in side)
+        name: tuple(
+            number[int(side[name][0])] for side in (plan["rows"], plan["columns"]) if name in side
+        )
         for name in source
     }
     names = list(source)
@@ -66,11 +79,15 @@ def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) ->
         bias = name.removesuffix("weight") + "bias"
         if bias in source:
             both = zip(sides, (source, target), strict=True)
-            sides = [torch.cat([side, params[bias].double().unsqueeze(1)], 1) for side, params in both]
+            sides = [
+                torch.cat([side, params[bias].double().unsqueeze(1)], 1) for side, params in both
+            ]
         numbers = plan["rows" if axis == 0 else "columns"][name]
         block = len(numbers) // number.count(group)  # entries of a neuron along the axis
         sides = [side.unflatten(0, (-1, block)).flatten(1) for side in sides]
-        moves.append(match(torch.cdist(sides[0], sides[1], compute_mode="use_mm_for_euclid_dist"), mode))
+        moves.append(
+            match(torch.cdist(sides[0], sides[1], compute_mode="use_mm_for_euclid_dist"), mode)
+        )
     aligned, covered = {}, {}
     for name, leaf in source.items():
         values, mask = leaf.double(), torch.ones_like(target[name], dtype=torch.bool)
@@ -84,7 +101,9 @@ def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) ->
 
 
 def moved(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
-    """Put the neurons along an axis, each a block of entries, in their new places; whole neurons stay as they are."""
+    """Put the neurons along an axis, each a block of entries, in their new places; whole neurons
+    stay as they are.
+    """
     parts = leaf.unflatten(axis, (len(move), -1))
     share, origin = move.max(0)
     if bool(((share == 1) | (share == 0)).all()):
@@ -102,8 +121,9 @@ def match(cost: Tensor, mode: Mode) -> Tensor:
     """Return the move of least cost `[source, target]`.
 
     one: each neuron of the smaller side has one partner, the others of the larger side have none.
-    balanced: all source neurons give as much, all target neurons get as much; then columns are divided by their sums.
-    Weights that are no numbers any more have no distances: then any move is as good.
+    balanced: all source neurons give as much, all target neurons get as much; then columns are
+    divided by their sums. Weights that are no numbers any more have no distances: then any move is
+    as good.
     """
     costs = cost.cpu() if bool(cost.isfinite().all()) else torch.zeros(cost.shape, dtype=cost.dtype)
     amounts = transport(costs) if mode == "balanced" else partners(costs)
@@ -122,10 +142,11 @@ def partners(costs: Tensor) -> Tensor:
 
 
 def transport(costs: Tensor) -> Tensor:
-    """Return whole amounts between sources and targets, of least cost: the smallest ones with which all sources give
-    the same amount, all targets get the same, and everything arrives.
+    """Return whole amounts between sources and targets, of least cost: the smallest ones with which
+    all sources give the same amount, all targets get the same, and everything arrives.
 
-    Exact. Either an assignment among copies of the neurons, fast if few are needed, or a linear program.
+    Exact. Either an assignment among copies of the neurons, fast if few are needed, or a linear
+    program.
     """
     sources, targets = costs.shape
     whole = math.lcm(sources, targets)
@@ -147,8 +168,12 @@ def _program(costs: Tensor, give: int, get: int) -> Tensor:
     sources, targets = costs.shape
     entry = torch.arange(costs.numel())
     sums = torch.cat([entry // targets, sources + entry % targets])
-    rules = sparse.coo_array((torch.ones(len(sums)).numpy(), (sums.numpy(), entry.repeat(2).numpy()))).tocsc()
+    rules = sparse.coo_array(
+        (torch.ones(len(sums)).numpy(), (sums.numpy(), entry.repeat(2).numpy()))
+    ).tocsc()
     limits = torch.tensor([give, get]).repeat_interleave(torch.tensor([sources, targets]))
     scaled = (costs / costs.max().clamp(min=torch.finfo(costs.dtype).tiny)).flatten()
     solved = optimize.linprog(scaled.numpy(), A_eq=rules, b_eq=limits.numpy(), method="highs-ds")
-    return torch.from_numpy(solved.x).round().view(costs.shape)  # corners of this polytope are whole
+    return (
+        torch.from_numpy(solved.x).round().view(costs.shape)
+    )  # corners of this polytope are whole

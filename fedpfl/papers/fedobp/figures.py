@@ -25,7 +25,11 @@ from fedpfl.report.table import over_seeds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SCORES = {"obp": "squared difference (FedOBP)", "gradient": "change in training", "fisher": "Fisher"}
+SCORES = {
+    "obp": "squared difference (FedOBP)",
+    "gradient": "change in training",
+    "fisher": "Fisher",
+}
 
 
 # Which runs
@@ -33,12 +37,17 @@ SCORES = {"obp": "squared difference (FedOBP)", "gradient": "change in training"
 
 def _of_scores(run: Run) -> bool:
     """FedOBP by one of the three scores, over all entries."""
-    score, norm = (run.config["method"].get(key, usual) for key, usual in (("score", "obp"), ("norm", "global")))
+    score, norm = (
+        run.config["method"].get(key, usual)
+        for key, usual in (("score", "obp"), ("norm", "global"))
+    )
     return score in SCORES and own_score(run, score=score) and norm in ("none", "global")
 
 
 def _of_scores_as_published(run: Run) -> bool:
-    """As in the public files: the earlier score with a moving average, others per tensor of scores by layer."""
+    """As in the public files: the earlier score with a moving average, others per tensor of scores
+    by layer.
+    """
     kind = {"score": "obp_as_published", "norm": "global", "ema": 0.5}
     if run.get("method.score") != "obp_as_published":
         kind = {"score": run.get("method.score"), "norm": "layer", "scope": "tensor"}
@@ -74,7 +83,9 @@ def _over_q(fits: Callable[[Run], bool]) -> Callable[[Sequence[Group]], list[Gro
 
 
 def _normed(run: Run) -> bool:
-    """Whether it is one of Table V's runs without a moving average, at the public files' q where they have one."""
+    """Whether it is one of Table V's runs without a moving average, at the public files' q where
+    they have one.
+    """
     kinds: list[dict[str, Any]] = [*({"norm": norm} for norm in ("none", "layer", "global"))]
     kinds.append({"norm": "global", "classifier_only": True})
     log = logs.of_run(run, any_q=True)
@@ -83,13 +94,17 @@ def _normed(run: Run) -> bool:
 
 
 def _longest(gathered: Sequence[Group]) -> list[Group]:
-    """FedOBP as the paper writes it, on each data set and partition the configuration of most rounds."""
+    """FedOBP as the paper writes it, on each data set and partition the configuration of most
+    rounds.
+    """
     best: dict[str, Group] = {}
     for group in gathered:
         run = group.used[0]
         if run.method_name == "fedobp" and _usual(run) and not layer_shares(run).empty:
             rival = best.setdefault(group.setting, group)
-            best[group.setting] = max(rival, group, key=lambda one: (one.used[0].planned, not _momentum(one.runs[0])))
+            best[group.setting] = max(
+                rival, group, key=lambda one: (one.used[0].planned, not _momentum(one.runs[0]))
+            )
     return list(best.values())
 
 
@@ -100,7 +115,9 @@ def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     def label(group: Group) -> str:
         return group.runs[0].called + (f" ({', '.join(group.apart)})" if group.apart else "")
 
-    return accuracy_figure([run for group in shown for run in group.runs], path, rule.accuracy, label)
+    return accuracy_figure(
+        [run for group in shown for run in group.runs], path, rule.accuracy, label
+    )
 
 
 def _score(run: Run) -> str:
@@ -128,7 +145,8 @@ def _over_quantiles(
 ) -> list[Path]:
     """A panel per data set and partition, a line per name.
 
-    tuned: also the accuracy after fine-tuning. files: also the public files' curve of the earlier score.
+    tuned: also the accuracy after fine-tuning. files: also the public files' curve of the earlier
+    score.
     """
     names = list(dict.fromkeys(name(group.runs[0]) for group in shown))
     columns = [("", "")] + ([(", fine-tuned", f"ft_{rule.accuracy}")] if tuned else [])
@@ -139,13 +157,22 @@ def _over_quantiles(
         for at, ((told_as, column), label) in enumerate(itertools.product(columns, names)):
             own = [group for group in members if name(group.runs[0]) == label]
             own.sort(key=lambda group: group.runs[0].q or 0.0)
-            points = [(float(quantiles.index(group.runs[0].q or 0.0)), value(group, rule, column)) for group in own]
+            points = [
+                (float(quantiles.index(group.runs[0].q or 0.0)), value(group, rule, column))
+                for group in own
+            ]
             if any(not math.isnan(mean) for _, (mean, _) in points):
                 line(ax, points, label + told_as, at)
         if files and (curve := logs.over_q(members[0].runs[0])):
-            known = {quantiles.index(q): accuracy for q, accuracy in curve.items() if q in quantiles}
-            ax.plot([*known], [*known.values()], "k:", label="earlier score, the authors' public files")
-        ax.set_xticks(range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right")
+            known = {
+                quantiles.index(q): accuracy for q, accuracy in curve.items() if q in quantiles
+            }
+            ax.plot(
+                [*known], [*known.values()], "k:", label="earlier score, the authors' public files"
+            )
+        ax.set_xticks(
+            range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right"
+        )
         ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
     return panels(by_setting(shown), path, draw)
@@ -158,7 +185,10 @@ def _norm(run: Run) -> str:
 
 def _norms(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     return accuracy_figure(
-        [run for group in shown for run in group.runs], path, rule.accuracy, lambda group: _norm(group.runs[0])
+        [run for group in shown for run in group.runs],
+        path,
+        rule.accuracy,
+        lambda group: _norm(group.runs[0]),
     )
 
 
@@ -168,11 +198,19 @@ def _layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     def draw(ax: Axes, group: Group) -> None:
         for number, (name, share) in enumerate(layer_shares(group.used[0]).items()):
             ax.plot(
-                share.index, 100 * share, label=legible(str(name)), **look(number), markevery=max(1, len(share) // 10)
+                share.index,
+                100 * share,
+                label=legible(str(name)),
+                **look(number),
+                markevery=max(1, len(share) // 10),
             )
-        ax.set(xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)", xlim=(0, None))
+        ax.set(
+            xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)", xlim=(0, None)
+        )
 
-    return panels({f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in shown}, path, draw)
+    return panels(
+        {f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in shown}, path, draw
+    )
 
 
 def layer_shares(run: Run) -> pd.DataFrame:
@@ -184,13 +222,19 @@ def layer_shares(run: Run) -> pd.DataFrame:
 
 
 def _downlink(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Accuracy against the share of the model's values that travel down: FedOBP's line over q, others as points."""
+    """Accuracy against the share of the model's values that travel down: FedOBP's line over q,
+    others as points.
+    """
     kinds = dict.fromkeys((group.runs[0].method_name, _momentum(group.runs[0])) for group in shown)
     methods = sorted(kinds, key=lambda kind: [*METHODS].index(kind[0]))
 
     def draw(ax: Axes, members: list[Group]) -> None:
         for number, (method, momentum) in enumerate(methods):
-            own = [g for g in members if (g.runs[0].method_name, _momentum(g.runs[0])) == (method, momentum)]
+            own = [
+                g
+                for g in members
+                if (g.runs[0].method_name, _momentum(g.runs[0])) == (method, momentum)
+            ]
             if points := sorted((_ratio(group), value(group, rule)) for group in own):
                 style = {} if method == "fedobp" else {"linestyle": "none"}
                 line(ax, points, METHODS[method] + momentum, number, **style)
@@ -202,14 +246,18 @@ def _downlink(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
 
 def _ratio(group: Group) -> float:
     """Values that a client is sent per round, of those of the model; mean over rounds and seeds."""
-    return over_seeds([run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used])[0]
+    return over_seeds(
+        [run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used]
+    )[0]
 
 
 FIGURES = {
     "figure2": Figure(_converging("Dir(0.1)"), _convergence),
     "figure3": Figure(_converging("Dir(0.5)"), _convergence),
     "figure4": Figure(_over_q(_of_scores), partial(_over_quantiles, name=_score)),
-    "figure4_as_published": Figure(_over_q(_of_scores_as_published), partial(_over_quantiles, name=_score, files=True)),
+    "figure4_as_published": Figure(
+        _over_q(_of_scores_as_published), partial(_over_quantiles, name=_score, files=True)
+    ),
     "figure5": Figure(lambda every: several(every, _normed, _norm), _norms),
     "figure6": Figure(_longest, _layers),
     "figure7": Figure(_over_q(_usual), _downlink),

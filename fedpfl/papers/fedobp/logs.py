@@ -1,4 +1,6 @@
-"""FedOBP's public result files beside own runs: all clients at rounds 100 to 400, before and after fine-tuning."""
+"""FedOBP's public result files beside own runs: all clients at rounds 100 to 400, before and after
+fine-tuning.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,12 @@ _HYPER = {"ema": 0.0, "norm": "global", "classifier_only": False}
 
 
 class Log(NamedTuple):
-    """One public file: pooled accuracies in percent by round, before and after fine-tuning, nan where there is none.
+    """One public file: pooled accuracies in percent by round, before and after fine-tuning, nan
+    where there is none.
 
-    files: those of the `tables`, of the `ablation` (Table V), its variants with a `moving average`, or of `scores`
-    (Figure 4). method, dataset, setting: as ours. q, ema, norm, classifier_only: FedOBP's.
+    files: those of the `tables`, of the `ablation` (Table V), its variants with a `moving average`,
+    or of `scores` (Figure 4). method, dataset, setting: as ours. q, ema, norm, classifier_only:
+    FedOBP's.
     """
 
     files: str
@@ -73,20 +77,29 @@ def logs() -> list[Log]:
                 float(row["ema"] or "nan"),
                 row["norm"],
                 row["classifier_only"] == "true",
-                {at: (float(row[f"before_{at}"] or "nan"), float(row[f"after_{at}"] or "nan")) for at in ROUNDS},
+                {
+                    at: (float(row[f"before_{at}"] or "nan"), float(row[f"after_{at}"] or "nan"))
+                    for at in ROUNDS
+                },
             )
             for row in csv.DictReader(file)
         ]
 
 
 def of_run(run: Run, any_q: bool = False) -> Log | None:
-    """Return the file of a run's method, data set, Dirichlet setting and FedOBP's hyperparameters, if there is one."""
+    """Return the file of a run's method, data set, Dirichlet setting and FedOBP's hyperparameters,
+    if there is one.
+    """
     own = {key: run.config["method"].get(key, usual) for key, usual in (_SCORED | _HYPER).items()}
     if run.method_name == "fedobp" and {**own, **_SCORED} != own:
         return None
     if (run.dataset_name in FAULTY) != run.dataset.endswith("as published"):
         return None
-    where = run.method_name, DATASETS.get(run.dataset_name, run.dataset_name), f"Dir({run.get('partition.alpha')})"
+    where = (
+        run.method_name,
+        DATASETS.get(run.dataset_name, run.dataset_name),
+        f"Dir({run.get('partition.alpha')})",
+    )
     for log in logs():
         scored = all(getattr(log, key) == own[key] for key in _HYPER) and (any_q or log.q == run.q)
         if (log.method, log.dataset, log.setting) == where and (log.method != "fedobp" or scored):
@@ -95,7 +108,9 @@ def of_run(run: Run, any_q: bool = False) -> Log | None:
 
 
 def over_q(run: Run) -> dict[float, float]:
-    """Return the better of rounds 100 and 200 by q, as Figure 4 shows it: the earlier score on a run's data set."""
+    """Return the better of rounds 100 and 200 by q, as Figure 4 shows it: the earlier score on a
+    run's data set.
+    """
     name = DATASETS.get(run.dataset_name, run.dataset_name)
     found = (log for log in logs() if (log.files, log.dataset, log.ema) == ("scores", name, 0.5))
     return {log.q: max(log.accuracy[100][0], log.accuracy[200][0]) for log in found}
@@ -110,7 +125,11 @@ def _pairs(gathered: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]:
     """Each group's run of the files' seed, with its file."""
     for group in gathered:
         for run in group.used:
-            log = of_run(run) if run.seed == SEED and run.evaluations["round"].isin(ROUNDS).any() else None
+            log = (
+                of_run(run)
+                if run.seed == SEED and run.evaluations["round"].isin(ROUNDS).any()
+                else None
+            )
             if log and not setup_differences(run, SETUP):
                 yield group, run, log
 
@@ -135,13 +154,20 @@ def log_table(gathered: Sequence[Group]) -> Table:
             if at not in rows.index:
                 continue
             record = row_of(group) | {"round": at}
-            columns = zip(("before", "after"), ("accuracy_pooled", "ft_accuracy_pooled"), log.accuracy[at], strict=True)
+            columns = zip(
+                ("before", "after"),
+                ("accuracy_pooled", "ft_accuracy_pooled"),
+                log.accuracy[at],
+                strict=True,
+            )
             for when, column, theirs in columns:
                 own = float(rows.loc[at].get(column, math.nan))
                 record |= {when: own, f"{when}_logged": theirs, f"{when}_difference": own - theirs}
             records.append(record)
     if not records:
-        raise FedpflError("no runs for fedobp/public_logs; run `python -m fedpfl.train experiment=fedobp/as_published`")
+        raise FedpflError(
+            "no runs for fedobp/public_logs; run `python -m fedpfl.train experiment=fedobp/as_published`"
+        )
     caption = (
         "All clients' pooled test accuracy in percent beside the FedOBP authors' public result files (one run, seed "
         f"{SEED}, the same split and cohorts, another minibatch order); Δ: own minus theirs, in points."
@@ -150,22 +176,36 @@ def log_table(gathered: Sequence[Group]) -> Table:
 
 
 def log_figure(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, before and after fine-tuning: own lines, the files' numbers as open marks."""
+    """A panel per data set and partition, before and after fine-tuning: own lines, the files'
+    numbers as open marks.
+    """
     halves = {"before fine-tuning": "accuracy_pooled", "fine-tuned": "ft_accuracy_pooled"}
     tuned = any("ft_accuracy_pooled" in run.rounds for group in shown for run in group.used)
     used = [half for half in halves if tuned or half.startswith("before")]
-    titled = {f"{setting}\n{half}": (setting, half) for setting in by_setting(shown) for half in used}
+    titled = {
+        f"{setting}\n{half}": (setting, half) for setting in by_setting(shown) for half in used
+    }
     labels = list(dict.fromkeys(group.method for group in shown))
 
     def draw(ax: Axes, what: tuple[str, str]) -> None:
         setting, half = what
         for group, run, log in _pairs(by_setting(shown)[setting]):
             style = look(labels.index(group.method))
-            own = run.evaluations.set_index("round").reindex(columns=[halves[half]])[halves[half]].dropna()
+            own = (
+                run.evaluations.set_index("round")
+                .reindex(columns=[halves[half]])[halves[half]]
+                .dropna()
+            )
             ax.plot(own.index, own, label=legible(group.method), **style)
             theirs = {at: both[half == "fine-tuned"] for at, both in log.accuracy.items()}
-            open_marks: Any = style | {"linestyle": "none", "markerfacecolor": "white", "markersize": 7}
-            ax.plot([*theirs], [*theirs.values()], label="authors' public file (open)", **open_marks)
+            open_marks: Any = style | {
+                "linestyle": "none",
+                "markerfacecolor": "white",
+                "markersize": 7,
+            }
+            ax.plot(
+                [*theirs], [*theirs.values()], label="authors' public file (open)", **open_marks
+            )
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))
 
     return panels(titled, path, draw)

@@ -20,9 +20,16 @@ from fedpfl.report.table import Table
 from fedpfl.report.tables import Beside, accuracy_table
 
 SOURCE = "FedOBP (arXiv:2604.16574) Table "
-# What FedOBP's numbers were produced with; read from the authors' logs, but for the split, which seeds differ by.
-SETUP = {"rounds": 400} | {key: value for key, value in logs.SETUP.items() if key != "partition.name"}
-ACCURACY, QUANTILE, PERSONAL = "mean test accuracy over clients (%)", "quantile q", "number of personalized parameters"
+# What FedOBP's numbers were produced with; read from the authors' logs, but for the split, which
+# seeds differ by.
+SETUP = {"rounds": 400} | {
+    key: value for key, value in logs.SETUP.items() if key != "partition.name"
+}
+ACCURACY, QUANTILE, PERSONAL = (
+    "mean test accuracy over clients (%)",
+    "quantile q",
+    "number of personalized parameters",
+)
 ABLATION = "ablation"
 """The setting of Table V, which does not state its partition."""
 MEANING = (
@@ -41,7 +48,8 @@ POOLED = Selection("accuracy_pooled", "best-checkpoint", 100, published=True)
 
 
 def beside(gathered: Sequence[Group], everywhere: bool = False) -> Beside:
-    """Return what FedOBP's tables have published of the configurations, for `report.tables.accuracy_table`.
+    """Return what FedOBP's tables have published of the configurations, for
+    `report.tables.accuracy_table`.
 
     everywhere: also of those whose set-up is not the published one.
     """
@@ -50,13 +58,19 @@ def beside(gathered: Sequence[Group], everywhere: bool = False) -> Beside:
         of_run(group.runs[0]) if everywhere or not setup_differences(group.runs[0], setup) else None
         for group, setup in zip(gathered, setups, strict=True)
     ]
-    compared = [(group, setup, one.note) for group, setup, one in zip(gathered, setups, known, strict=True) if one]
+    compared = [
+        (group, setup, one.note)
+        for group, setup, one in zip(gathered, setups, known, strict=True)
+        if one
+    ]
     values = [(one.value, one.std) if one else (math.nan, math.nan) for one in known]
     return Beside(values, MEANING, departures(compared))
 
 
 def setup_of(run: Run) -> dict[str, Any]:
-    """Return the set-up of FedOBP's tables for a run's method, data set and partition; FedOBP's has no momentum."""
+    """Return the set-up of FedOBP's tables for a run's method, data set and partition; FedOBP's has
+    no momentum.
+    """
     q = of_run(run, QUANTILE)
     return (
         SETUP
@@ -72,13 +86,19 @@ def _as_published(run: Run) -> dict[str, Any]:
 
 
 def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
-    """Return FedOBP's published number of a run's method, data set and Dirichlet setting, if there is one."""
+    """Return FedOBP's published number of a run's method, data set and Dirichlet setting, if there
+    is one.
+    """
     where = metric, run.method_name, run.dataset_name, setting_of(run)
-    return next(filter(None, (lookup((SOURCE + table, *where)) for table in ("II", "III", "IV"))), None)
+    return next(
+        filter(None, (lookup((SOURCE + table, *where)) for table in ("II", "III", "IV"))), None
+    )
 
 
 def setting_of(run: Run) -> str:
-    """Return `Dir(0.1)` where the run's partition is one that the paper's tables may mean, else nothing."""
+    """Return `Dir(0.1)` where the run's partition is one that the paper's tables may mean, else
+    nothing.
+    """
     partition = run.config["partition"]
     alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
@@ -96,14 +116,22 @@ def _personal(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def own_score(run: Run, **wanted: Any) -> bool:
     """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
-    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"}
+    usual = {
+        "score": "obp",
+        "scope": "all",
+        "classifier_only": False,
+        "ema": 0.0,
+        "cold_start": "paper",
+    }
     method = usual | run.config["method"]  # an older run may lack some
     known = all(method.get(key, value) == value for key, value in (usual | wanted).items())
     return run.method_name == "fedobp" and known
 
 
 def _whole_norm(run: Run) -> bool:
-    return run.method_name != "fedobp" or (own_score(run) and run.config["method"].get("norm") in ("none", "global"))
+    return run.method_name != "fedobp" or (
+        own_score(run) and run.config["method"].get("norm") in ("none", "global")
+    )
 
 
 def _dirichlet(
@@ -127,12 +155,23 @@ def _dirichlet(
 
 def _methods(experiment: str) -> tuple[Line, ...]:
     lines = [Line(METHODS[method], method, experiment, _whole_norm) for method in COMPARED]
-    lines.insert(COMPARED.index("fedavg") + 1, Line("FedAvg+FT", "fedavg", experiment, _whole_norm, tuned))
+    lines.insert(
+        COMPARED.index("fedavg") + 1, Line("FedAvg+FT", "fedavg", experiment, _whole_norm, tuned)
+    )
     return tuple(lines)
 
 
 def _counted(label: str, measure: Measure, metric: str, kind: str) -> Line:
-    return Line(label, "fedobp", "fedobp/table2", _whole_norm, measure, known_as="fedobp", metric=metric, kind=kind)
+    return Line(
+        label,
+        "fedobp",
+        "fedobp/table2",
+        _whole_norm,
+        measure,
+        known_as="fedobp",
+        metric=metric,
+        kind=kind,
+    )
 
 
 def _with_cls(run: Run) -> bool:
@@ -144,14 +183,23 @@ def _with_cls(run: Run) -> bool:
 def _ablation(norm: str, known_as: str) -> Line:
     fits = partial(own_score, score="obp_as_published", norm=norm)
     words = {"paper": f"fedobp_{norm}"}
-    return Line(norm, "fedobp", "fedobp/table5", fits, words=words, known_as=known_as, setting=ABLATION)
+    return Line(
+        norm, "fedobp", "fedobp/table5", fits, words=words, known_as=known_as, setting=ABLATION
+    )
 
 
 ABLATED = (
     _ablation("none", "FedOBP NoNorm"),
     _ablation("layer", "FedOBP LayerNorm"),
     _ablation("global", "FedOBP GlobalNorm w/o CLS"),
-    Line("global, CLS", "fedobp", "fedobp/{}", _with_cls, known_as="FedOBP GlobalNorm with CLS", setting=ABLATION),
+    Line(
+        "global, CLS",
+        "fedobp",
+        "fedobp/{}",
+        _with_cls,
+        known_as="FedOBP GlobalNorm with CLS",
+        setting=ABLATION,
+    ),
 )
 """The lines of Table V."""
 
@@ -185,8 +233,12 @@ TABLES: dict[str, Layout | Listing] = {
         _dirichlet(LARGE + SMALL),
         about="",
     ),
-    "table3": _plan("FedOBP's Table III", SOURCE + "III", _methods("fedobp/table3"), _dirichlet(LARGE)),
-    "table4": _plan("FedOBP's Table IV", SOURCE + "IV", _methods("fedobp/table4"), _dirichlet(SMALL)),
+    "table3": _plan(
+        "FedOBP's Table III", SOURCE + "III", _methods("fedobp/table3"), _dirichlet(LARGE)
+    ),
+    "table4": _plan(
+        "FedOBP's Table IV", SOURCE + "IV", _methods("fedobp/table4"), _dirichlet(SMALL)
+    ),
     "table4_as_published": _plan(
         "FedOBP's Table IV, MedMNIST with the published normalisation, which makes every image constant",
         SOURCE + "IV",
@@ -218,7 +270,8 @@ TABLES: dict[str, Layout | Listing] = {
 
 
 def one_each(gathered: Sequence[Group], **setup: Any) -> list[Group]:
-    """Return of each method's configurations on a data set and partition the one that FedOBP's tables would show.
+    """Return of each method's configurations on a data set and partition the one that FedOBP's
+    tables would show.
 
     setup: what takes the place of theirs.
     """
@@ -246,4 +299,7 @@ def _held_against_files(gathered: Sequence[Group], rule: Selection) -> Table:
     return replace(logs.log_table(gathered), notes=notes)
 
 
-TABLES |= {"all_methods": Listing(_at_one_momentum, _listed), "public_logs": Listing(logs.logged, _held_against_files)}
+TABLES |= {
+    "all_methods": Listing(_at_one_momentum, _listed),
+    "public_logs": Listing(logs.logged, _held_against_files),
+}

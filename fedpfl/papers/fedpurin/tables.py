@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def _mebibytes(way: str, late: bool, run: Run, row: pd.Series, rule: Selection) -> float:
-    """MiB per client and round, until round beta or after it; the paper counts no positions on the way down."""
+    """MiB per client and round, until round beta or after it; the paper counts no positions on the
+    way down.
+    """
     beta = run.get("method.beta")
     rows = run.rounds if beta is None else run.rounds[(run.rounds["round"] > beta) == late]
     plain = rule.published and way == "down"
@@ -40,7 +42,14 @@ def _places(alphas: Mapping[str, Sequence[float]]) -> tuple[Place, ...]:
         "cifar100": {"rounds": 300, "model.name": "resnet10", "method.beta": 170},
     }
     return tuple(
-        Place(name, f"Dir({a:g})", {"partition.name": "fixed_dirichlet"}, (a,), f"fedpurin/{name}", setup=own[name])
+        Place(
+            name,
+            f"Dir({a:g})",
+            {"partition.name": "fixed_dirichlet"},
+            (a,),
+            f"fedpurin/{name}",
+            setup=own[name],
+        )
         for name in own
         for a in alphas[name]
     )
@@ -72,7 +81,10 @@ TABLES = {
         "FedPURIN (arXiv:2510.16065) Table 1",
         (
             Line("Separate", "local_only"),
-            *(Line(METHODS[name], name) for name in ("fedavg", "fedper", "fedbn", "pfedsd", "fedcac")),
+            *(
+                Line(METHODS[name], name)
+                for name in ("fedavg", "fedper", "fedbn", "pfedsd", "fedcac")
+            ),
             Line("FedPURIN", "fedpurin", usual=_variant("gradient", False)),
         ),
         _places(_THREE),
@@ -115,17 +127,29 @@ TABLES = {
 
 
 def _frequencies(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per configuration, a line per tensor: which share of its entries so many of the clients hold."""
+    """A panel per configuration, a line per tensor: which share of its entries so many of the
+    clients hold.
+    """
 
     def draw(ax: Axes, group: Group) -> None:
         every = masks(group)
         for number, name in enumerate(every[0]):
             # Seeds may have other numbers of clients, as cohorts are drawn.
-            alike = [own[name] for own in every if name in own and len(own[name].held) == len(every[0][name].held)]
+            alike = [
+                own[name]
+                for own in every
+                if name in own and len(own[name].held) == len(every[0][name].held)
+            ]
             held = np.mean([100 * one.held / max(one.entries, 1) for one in alike], axis=0)
             across = 100 * np.arange(len(held)) / max(1, len(held) - 1)
-            ax.plot(across, held, label=legible(name), **look(number), markevery=max(1, len(held) // 10))
-        ax.set(xlabel="clients that hold an entry (%)", ylabel="entries of the tensor (%)", ylim=(0, None))
+            ax.plot(
+                across, held, label=legible(name), **look(number), markevery=max(1, len(held) // 10)
+            )
+        ax.set(
+            xlabel="clients that hold an entry (%)",
+            ylabel="entries of the tensor (%)",
+            ylim=(0, None),
+        )
 
     return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
 
@@ -140,17 +164,25 @@ def _of(key: str) -> Callable[[Sequence[Group]], list[Group]]:
     usual = {**_variant("gradient", False), "method.include_norm": False, "method.tau": 0.5}
     del usual[key]
     return lambda every: several(
-        every, lambda run: run.method_name == "fedpurin" and has(run, usual), lambda run: run.get(key)
+        every,
+        lambda run: run.method_name == "fedpurin" and has(run, usual),
+        lambda run: run.get(key),
     )
 
 
 FIGURES = {
     "figure3": Figure(
-        _of("method.include_norm"), over(alpha, "Dirichlet alpha", _with_norm, log=True), "fedpurin/norm"
+        _of("method.include_norm"),
+        over(alpha, "Dirichlet alpha", _with_norm, log=True),
+        "fedpurin/norm",
     ),
     "figure4": Figure(
         _of("method.tau"),
-        over(lambda run: run.get("method.tau"), "share of critical entries, tau", lambda group: {group.partition: ""}),
+        over(
+            lambda run: run.get("method.tau"),
+            "share of critical entries, tau",
+            lambda group: {group.partition: ""},
+        ),
         "fedpurin/tau",
     ),
     "masks": Figure(of_method("fedpurin", masks), _frequencies, "fedpurin/cifar10"),

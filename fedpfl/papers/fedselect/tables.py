@@ -42,7 +42,10 @@ _PLACES = (
     ),
 )
 # As one experiment of all four data sets has them.
-_TOGETHER = tuple(dataclasses.replace(place, words={"paper": place.experiment.replace("/", "_")}) for place in _PLACES)
+_TOGETHER = tuple(
+    dataclasses.replace(place, words={"paper": place.experiment.replace("/", "_")})
+    for place in _PLACES
+)
 
 
 # The limits that Table 1's numbers are of.
@@ -98,12 +101,24 @@ TABLES = {
         "FedSelect's Table 3: what becomes personal",
         "FedSelect (CVPR 2024) Table 3",
         (
-            Line("Personalize Least", "fedselect", "fedselect/ablation", where={"method.personalise": "least"}),
+            Line(
+                "Personalize Least",
+                "fedselect",
+                "fedselect/ablation",
+                where={"method.personalise": "least"},
+            ),
             *(
-                Line(f"Layer {name}", "fedselect", "fedselect/ablation", where={"method.personalise": layer})
+                Line(
+                    f"Layer {name}",
+                    "fedselect",
+                    "fedselect/ablation",
+                    where={"method.personalise": layer},
+                )
                 for name, layer in _LAYERS.items()
             ),
-            Line("Random", "fedselect", "fedselect/ablation", where={"method.personalise": "random"}),
+            Line(
+                "Random", "fedselect", "fedselect/ablation", where={"method.personalise": "random"}
+            ),
             *_limits(0.3, 0.5),
         ),
         _TOGETHER,
@@ -129,10 +144,14 @@ def _sizes(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
 
 
 def _overlaps(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, a line per configuration: overlap of two clients' masks, by tensor."""
+    """A panel per data set and partition, a line per configuration: overlap of two clients' masks,
+    by tensor.
+    """
 
     def draw(ax: Axes, members: list[Group]) -> None:
-        tensors = list(dict.fromkeys(name for group in members for own in masks(group) for name in own))
+        tensors = list(
+            dict.fromkeys(name for group in members for own in masks(group) for name in own)
+        )
         for number, group in enumerate(members):
             even = _points(group, tensors, chance=True)
             thin = {"color": look(number)["color"], "linewidth": THIN, "alpha": 0.6}
@@ -142,7 +161,9 @@ def _overlaps(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
         ax.set_xticks(range(len(tensors)), list(map(legible, tensors)), rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
 
-    return panels(by_setting(shown), path, draw, "thin: independent masks of the same sizes", (7.2, 3.6))
+    return panels(
+        by_setting(shown), path, draw, "thin: independent masks of the same sizes", (7.2, 3.6)
+    )
 
 
 def _points(group: Group, tensors: list[str], chance: bool = False) -> Points:
@@ -155,7 +176,10 @@ def _points(group: Group, tensors: list[str], chance: bool = False) -> Points:
     return points
 
 
-_JUDGED = {"fedavg": {"FedAvg": "accuracy", "FedAvg+FT": "ft_accuracy"}, "fedbabu": {"FedBABU": "ft_accuracy"}}
+_JUDGED = {
+    "fedavg": {"FedAvg": "accuracy", "FedAvg+FT": "ft_accuracy"},
+    "fedbabu": {"FedBABU": "ft_accuracy"},
+}
 """Methods that the paper does not judge right after local training, as it does the others."""
 
 
@@ -171,14 +195,21 @@ def _compared(gathered: Sequence[Group]) -> list[Group]:
     def fits(run: Run) -> bool:
         best = _BEST.get(run.dataset_name, _BEST[""])
         own = run.method_name == "fedselect" and _grown(run) and run.get("method.alpha") == best
-        return own or run.method_name in {line.method for line in TABLES["table1"].lines} - {"fedselect"}
+        return own or run.method_name in {line.method for line in TABLES["table1"].lines} - {
+            "fedselect"
+        }
 
     return [group for group in gathered if fits(group.runs[0])]
 
 
 def _of_table_1(gathered: Sequence[Group]) -> list[Group]:
     """Its runs, one of a method on a data set and partition."""
-    return list({(group.setting, group.runs[0].method_name): group for group in _compared(_sized(gathered))}.values())
+    return list(
+        {
+            (group.setting, group.runs[0].method_name): group
+            for group in _compared(_sized(gathered))
+        }.values()
+    )
 
 
 def _grown(run: Run) -> bool:
@@ -190,7 +221,9 @@ def _sized(gathered: Sequence[Group]) -> list[Group]:
     """Runs with as many training samples as Tables 1 to 3 have, where that is told."""
     sizes = {place.dataset: place.setup.get("partition.samples_per_client") for place in _PLACES}
     runs = ((group, group.runs[0]) for group in gathered)
-    return [group for group, run in runs if sizes.get(run.dataset_name) in (None, _training_size(run))]
+    return [
+        group for group, run in runs if sizes.get(run.dataset_name) in (None, _training_size(run))
+    ]
 
 
 def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -212,7 +245,9 @@ def _training_size(run: Run) -> int | None:
 
 
 def _last_layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per configuration: overlap of each two clients' masks in the last layer, with the clients' classes."""
+    """A panel per configuration: overlap of each two clients' masks in the last layer, with the
+    clients' classes.
+    """
 
     def draw(ax: Axes, group: Group) -> None:
         run = next(run for run in group.used if run.masks)
@@ -228,7 +263,9 @@ def _last_layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
         ax.set_yticks(range(count), names, fontsize=6)
         ax.grid(visible=False)
 
-    titles = (f"{group.setting}\nlimit alpha = {group.runs[0].get('method.alpha')}" for group in shown)
+    titles = (
+        f"{group.setting}\nlimit alpha = {group.runs[0].get('method.alpha')}" for group in shown
+    )
     return panels(dict(zip(titles, shown, strict=True)), path, draw, size=(3.4, 3.4))
 
 
@@ -241,13 +278,20 @@ def _classes(run: Run, count: int) -> list[str]:
     labels = run.clients.filter(regex=r"^label_\d+$")
     if len(labels) != count or labels.empty:
         return [str(number) for number in range(count)]
-    return [" ".join(name.removeprefix("label_") for name in labels if row[name] > 0) for _, row in labels.iterrows()]
+    return [
+        " ".join(name.removeprefix("label_") for name in labels if row[name] > 0)
+        for _, row in labels.iterrows()
+    ]
 
 
 def _limited(gathered: Sequence[Group]) -> list[Group]:
     """Of Table 2's runs those with masks, one for each limit on a data set and partition."""
-    kept = [group for group in of_method("fedselect", masks)(_sized(gathered)) if _grown(group.runs[0])]
-    return list({(group.setting, group.runs[0].get("method.alpha")): group for group in kept}.values())
+    kept = [
+        group for group in of_method("fedselect", masks)(_sized(gathered)) if _grown(group.runs[0])
+    ]
+    return list(
+        {(group.setting, group.runs[0].get("method.alpha")): group for group in kept}.values()
+    )
 
 
 FIGURES = {

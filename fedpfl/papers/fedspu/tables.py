@@ -32,7 +32,9 @@ def _counted(run: Run, rule: Selection) -> pd.DataFrame:
 
 
 def _volume(run: Run, row: pd.Series, rule: Selection) -> float:
-    """Gigabytes that all clients send and get in all rounds; by the paper's count gigabits, which its numbers fit."""
+    """Gigabytes that all clients send and get in all rounds; by the paper's count gigabits, which
+    its numbers fit.
+    """
     if "values_up" not in run.rounds:
         return math.nan
     rows = _counted(run, rule)
@@ -48,7 +50,9 @@ def _hours(run: Run, row: pd.Series, rule: Selection) -> float:
 
 
 def _active(run: Run, row: pd.Series, rule: Selection) -> float:
-    """The first round with fewer clients than a cohort, which may be none; without one the rounds that there are."""
+    """The first round with fewer clients than a cohort, which may be none; without one the rounds
+    that there are.
+    """
     full = int(_before_few(run).sum())
     over = run.status == "finished" and run.reached < run.planned  # everybody has stopped
     return float(run.rounds["round"].iloc[full] if full < len(run.rounds) else run.reached + over)
@@ -81,7 +85,9 @@ def _places(setting: str, apart: bool = False, **where: Any) -> tuple[Place, ...
 
 
 def _untold(method: str) -> str:
-    grown = "what is described there, a pruned model that grows, is another method than its authors'"
+    grown = (
+        "what is described there, a pruned model that grows, is another method than its authors'"
+    )
     return grown if method == "fedselect" else ""
 
 
@@ -152,26 +158,33 @@ def _of_widths(gathered: Sequence[Group]) -> list[Group]:
     for group in gathered:
         run = group.runs[0]
         if run.method_name == "fedspu" and not memory(run).empty:
-            best.setdefault((run.dataset, str(run.get("model")), run.get("local.batch_size")), group)
+            best.setdefault(
+                (run.dataset, str(run.get("model")), run.get("local.batch_size")), group
+            )
     return list(best.values())
 
 
 def memory(run: Run) -> pd.DataFrame:
-    """Return the bytes that training takes by width: parameters, gradients and what layers make of a batch.
+    """Return the bytes that training takes by width: parameters, gradients and what layers make of
+    a batch.
 
-    Empty where the run does not tell. Layers count that have parameters, each number as 32 bits. FedSPU keeps all
-    parameters, the gradients of active ones and at least what active neurons make. Gradients pass on to these through
-    frozen neurons, so exact ones need most of what frozen neurons make too: at most all of it.
+    Empty where the run does not tell. Layers count that have parameters, each number as 32 bits.
+    FedSPU keeps all parameters, the gradients of active ones and at least what active neurons make.
+    Gradients pass on to these through frozen neurons, so exact ones need most of what frozen
+    neurons make too: at most all of it.
     """
     try:
-        made = pd.DataFrame(run.summary["devices"], dtype=float).set_index("width")[["entries", "values"]]
+        made = pd.DataFrame(run.summary["devices"], dtype=float).set_index("width")[
+            ["entries", "values"]
+        ]
     except (LookupError, TypeError, ValueError):
         return pd.DataFrame()
     batch, whole = run.get("local.batch_size"), made.iloc[-1]
     part = made["entries"] + made["entries"]
     kept = whole["entries"] + made["entries"]
     found = {
-        "full network (Hermes, FedMP, PruneFL while ranking)": 2 * whole["entries"] + batch * whole["values"],
+        "full network (Hermes, FedMP, PruneFL while ranking)": 2 * whole["entries"]
+        + batch * whole["values"],
         "FedSPU, at most": kept + batch * whole["values"],
         "FedSPU, at least": kept + batch * made["values"],
         "sub-model (FjORD, random dropout, others once ranked)": part + batch * made["values"],
@@ -180,7 +193,9 @@ def memory(run: Run) -> pd.DataFrame:
 
 
 def _memory(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set, network and batch, a line per way to train over the width of sub-models."""
+    """A panel per data set, network and batch, a line per way to train over the width of
+    sub-models.
+    """
 
     def draw(ax: Axes, run: Run) -> None:
         for number, (name, used) in enumerate(memory(run).items()):

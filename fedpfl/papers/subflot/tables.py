@@ -15,7 +15,9 @@ from fedpfl.report.run import Run
 
 
 def _domain(place: int, run: Run, row: pd.Series, rule: Selection) -> float:
-    """Mean over those that take part of a quarter of the clients, one of four domains, at the last evaluation."""
+    """Mean over those that take part of a quarter of the clients, one of four domains, at the last
+    evaluation.
+    """
     each, own = divmod(len(run.clients), 4)
     if own or rule.accuracy != "accuracy" or row["round"] != run.evaluations["round"].iloc[-1]:
         return math.nan
@@ -24,18 +26,32 @@ def _domain(place: int, run: Run, row: pd.Series, rule: Selection) -> float:
     return float(part[part["client"].isin(numbers)]["accuracy"].mean(skipna=False))
 
 
-def _place(dataset: str, setting: str, partition: str = "dirichlet", clients: int = 20, **more: Any) -> Place:
+def _place(
+    dataset: str, setting: str, partition: str = "dirichlet", clients: int = 20, **more: Any
+) -> Place:
     where = {"partition.name": partition} | ({"clients": clients} if dataset != "har" else {})
-    words = {"partition": partition} if dataset in ("cifar10", "cifar100") else {}  # their experiments run both splits
+    words = (
+        {"partition": partition} if dataset in ("cifar10", "cifar100") else {}
+    )  # their experiments run both splits
     words |= {"clients": str(clients)} if clients != 20 else {}
     alphas = (0.1,) if partition == "dirichlet" else (None,)
-    return Place(dataset, setting, where, alphas, **{"experiment": f"subflot/{dataset}", "words": words, **more})
+    return Place(
+        dataset,
+        setting,
+        where,
+        alphas,
+        **{"experiment": f"subflot/{dataset}", "words": words, **more},
+    )
 
 
 def _without(part: str = "") -> Line:
     where = {f"method.{part}": False} if part else {}
     usual = {f"method.{name}": name != part for name in ("otp", "sar", "ota")}
-    label, paper = (f"SubFLOT w/o {part.upper()}", f"subflot_without_{part}") if part else ("SubFLOT", "subflot")
+    label, paper = (
+        (f"SubFLOT w/o {part.upper()}", f"subflot_without_{part}")
+        if part
+        else ("SubFLOT", "subflot")
+    )
     return Line(label, "subflot", where=where, usual=usual, words={"paper": paper})
 
 
@@ -75,7 +91,8 @@ TABLES = {
         "SubFLOT (CVPR 2026), label skew, from a second public summary",
         _SHRUNK,
         (
-            # The split is not stated; CIFAR100's and Tiny-ImageNet's numbers are the main table's pathological ones.
+            # The split is not stated; CIFAR100's and Tiny-ImageNet's numbers are the main table's
+            # pathological ones.
             _place("cifar10", "label skew or real world", "shards"),
             _place("cifar100", "label skew or real world", "shards"),
             _place("tiny_imagenet", "label skew or real world", "shards"),
@@ -90,7 +107,12 @@ TABLES = {
         (
             *(
                 _place("pacs", name, "groups", measure=partial(_domain, at))
-                for name, at in (("Photo", 2), ("Art", 0), ("Cartoon", 1), ("Sketch", 3))  # in the data set's order
+                for name, at in (
+                    ("Photo", 2),
+                    ("Art", 0),
+                    ("Cartoon", 1),
+                    ("Sketch", 3),
+                )  # in the data set's order
             ),
             _place("pacs", "Avg", "groups"),
         ),
@@ -115,7 +137,10 @@ TABLES = {
         "SubFLOT (CVPR 2026), scalability, from a second public summary",
         (_SUBFLOT,),
         (
-            *(Place("", f"{count} clients", untold="the data set is not stated") for count in (10, 100)),
+            *(
+                Place("", f"{count} clients", untold="the data set is not stated")
+                for count in (10, 100)
+            ),
             *(
                 _place(
                     "cifar100",

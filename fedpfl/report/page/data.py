@@ -1,4 +1,6 @@
-"""What the charts of a page show, as frames: clients, curves, costs and partitions of each configuration."""
+"""What the charts of a page show, as frames: clients, curves, costs and partitions of each
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ OVER = {
 }
 POINTS = 200  # of a curve, at most
 BOX = ("least", "lower quartile", "median", "upper quartile", "greatest", "mean", "worst decile")
-CURVES = sorted((metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated)
+CURVES = sorted(
+    (metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated
+)
 
 
 def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
-    """Return the clients that may take part, None where they cannot be read; `note` is called with what is wrong."""
+    """Return the clients that may take part, None where they cannot be read; `note` is called with
+    what is wrong.
+    """
     try:
         part = run.participating
     except FedpflError as error:
@@ -39,8 +45,12 @@ def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
         return None
     if run.is_untrained:
         return part
-    if {"test", "accuracy"} <= {*part} and (silent := int(((part["test"] > 0) & part["accuracy"].isna()).sum())):
-        note(f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown")
+    if {"test", "accuracy"} <= {*part} and (
+        silent := int(((part["test"] > 0) & part["accuracy"].isna()).sum())
+    ):
+        note(
+            f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown"
+        )
     return part
 
 
@@ -54,7 +64,8 @@ def read_common(run: Run, note: Callable[[str], None]) -> pd.DataFrame:
 
 
 def spread(group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str) -> pd.DataFrame:
-    """Return the accuracy of the clients that take part, of all seeds, ascending: seed, client, train, value, low.
+    """Return the accuracy of the clients that take part, of all seeds, ascending: seed, client,
+    train, value, low.
 
     low: whether it is of the worst decile of its seed. Empty where a client of a seed has none.
     """
@@ -66,7 +77,11 @@ def spread(group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str) -
             low = part[key].rank(method="first") <= decile(len(part))
             parts.append(part.rename(columns={key: "value"}).assign(seed=run.seed, low=low))
     whole = pd.concat(parts[1:] or parts)
-    return whole.iloc[:0] if whole["value"].isna().any() else whole.sort_values(["value", "seed", "client"])
+    return (
+        whole.iloc[:0]
+        if whole["value"].isna().any()
+        else whole.sort_values(["value", "seed", "client"])
+    )
 
 
 def box(spread: pd.DataFrame) -> dict[str, float]:
@@ -77,22 +92,27 @@ def box(spread: pd.DataFrame) -> dict[str, float]:
 
 
 def by_round(group: Group, column: str) -> pd.DataFrame:
-    """Return mean, sample standard deviation and number of seeds by round, of the rounds that all seeds have it of."""
+    """Return mean, sample standard deviation and number of seeds by round, of the rounds that all
+    seeds have it of.
+    """
     # A seed whose model was not finite has no number: a mean of the others would flatter.
     parts = [run.rounds.reindex(columns=["round", column]) for run in group.used]
     for run, part in zip(group.used, parts, strict=True):
         if run.is_untrained and METRICS[column].evaluated:
             part[column] = math.nan
     own = pd.concat(parts).groupby("round")[column]
-    over = pd.DataFrame({"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()})
+    over = pd.DataFrame(
+        {"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()}
+    )
     return over[over["mean"].notna()]
 
 
 def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     """Return by metric: mean and sample standard deviation over seeds (nan of one), by round.
 
-    size: rounds that make one point of a metric known in all rounds. Bins, since the noise of a cohort must not
-    depend on which rounds are picked; the same for all groups, so that their points lie above each other.
+    size: rounds that make one point of a metric known in all rounds. Bins, since the noise of a
+    cohort must not depend on which rounds are picked; the same for all groups, so that their points
+    lie above each other.
     """
     lines: dict[str, pd.DataFrame] = {}
     for metric in CURVES:
@@ -100,18 +120,32 @@ def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
         if metric.evaluated:
             over = over.iloc[spaced(len(over), POINTS)]
         elif size > 1:
-            over = over.reset_index().groupby((over.index.to_numpy() - 1) // size).mean().set_index("round")
+            over = (
+                over.reset_index()
+                .groupby((over.index.to_numpy() - 1) // size)
+                .mean()
+                .set_index("round")
+            )
         lines |= {metric.name: over} if len(over) else {}
     return lines
 
 
 def totals(group: Group) -> pd.DataFrame:
-    """Return by round what was spent up to it, mean over seeds: the keys of OVER; nan where it was not recorded."""
+    """Return by round what was spent up to it, mean over seeds: the keys of OVER; nan where it was
+    not recorded.
+    """
     parts = []
     for run in group.used:
-        sums = run.rounds.reindex(columns=["bits_down", "bits_up", "seconds", "sim_seconds"]).cumsum(skipna=False)
+        sums = run.rounds.reindex(
+            columns=["bits_down", "bits_up", "seconds", "sim_seconds"]
+        ).cumsum(skipna=False)
         down, up = sums["bits_down"] / 8e9, sums["bits_up"] / 8e9
-        spent = {"round": run.rounds["round"], "down": down, "both": down + up, "hours": sums["seconds"] / 3600}
+        spent = {
+            "round": run.rounds["round"],
+            "down": down,
+            "both": down + up,
+            "hours": sums["seconds"] / 3600,
+        }
         parts.append(pd.DataFrame(spent | {"simulated": sums["sim_seconds"] / 3600}))
     return pd.concat(parts).groupby("round").mean()
 
@@ -151,5 +185,7 @@ def partitions(gathered: Sequence[Group]) -> list[Partition]:
             entry = distinct[group.setting].setdefault(counts.to_numpy().tobytes(), entry)
             entry.seeds.add(run.seed)
             entry.runs += 1
-    ordered = [sorted(members.values(), key=lambda one: min(one.seeds)) for members in distinct.values()]
+    ordered = [
+        sorted(members.values(), key=lambda one: min(one.seeds)) for members in distinct.values()
+    ]
     return [one for row in itertools.zip_longest(*ordered) for one in row if one]

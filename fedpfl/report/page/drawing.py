@@ -40,24 +40,36 @@ Figures = Iterator[dict[str, Any]]
 
 
 class Drawing:
-    """All charts of a page. A figure stands for one choice of the reader's; its long arrays are kept once.
+    """All charts of a page. A figure stands for one choice of the reader's; its long arrays are
+    kept once.
 
-    gathered: the configurations. judged: each one's accuracy in the table, in percent. note: called with a line about
+    gathered: the configurations. judged: each one's accuracy in the table, in percent. note: called
+    with a line about
     what is left out. fair: each configuration beside its baselines.
     """
 
     def __init__(
-        self, gathered: Sequence[Group], judged: Sequence[float], note: Callable[[str], None], fair: Sequence[Fair]
+        self,
+        gathered: Sequence[Group],
+        judged: Sequence[float],
+        note: Callable[[str], None],
+        fair: Sequence[Fair],
     ):
         self.judged, self.fair = dict(zip(gathered, judged, strict=True)), fair
         settings = dict.fromkeys(group.setting for group in gathered)
         self.ranked = {setting: self._best_first(gathered, setting) for setting in settings}
         # The best of each setting first: colours repeat, and the best shall not share one.
         ranks = itertools.zip_longest(*self.ranked.values())
-        self.methods = list(dict.fromkeys(group.method for rank in ranks for group in rank if group))
+        self.methods = list(
+            dict.fromkeys(group.method for rank in ranks for group in rank if group)
+        )
         clients = {run: data.read_clients(run, note) for group in gathered for run in group.runs}
-        self.spreads = {key: {group: data.spread(group, clients, key) for group in gathered} for key in TUNED}
-        self.size = max(1, math.ceil(max(run.reached for group in gathered for run in group.used) / data.POINTS))
+        self.spreads = {
+            key: {group: data.spread(group, clients, key) for group in gathered} for key in TUNED
+        }
+        self.size = max(
+            1, math.ceil(max(run.reached for group in gathered for run in group.used) / data.POINTS)
+        )
         self.curves = {group: data.curves(group, self.size) for group in gathered}
         self.totals = {group: data.totals(group) for group in gathered}
         self.arrays: list[Any] = []
@@ -70,25 +82,45 @@ class Drawing:
             "clients": list(self._boxes()),
             "sizes": list(self._sizes()),
             "fairness": list(self._fairness()),
-            "partition": [figure for one in partitions[:PARTITIONS] for figure in self._partition(one)],
+            "partition": [
+                figure for one in partitions[:PARTITIONS] for figure in self._partition(one)
+            ],
             "common": list(self._common(note)),
             "masks": list(self._masks()),
             "cost": list(self._cost()),
         }
 
     def data(self) -> dict[str, Any]:
-        """Return what the page's script needs; numbers as `x`, `y`, `z` or `customdata` are places among the arrays."""
+        """Return what the page's script needs; numbers as `x`, `y`, `z` or `customdata` are places
+        among the arrays.
+        """
         hidden = list(range(BEST, len(self.methods))) if len(self.methods) > LEGEND else []
-        template = json.loads(resources.files("fedpfl.report.page").joinpath("template.json").read_text("utf-8"))
-        return {"hidden": hidden, "charts": self.charts, "arrays": self.arrays, "template": template}
+        template = json.loads(
+            resources.files("fedpfl.report.page").joinpath("template.json").read_text("utf-8")
+        )
+        return {
+            "hidden": hidden,
+            "charts": self.charts,
+            "arrays": self.arrays,
+            "template": template,
+        }
 
     def curve_numbers(self) -> Table:
-        """Return the means of the accuracy after some of the rounds, for who cannot see or point at the chart."""
-        curves = {group: lines["accuracy"]["mean"] for group, lines in self.curves.items() if "accuracy" in lines}
+        """Return the means of the accuracy after some of the rounds, for who cannot see or point at
+        the chart.
+        """
+        curves = {
+            group: lines["accuracy"]["mean"]
+            for group, lines in self.curves.items()
+            if "accuracy" in lines
+        }
         rounds = sorted({number for over in curves.values() for number in over.index})
         rounds = [rounds[at] for at in data.spaced(len(rounds), 12)]
         columns = {number: Column(str(number), "percent", "round") for number in rounds}
-        records = [_named(group) | {number: over.get(number) for number in rounds} for group, over in curves.items()]
+        records = [
+            _named(group) | {number: over.get(number) for number in rounds}
+            for group, over in curves.items()
+        ]
         return Table.of(records, _NAMED | columns, title=_ACCURACY, by=1)
 
     def client_numbers(self) -> Table:
@@ -121,13 +153,21 @@ class Drawing:
         sign = sign or _SIGNS[at % len(_SIGNS)] + ("-open" if at // len(_SIGNS) % 2 else "")
         line = {"color": colour, "dash": _DASHES[at % len(_DASHES)]}
         marker = {"color": colour, "symbol": sign, "size": size}
-        return {"type": "scatter", "name": _label(group.method), "meta": at, "line": line, "marker": marker} | others
+        return {
+            "type": "scatter",
+            "name": _label(group.method),
+            "meta": at,
+            "line": line,
+            "marker": marker,
+        } | others
 
     def _curves(self) -> Figures:
         for (setting, rivals), metric in itertools.product(self.ranked.items(), data.CURVES):
             known = [group for group in rivals if metric.name in self.curves[group]]
             lines = {group: self.curves[group][metric.name] for group in known}
-            order = sorted(lines, key=lambda group: lines[group]["mean"].iloc[-1], reverse=metric.best == "max")
+            order = sorted(
+                lines, key=lambda group: lines[group]["mean"].iloc[-1], reverse=metric.best == "max"
+            )
             binned = self.size > 1 and not metric.evaluated
             what = metric.label + (f", means of {self.size} rounds" if binned else "")
             for key, title in OVER.items():
@@ -140,14 +180,26 @@ class Drawing:
                 hover = "x unified" if len(lines) <= LEGEND else "closest"
                 if traces:
                     choice = {"what": what, "over": title}
-                    yield _figure(setting, choice, traces, xaxis=x, yaxis=y, hovermode=hover, height=480)
+                    yield _figure(
+                        setting, choice, traces, xaxis=x, yaxis=y, hovermode=hover, height=480
+                    )
 
-    def _curve(self, metric: Metric, group: Group, over: pd.DataFrame, at: list[Any]) -> list[dict[str, Any]]:
-        """The line of means and, of several seeds, the band of one standard deviation below it. at: along the axis."""
+    def _curve(
+        self, metric: Metric, group: Group, over: pd.DataFrame, at: list[Any]
+    ) -> list[dict[str, Any]]:
+        """The line of means and, of several seeds, the band of one standard deviation below it. at:
+        along the axis.
+        """
         digits = ".2f" if metric.unit == "%" else ".4g"
         name = f"{_label(group.method)}  {over['mean'].iloc[-1]:{digits}}"
         name += "" if group.status.startswith("finished") else f", {_label(group.status)}"
-        line = self._look(group, mode="lines+markers", name=name, x=self._share(at), hovertemplate=f"%{{y:{digits}}}")
+        line = self._look(
+            group,
+            mode="lines+markers",
+            name=name,
+            x=self._share(at),
+            hovertemplate=f"%{{y:{digits}}}",
+        )
         line |= {"y": self._share(_numbers(over["mean"]))}
         line["marker"]["maxdisplayed"] = 12
         if over["std"].isna().all():
@@ -156,27 +208,51 @@ class Drawing:
         line["hovertemplate"] += f" ± %{{customdata:{digits}}}"
         spread = over["std"].fillna(0.0)
         ends = self._share(_numbers([*(over["mean"] + spread), *(over["mean"] - spread)[::-1]]))
-        quiet: dict[str, Any] = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
-        band = self._look(group, x=self._share(at + at[::-1]), y=ends, fill="toself", opacity=0.16, **quiet)
+        quiet: dict[str, Any] = {
+            "mode": "lines",
+            "hoverinfo": "skip",
+            "showlegend": False,
+            "line": {"width": 0},
+        }
+        band = self._look(
+            group, x=self._share(at + at[::-1]), y=ends, fill="toself", opacity=0.16, **quiet
+        )
         band["fillcolor"] = band.pop("marker")["color"]
         return [band, line]
 
     def _boxes(self) -> Figures:
-        for (setting, rivals), (key, words) in itertools.product(self.ranked.items(), TUNED.items()):
+        for (setting, rivals), (key, words) in itertools.product(
+            self.ranked.items(), TUNED.items()
+        ):
             spreads = [(group, self.spreads[key][group]) for group in rivals]
             boxes = [(data.box(spread), group, spread) for group, spread in spreads if len(spread)]
             boxes.sort(key=lambda box: -box[0]["mean"])
             if traces := [trace for box in boxes for trace in self._row(*box)]:
-                x, y = _axis(f"client's accuracy (%), {words}"), {"autorange": "reversed", "type": "category"}
-                yield _figure(setting, {"accuracy": words}, traces, xaxis=x, yaxis=y, showlegend=False)
+                x, y = (
+                    _axis(f"client's accuracy (%), {words}"),
+                    {"autorange": "reversed", "type": "category"},
+                )
+                yield _figure(
+                    setting, {"accuracy": words}, traces, xaxis=x, yaxis=y, showlegend=False
+                )
 
-    def _row(self, box: dict[str, float], group: Group, spread: pd.DataFrame) -> list[dict[str, Any]]:
-        """A method's box and clients, those of the worst decile crossed, and means. box: the numbers of BOX."""
+    def _row(
+        self, box: dict[str, float], group: Group, spread: pd.DataFrame
+    ) -> list[dict[str, Any]]:
+        """A method's box and clients, those of the worst decile crossed, and means. box: the
+        numbers of BOX.
+        """
         some = spread.iloc[data.spaced(len(spread), DOTS)]
         row, low, marks = [_label(group.method)], some[some["low"]], _numbers(box.values())
-        dots = self._look(group, "circle", 4, y=row, x=[_numbers(some["value"])], text=[_clients_words(some)])
-        dots |= {"type": "box", "line": {}} | {name: [mark] for name, mark in zip(_FENCES, marks, strict=False)}
-        crosses = self._look(group, "x-thin-open", mode="markers", x=_numbers(low["value"]), y=row * len(low))
+        dots = self._look(
+            group, "circle", 4, y=row, x=[_numbers(some["value"])], text=[_clients_words(some)]
+        )
+        dots |= {"type": "box", "line": {}} | {
+            name: [mark] for name, mark in zip(_FENCES, marks, strict=False)
+        }
+        crosses = self._look(
+            group, "x-thin-open", mode="markers", x=_numbers(low["value"]), y=row * len(low)
+        )
         crosses |= {"text": _clients_words(low), "hovertemplate": "%{text}, in the worst decile"}
         means = self._look(group, mode="markers", x=marks[5:], y=row * 2, text=data.BOX[5:])
         means["marker"] = {"color": "var(--paper)", "symbol": ["diamond", "triangle-up"], "size": 9}
@@ -184,8 +260,12 @@ class Drawing:
         return [dots, crosses, means | {"hovertemplate": "%{text} %{x:.2f}"}]
 
     def _sizes(self) -> Figures:
-        """A panel per method; its line joins the medians of five equal parts of the clients by size."""
-        for (setting, rivals), (key, words) in itertools.product(self.ranked.items(), TUNED.items()):
+        """A panel per method; its line joins the medians of five equal parts of the clients by
+        size.
+        """
+        for (setting, rivals), (key, words) in itertools.product(
+            self.ranked.items(), TUNED.items()
+        ):
             panels = []
             for group in rivals:
                 spread = self.spreads[key][group].query("train > 0")
@@ -194,9 +274,20 @@ class Drawing:
                 traces = [self._dots(group, spread.assign(at=spread["train"]))]
                 if len(spread) >= 15:
                     ordered = spread.sort_values("train", kind="stable")
-                    part = ordered[["train", "value"]].groupby(np.arange(len(ordered)) * 5 // len(ordered)).median()
-                    line = {"type": "scatter", "mode": "lines", "line": {"color": "var(--ink)"}, "hoverinfo": "skip"}
-                    traces.append(line | {"x": _numbers(part["train"]), "y": _numbers(part["value"])})
+                    part = (
+                        ordered[["train", "value"]]
+                        .groupby(np.arange(len(ordered)) * 5 // len(ordered))
+                        .median()
+                    )
+                    line = {
+                        "type": "scatter",
+                        "mode": "lines",
+                        "line": {"color": "var(--ink)"},
+                        "hoverinfo": "skip",
+                    }
+                    traces.append(
+                        line | {"x": _numbers(part["train"]), "y": _numbers(part["value"])}
+                    )
                 panels.append((_label(group.method), traces))
             yield from _panels(setting, {"accuracy": words}, panels, type="log", dtick="D2")
 
@@ -207,20 +298,41 @@ class Drawing:
                 pairs = fair.pairs.get(key, {})
                 if fair.group.setting != setting or not pairs:
                     continue
-                both = pd.concat([pair.assign(seed=run.seed) for run, pair in pairs.items()]).reset_index()
-                both = both.rename(columns={"baseline": "at", "own": "value"}).sort_values(["at", "value"])
+                both = pd.concat(
+                    [pair.assign(seed=run.seed) for run, pair in pairs.items()]
+                ).reset_index()
+                both = both.rename(columns={"baseline": "at", "own": "value"}).sort_values(
+                    ["at", "value"]
+                )
                 line = {"color": "var(--quiet)", "dash": "dot", "width": 1.2}
-                diagonal = {"type": "scatter", "mode": "lines", "x": [0, 100], "y": [0, 100], "line": line}
+                diagonal = {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "x": [0, 100],
+                    "y": [0, 100],
+                    "line": line,
+                }
                 title = f"{_label(fair.group.method)}: {harm(both['value'] - both['at']).harmed:.3g} % harmed"
-                panels.append((title, [diagonal | {"hoverinfo": "skip"}, self._dots(fair.group, both)]))
+                panels.append(
+                    (title, [diagonal | {"hoverinfo": "skip"}, self._dots(fair.group, both)])
+                )
             yield from _panels(setting, {"baseline": baseline}, panels)
 
     def _dots(self, group: Group, clients: pd.DataFrame) -> dict[str, Any]:
-        """Some of the clients, which have the columns client, seed, at and value; the legend does not hide them."""
+        """Some of the clients, which have the columns client, seed, at and value; the legend does
+        not hide them.
+        """
         some = clients.iloc[data.spaced(len(clients), DOTS)]
         hover = "%{text}: %{y:.2f} %, at %{x}<extra></extra>"
-        dots = self._look(group, "circle", 5, mode="markers", text=_clients_words(some), hovertemplate=hover)
-        return dots | {"x": _numbers(some["at"]), "y": _numbers(some["value"]), "opacity": 0.6, "meta": None}
+        dots = self._look(
+            group, "circle", 5, mode="markers", text=_clients_words(some), hovertemplate=hover
+        )
+        return dots | {
+            "x": _numbers(some["at"]),
+            "y": _numbers(some["value"]),
+            "opacity": 0.6,
+            "meta": None,
+        }
 
     def _partition(self, one: Partition) -> Figures:
         counts, sizes = one.counts.to_numpy(), one.counts.to_numpy().sum(1)
@@ -233,7 +345,10 @@ class Drawing:
         }
         logs = np.log10(held, out=np.full(held.shape, math.nan), where=held > 0)
         heat = {"type": "heatmap", "x": self._share([*names]), "y": [*one.counts], "zmin": 0}
-        heat |= {"z": self._share([_numbers(row, 3) for row in logs]), "customdata": self._share(held.tolist())}
+        heat |= {
+            "z": self._share([_numbers(row, 3) for row in logs]),
+            "customdata": self._share(held.tolist()),
+        }
         heat |= {"hovertemplate": "client %{x}, class %{y}: %{customdata} samples<extra></extra>"}
         heat |= {"colorbar": _log_ticks(held.max())}
         note = (
@@ -245,7 +360,13 @@ class Drawing:
         y = _axis("class", type="category", autorange="reversed", showgrid=False)
         height = min(560, 190 + 24 * len(held))
         for word, order in orders.items():
-            x = _axis("client", type="category", categoryorder="array", categoryarray=[*order], showgrid=False)
+            x = _axis(
+                "client",
+                type="category",
+                categoryorder="array",
+                categoryarray=[*order],
+                showgrid=False,
+            )
             choice = {"partition of": seeds, "clients": word}
             yield _figure(one.setting, choice, [heat], note, xaxis=x, yaxis=y, height=height)
 
@@ -256,13 +377,32 @@ class Drawing:
             if (frame := data.read_common(run, note)).empty:
                 continue
             names = [str(number) for number in frame.index]
-            heat = {"type": "heatmap", "x": self._share(names), "y": self._share(names), "zmin": 0, "zmax": 100}
+            heat = {
+                "type": "heatmap",
+                "x": self._share(names),
+                "y": self._share(names),
+                "zmin": 0,
+                "zmax": 100,
+            }
             heat |= {"z": self._share([_numbers(row) for row in frame.to_numpy()])}
-            heat |= {"hovertemplate": "model of client %{y} on samples of client %{x}: %{z} %<extra></extra>"}
-            axes = [_axis(title, type="category", showgrid=False) for title in ("samples of client", "model of client")]
+            heat |= {
+                "hovertemplate": "model of client %{y} on samples of client %{x}: %{z} %<extra></extra>"
+            }
+            axes = [
+                _axis(title, type="category", showgrid=False)
+                for title in ("samples of client", "model of client")
+            ]
             y = axes[1] | {"autorange": "reversed"}
             choice = {"method": clip(group.method, 60)}
-            yield _figure(group.setting, choice, [heat], f"seed {run.seed}", xaxis=axes[0], yaxis=y, height=560)
+            yield _figure(
+                group.setting,
+                choice,
+                [heat],
+                f"seed {run.seed}",
+                xaxis=axes[0],
+                yaxis=y,
+                height=560,
+            )
 
     def _masks(self) -> Figures:
         masks = {
@@ -287,7 +427,9 @@ class Drawing:
         heat |= {"colorbar": {"ticksuffix": " %", "y": 0.36, "len": 0.78}}
         heat |= {"z": self._share([_numbers(row, 3) for row in shares.to_numpy()])}
         heat |= {"customdata": self._share([_numbers(row) for row in entries.to_numpy()])}
-        heat |= {"hovertemplate": "%{y}, to round %{x}: %{customdata} entries, %{z} %<extra></extra>"}
+        heat |= {
+            "hovertemplate": "%{y}, to round %{x}: %{customdata} entries, %{z} %<extra></extra>"
+        }
         line = self._look(group, mode="lines+markers", x=ends, y=_numbers(entries.sum()), meta=None)
         totals = {run.summary.get("parameters") for run in group.used}
         whole = totals.pop() if len(totals) == 1 else None
@@ -295,41 +437,81 @@ class Drawing:
             group.setting,
             {"method": clip(group.method, 60)},
             [line | {"hovertemplate": "%{y}<extra></extra>"}, heat],
-            "Above: personalised entries in all" + (f", of {whole:,} parameters" if isinstance(whole, int) else ""),
+            "Above: personalised entries in all"
+            + (f", of {whole:,} parameters" if isinstance(whole, int) else ""),
             xaxis=_axis("round" if size == 1 else f"round, means of {size}", anchor="y2"),
             yaxis={"domain": [0.8, 1], "rangemode": "tozero"},
-            yaxis2={"domain": [0, 0.74], "autorange": "reversed", "type": "category", "showgrid": False},
+            yaxis2={
+                "domain": [0, 0.74],
+                "autorange": "reversed",
+                "type": "category",
+                "showgrid": False,
+            },
             height=240 + max(9, min(24, 520 // len(names))) * len(names),
             showlegend=False,
         )
 
     def _cost(self) -> Figures:
-        for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), [*OVER.items()][1:]):
+        for (setting, rivals), (key, title) in itertools.product(
+            self.ranked.items(), [*OVER.items()][1:]
+        ):
             costs = {group: float(self.totals[group][key].iloc[-1]) for group in rivals}
-            costs = {group: cost for group, cost in costs.items() if math.isfinite(cost + self.judged[group])}
+            costs = {
+                group: cost
+                for group, cost in costs.items()
+                if math.isfinite(cost + self.judged[group])
+            }
             if not costs:
                 continue
             traces, most = [], max(costs.values())
             for group, cost in costs.items():
                 side = "left" if cost > most / 2 else "right"  # where there is room
-                look = self._look(group, size=11, mode="markers+text", textposition=f"middle {side}")
-                look |= {"x": _numbers([cost]), "y": _numbers([self.judged[group]]), "text": [look["name"]]}
-                traces.append(look | {"hovertemplate": "%{text}<br>%{y:.2f} %, " + title + " %{x}<extra></extra>"})
-            scale = {"type": "log"} if 0 < 20 * min(costs.values()) < most else {"rangemode": "tozero"}
+                look = self._look(
+                    group, size=11, mode="markers+text", textposition=f"middle {side}"
+                )
+                look |= {
+                    "x": _numbers([cost]),
+                    "y": _numbers([self.judged[group]]),
+                    "text": [look["name"]],
+                }
+                traces.append(
+                    look
+                    | {"hovertemplate": "%{text}<br>%{y:.2f} %, " + title + " %{x}<extra></extra>"}
+                )
+            scale = (
+                {"type": "log"} if 0 < 20 * min(costs.values()) < most else {"rangemode": "tozero"}
+            )
             x, y = _axis(title, **scale), _axis(_ACCURACY)
-            yield _figure(setting, {"accuracy against": title}, traces, xaxis=x, yaxis=y, height=440, showlegend=False)
+            yield _figure(
+                setting,
+                {"accuracy against": title},
+                traces,
+                xaxis=x,
+                yaxis=y,
+                height=440,
+                showlegend=False,
+            )
 
 
 def _figure(
-    setting: str, choice: dict[str, str], traces: Sequence[dict[str, Any]], note: str = "", **layout: Any
+    setting: str,
+    choice: dict[str, str],
+    traces: Sequence[dict[str, Any]],
+    note: str = "",
+    **layout: Any,
 ) -> dict[str, Any]:
     return {"choice": {_SETTING: setting} | choice, "note": note, "data": traces, "layout": layout}
 
 
 def _panels(
-    setting: str, choice: dict[str, str], panels: Sequence[tuple[str, list[dict[str, Any]]]], **across: Any
+    setting: str,
+    choice: dict[str, str],
+    panels: Sequence[tuple[str, list[dict[str, Any]]]],
+    **across: Any,
 ) -> Figures:
-    """Small charts of equal axes beside each other, in as many figures as they need. across: of their axes."""
+    """Small charts of equal axes beside each other, in as many figures as they need. across: of
+    their axes.
+    """
     for start in range(0, len(panels), PANELS):
         part = panels[start : start + PANELS]
         # The script adds rows, columns and height, as wide as the window is.
@@ -340,8 +522,15 @@ def _panels(
             at = str(number) if number > 1 else ""
             traces += [trace | {"xaxis": f"x{at}", "yaxis": f"y{at}"} for trace in inside]
             layout |= {f"xaxis{at}": across | {"matches": "x"}, f"yaxis{at}": {"matches": "y"}}
-            where = {"xref": f"x{at} domain", "yref": f"y{at} domain", "xanchor": "left", "yanchor": "bottom"}
-            layout["annotations"].append({"text": title, "x": 0, "y": 1, "showarrow": False} | where)
+            where = {
+                "xref": f"x{at} domain",
+                "yref": f"y{at} domain",
+                "xanchor": "left",
+                "yanchor": "bottom",
+            }
+            layout["annotations"].append(
+                {"text": title, "x": 0, "y": 1, "showarrow": False} | where
+            )
         methods = {"methods": f"{start + 1} to {start + len(part)} of {len(panels)}"}
         yield _figure(setting, choice | methods, traces, **layout)
 

@@ -1,4 +1,6 @@
-"""APFL's rounds as plain loops (arXiv:2003.13461, Algorithm 1; alpha as in the authors' code), an optimizer a model."""
+"""APFL's rounds as plain loops (arXiv:2003.13461, Algorithm 1; alpha as in the authors' code), an
+optimizer a model.
+"""
 
 import copy
 from dataclasses import dataclass, field
@@ -12,7 +14,9 @@ from tests.methods.reference.plain import Result, Setting, Weights, average, loa
 
 @dataclass
 class Mixtures(Result):
-    """Beside the private models: the clients' alphas and all clients' test logits, after every round."""
+    """Beside the private models: the clients' alphas and all clients' test logits, after every
+    round.
+    """
 
     alphas: list[list[float]] = field(default_factory=list)
     logits: list[list[Tensor]] = field(default_factory=list)
@@ -40,7 +44,9 @@ def predict(s: Setting, w: Weights, v: Weights, alpha: float, mixing: str, i: in
         return alpha * own(x) + (1 - alpha) * shared(x)
 
 
-def slope(s: Setting, w: nn.Module, v: nn.Module, alpha: float, mixing: str, x: Tensor, y: Tensor) -> float:
+def slope(
+    s: Setting, w: nn.Module, v: nn.Module, alpha: float, mixing: str, x: Tensor, y: Tensor
+) -> float:
     """Of the mixture's loss in alpha, as the specification takes it, on copies."""
     w, v = copy.deepcopy(w), copy.deepcopy(v)
     if mixing == "param":
@@ -49,14 +55,19 @@ def slope(s: Setting, w: nn.Module, v: nn.Module, alpha: float, mixing: str, x: 
         grads = [p.grad for p in model.parameters()]
     else:
         F.cross_entropy(alpha * v(x) + (1 - alpha) * w(x), y).backward()
-        grads = [alpha * a.grad + (1 - alpha) * b.grad for a, b in zip(v.parameters(), w.parameters(), strict=True)]
+        grads = [
+            alpha * a.grad + (1 - alpha) * b.grad
+            for a, b in zip(v.parameters(), w.parameters(), strict=True)
+        ]
     return sum(
         float(((a - b) * g).detach().double().sum())
         for a, b, g in zip(v.parameters(), w.parameters(), grads, strict=True)
     )
 
 
-def private_step(s: Setting, w: nn.Module, v: nn.Module, alpha: float, mixing: str, x: Tensor, y: Tensor) -> None:
+def private_step(
+    s: Setting, w: nn.Module, v: nn.Module, alpha: float, mixing: str, x: Tensor, y: Tensor
+) -> None:
     """Leave the gradient of the mixture's loss in v."""
     if mixing == "param":
         model = blend(s, w, v, alpha)
@@ -73,12 +84,22 @@ def private_step(s: Setting, w: nn.Module, v: nn.Module, alpha: float, mixing: s
 
 
 def local(
-    s: Setting, shared: Weights, own: Weights, alpha: float, t: int, i: int, mixing: str, lr: float, decay: float
+    s: Setting,
+    shared: Weights,
+    own: Weights,
+    alpha: float,
+    t: int,
+    i: int,
+    mixing: str,
+    lr: float,
+    decay: float,
 ) -> tuple[Weights, Weights, float]:
     """Epochs of both models; `lr` and `decay` are alpha's, None holds it still."""
     w, v, first = module(s, shared), module(s, own), True
     optimizers = [
-        torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+        torch.optim.SGD(
+            model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+        )
         for model in (w, v)
     ]
     for x, y in minibatches(s, t, i, range(s.epochs)):
@@ -102,7 +123,9 @@ def apfl(s: Setting, alpha: float, mixing: str, lr: float, decay: float) -> Mixt
     own, alphas = [s.initial for _ in s.clients], [alpha] * len(s.clients)
 
     def correct(w: Weights, i: int) -> int:
-        return int((predict(s, w, own[i], alphas[i], mixing, i).argmax(1) == s.clients[i].test_y).sum())
+        return int(
+            (predict(s, w, own[i], alphas[i], mixing, i).argmax(1) == s.clients[i].test_y).sum()
+        )
 
     for t, cohort in enumerate(s.cohorts, 1):
         result.before.append([correct(shared, i) for i in cohort])
@@ -115,5 +138,7 @@ def apfl(s: Setting, alpha: float, mixing: str, lr: float, decay: float) -> Mixt
         result.shared.append(shared)
         result.personal.append(list(own))
         result.alphas.append(list(alphas))
-        result.logits.append([predict(s, shared, own[i], alphas[i], mixing, i) for i in range(len(s.clients))])
+        result.logits.append(
+            [predict(s, shared, own[i], alphas[i], mixing, i) for i in range(len(s.clients))]
+        )
     return result

@@ -1,4 +1,6 @@
-"""APPLE's rounds as plain loops (arXiv:2110.08394): the update of both kinds of numbers written out."""
+"""APPLE's rounds as plain loops (arXiv:2110.08394): the update of both kinds of numbers written
+out.
+"""
 
 import copy
 import math
@@ -19,10 +21,22 @@ class Relations(Result):
 
 
 def combined(p: torch.Tensor, cores: list[Weights], parameters: list[str]) -> Weights:
-    return {k: sum(float(p[j]) * w[k].double() for j, w in enumerate(cores)).float() for k in parameters}
+    return {
+        k: sum(float(p[j]) * w[k].double() for j, w in enumerate(cores)).float() for k in parameters
+    }
 
 
-def local(s: Setting, cores: list[Weights], buffers: Weights, p, p0, t: int, i: int, rate: float, penalty: float):
+def local(
+    s: Setting,
+    cores: list[Weights],
+    buffers: Weights,
+    p,
+    p0,
+    t: int,
+    i: int,
+    rate: float,
+    penalty: float,
+):
     """Simultaneous SGD with momentum on core i and p; `cores` of others hold still."""
     first, names = p.clone(), [k for k, _ in s.module.named_parameters()]
     cores = [copy.deepcopy(core) for core in cores]
@@ -32,7 +46,9 @@ def local(s: Setting, cores: list[Weights], buffers: Weights, p, p0, t: int, i: 
         F.cross_entropy(model(x), y).backward()
         g = {k: x.grad for k, x in model.named_parameters()}
         buffers = {k: b.clone() for k, b in model.named_buffers()}
-        slope = torch.tensor([sum(float((g[k].double() * w[k].double()).sum()) for k in names) for w in cores])
+        slope = torch.tensor(
+            [sum(float((g[k].double() * w[k].double()).sum()) for k in names) for w in cores]
+        )
         slope = slope.double() + penalty * (p - p0)
         for k in names:
             slow_w[k] = s.momentum * slow_w[k] + float(p[i]) * g[k] + s.weight_decay * cores[i][k]
@@ -42,7 +58,9 @@ def local(s: Setting, cores: list[Weights], buffers: Weights, p, p0, t: int, i: 
     return cores[i], buffers, p
 
 
-def apple(s: Setting, rate: float, mu: float, schedule: str, until: float, rounds: int) -> Relations:
+def apple(
+    s: Setting, rate: float, mu: float, schedule: str, until: float, rounds: int
+) -> Relations:
     result, names = Relations(), [k for k, _ in s.module.named_parameters()]
     sizes = torch.tensor([len(client.y) for client in s.clients]).double()
     p0 = sizes / sizes.sum()
@@ -55,7 +73,9 @@ def apple(s: Setting, rate: float, mu: float, schedule: str, until: float, round
 
     for t, cohort in enumerate(s.cohorts, 1):
         r, last = t - 1, until * rounds
-        falling = (math.cos(math.pi * r / last) + 1) / 2 if schedule == "cosine" else 0.001 ** (r / last)
+        falling = (
+            (math.cos(math.pi * r / last) + 1) / 2 if schedule == "cosine" else 0.001 ** (r / last)
+        )
         penalty = mu * falling if r < last else 0.0
         result.before.append([hits(s, model(i), i) for i in cohort])
         received, hit = list(cores), []

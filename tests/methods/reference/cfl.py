@@ -20,18 +20,30 @@ def similarity(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def merge(changes: dict[int, torch.Tensor], pick) -> list[list[int]]:
-    """Two groups: those most alike are merged, over and over; `pick` of the similarities of two groups' members."""
+    """Two groups: those most alike are merged, over and over; `pick` of the similarities of two
+    groups' members.
+    """
     groups = [[i] for i in changes]
     while len(groups) > 2:
         a, b = max(
             itertools.combinations(range(len(groups)), 2),
-            key=lambda pair: pick(similarity(changes[i], changes[j]) for i in groups[pair[0]] for j in groups[pair[1]]),
+            key=lambda pair: pick(
+                similarity(changes[i], changes[j]) for i in groups[pair[0]] for j in groups[pair[1]]
+            ),
         )
         groups[a] += groups.pop(b)
     return sorted(map(sorted, groups))
 
 
-def cfl(s: Setting, eps1: float, eps2: float, warmup: int, linkage: str, most: int, parameters: list[str]) -> Tree:
+def cfl(
+    s: Setting,
+    eps1: float,
+    eps2: float,
+    warmup: int,
+    linkage: str,
+    most: int,
+    parameters: list[str],
+) -> Tree:
     result = Tree()
     clusters: list[tuple[list[int], Weights]] = [(list(range(len(s.clients))), s.initial)]
     buffers = {k: v for k, v in s.initial.items() if k not in parameters}
@@ -48,9 +60,19 @@ def cfl(s: Setting, eps1: float, eps2: float, warmup: int, linkage: str, most: i
         for members, weights in clusters:
             here = [i for i in members if i in cohort]
             groups = [here]
-            if here == members and len(here) > 2 and t > warmup and len(clusters) + len(born) < most:
+            if (
+                here == members
+                and len(here) > 2
+                and t > warmup
+                and len(clusters) + len(born) < most
+            ):
                 change = {
-                    i: torch.cat([(trained[i][k].double() - weights[k].double()).flatten() for k in parameters])
+                    i: torch.cat(
+                        [
+                            (trained[i][k].double() - weights[k].double()).flatten()
+                            for k in parameters
+                        ]
+                    )
                     for i in here
                 }
                 total = sum(len(s.clients[i].y) for i in here)
@@ -58,7 +80,9 @@ def cfl(s: Setting, eps1: float, eps2: float, warmup: int, linkage: str, most: i
                 if mean.norm() < eps1 and max(d.norm() for d in change.values()) > eps2:
                     groups = merge(change, max if linkage == "single" else min)
             news = [
-                {k: average(s, group, [trained[i] for i in group])[k] for k in parameters} for group in groups if group
+                {k: average(s, group, [trained[i] for i in group])[k] for k in parameters}
+                for group in groups
+                if group
             ]
             after.append((groups[0] if len(groups) > 1 else members, news[0] if news else weights))
             born += zip(groups[1:], news[1:], strict=True)

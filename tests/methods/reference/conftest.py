@@ -26,7 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first_cases: dict[Any, str] = {}
     for item in items:
         call = getattr(item, "callspec", None)
-        if not call or Path(__file__).parent not in item.path.parents or item.path.stem == "test_reference":
+        if (
+            not call
+            or Path(__file__).parent not in item.path.parents
+            or item.path.stem == "test_reference"
+        ):
             continue
         values = {name: value for name, value in call.params.items() if name != "backend"}
         methods = tuple(value for value in values.values() if inspect.isclass(value))
@@ -56,7 +60,15 @@ def described(net: Net, federation: Federation) -> plain.Setting:
     module = copy.deepcopy(net.module)
     module.load_state_dict(net.params)
     return plain.Setting(
-        module, clients, COHORTS, order, LOCAL.epochs, LOCAL.batch_size, LOCAL.lr, LOCAL.momentum, LOCAL.weight_decay
+        module,
+        clients,
+        COHORTS,
+        order,
+        LOCAL.epochs,
+        LOCAL.batch_size,
+        LOCAL.lr,
+        LOCAL.momentum,
+        LOCAL.weight_decay,
     )
 
 
@@ -70,16 +82,21 @@ def normed(setting) -> tuple[Net, plain.Setting]:
 
 
 def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
-    """What samples are given in local training, `[samples, count]`, in the epoch's order: drawn first for each batch's
-    first sample, then for each one's second.
+    """What samples are given in local training, `[samples, count]`, in the epoch's order: drawn
+    first for each batch's first sample, then for each one's second.
     """
     samples = TRAIN[client]
-    batches, size = samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1), min(LOCAL.batch_size, samples)
+    batches, size = (
+        samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1),
+        min(LOCAL.batch_size, samples),
+    )
     drawn = Draws(SEED, "train", t).random(client, "main", epoch, batches * size, count)
     return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)[:samples]
 
 
-def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> plain.Weights:
+def judged(
+    method: Method, net: Net, federation: Federation, state: State, client: int
+) -> plain.Weights:
     """The parameters and statistics by which the engine evaluates a client between rounds."""
     job = conftest.judged(method, net, federation, state, client)
     role = "main" if "main" in method.buffers() else list(method.buffers())[-1]

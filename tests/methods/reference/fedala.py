@@ -8,7 +8,18 @@ import torch.nn.functional as F
 from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
-def learn(s: Setting, shared: Weights, own: Weights, weights: Weights, first: bool, i: int, order, share, eta, top):
+def learn(
+    s: Setting,
+    shared: Weights,
+    own: Weights,
+    weights: Weights,
+    first: bool,
+    i: int,
+    order,
+    share,
+    eta,
+    top,
+):
     """The weights after learning; `order`: of the client's samples."""
     client = s.clients[i]
     chosen = order[: int(share * len(order))]
@@ -19,7 +30,9 @@ def learn(s: Setting, shared: Weights, own: Weights, weights: Weights, first: bo
         return weights, False
     while len(losses) < 100:
         for batch in batches:
-            model = load(s, {**shared, **{k: own[k] + (shared[k] - own[k]) * weights[k] for k in top}}).eval()
+            model = load(
+                s, {**shared, **{k: own[k] + (shared[k] - own[k]) * weights[k] for k in top}}
+            ).eval()
             loss = F.cross_entropy(model(client.x[batch]), client.y[batch])
             loss.backward()
             for k, p in model.named_parameters():
@@ -32,7 +45,9 @@ def learn(s: Setting, shared: Weights, own: Weights, weights: Weights, first: bo
 
 
 def fedala(s: Setting, layers: tuple[str, ...], share: float, eta: float, draw, adapt) -> Result:
-    """`layers`: prefixes of the top. `draw(t, i)`, `adapt(t, i)`: orders of the samples, in round t and after it."""
+    """`layers`: prefixes of the top. `draw(t, i)`, `adapt(t, i)`: orders of the samples, in round t
+    and after it.
+    """
     result, shared = Result(), s.initial
     top = [k for k in shared if k.startswith(layers)]
     own: dict[int, Weights] = {}

@@ -9,12 +9,16 @@ def pairs(a: Weights, b: Weights):
     return [(a[k].double(), b[k].double()) for k in a]
 
 
-def attention(kind: str, w: dict[int, Weights], i: int, sigma: float, share: float, clients: int) -> dict[int, float]:
+def attention(
+    kind: str, w: dict[int, Weights], i: int, sigma: float, share: float, clients: int
+) -> dict[int, float]:
     """Row i of xi."""
     others = [j for j in w if j != i]
     if kind == "fedamp":
         alpha = share * sigma / (clients - 1)
-        squared = {j: sum(float(((a - b) ** 2).sum()) for a, b in pairs(w[i], w[j])) for j in others}
+        squared = {
+            j: sum(float(((a - b) ** 2).sum()) for a, b in pairs(w[i], w[j])) for j in others
+        }
         xi = {j: alpha * math.exp(-squared[j] / sigma) / sigma for j in others}
     else:
         dot = {j: sum(float((a * b).sum()) for a, b in pairs(w[i], w[j])) for j in w}
@@ -24,7 +28,9 @@ def attention(kind: str, w: dict[int, Weights], i: int, sigma: float, share: flo
     return {**xi, i: 1 - sum(xi.values())}
 
 
-def fedamp(s: Setting, kind: str, sigma: float, share: float, pull: float, cloud_start: bool, last: bool) -> Result:
+def fedamp(
+    s: Setting, kind: str, sigma: float, share: float, pull: float, cloud_start: bool, last: bool
+) -> Result:
     """`last`: the models of the last round alone are mixed. `personal` are the w_i."""
     result, parameters = Result(), [k for k, _ in s.module.named_parameters()]
     own = [s.initial for _ in s.clients]
@@ -37,7 +43,10 @@ def fedamp(s: Setting, kind: str, sigma: float, share: float, pull: float, cloud
                 mine = {k: own[i][k] for k in parameters}
                 models = {j: {k: w[k] for k in parameters} for j, w in seen.items()} | {i: mine}
                 xi = attention(kind, models, i, sigma, share, len(s.clients))
-                clouds[i] = {k: sum(xi[j] * models[j][k].double() for j in models).float() for k in parameters}
+                clouds[i] = {
+                    k: sum(xi[j] * models[j][k].double() for j in models).float()
+                    for k in parameters
+                }
                 if cloud_start:
                     starts[i] = own[i] | clouds[i]
         result.before.append([hits(s, starts[i], i) for i in cohort])

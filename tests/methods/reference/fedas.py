@@ -1,4 +1,6 @@
-"""FedAS as plain loops over clients (CVPR 2024): alignment with torch's SGD on a copy of the received body."""
+"""FedAS as plain loops over clients (CVPR 2024): alignment with torch's SGD on a copy of the
+received body.
+"""
 
 import copy
 from collections.abc import Callable
@@ -68,7 +70,9 @@ def fedas(
     judge: str,
     order: Callable[[int, int, int, int], Tensor],
 ) -> Result:
-    """`order` deals the samples of the alignment. `shared` has the body and whatever else is in a state dict."""
+    """`order` deals the samples of the alignment. `shared` has the body and whatever else is in a
+    state dict.
+    """
     result, shared = Result(), s.initial
     models: list[Weights | None] = [None for _ in s.clients]
     private = [k for k in s.initial if k in HEAD or "running" in k or "batches" in k]
@@ -92,10 +96,15 @@ def fedas(
         if weights == "fisher":
             shares = [fisher(s, w, i) for i, w in zip(cohort, trained, strict=True)]
         shares = [share / sum(shares) for share in shares]
-        shared = {k: sum(a * w[k].double() for a, w in zip(shares, trained, strict=True)).float() for k in shared}
+        shared = {
+            k: sum(a * w[k].double() for a, w in zip(shares, trained, strict=True)).float()
+            for k in shared
+        }
         for i, w in zip(cohort, trained, strict=True):
             models[i] = w
         result.shared.append(shared)
         every = range(len(s.clients))
-        result.personal.append([(models[i] or s.initial) if judge == "stored" else received(i) for i in every])
+        result.personal.append(
+            [(models[i] or s.initial) if judge == "stored" else received(i) for i in every]
+        )
     return result

@@ -13,7 +13,9 @@ from tests.methods.reference.plain import Result, Setting, Weights, average
 
 @dataclass
 class Policies(Result):
-    """Beside the body: global heads and policy networks, all clients' heads and test logits, after every round."""
+    """Beside the body: global heads and policy networks, all clients' heads and test logits, after
+    every round.
+    """
 
     heads: list[Weights] = field(default_factory=list)
     cpns: list[Weights] = field(default_factory=list)
@@ -64,12 +66,18 @@ def mmd(a: Tensor, b: Tensor) -> Tensor:
     return (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)).mean()
 
 
-def fedcp(s: Setting, cpn: Weights, lam: float, noise: Callable[[int, int, int], Tensor] | None) -> Policies:
-    """`cpn`: the initial policy network. `noise(t, i, epoch)`: Gumbel's, `[samples, 2, d]`, in an epoch's order."""
+def fedcp(
+    s: Setting, cpn: Weights, lam: float, noise: Callable[[int, int, int], Tensor] | None
+) -> Policies:
+    """`cpn`: the initial policy network. `noise(t, i, epoch)`: Gumbel's, `[samples, 2, d]`, in an
+    epoch's order.
+    """
     result = Policies()
     initial = s.initial
     body = {k: v for k, v in initial.items() if not k.startswith("classifier")}
-    shared = {k.removeprefix("classifier."): v for k, v in initial.items() if k.startswith("classifier")}
+    shared = {
+        k.removeprefix("classifier."): v for k, v in initial.items() if k.startswith("classifier")
+    }
     own = [dict(shared) for _ in s.clients]
 
     def judge(model: Client, i: int) -> Tensor:

@@ -26,11 +26,15 @@ def local(
     s: Setting, shared: Weights, u: Tensor, mean: Tensor | None, kappa: float, rho: float, lr: float, order: Order,
     t: int, i: int,
 ) -> tuple[Weights, Tensor, Tensor, int]:  # fmt: skip
-    """The model, u, the running mean and the number of steps; without `mean` u and the regulariser are left out."""
+    """The model, u, the running mean and the number of steps; without `mean` u and the regulariser
+    are left out.
+    """
     model, client = load(s, shared).train(), s.clients[i]
     u, running, steps = u.clone().requires_grad_(), torch.zeros_like(u), 0
     optimizers = [
-        torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay),
+        torch.optim.SGD(
+            model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+        ),
         torch.optim.SGD([u], lr=lr),
     ]
     for epoch in range(s.epochs):
@@ -54,7 +58,9 @@ def local(
 
 
 def feddbe(s: Setting, kappa: float, rho: float, lr: float, first: Order, source: str) -> Biased:
-    """`lr`: u's. `first`: batch orders of the initial pass. `source`: what the mean is of, that or the data."""
+    """`lr`: u's. `first`: batch orders of the initial pass. `source`: what the mean is of, that or
+    the data.
+    """
     shared = s.initial
     u = [torch.zeros(s.module.classifier.in_features) for _ in s.clients]
     total, mean = 0, torch.zeros_like(u[0])

@@ -1,4 +1,6 @@
-"""FedDPA's rounds as plain loops (NeurIPS 2023, vol. 36, pages 72181-72192), Fisher values sample by sample."""
+"""FedDPA's rounds as plain loops (NeurIPS 2023, vol. 36, pages 72181-72192), Fisher values sample
+by sample.
+"""
 
 import dataclasses
 
@@ -14,13 +16,17 @@ def fisher(s: Setting, weights: Weights, i: int) -> Weights:
     model = load(s, weights).eval()
     client, total = s.clients[i], {k: torch.zeros_like(v) for k, v in weights.items()}
     for x, y in zip(client.x, client.y, strict=True):
-        grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
+        grads = torch.autograd.grad(
+            F.cross_entropy(model(x[None]), y[None]), list(model.parameters())
+        )
         for (k, _), g in zip(model.named_parameters(), grads, strict=True):
             total[k] += g**2
     return {k: v / len(client.y) for k, v in total.items()}
 
 
-def chosen(s: Setting, result: Result, scores: Weights | None, rule: str, threshold: float) -> dict[str, torch.Tensor]:
+def chosen(
+    s: Setting, result: Result, scores: Weights | None, rule: str, threshold: float
+) -> dict[str, torch.Tensor]:
     masks = {k: torch.zeros_like(v, dtype=torch.bool) for k, v in s.initial.items()}
     if scores is None:
         return masks
@@ -36,8 +42,12 @@ def chosen(s: Setting, result: Result, scores: Weights | None, rule: str, thresh
     return masks
 
 
-def masked(s: Setting, weights: Weights, shared: Weights, t: int, i: int, masks, penalty) -> Weights:
-    """Epochs of SGD on the entries of `masks`; the others and their momentum are put back after every step."""
+def masked(
+    s: Setting, weights: Weights, shared: Weights, t: int, i: int, masks, penalty
+) -> Weights:
+    """Epochs of SGD on the entries of `masks`; the others and their momentum are put back after
+    every step.
+    """
 
     def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         moved = [(p, shared[k]) for k, p in model.named_parameters() if (p != shared[k]).any()]
@@ -52,7 +62,9 @@ def masked(s: Setting, weights: Weights, shared: Weights, t: int, i: int, masks,
     return train(s, weights, t, i, loss=loss, after_step=put_back)
 
 
-def feddpa(s: Setting, rule: str, threshold: float, lams: tuple[float, float, float] | None, personal_order) -> Result:
+def feddpa(
+    s: Setting, rule: str, threshold: float, lams: tuple[float, float, float] | None, personal_order
+) -> Result:
     """`lams`: lam1, lam2 and the clip of two phases, or None for joint training."""
     result, shared = Result(), s.initial
     other = dataclasses.replace(s, order=personal_order)
@@ -72,7 +84,9 @@ def feddpa(s: Setting, rule: str, threshold: float, lams: tuple[float, float, fl
             else:
                 inverse = {k: ~m for k, m in masks.items()}
                 weights = masked(other, weights, shared, t, i, masks, lambda d: lams[0] / 2 * d)
-                weights = masked(s, weights, shared, t, i, inverse, lambda d: lams[1] / 2 * abs(d - lams[2]))
+                weights = masked(
+                    s, weights, shared, t, i, inverse, lambda d: lams[1] / 2 * abs(d - lams[2])
+                )
             own[i], scores[i] = weights, fisher(s, weights, i)
         result.after.append([hits(s, own[i], i) for i in cohort])
         shared = average(s, cohort, [own[i] for i in cohort])

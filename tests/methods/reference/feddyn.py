@@ -1,4 +1,6 @@
-"""FedDyn's rounds as plain loops (arXiv:2111.04263, Algorithm 1), by clients' g_i = -alpha lam_i and the server's h."""
+"""FedDyn's rounds as plain loops (arXiv:2111.04263, Algorithm 1), by clients' g_i = -alpha lam_i
+and the server's h.
+"""
 
 import torch
 from torch import nn
@@ -28,11 +30,16 @@ def feddyn(s: Setting, alpha: float, judge: str = "cloud") -> tuple[Result, list
             latest[i] = local(s, shared, g[i], alpha, t, i)
             g[i] = {k: g[i][k] - alpha * (latest[i][k] - shared[k]) for k in shared}
         result.after.append([hits(s, latest[i], i) for i in cohort])
-        h = {k: h[k] - alpha / clients * sum(latest[i][k] - shared[k] for i in cohort) for k in shared}
+        h = {
+            k: h[k] - alpha / clients * sum(latest[i][k] - shared[k] for i in cohort)
+            for k in shared
+        }
         mean = {k: sum(latest[i][k].double() for i in cohort).float() / len(cohort) for k in shared}
         shared = {k: mean[k] - h[k] / alpha for k in shared}
         everyone = {k: sum(own[k].double() for own in latest).float() / clients for k in shared}
         result.shared.append(shared)
-        result.personal.append([{"cloud": shared, "cohort": mean, "all": everyone}[judge]] * clients)
+        result.personal.append(
+            [{"cloud": shared, "cohort": mean, "all": everyone}[judge]] * clients
+        )
         gradients.append(list(g))
     return result, gradients

@@ -26,7 +26,9 @@ def held(s: Setting, weights: Weights, i: int) -> float:
 
 
 def fedfomo(s: Setting, keep: bool, everybody: bool) -> Affinities:
-    """`keep`: the fallback. `everybody`: whoever trained is offered, not the last round's clients alone."""
+    """`keep`: the fallback. `everybody`: whoever trained is offered, not the last round's clients
+    alone.
+    """
     result, parameters = Affinities(), [k for k, _ in s.module.named_parameters()]
     own, old = [s.initial for _ in s.clients], [s.initial for _ in s.clients]
     affinity = [[0.0] * len(s.clients) for _ in s.clients]
@@ -39,7 +41,11 @@ def fedfomo(s: Setting, keep: bool, everybody: bool) -> Affinities:
             if i in trained and len(s.clients[i].held_y):
                 w = {}
                 for n in [i, *(n for n in offered if n != i)]:
-                    apart = math.sqrt(sum(float(((own[n][k] - old[i][k]).double() ** 2).sum()) for k in parameters))
+                    apart = math.sqrt(
+                        sum(
+                            float(((own[n][k] - old[i][k]).double() ** 2).sum()) for k in parameters
+                        )
+                    )
                     w[n] = (held(s, old[i], i) - held(s, own[n], i)) / apart if apart else 0.0
                     if n != i:
                         affinity[i][n] += w[n]
@@ -47,7 +53,10 @@ def fedfomo(s: Setting, keep: bool, everybody: bool) -> Affinities:
                 good = {n: value for n, value in w.items() if value > 0}
                 if good:
                     starts[i] = {
-                        k: sum(value / sum(good.values()) * own[n][k].double() for n, value in good.items()).float()
+                        k: sum(
+                            value / sum(good.values()) * own[n][k].double()
+                            for n, value in good.items()
+                        ).float()
                         if own[i][k].is_floating_point()
                         else max(own[n][k] for n in good)
                         for k in own[i]

@@ -1,4 +1,6 @@
-"""FedGen's rounds as plain loops (arXiv:2105.10056): a generator of torch's modules, trained by torch.optim.Adam."""
+"""FedGen's rounds as plain loops (arXiv:2105.10056): a generator of torch's modules, trained by
+torch.optim.Adam.
+"""
 
 import copy
 from collections.abc import Callable
@@ -58,8 +60,9 @@ def fedgen(
     teacher: str = "weighted",
     labels: str = "uniform",
 ) -> Generated:
-    """`random(t, i, epoch)`: numbers `[samples, 2 noise + 1]` in an epoch's order, noise for the sample's label, noise
-    for another label, and by which that is drawn. `drawn(t, labels)`: the server's batches of labels and noise.
+    """`random(t, i, epoch)`: numbers `[samples, 2 noise + 1]` in an epoch's order, noise for the
+    sample's label, noise for another label, and by which that is drawn. `drawn(t, labels)`: the
+    server's batches of labels and noise.
     """
     result, shared, generator = Generated(), s.initial, copy.deepcopy(generator)
     classes = generator.classes
@@ -72,7 +75,9 @@ def fedgen(
 
     def other(number: float) -> int:
         """The label at this place of the distribution."""
-        share = seen / seen.sum() if labels == "frequency" else (seen > 0).float() / (seen > 0).sum()
+        share = (
+            seen / seen.sum() if labels == "frequency" else (seen > 0).float() / (seen > 0).sum()
+        )
         total = 0.0
         for label in range(classes):
             total += float(share[label])
@@ -82,12 +87,17 @@ def fedgen(
 
     def local(t: int, i: int) -> Weights:
         model, client = load(s, shared).train(), s.clients[i]
-        optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+        )
         generator.eval()
         for epoch in range(s.epochs):
             order, numbers = s.order(t, i, epoch, len(client.y)), random(t, i, epoch)
             for first in range(0, len(order), s.batch_size):
-                batch, own = order[first : first + s.batch_size], numbers[first : first + s.batch_size]
+                batch, own = (
+                    order[first : first + s.batch_size],
+                    numbers[first : first + s.batch_size],
+                )
                 if len(batch) == 1:
                     continue
                 x, y = client.x[batch], client.y[batch]
@@ -99,9 +109,14 @@ def fedgen(
                         target = head(model, made).softmax(1)
                         label = torch.tensor([other(float(u)) for u in own[:, -1]])
                         features = generator(label, own[:, noise : 2 * noise])
-                    more, less = (max(1e-4, size * decay ** (t - 1)) if size else 0.0 for size in (alpha, beta))
+                    more, less = (
+                        max(1e-4, size * decay ** (t - 1)) if size else 0.0
+                        for size in (alpha, beta)
+                    )
                     loss = loss + more * F.cross_entropy(head(model, features), label)
-                    loss = loss + less * F.kl_div(logits.log_softmax(1), target, reduction="batchmean")
+                    loss = loss + less * F.kl_div(
+                        logits.log_softmax(1), target, reduction="batchmean"
+                    )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -16,16 +16,24 @@ def mmd(f: Tensor, g: Tensor) -> Tensor:
     width = float(gaps.detach().sum()) / (n * n - n) + 1e-8
     kernel = sum(torch.exp(-gaps / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
     own = len(f)
-    return (kernel[:own, :own] + kernel[own:, own:] - kernel[:own, own:] - kernel[own:, :own]).mean().float()
+    return (
+        (kernel[:own, :own] + kernel[own:, own:] - kernel[:own, own:] - kernel[own:, :own])
+        .mean()
+        .float()
+    )
 
 
-def local(s: Setting, shared: Weights, teacher: Weights, transfer: str, lam: float, t: int, i: int) -> Weights:
+def local(
+    s: Setting, shared: Weights, teacher: Weights, transfer: str, lam: float, t: int, i: int
+) -> Weights:
     wise = still(s, teacher)
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         logits, f = representation(model, x)
         wanted, g = representation(wise, x)
-        extra = mmd(f, g) if transfer == "mmd" else F.cross_entropy(logits, F.softmax(wanted / 4, 1))
+        extra = (
+            mmd(f, g) if transfer == "mmd" else F.cross_entropy(logits, F.softmax(wanted / 4, 1))
+        )
         return (1 - lam) * F.cross_entropy(logits, y) + lam * extra
 
     return train(s, shared, t, i, loss=loss)

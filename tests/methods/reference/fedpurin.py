@@ -10,13 +10,17 @@ from tests.methods.reference.plain import Result, Setting, Weights, hits, train
 
 @dataclass
 class Critical(Result):
-    """overlaps: how far, relatively, the threshold is from the overlap next to it. partners: how many, in turn."""
+    """overlaps: how far, relatively, the threshold is from the overlap next to it. partners: how
+    many, in turn.
+    """
 
     overlaps: list[float] = field(default_factory=list)
     partners: list[int] = field(default_factory=list)
 
 
-def train_and_keep_gradient(s: Setting, weights: Weights, t: int, i: int) -> tuple[Weights, Weights]:
+def train_and_keep_gradient(
+    s: Setting, weights: Weights, t: int, i: int
+) -> tuple[Weights, Weights]:
     """LocalTrain; also the gradient of the last minibatch, before its step."""
     last = {name: torch.zeros_like(p) for name, p in s.module.named_parameters()}
 
@@ -52,19 +56,26 @@ def purin(
     dense_upload: bool = False,
     dense_judge: bool = False,
 ) -> Critical:
-    """own: prefixes of the parameters that stay with the client. FedCAC: score="delta", dense_upload, dense_judge."""
+    """own: prefixes of the parameters that stay with the client. FedCAC: score="delta",
+    dense_upload, dense_judge.
+    """
     result = Critical()
     names = [name for name, _ in s.module.named_parameters() if not name.startswith(own or ("-",))]
     mean = {k: s.initial[k] for k in names}
     model = [s.initial for _ in s.clients]  # as trained last
     judged = [s.initial for _ in s.clients]
     delta = [dict(mean) for _ in s.clients]
-    mask = [{k: torch.zeros(s.initial[k].shape, dtype=torch.bool) for k in names} for _ in s.clients]
+    mask = [
+        {k: torch.zeros(s.initial[k].shape, dtype=torch.bool) for k in names} for _ in s.clients
+    ]
 
     for t, cohort in enumerate(s.cohorts, 1):
         starts = {}
         for i in cohort:
-            starts[i] = {**model[i], **{k: torch.where(mask[i][k], delta[i][k], mean[k]) for k in names}}
+            starts[i] = {
+                **model[i],
+                **{k: torch.where(mask[i][k], delta[i][k], mean[k]) for k in names},
+            }
         result.before.append([hits(s, starts[i], i) for i in cohort])
         sent = {}
         for i in cohort:
@@ -86,17 +97,26 @@ def purin(
             for j in cohort:
                 if i != j:
                     size = float(bits[i].sum())
-                    overlap[i, j] = 1 - float((bits[i] - bits[j]).abs().sum()) / (2 * size) if size else 0.0
+                    overlap[i, j] = (
+                        1 - float((bits[i] - bits[j]).abs().sum()) / (2 * size) if size else 0.0
+                    )
         average, highest = sum(overlap.values()) / len(overlap), max(overlap.values())
         threshold = average + t / beta * (highest - average)
         if t != beta:
-            result.overlaps.append(min(abs(value - threshold) for value in overlap.values()) / highest)
+            result.overlaps.append(
+                min(abs(value - threshold) for value in overlap.values()) / highest
+            )
         for i in cohort:
             group = [j for j in cohort if j == i or overlap[i, j] >= threshold - 1e-12]
             result.partners.append(len(group) - 1)
-            delta[i] = {k: (sum(sent[j][k].double() for j in group) / len(group)).float() for k in names}
+            delta[i] = {
+                k: (sum(sent[j][k].double() for j in group) / len(group)).float() for k in names
+            }
         samples = sum(len(s.clients[i].y) for i in cohort)
-        mean = {k: sum(len(s.clients[i].y) / samples * sent[i][k].double() for i in cohort).float() for k in names}
+        mean = {
+            k: sum(len(s.clients[i].y) / samples * sent[i][k].double() for i in cohort).float()
+            for k in names
+        }
         result.shared.append(mean)
         result.personal.append(list(judged))
     return result

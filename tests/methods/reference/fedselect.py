@@ -16,8 +16,12 @@ def names(s: Setting) -> list[str]:
     return [name for name, _ in s.module.named_parameters()]
 
 
-def alternate(s: Setting, weights: Weights, masks: Masks, t: int, i: int, personal_order, lr_v, lr_u) -> Weights:
-    """LocalAlt: two optimizers, of which each is made to leave the other's entries and their momentum alone."""
+def alternate(
+    s: Setting, weights: Weights, masks: Masks, t: int, i: int, personal_order, lr_v, lr_u
+) -> Weights:
+    """LocalAlt: two optimizers, of which each is made to leave the other's entries and their
+    momentum alone.
+    """
     model = load(s, weights).train()
     client = s.clients[i]
     passes = [
@@ -46,7 +50,9 @@ def alternate(s: Setting, weights: Weights, masks: Masks, t: int, i: int, person
     return copy.deepcopy(model.state_dict())
 
 
-def grown(s: Setting, result: Result, masks: Masks, distance: dict, p: float, alpha: float, scope: str) -> Masks:
+def grown(
+    s: Setting, result: Result, masks: Masks, distance: dict, p: float, alpha: float, scope: str
+) -> Masks:
     """The next masks. `distance`: how far each entry of each weight moved."""
     new = {k: m.copy() for k, m in masks.items()}
     weights = [k for k in names(s) if k.endswith(".weight")]
@@ -69,7 +75,9 @@ def grown(s: Setting, result: Result, masks: Masks, distance: dict, p: float, al
     return new
 
 
-def mean(s: Setting, shared: Weights, models: list[Weights], masks: list[Masks], share: list[float]) -> Weights:
+def mean(
+    s: Setting, shared: Weights, models: list[Weights], masks: list[Masks], share: list[float]
+) -> Weights:
     """Entry by entry over the models whose mask is false there."""
     merged = {}
     for k in names(s):
@@ -77,7 +85,9 @@ def mean(s: Setting, shared: Weights, models: list[Weights], masks: list[Masks],
         for model, mask, part in zip(models, masks, share, strict=True):
             total += np.where(mask[k], 0.0, part * model[k].double().numpy())
             weight += np.where(mask[k], 0.0, part)
-        value = np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), shared[k].double().numpy())
+        value = np.where(
+            weight > 0, total / np.where(weight > 0, weight, 1.0), shared[k].double().numpy()
+        )
         merged[k] = torch.from_numpy(value).float()
     return {**shared, **merged}
 
@@ -100,7 +110,9 @@ def fedselect(
     masks = [none for _ in s.clients]
 
     def start(i: int) -> Weights:
-        own = {k: torch.where(torch.from_numpy(masks[i][k]), kept[i][k], shared[k]) for k in names(s)}
+        own = {
+            k: torch.where(torch.from_numpy(masks[i][k]), kept[i][k], shared[k]) for k in names(s)
+        }
         return {**kept[i], **own}  # whose statistics are the client's
 
     for t, cohort in enumerate(s.cohorts, 1):
@@ -108,7 +120,9 @@ def fedselect(
         result.before.append([hits(s, starts[i], i) for i in cohort])
         old = {i: masks[i] for i in cohort}
         for i in cohort:
-            end = judged[i] = alternate(s, starts[i], masks[i], t, i, personal_order, lr_v or s.lr, lr_u or s.lr)
+            end = judged[i] = alternate(
+                s, starts[i], masks[i], t, i, personal_order, lr_v or s.lr, lr_u or s.lr
+            )
             since = starts[i] if delta == "round" else reference[i]
             distance = {k: (end[k] - since[k]).abs().numpy() for k in names(s)}
             if delta == "round" or (played[i] > 0 and played[i] % every == 0):
@@ -116,9 +130,14 @@ def fedselect(
                 reference[i] = end
             played[i] += 1
         result.after.append([hits(s, judged[i], i) for i in cohort])
-        shared = mean(s, shared, [judged[i] for i in cohort], [old[i] for i in cohort], [1.0] * len(cohort))
+        shared = mean(
+            s, shared, [judged[i] for i in cohort], [old[i] for i in cohort], [1.0] * len(cohort)
+        )
         for i in cohort:
-            mixed = {k: torch.where(torch.from_numpy(old[i][k]), judged[i][k], shared[k]) for k in names(s)}
+            mixed = {
+                k: torch.where(torch.from_numpy(old[i][k]), judged[i][k], shared[k])
+                for k in names(s)
+            }
             kept[i] = {**judged[i], **mixed}
         result.shared.append({k: shared[k] for k in names(s)})
         result.personal.append(list(judged))
@@ -144,7 +163,10 @@ def pspfl(s: Setting, q: float, upload: str) -> Result:
                     result.margins.append(float(everything[at + 1] - everything[at]))
                 result.counts.append(int(sum(m.sum() for m in mask.values())))
             masks.append(mask)
-            start = {k: torch.where(torch.from_numpy(mask[k]), (last or shared)[k], shared[k]) for k in names(s)}
+            start = {
+                k: torch.where(torch.from_numpy(mask[k]), (last or shared)[k], shared[k])
+                for k in names(s)
+            }
             before[i] = {**start, **statistics[i]}
             hit.append(hits(s, before[i], i))
         result.before.append(hit)
@@ -156,5 +178,7 @@ def pspfl(s: Setting, q: float, upload: str) -> Result:
         samples = [float(len(s.clients[i].y)) for i in cohort]
         shared = mean(s, shared, trained, masks if upload == "shared" else nothing, samples)
         result.shared.append({k: shared[k] for k in names(s)})
-        result.personal.append([last or {**shared, **stats} for last, stats in zip(own, statistics, strict=True)])
+        result.personal.append(
+            [last or {**shared, **stats} for last, stats in zip(own, statistics, strict=True)]
+        )
     return result

@@ -12,19 +12,28 @@ from tests.methods.reference.plain import Result, Setting, Weights, hits, train
 from tests.methods.reference.submodels import Sets, cut, grown, merged, narrow, statistics
 
 
-def levels(s: Setting, apoz: tuple[float, float], targets: tuple[float, ...], tolerance: float) -> list[Sets]:
-    """Prefix sets by the search over whole gammas, scalars counted in real networks; nearest if none is close."""
+def levels(
+    s: Setting, apoz: tuple[float, float], targets: tuple[float, ...], tolerance: float
+) -> list[Sets]:
+    """Prefix sets by the search over whole gammas, scalars counted in real networks; nearest if
+    none is close.
+    """
     sizes = {"conv": 4, "fc": 12}
     scalars = [sum(p.numel() for p in getattr(s.module, name).parameters()) for name in sizes]
     scalars[0] += sum(p.numel() for p in s.module.norm.parameters())
-    worth = [1 - a * math.log(p) / math.log(max(scalars)) for a, p in zip(apoz, scalars, strict=True)]
+    worth = [
+        1 - a * math.log(p) / math.log(max(scalars)) for a, p in zip(apoz, scalars, strict=True)
+    ]
     whole = sum(p.numel() for p in s.module.parameters())
     found = []
     for target in targets:
         tried = []
         for gamma in range(1, 10001):
             shares = [min(max(100 * own / gamma, 0.01), 1.0) for own in worth]
-            kept = [max(1, math.floor(share * size + 1e-9)) for share, size in zip(shares, sizes.values(), strict=True)]
+            kept = [
+                max(1, math.floor(share * size + 1e-9))
+                for share, size in zip(shares, sizes.values(), strict=True)
+            ]
             sets = list(range(kept[0])), list(range(kept[1]))
             apart = sum(p.numel() for p in narrow(s.module, sets).parameters()) / whole - target
             tried.append((abs(apart), sets))
@@ -33,12 +42,23 @@ def levels(s: Setting, apoz: tuple[float, float], targets: tuple[float, ...], to
                 break
             if apart < 0:
                 break
-        found.append(min(tried, key=lambda one: one[0])[1] if target < 1 else (list(range(4)), list(range(12))))
+        found.append(
+            min(tried, key=lambda one: one[0])[1]
+            if target < 1
+            else (list(range(4)), list(range(12)))
+        )
     return found
 
 
 def trained(
-    s: Setting, nested: list[Sets], level: int, weights: Weights, t: int, i: int, gamma: float, temperature: float
+    s: Setting,
+    nested: list[Sets],
+    level: int,
+    weights: Weights,
+    t: int,
+    i: int,
+    gamma: float,
+    temperature: float,
 ) -> Weights:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         logits = model(x)

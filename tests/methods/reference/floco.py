@@ -1,4 +1,6 @@
-"""FLOCO's and FLOCO+'s rounds as plain loops (arXiv:2403.03333), simplex and projection written out."""
+"""FLOCO's and FLOCO+'s rounds as plain loops (arXiv:2403.03333), simplex and projection written
+out.
+"""
 
 import copy
 import math
@@ -43,8 +45,11 @@ def centres(points: np.ndarray, count: int) -> np.ndarray:
     return best
 
 
-def floco(s: Setting, ends: Tensor, tau: int, rho: float, random, gather_order, gather_random, plus=None) -> Result:
-    """`ends` `[M, C, d]`: the initial endpoints. `random(t, i, epoch, steps)`: uniform numbers `[steps, M + 1]`.
+def floco(
+    s: Setting, ends: Tensor, tau: int, rho: float, random, gather_order, gather_random, plus=None
+) -> Result:
+    """`ends` `[M, C, d]`: the initial endpoints. `random(t, i, epoch, steps)`: uniform numbers
+    `[steps, M + 1]`.
 
     plus: (epochs, lam) of FLOCO+, on the same batches and points; epochs at most the local ones.
     """
@@ -70,19 +75,36 @@ def floco(s: Setting, ends: Tensor, tau: int, rho: float, random, gather_order, 
 
     def hits(weights: Weights, alpha: Tensor, i: int) -> int:
         with torch.no_grad():
-            return int((forward(weights, alpha, s.clients[i].test_x).argmax(1) == s.clients[i].test_y).sum())
+            return int(
+                (
+                    forward(weights, alpha, s.clients[i].test_x).argmax(1) == s.clients[i].test_y
+                ).sum()
+            )
 
     def train(
-        start: Weights, t: int, i: int, order, draw, epochs: int, near: Weights | None = None, lam=0.0
+        start: Weights,
+        t: int,
+        i: int,
+        order,
+        draw,
+        epochs: int,
+        near: Weights | None = None,
+        lam=0.0,
     ) -> Weights:
         weights = {k: v.clone().requires_grad_() for k, v in start.items()}
-        optimizer = torch.optim.SGD(weights.values(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+        optimizer = torch.optim.SGD(
+            weights.values(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+        )
         client = s.clients[i]
         for epoch in range(epochs):
-            batches = [b for b in order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1]
+            batches = [
+                b for b in order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1
+            ]
             for batch, numbers in zip(batches, draw(t, i, epoch, len(batches)), strict=True):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(forward(weights, point(numbers, betas[i]), client.x[batch]), client.y[batch])
+                loss = F.cross_entropy(
+                    forward(weights, point(numbers, betas[i]), client.x[batch]), client.y[batch]
+                )
                 loss.backward()
                 if near is not None:
                     for k, p in weights.items():
@@ -93,7 +115,10 @@ def floco(s: Setting, ends: Tensor, tau: int, rho: float, random, gather_order, 
     for t, cohort in enumerate(s.cohorts, 1):
         if t - 1 == tau:
             everyone = [
-                train(shared, t, i, gather_order, gather_random, s.epochs)[WEIGHT].flatten().double().numpy()
+                train(shared, t, i, gather_order, gather_random, s.epochs)[WEIGHT]
+                .flatten()
+                .double()
+                .numpy()
                 for i in range(len(s.clients))
             ]
             betas = [torch.from_numpy(beta).float() for beta in centres(np.stack(everyone), m)]
@@ -101,7 +126,9 @@ def floco(s: Setting, ends: Tensor, tau: int, rho: float, random, gather_order, 
         trained = [train(shared, t, i, s.order, random, s.epochs) for i in cohort]
         if plus:
             for i in cohort:
-                private[i] = train(private[i], t, i, s.order, random, plus[0], near=shared, lam=plus[1])
+                private[i] = train(
+                    private[i], t, i, s.order, random, plus[0], near=shared, lam=plus[1]
+                )
         for k, i in enumerate(cohort):
             weights, alpha = model(i)
             result.after.append(hits(weights if plus else trained[k], alpha, i))
@@ -110,6 +137,8 @@ def floco(s: Setting, ends: Tensor, tau: int, rho: float, random, gather_order, 
         final = []
         for i in range(len(s.clients)):
             weights, alpha = model(i)
-            final.append({**weights, WEIGHT: sum(a * e for a, e in zip(alpha, weights[WEIGHT], strict=True))})
+            final.append(
+                {**weights, WEIGHT: sum(a * e for a, e in zip(alpha, weights[WEIGHT], strict=True))}
+            )
         result.personal.append(final)
     return result

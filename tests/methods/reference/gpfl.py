@@ -1,4 +1,6 @@
-"""GPFL as plain loops over clients (arXiv:2308.10279): the valve and the embeddings are torch modules."""
+"""GPFL as plain loops over clients (arXiv:2308.10279): the valve and the embeddings are torch
+modules.
+"""
 
 import copy
 
@@ -26,14 +28,17 @@ class Extra(nn.Module):
 def average(s: Setting, cohort: list[int], uploads: list[Weights]) -> Weights:
     sizes = [len(s.clients[i].y) for i in cohort]
     return {
-        k: sum(n / sum(sizes) * u[k].double() for n, u in zip(sizes, uploads, strict=True)).float() for k in uploads[0]
+        k: sum(n / sum(sizes) * u[k].double() for n, u in zip(sizes, uploads, strict=True)).float()
+        for k in uploads[0]
     }
 
 
 def gpfl(
     s: Setting, extra: Weights, lam: float, mu: float, guidance: str, classes: int
 ) -> tuple[list[Weights], list[Weights], list[list[Weights]], list[list[Tensor]], Result]:
-    """`extra`: initial values of Extra. After each round: body, extra, heads, every client's logits on test images."""
+    """`extra`: initial values of Extra. After each round: body, extra, heads, every client's logits
+    on test images.
+    """
     result, shared, heads = Result(), s.initial, [own_head(s.initial) for _ in s.clients]
     width = extra["embeddings.weight"].shape[1]
     share = [torch.stack([(c.y == k).float().mean() for k in range(classes)]) for c in s.clients]
@@ -54,7 +59,9 @@ def gpfl(
         common = frozen.mean(0)
         own = {i: sum(a * row for a, row in zip(share[i], frozen, strict=True)) for i in cohort}
         before = [told({**shared, **heads[i]}, extra, own[i], i) for i in cohort]
-        result.before.append([score(out, s.clients[i].test_y) for i, out in zip(cohort, before, strict=True)])
+        result.before.append(
+            [score(out, s.clients[i].test_y) for i, out in zip(cohort, before, strict=True)]
+        )
         trained, more = [], []
         for i in cohort:
             model, valve = load(s, {**shared, **heads[i]}).train(), module(extra)
@@ -67,11 +74,23 @@ def gpfl(
                 z = features(model, x)
                 personal, generic = valve.valve(z, own[i]), valve.valve(z, common)
                 cosines = torch.stack(
-                    [F.cosine_similarity(generic, row.expand_as(generic)) for row in valve.embeddings.weight], 1
+                    [
+                        F.cosine_similarity(generic, row.expand_as(generic))
+                        for row in valve.embeddings.weight
+                    ],
+                    1,
                 )
                 apart = generic - frozen[y]
-                far = torch.linalg.norm(apart) if guidance == "frobenius" else torch.linalg.norm(apart, dim=1).mean()
-                loss = F.cross_entropy(model.classifier(personal), y) + F.cross_entropy(cosines, y) + lam * far
+                far = (
+                    torch.linalg.norm(apart)
+                    if guidance == "frobenius"
+                    else torch.linalg.norm(apart, dim=1).mean()
+                )
+                loss = (
+                    F.cross_entropy(model.classifier(personal), y)
+                    + F.cross_entropy(cosines, y)
+                    + lam * far
+                )
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss.backward()
@@ -80,7 +99,9 @@ def gpfl(
             trained.append(copy.deepcopy(model.state_dict()))
             more.append(copy.deepcopy(valve.state_dict()))
         after = [told(w, e, own[i], i) for i, w, e in zip(cohort, trained, more, strict=True)]
-        result.after.append([score(out, s.clients[i].test_y) for i, out in zip(cohort, after, strict=True)])
+        result.after.append(
+            [score(out, s.clients[i].test_y) for i, out in zip(cohort, after, strict=True)]
+        )
         for i, w in zip(cohort, trained, strict=True):
             heads[i] = {k: w[k] for k in HEAD}
         shared, extra = average(s, cohort, trained), average(s, cohort, more)
@@ -88,5 +109,7 @@ def gpfl(
         extras.append(extra)
         kept.append(list(heads))
         now = [share[i] @ extra["embeddings.weight"] for i in range(len(s.clients))]
-        logits.append([told({**shared, **heads[i]}, extra, now[i], i) for i in range(len(s.clients))])
+        logits.append(
+            [told({**shared, **heads[i]}, extra, now[i], i) for i in range(len(s.clients))]
+        )
     return bodies, extras, kept, logits, result

@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, load, minibatches, train
+from tests.methods.reference.plain import (
+    Result,
+    Setting,
+    Weights,
+    average,
+    load,
+    minibatches,
+    train,
+)
 
 HEAD = ("classifier.weight", "classifier.bias")
 
@@ -53,7 +61,9 @@ def fedrod(s: Setting, gamma: float, classes: int) -> tuple[Result, list[list[We
         for i in cohort:
             model, extra = load(s, shared), torch.nn.Linear(12, classes)
             model.train()
-            extra.load_state_dict({k.split(".")[1]: v for k, v in (heads[i] or own_head(s.initial)).items()})
+            extra.load_state_dict(
+                {k.split(".")[1]: v for k, v in (heads[i] or own_head(s.initial)).items()}
+            )
             generic, personal = sgd(s, model.parameters()), sgd(s, extra.parameters())
             counts = torch.tensor([float((s.clients[i].y == c).sum()) for c in range(classes)])
             steps = 0
@@ -91,11 +101,15 @@ def collapse(weight: Tensor, present: Tensor) -> Tensor:
     return torch.linalg.norm(gram / torch.linalg.norm(gram) - target)
 
 
-def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epochs: int, classes: int) -> Result:
+def flute(
+    s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epochs: int, classes: int
+) -> Result:
     result = Result()
     shared = {k: v for k, v in s.initial.items() if k not in HEAD}
     heads = [own_head(s.initial) for _ in s.clients]
-    present = [torch.tensor([bool((client.y == c).any()) for c in range(classes)]) for client in s.clients]
+    present = [
+        torch.tensor([bool((client.y == c).any()) for c in range(classes)]) for client in s.clients
+    ]
 
     def hits(weights: Weights, i: int) -> int:
         with torch.no_grad():
@@ -106,15 +120,22 @@ def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epo
         trained = []
         for i in cohort:
             model = load(s, {**shared, **heads[i]})
-            optimizer = sgd(s, model.parameters())  # one for both phases: the head's momentum goes on
-            for last, epochs in ((False, range(s.epochs - rep_epochs)), (True, range(s.epochs - rep_epochs, s.epochs))):
+            optimizer = sgd(
+                s, model.parameters()
+            )  # one for both phases: the head's momentum goes on
+            for last, epochs in (
+                (False, range(s.epochs - rep_epochs)),
+                (True, range(s.epochs - rep_epochs, s.epochs)),
+            ):
                 model.train(last)
                 for k, p in model.named_parameters():
                     p.requires_grad_(last or k in HEAD)
                 for x, y in minibatches(s, t, i, epochs):
                     z = features(model, x)
                     weight = model.classifier.weight
-                    loss = F.cross_entropy(model.classifier(z), y) + l1 * collapse(weight, present[i])
+                    loss = F.cross_entropy(model.classifier(z), y) + l1 * collapse(
+                        weight, present[i]
+                    )
                     loss = loss + l2 * torch.linalg.norm(weight) ** 2
                     if last:
                         loss = loss + l3 * torch.linalg.norm(z) ** 2
@@ -137,7 +158,9 @@ def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epo
 def best_mixture(quadratic: Tensor) -> Tensor:
     """Over the simplex, by trying every support."""
     n, best, least = len(quadratic), None, float("inf")
-    quadratic = quadratic + 1e-12 * torch.eye(n, dtype=torch.float64)  # a client of one sample has no variance
+    quadratic = quadratic + 1e-12 * torch.eye(
+        n, dtype=torch.float64
+    )  # a client of one sample has no variance
     for size in range(1, n + 1):
         for support in combinations(range(n), size):
             part = quadratic[list(support)][:, list(support)]
@@ -150,7 +173,9 @@ def best_mixture(quadratic: Tensor) -> Tensor:
     return best
 
 
-def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: float, classes: int) -> Result:
+def fedpac(
+    s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: float, classes: int
+) -> Result:
     """`margins`: how far shares lie from the limit below which they are dropped."""
     result = Result()
     shared = {k: v for k, v in s.initial.items() if k not in HEAD}
@@ -182,7 +207,15 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
             variances.append(v / len(y))
             at = copy.copy(s)
             at.lr = head_lr
-            weights = train(at, {**shared, **heads[i]}, t, i, head_epochs, moving=lambda k: k in HEAD, still=True)
+            weights = train(
+                at,
+                {**shared, **heads[i]},
+                t,
+                i,
+                head_epochs,
+                moving=lambda k: k in HEAD,
+                still=True,
+            )
 
             def aligned(model, x, label, means=means, known=prototypes):
                 z = features(model, x)
@@ -196,7 +229,10 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
             trained.append(train(s, weights, t, i, body_epochs, **body))
             new.append(class_means(trained[-1], i)[0])
         result.after.append([hits(w, i) for i, w in zip(cohort, trained, strict=True)])
-        sizes = [{c: int((s.clients[i].y == c).sum()) for c in own} for i, own in zip(cohort, new, strict=True)]
+        sizes = [
+            {c: int((s.clients[i].y == c).sum()) for c in own}
+            for i, own in zip(cohort, new, strict=True)
+        ]
         prototypes = {
             c: sum(n[c] * own[c] for n, own in zip(sizes, new, strict=True) if c in own)
             / sum(n[c] for n in sizes if c in n)
@@ -205,14 +241,19 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
         }
         for k, i in enumerate(cohort):
             apart = [(statistics[k] - other).flatten() for other in statistics]
-            quadratic = torch.tensor([[float(a @ b) for b in apart] for a in apart], dtype=torch.float64)
+            quadratic = torch.tensor(
+                [[float(a @ b) for b in apart] for a in apart], dtype=torch.float64
+            )
             quadratic += torch.diag(torch.tensor(variances, dtype=torch.float64))
             shares = best_mixture(quadratic)
             result.margins += (shares - 1e-3).abs().tolist()
             shares = torch.where(shares < 1e-3, 0, shares)
             shares = shares / shares.sum()
             heads[i] = {
-                name: sum(a * w[name].double() for a, w in zip(shares, trained, strict=True)).float() for name in HEAD
+                name: sum(
+                    a * w[name].double() for a, w in zip(shares, trained, strict=True)
+                ).float()
+                for name in HEAD
             }
         shared = {k: v for k, v in average(s, cohort, trained).items() if k in shared}
         result.shared.append(shared)

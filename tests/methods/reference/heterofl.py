@@ -1,6 +1,7 @@
 """Rounds of HeteroFL and FedRolex as plain loops, with dense small networks.
 
-Sources: arXiv:2010.01264 (HeteroFL: scaler, masked cross-entropy, batch statistics in training), arXiv:2212.01548.
+Sources: arXiv:2010.01264 (HeteroFL: scaler, masked cross-entropy, batch statistics in training),
+arXiv:2212.01548.
 """
 
 from collections.abc import Callable
@@ -21,14 +22,18 @@ def small(s: Setting, sets: Sets, weights: Weights) -> nn.Module:
 
 
 def scaled(model: nn.Module, x: Tensor, rate: float) -> Tensor:
-    """Logits in training, what the convolution gives divided by `rate`; statistics are those without."""
+    """Logits in training, what the convolution gives divided by `rate`; statistics are those
+    without.
+    """
     z = model.conv(x)
     if isinstance(model.norm, nn.Identity):
         z = z / rate
     else:
         with torch.no_grad():
             model.norm(z)
-        z = F.batch_norm(z / rate, None, None, model.norm.weight, model.norm.bias, True, eps=model.norm.eps)
+        z = F.batch_norm(
+            z / rate, None, None, model.norm.weight, model.norm.bias, True, eps=model.norm.eps
+        )
     return model.classifier(torch.tanh(model.fc(F.avg_pool2d(torch.tanh(z), 2).flatten(1))))
 
 
@@ -39,7 +44,14 @@ def seen(s: Setting, i: int, masked: bool) -> Tensor:
 
 
 def trained(
-    s: Setting, sets: Sets, weights: Weights, t: int, i: int, rate: float | None, masked: bool, clip: float
+    s: Setting,
+    sets: Sets,
+    weights: Weights,
+    t: int,
+    i: int,
+    rate: float | None,
+    masked: bool,
+    clip: float,
 ) -> Weights:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         logits = scaled(model, x, rate) if rate else model(x)
@@ -62,9 +74,17 @@ def judged(s: Setting, sets: Sets, weights: Weights, i: int, masked: bool) -> tu
 
 
 def merged(
-    s: Setting, old: Weights, cohort: list[int], models: list[Weights], sets: list[Sets], equal: bool, masked: bool
+    s: Setting,
+    old: Weights,
+    cohort: list[int],
+    models: list[Weights],
+    sets: list[Sets],
+    equal: bool,
+    masked: bool,
 ) -> Weights:
-    """Entry by entry over those who hold it, and rows of the head over those who have the class, in float64."""
+    """Entry by entry over those who hold it, and rows of the head over those who have the class, in
+    float64.
+    """
     out = {}
     for name, value in old.items():
         total, weight = (torch.zeros_like(value, dtype=torch.float64) for _ in range(2))
@@ -76,7 +96,9 @@ def merged(
             if name.startswith("classifier"):
                 counts[~seen(s, i, masked)] = 0
             total, weight = total + counts * model[name].double(), weight + counts
-        out[name] = torch.where(weight > 0, total / weight.clamp(min=1), value.double()).to(value.dtype)
+        out[name] = torch.where(weight > 0, total / weight.clamp(min=1), value.double()).to(
+            value.dtype
+        )
     return out
 
 
@@ -88,11 +110,16 @@ def play(
     masked: bool = True,
     clip: float = 0.0,
 ) -> Result:
-    """`sets(round, client)` and, with the scaler, `rate(round, client)`, rounds from 1. Personal: zeros around."""
+    """`sets(round, client)` and, with the scaler, `rate(round, client)`, rounds from 1. Personal:
+    zeros around.
+    """
     shared, result = s.initial, Result()
     local = [statistics(s.initial) for _ in s.clients]
     zeros = {name: torch.zeros_like(value) for name, value in shared.items()}
-    personal = [grown(cut(s.initial, sets(1, i)), sets(1, i), {**zeros, **local[i]}) for i in range(len(s.clients))]
+    personal = [
+        grown(cut(s.initial, sets(1, i)), sets(1, i), {**zeros, **local[i]})
+        for i in range(len(s.clients))
+    ]
     for t, cohort in enumerate(s.cohorts, 1):
         before, after, chosen = [], [], []
         for i in cohort:

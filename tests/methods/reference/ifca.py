@@ -1,4 +1,6 @@
-"""IFCA's rounds as plain loops (arXiv:2006.04088, Algorithm 1 with model averaging, and weight sharing)."""
+"""IFCA's rounds as plain loops (arXiv:2006.04088, Algorithm 1 with model averaging, and weight
+sharing).
+"""
 
 import copy
 from dataclasses import dataclass, field
@@ -11,7 +13,9 @@ from tests.methods.reference.plain import Result, Setting, Weights, average, hit
 
 @dataclass
 class Clusters(Result):
-    """Beside each client's model: all clusters' models, and the cluster of each of the cohort, per round."""
+    """Beside each client's model: all clusters' models, and the cluster of each of the cohort, per
+    round.
+    """
 
     models: list[list[Weights]] = field(default_factory=list)
     members: list[list[int]] = field(default_factory=list)
@@ -29,7 +33,9 @@ def nearest(s: Setting, models: list[Weights], i: int, margins: list[float]) -> 
 
 
 def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Clusters:
-    """`models`: the clusters' initial ones. `shared`: prefixes of what is averaged over the whole cohort."""
+    """`models`: the clusters' initial ones. `shared`: prefixes of what is averaged over the whole
+    cohort.
+    """
     result, models = Clusters(), [copy.deepcopy(model) for model in models]
     for t, cohort in enumerate(s.cohorts, 1):
         of = {i: nearest(s, models, i, result.margins) for i in cohort}
@@ -40,8 +46,12 @@ def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Clu
         for j in range(len(models)):
             if members := [i for i in cohort if of[i] == j]:
                 models[j] = average(s, members, [trained[i] for i in members])
-            models[j] = models[j] | {k: v for k, v in everyone.items() if k.startswith(shared or ("\0",))}
+            models[j] = models[j] | {
+                k: v for k, v in everyone.items() if k.startswith(shared or ("\0",))
+            }
         result.models.append(list(models))
         result.members.append(list(of.values()))
-        result.personal.append([models[nearest(s, models, i, result.margins)] for i in range(len(s.clients))])
+        result.personal.append(
+            [models[nearest(s, models, i, result.margins)] for i in range(len(s.clients))]
+        )
     return result

@@ -1,4 +1,6 @@
-"""kNN-Per as plain loops over samples (arXiv:2111.09360), in float64: sorted distances, votes counted one by one."""
+"""kNN-Per as plain loops over samples (arXiv:2111.09360), in float64: sorted distances, votes
+counted one by one.
+"""
 
 import math
 
@@ -9,11 +11,15 @@ from tests.methods.reference.heads import features, load
 from tests.methods.reference.plain import Result, Setting, Weights, average, train
 
 
-def voted(z: Tensor, keys: Tensor, labels: Tensor, k: int, scale: float, distance: str, classes: int) -> list[float]:
+def voted(
+    z: Tensor, keys: Tensor, labels: Tensor, k: int, scale: float, distance: str, classes: int
+) -> list[float]:
     apart = []
     for j, key in enumerate(keys):
         square = sum((a - b) ** 2 for a, b in zip(z.tolist(), key.tolist(), strict=True))
-        apart.append((square / (scale * len(z)) if distance == "squared" else math.sqrt(square) / scale, j))
+        apart.append(
+            (square / (scale * len(z)) if distance == "squared" else math.sqrt(square) / scale, j)
+        )
     near = sorted(apart)[:k]
     total = sum(math.exp(-far) for far, _ in near)
     share = [0.0] * classes
@@ -23,7 +29,15 @@ def voted(z: Tensor, keys: Tensor, labels: Tensor, k: int, scale: float, distanc
 
 
 def told(
-    s: Setting, weights: Weights, i: int, x: Tensor, k: int, scale: float, distance: str, mix: str, classes: int
+    s: Setting,
+    weights: Weights,
+    i: int,
+    x: Tensor,
+    k: int,
+    scale: float,
+    distance: str,
+    mix: str,
+    classes: int,
 ) -> list[tuple[list[float], list[float]]]:
     """For each image p_knn, and the model's probabilities (or logits)."""
     model, client = load(s, weights).eval(), s.clients[i]
@@ -40,7 +54,10 @@ def mixed(pairs: list[tuple[list[float], list[float]]], lam: float) -> list[list
 
 
 def right(scores: list[list[float]], y: Tensor) -> int:
-    return sum(max(range(len(row)), key=row.__getitem__) == int(c) for row, c in zip(scores, y, strict=True))
+    return sum(
+        max(range(len(row)), key=row.__getitem__) == int(c)
+        for row, c in zip(scores, y, strict=True)
+    )
 
 
 def tuned(pairs: list[tuple[list[float], list[float]]], y: Tensor) -> float:
@@ -58,7 +75,9 @@ def tuned(pairs: list[tuple[list[float], list[float]]], y: Tensor) -> float:
 def knn_per(
     s: Setting, k: int, lam: float | None, scale: float, distance: str, mix: str, classes: int
 ) -> tuple[Result, list[list[int]], list[list[float]]]:
-    """FedAvg's result with this judgement of the cohort, hits of all after each round, and their lam."""
+    """FedAvg's result with this judgement of the cohort, hits of all after each round, and their
+    lam.
+    """
     result, shared, everyone, chosen = Result(), s.initial, [], []
 
     def judged(weights: Weights, i: int) -> tuple[int, float]:

@@ -1,7 +1,8 @@
-"""Methods over low-rank adapters as plain loops over clients, on layers whose matrices are written out.
+"""Methods over low-rank adapters as plain loops over clients, on layers whose matrices are written
+out.
 
-Sources: arXiv:2410.01463 (FedSA-LoRA), arXiv:2403.12313 (FFA-LoRA), arXiv:2503.11880 (FedALT), arXiv:2601.11219
-(SDFLoRA, as far as it could be read).
+Sources: arXiv:2410.01463 (FedSA-LoRA), arXiv:2403.12313 (FFA-LoRA), arXiv:2503.11880 (FedALT),
+arXiv:2601.11219 (SDFLoRA, as far as it could be read).
 """
 
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from tests.methods.reference.plain import Result, Setting, Weights, average, hit
 
 
 class Layer(nn.Module):
-    """W x + b and the additions, of columns of `x`; a convolution (`side`) unfolds its images into such."""
+    """W x + b and the additions, of columns of `x`; a convolution (`side`) unfolds its images into
+    such.
+    """
 
     def __init__(self, values: Weights, scale: float, side: int = 0):
         super().__init__()
@@ -30,7 +33,10 @@ class Layer(nn.Module):
         low = [self._matrix(f"lora_B{name[6:]}") @ (self._matrix(name) @ columns) for name in names]
         if len(names) > 1:
             votes = (self._matrix("lora_mixer") @ columns).exp()
-            low = [own * votes[:, [place]] / votes.sum(1, keepdim=True) for place, own in enumerate(low)]
+            low = [
+                own * votes[:, [place]] / votes.sum(1, keepdim=True)
+                for place, own in enumerate(low)
+            ]
         y = y + self.scale * sum(low)
         height = x.shape[-1] - self.side + 1
         return y.unflatten(-1, (height, height)) if self.side else y.squeeze(-1)
@@ -45,7 +51,10 @@ class Adapted(nn.Module):
 
     def __init__(self, values: Weights, scale: float):
         super().__init__()
-        of = lambda layer: {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{layer}.")}  # noqa: E731
+
+        def of(layer):
+            return {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{layer}.")}
+
         self.conv, self.fc = Layer(of("conv"), scale, side=3), Layer(of("fc"), scale)
         self.classifier = nn.Linear(12, 5)
         self.classifier.load_state_dict(of("classifier"))
@@ -59,7 +68,9 @@ def trains(name: str) -> bool:
     return "lora_" in name or name.startswith("classifier")
 
 
-def by_name(s: Setting, personal: Callable[[str], bool], moving: Callable[[str], bool] = trains) -> Result:
+def by_name(
+    s: Setting, personal: Callable[[str], bool], moving: Callable[[str], bool] = trains
+) -> Result:
     """FedSA-LoRA by what is personal; FFA-LoRA by what moves."""
     result, shared = Result(), s.initial
     own = [{k: v for k, v in s.initial.items() if personal(k)} for _ in s.clients]
@@ -76,7 +87,9 @@ def by_name(s: Setting, personal: Callable[[str], bool], moving: Callable[[str],
 
 
 def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Result:
-    """drawn: the A's with which a client begins in the round of its first participation, by round and client."""
+    """drawn: the A's with which a client begins in the round of its first participation, by round
+    and client.
+    """
     result, own = Result(), [s.initial for _ in s.clients]
     uploads: dict[int, Weights] = {}
 
@@ -101,7 +114,9 @@ def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Re
         for i in cohort:
             own[i] = train(s, starts[i], t, i, moving=lambda k: trains(k) and not k.endswith("1"))
         result.after.append([hits(s, own[i], i) for i in cohort])
-        uploads |= {i: {k: own[i][k] for k in own[i] if k.endswith(("lora_A", "lora_B"))} for i in cohort}
+        uploads |= {
+            i: {k: own[i][k] for k in own[i] if k.endswith(("lora_A", "lora_B"))} for i in cohort
+        }
         result.personal.append([mixture(i) for i in range(len(s.clients))])
     return result
 
@@ -115,12 +130,17 @@ def sdflora(s: Setting, rank: int, stacked: bool, personal_head: bool) -> Result
         return value.narrow(axis, 0, rank), value.narrow(axis, rank, value.shape[axis] - rank)
 
     def joined(name: str, shared: Tensor, own: Tensor) -> Tensor:
-        return torch.cat([shared, own], {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}[name])
+        return torch.cat(
+            [shared, own],
+            {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}[name],
+        )
 
     pairs = [f"{layer}.lora_{factor}" for layer in layers for factor in "AB"]
     heads = [k for k in s.initial if k.startswith("classifier") and personal_head]
     shared = s.initial | {name: cut(name, s.initial[name])[0] for name in pairs}
-    private = {name: cut(name, s.initial[name])[1] for name in pairs} | {k: s.initial[k] for k in heads}
+    private = {name: cut(name, s.initial[name])[1] for name in pairs} | {
+        k: s.initial[k] for k in heads
+    }
     own = [private for _ in s.clients]
 
     def model(i: int) -> Weights:
@@ -149,7 +169,9 @@ def sdflora(s: Setting, rank: int, stacked: bool, personal_head: bool) -> Result
                 sign = np.sign(v[k][np.abs(v[k]).argmax()])
                 u[:, k], v[k] = sign * u[:, k], sign * v[k]
             shared[a] = torch.from_numpy(v[:rank]).float().reshape(shared[a].shape)
-            shared[b] = torch.from_numpy(u[:, :rank] * values[:rank]).float().reshape(shared[b].shape)
+            shared[b] = (
+                torch.from_numpy(u[:, :rank] * values[:rank]).float().reshape(shared[b].shape)
+            )
         result.shared.append(shared)
         result.personal.append([model(i) for i in range(len(s.clients))])
     return result

@@ -1,4 +1,6 @@
-"""MOON's rounds as plain loops (arXiv:2103.16257, Algorithm 1; no term before a client has a previous model)."""
+"""MOON's rounds as plain loops (arXiv:2103.16257, Algorithm 1; no term before a client has a
+previous model).
+"""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from tests.methods.reference.plain import Result, Setting, Weights, average, hit
 def representation(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits, and what enters the classifier."""
     seen: list[Tensor] = []
-    handle = module.classifier.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0]))
+    handle = module.classifier.register_forward_hook(
+        lambda _, inputs, output: seen.append(inputs[0])
+    )
     logits = module(x)
     handle.remove()
     return logits, seen[0]
@@ -20,7 +24,9 @@ def still(s: Setting, weights: Weights) -> nn.Module:
     return load(s, weights).eval().requires_grad_(False)
 
 
-def local(s: Setting, shared: Weights, previous: Weights | None, mu: float, tau: float, t: int, i: int) -> Weights:
+def local(
+    s: Setting, shared: Weights, previous: Weights | None, mu: float, tau: float, t: int, i: int
+) -> Weights:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         logits, z = representation(model, x)
         if previous is None:
@@ -28,7 +34,9 @@ def local(s: Setting, shared: Weights, previous: Weights | None, mu: float, tau:
         others = [representation(still(s, weights), x)[1] for weights in (shared, previous)]
         cosines = [(z * other).sum(1) / z.norm(dim=1) / other.norm(dim=1) for other in others]
         pair = torch.stack(cosines, 1) / tau
-        return F.cross_entropy(logits, y) + mu * F.cross_entropy(pair, torch.zeros(len(y), dtype=torch.long))
+        return F.cross_entropy(logits, y) + mu * F.cross_entropy(
+            pair, torch.zeros(len(y), dtype=torch.long)
+        )
 
     return train(s, shared, t, i, loss=loss)
 

@@ -1,4 +1,6 @@
-"""Per-FedAvg's rounds as plain loops (arXiv:2002.07948, Algorithm 1), explicit updates of one module's weights."""
+"""Per-FedAvg's rounds as plain loops (arXiv:2002.07948, Algorithm 1), explicit updates of one
+module's weights.
+"""
 
 import copy
 
@@ -29,11 +31,15 @@ def unmoved(model: nn.Module, weights: Weights, client: Client, batch: Tensor) -
     return gradient(copy.deepcopy(model), weights, client, batch)
 
 
-def local(s: Setting, shared: Weights, t: int, i: int, hf: bool, alpha: float, beta: float, delta: float) -> Weights:
+def local(
+    s: Setting, shared: Weights, t: int, i: int, hf: bool, alpha: float, beta: float, delta: float
+) -> Weights:
     model, client = load(s, shared).train(), s.clients[i]
     need = 3 if hf else 2
     for epoch in range(s.epochs):
-        minibatches = [b for b in s.order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1]
+        minibatches = [
+            b for b in s.order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1
+        ]
         while len(minibatches) >= need:
             now, minibatches = minibatches[:need], minibatches[need:]
             w = {k: p.detach().clone() for k, p in model.named_parameters()}
@@ -56,7 +62,9 @@ def adapted(s: Setting, shared: Weights, t: int, i: int, alpha: float, steps: in
     epoch, minibatches = 0, []
     for _ in range(steps if len(client.y) > 1 else 0):
         while not minibatches:
-            minibatches = [b for b in s.order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1]
+            minibatches = [
+                b for b in s.order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1
+            ]
             epoch += 1
         g = unmoved(model, weights, client, minibatches.pop(0))
         weights = {k: w - alpha * g[k] for k, w in weights.items()}

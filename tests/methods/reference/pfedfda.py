@@ -16,7 +16,9 @@ def lda(mean: Tensor, cov: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
     d = len(cov)
     sigma = (1 - EPS) * cov + EPS * (torch.trace(cov) / d) * torch.eye(d, dtype=torch.float64)
     weight = torch.stack([torch.linalg.solve(sigma, m) for m in mean])
-    return weight, torch.stack([-0.5 * m @ w + p.log() for m, w, p in zip(mean, weight, prior, strict=True)])
+    return weight, torch.stack(
+        [-0.5 * m @ w + p.log() for m, w, p in zip(mean, weight, prior, strict=True)]
+    )
 
 
 def prior(y: Tensor, classes: int) -> Tensor:
@@ -38,7 +40,9 @@ def means(z: Tensor, y: Tensor, otherwise: Tensor, least: int) -> Tensor:
 
 
 def objective(z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, folds: int):
-    """The summed held-out cross-entropy as a function of beta, or None without any class of so many samples."""
+    """The summed held-out cross-entropy as a function of beta, or None without any class of so many
+    samples.
+    """
     counts = [int((y == c).sum()) for c in range(len(pi))]
     kept = [i for i in range(len(y)) if counts[y[i]] >= folds]
     if not kept:
@@ -66,7 +70,9 @@ def objective(z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, fol
     return value
 
 
-def fit(z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
+def fit(
+    z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, least: int
+) -> tuple[Tensor, Tensor, Tensor]:
     value = objective(z, y, pi, mu_g, cov_g, 2)
     beta = torch.zeros(2, dtype=torch.float64)
     if value is not None:
@@ -77,7 +83,9 @@ def fit(z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, least: in
             return loss.item(), torch.autograd.grad(loss, at)[0].numpy()
 
         bounds = [(0, 1), (0, 1)]
-        found = minimize(numbers, [0.5, 0.5], jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 10})
+        found = minimize(
+            numbers, [0.5, 0.5], jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 10}
+        )
         beta = torch.tensor(found.x)
     mu = means(z, y, mu_g, least)
     cov = covariance(z, y, mu)
@@ -102,8 +110,12 @@ class Model:
             self.module.classifier.bias.copy_(bias)
 
 
-def pfedfda(s: Setting, mu_g: Tensor, classes: int) -> tuple[list[dict[str, Tensor]], list[list[Tensor]]]:
-    """After each round the server's body, means and covariance; every client's logits on its test images."""
+def pfedfda(
+    s: Setting, mu_g: Tensor, classes: int
+) -> tuple[list[dict[str, Tensor]], list[list[Tensor]]]:
+    """After each round the server's body, means and covariance; every client's logits on its test
+    images.
+    """
     shared = s.initial
     mu_g = mu_g.double()
     cov_g = torch.eye(mu_g.shape[1], dtype=torch.float64)
@@ -115,7 +127,9 @@ def pfedfda(s: Setting, mu_g: Tensor, classes: int) -> tuple[list[dict[str, Tens
             client, model = s.clients[i], Model(s, shared)
             model.set_head(*lda(mu_g, cov_g, priors[i]))
             body = [p for k, p in model.module.named_parameters() if not k.startswith("classifier")]
-            optimizer = torch.optim.SGD(body, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+            optimizer = torch.optim.SGD(
+                body, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+            )
             zs, ys = [], []
             for x, y in minibatches(s, t, i, range(s.epochs)):
                 z = model.features(x)
@@ -132,7 +146,10 @@ def pfedfda(s: Setting, mu_g: Tensor, classes: int) -> tuple[list[dict[str, Tens
             covs.append(cov.float().double())
         shares = [len(s.clients[i].y) for i in cohort]
         shares = [n / sum(shares) for n in shares]
-        shared = {k: sum(a * b[k].double() for a, b in zip(shares, bodies, strict=True)).float() for k in shared}
+        shared = {
+            k: sum(a * b[k].double() for a, b in zip(shares, bodies, strict=True)).float()
+            for k in shared
+        }
         mu_g = sum(a * mu for a, mu in zip(shares, mus, strict=True))
         cov_g = sum(a * cov for a, cov in zip(shares, covs, strict=True))
         servers.append({"body": shared, "mean": mu_g.float(), "cov": cov_g.float()})
@@ -142,7 +159,9 @@ def pfedfda(s: Setting, mu_g: Tensor, classes: int) -> tuple[list[dict[str, Tens
             model.module.eval()
             with torch.no_grad():
                 z = model.features(client.x).double()
-            mu, cov, _ = fit(z, client.y, priors[i], mu_g.float().double(), cov_g.float().double(), 3)
+            mu, cov, _ = fit(
+                z, client.y, priors[i], mu_g.float().double(), cov_g.float().double(), 3
+            )
             model.set_head(*lda(mu, cov, priors[i]))
             with torch.no_grad():
                 logits[-1].append(model.module(client.test_x))

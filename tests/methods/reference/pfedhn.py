@@ -1,4 +1,6 @@
-"""pFedHN's rounds as plain loops (arXiv:2103.04628): a hypernetwork of torch's modules and torch.optim.SGD."""
+"""pFedHN's rounds as plain loops (arXiv:2103.04628): a hypernetwork of torch's modules and
+torch.optim.SGD.
+"""
 
 import copy
 from dataclasses import dataclass, field
@@ -24,14 +26,21 @@ class HyperNetwork(nn.Module):
         super().__init__()
         self.shapes = {name: value.shape for name, value in like.items()}
         self.embedding = nn.Embedding(clients, embed)
-        self.mlp = nn.ModuleList([nn.Linear(embed, hidden), *(nn.Linear(hidden, hidden) for _ in range(depth))])
-        self.out = nn.ModuleDict({k.replace(".", "-"): nn.Linear(hidden, v.numel()) for k, v in like.items()})
+        self.mlp = nn.ModuleList(
+            [nn.Linear(embed, hidden), *(nn.Linear(hidden, hidden) for _ in range(depth))]
+        )
+        self.out = nn.ModuleDict(
+            {k.replace(".", "-"): nn.Linear(hidden, v.numel()) for k, v in like.items()}
+        )
 
     def forward(self, i: int) -> Weights:
         z = self.mlp[0](self.embedding(torch.tensor(i)))
         for layer in self.mlp[1:]:
             z = layer(z.relu())
-        return {name: self.out[name.replace(".", "-")](z).view(shape) for name, shape in self.shapes.items()}
+        return {
+            name: self.out[name.replace(".", "-")](z).view(shape)
+            for name, shape in self.shapes.items()
+        }
 
 
 def pfedhn(

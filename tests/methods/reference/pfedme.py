@@ -1,4 +1,6 @@
-"""pFedMe's rounds as plain loops (arXiv:2006.08848, Algorithm 1), one module for th, explicit updates."""
+"""pFedMe's rounds as plain loops (arXiv:2006.08848, Algorithm 1), one module for th, explicit
+updates.
+"""
 
 import copy
 
@@ -9,7 +11,15 @@ from tests.methods.reference.plain import Result, Setting, Weights, average, hit
 
 
 def local(
-    s: Setting, shared: Weights, t: int, i: int, lam: float, inner_steps: int, delta: float, eta: float, mu: float
+    s: Setting,
+    shared: Weights,
+    t: int,
+    i: int,
+    lam: float,
+    inner_steps: int,
+    delta: float,
+    eta: float,
+    mu: float,
 ) -> tuple[Weights, Weights]:
     """The client's copy of w (with the statistics of th's passes) and th."""
     model = load(s, shared).train()

@@ -7,7 +7,16 @@ from torch import Tensor, nn
 from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
-def taught(s: Setting, weights: Weights, teacher: Weights | None, lam: float, tau: float, still: bool, t: int, i: int):
+def taught(
+    s: Setting,
+    weights: Weights,
+    teacher: Weights | None,
+    lam: float,
+    tau: float,
+    still: bool,
+    t: int,
+    i: int,
+):
     """LocalTrain beside a teacher, if there is one."""
     if teacher is None:
         return train(s, weights, t, i)
@@ -30,7 +39,9 @@ def pfedsd(s: Setting, lam: float, tau: float, still: bool = True) -> Result:
     own: list[Weights] = [s.initial for _ in s.clients]
     teachers: list[Weights | None] = [None for _ in s.clients]
     for t, cohort in enumerate(s.cohorts, 1):
-        starts = {i: {**own[i], **{k: shared[k] for k in names}} for i in cohort}  # statistics are the client's
+        starts = {
+            i: {**own[i], **{k: shared[k] for k in names}} for i in cohort
+        }  # statistics are the client's
         result.before.append([hits(s, starts[i], i) for i in cohort])
         for i in cohort:
             own[i] = teachers[i] = taught(s, starts[i], teachers[i], lam, tau, still, t, i)

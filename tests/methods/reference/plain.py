@@ -1,10 +1,10 @@
 """The rounds of the methods as plain loops over clients, from their papers.
 
 One model, `torch.optim.SGD`, nothing shared with the package. Batch orders and cohorts are inputs.
-Sources: arXiv:1602.05629 (FedAvg), arXiv:2604.16574 eqs. 7-9, 19, 21 (FedOBP), arXiv:1912.00818 (FedPer),
-arXiv:2012.04221 (Ditto), arXiv:2102.07078 (FedRep), arXiv:2001.01523 (LG-FedAvg), arXiv:2106.06042 (FedBABU),
-arXiv:2102.07623 (FedBN), arXiv:1812.06127 (FedProx), arXiv:1909.06335 (FedAvgM), arXiv:2003.00295 (FedAdam, FedYogi),
-arXiv:1910.06378 (SCAFFOLD).
+Sources: arXiv:1602.05629 (FedAvg), arXiv:2604.16574 eqs. 7-9, 19, 21 (FedOBP), arXiv:1912.00818
+(FedPer), arXiv:2012.04221 (Ditto), arXiv:2102.07078 (FedRep), arXiv:2001.01523 (LG-FedAvg),
+arXiv:2106.06042 (FedBABU), arXiv:2102.07623 (FedBN), arXiv:1812.06127 (FedProx), arXiv:1909.06335
+(FedAvgM), arXiv:2003.00295 (FedAdam, FedYogi), arXiv:1910.06378 (SCAFFOLD).
 """
 
 import copy
@@ -33,7 +33,9 @@ class Client:
 
 @dataclass
 class Setting:
-    """Everything that is given. `order(round, client, epoch, samples)` is a permutation; rounds count from 1."""
+    """Everything that is given. `order(round, client, epoch, samples)` is a permutation; rounds
+    count from 1.
+    """
 
     module: nn.Module
     clients: list[Client]
@@ -52,14 +54,18 @@ class Setting:
 
 @dataclass
 class Result:
-    """After every round: the global weights and every client's personal weights; per round and cohort member: hits."""
+    """After every round: the global weights and every client's personal weights; per round and
+    cohort member: hits.
+    """
 
     shared: list[Weights] = field(default_factory=list)
     personal: list[list[Weights]] = field(default_factory=list)
     before: list[list[int]] = field(default_factory=list)
     after: list[list[int]] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
-    """Relative distance between the scores on both sides of each threshold; where q is chosen, between losses."""
+    """Relative distance between the scores on both sides of each threshold; where q is chosen,
+    between losses.
+    """
     counts: list[int] = field(default_factory=list)
     """Personal entries at each selection of a training client."""
     chosen: list[list[float]] = field(default_factory=list)
@@ -72,7 +78,9 @@ def load(s: Setting, weights: Weights) -> nn.Module:
     return model
 
 
-def minibatches(s: Setting, t: int, i: int, epochs: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def minibatches(
+    s: Setting, t: int, i: int, epochs: Iterable[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Images and labels in the round's order; a lone sample is left out."""
     client = s.clients[i]
     for epoch in epochs:
@@ -102,8 +110,8 @@ def train(
 ) -> Weights:
     """LocalTrain: epochs of SGD on `loss(model, x, y)`.
 
-    near: the gradient of lam/2 |v - near|^2 is added. moving: which parameters are optimised. first: the number of the
-    first epoch's order. still: with the model in evaluation mode.
+    near: the gradient of lam/2 |v - near|^2 is added. moving: which parameters are optimised.
+    first: the number of the first epoch's order. still: with the model in evaluation mode.
     """
     model = load(s, weights).train(not still)
     for name, p in model.named_parameters():
@@ -114,7 +122,9 @@ def train(
         momentum=s.momentum,
         weight_decay=s.weight_decay,
     )
-    for x, y in minibatches(s, t, i, range(first, first + (s.epochs if epochs is None else epochs))):
+    for x, y in minibatches(
+        s, t, i, range(first, first + (s.epochs if epochs is None else epochs))
+    ):
         optimizer.zero_grad()
         loss(model, x, y).backward()
         if near is not None:
@@ -139,7 +149,10 @@ def average(s: Setting, cohort: list[int], uploads: list[Weights]) -> Weights:
     """Sum a_i theta_i, in float64."""
     total = sum(len(s.clients[i].y) for i in cohort)
     return {
-        name: sum(len(s.clients[i].y) / total * u[name].double() for i, u in zip(cohort, uploads, strict=True)).float()
+        name: sum(
+            len(s.clients[i].y) / total * u[name].double()
+            for i, u in zip(cohort, uploads, strict=True)
+        ).float()
         for name in uploads[0]
     }
 
@@ -157,8 +170,12 @@ def fedavg(s: Setting, mu: float = 0.0) -> Result:
     return result
 
 
-def fedopt(s: Setting, kind: str, lr: float, beta1: float, beta2: float = 0.0, tau: float = 0.0) -> Result:
-    """Server optimisers in float64: `avgm` (its beta1 is the momentum), `adam` and `yogi` of Algorithm 2."""
+def fedopt(
+    s: Setting, kind: str, lr: float, beta1: float, beta2: float = 0.0, tau: float = 0.0
+) -> Result:
+    """Server optimisers in float64: `avgm` (its beta1 is the momentum), `adam` and `yogi` of
+    Algorithm 2.
+    """
     result, shared = Result(), s.initial
     m = {k: torch.zeros_like(x, dtype=torch.double) for k, x in shared.items()}
     v = {k: torch.full_like(x, tau**2, dtype=torch.double) for k, x in shared.items()}
@@ -191,7 +208,9 @@ def fedobp(s: Setting, q: float) -> Result:
     own = [s.initial for _ in s.clients]
 
     def merged(i: int) -> tuple[Weights, int]:
-        scores = {k: (own[i][k].numpy() - shared[k].numpy()).astype(np.float64) ** 2 for k in shared}
+        scores = {
+            k: (own[i][k].numpy() - shared[k].numpy()).astype(np.float64) ** 2 for k in shared
+        }
         everything = np.sort(np.concatenate([score.ravel() for score in scores.values()]))
         threshold = np.quantile(everything, q, method="linear")
         above, below = everything[everything > threshold], everything[everything <= threshold]
@@ -217,7 +236,9 @@ def fedobp(s: Setting, q: float) -> Result:
 
 
 def fedobp_choosing(s: Setting, several: list[float]) -> Result:
-    """FedOBP whose clients choose q, as its docstring has it; nan is what a client does not receive."""
+    """FedOBP whose clients choose q, as its docstring has it; nan is what a client does not
+    receive.
+    """
     result, shared = Result(), s.initial
     own = [s.initial for _ in s.clients]
     entries = sum(leaf.numel() for leaf in shared.values())
@@ -226,7 +247,9 @@ def fedobp_choosing(s: Setting, several: list[float]) -> Result:
     def received(i: int) -> Weights:
         """Step 1, at the server."""
         scores = {k: (own[i][k] - shared[k]).double() ** 2 for k in shared}
-        threshold = np.sort(np.concatenate([score.numpy().ravel() for score in scores.values()]))[rank[max(several)]]
+        threshold = np.sort(np.concatenate([score.numpy().ravel() for score in scores.values()]))[
+            rank[max(several)]
+        ]
         return {k: torch.where(scores[k] > threshold, torch.nan, shared[k]) for k in shared}
 
     def held(weights: Weights, i: int) -> tuple[int, float]:
@@ -235,7 +258,9 @@ def fedobp_choosing(s: Setting, several: list[float]) -> Result:
         model.eval()
         right, loss = 0, 0.0
         with torch.no_grad():
-            for logits, y in zip(model(s.clients[i].held_x).double(), s.clients[i].held_y, strict=True):
+            for logits, y in zip(
+                model(s.clients[i].held_x).double(), s.clients[i].held_y, strict=True
+            ):
                 right += int(logits.argmax() == y)
                 loss -= float(logits.log_softmax(0)[y])
         return right, loss
@@ -249,7 +274,11 @@ def fedobp_choosing(s: Setting, several: list[float]) -> Result:
             mine = {k: (scores[k] > ranked[rank[q]]) | got[k].isnan() for k in got}
             model = {k: torch.where(mine[k], own[i][k], got[k]) for k in got}
             right, loss = held(model, i)
-            if best is not None and right == best[0] and any((model[k] != best[2][k]).any() for k in got):
+            if (
+                best is not None
+                and right == best[0]
+                and any((model[k] != best[2][k]).any() for k in got)
+            ):
                 result.margins += [abs(loss - best[1])] * min(1, len(s.clients[i].held_y))
             if best is None or right > best[0] or (right == best[0] and loss < best[1]):
                 best = right, loss, model, q
@@ -283,8 +312,12 @@ def fedper(s: Setting, head: tuple[str, ...]) -> Result:
     return result
 
 
-def split(s: Setting, own: Callable[[str], bool], local: Callable[[Weights, int, int], Weights]) -> Result:
-    """Clients keep the entries that are their `own`, the others are averaged; `local` is a client's training."""
+def split(
+    s: Setting, own: Callable[[str], bool], local: Callable[[Weights, int, int], Weights]
+) -> Result:
+    """Clients keep the entries that are their `own`, the others are averaged; `local` is a client's
+    training.
+    """
     result, shared = Result(), {k: v for k, v in s.initial.items() if not own(k)}
     kept = [{k: v for k, v in s.initial.items() if own(k)} for _ in s.clients]
     for t, cohort in enumerate(s.cohorts, 1):
@@ -312,7 +345,9 @@ def fedbn(s: Setting, norms: tuple[str, ...]) -> Result:
 def fedrep(s: Setting, head: tuple[str, ...], head_epochs: int, body_epochs: int) -> Result:
     def local(w: Weights, t: int, i: int) -> Weights:
         w = train(s, w, t, i, head_epochs, moving=lambda name: name in head, still=True)
-        return train(s, w, t, i, body_epochs, moving=lambda name: name not in head, first=head_epochs)
+        return train(
+            s, w, t, i, body_epochs, moving=lambda name: name not in head, first=head_epochs
+        )
 
     return split(s, lambda name: name in head, local)
 
@@ -351,13 +386,18 @@ def scaffold(s: Setting, server_lr: float) -> Result:
             trained.append(end)
             new = own[i]
             if steps:
-                new = {k: own[i][k] - control[k] + (shared[k] - end[k]) / (steps * s.lr) for k in shared}
+                new = {
+                    k: own[i][k] - control[k] + (shared[k] - end[k]) / (steps * s.lr)
+                    for k in shared
+                }
             changes.append({k: new[k] - own[i][k] for k in shared})
             own[i] = new
         result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
         m = len(cohort)
         shared = {k: v + server_lr * sum(w[k] - v for w in trained) / m for k, v in shared.items()}
-        control = {k: v + sum(change[k] for change in changes) / len(s.clients) for k, v in control.items()}
+        control = {
+            k: v + sum(change[k] for change in changes) / len(s.clients) for k, v in control.items()
+        }
         result.shared.append(shared)
         result.personal.append([shared] * len(s.clients))
     return result

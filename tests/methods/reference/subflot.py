@@ -1,6 +1,8 @@
-"""SubFLOT (arXiv:2604.06631) as plain loops, for the network conv (4 filters), perhaps BatchNorm, fc (12), head.
+"""SubFLOT (arXiv:2604.06631) as plain loops, for the network conv (4 filters), perhaps BatchNorm,
+fc (12), head.
 
-Sub-models are small dense networks. A match is a linear program, whatever the mode; a mixture is a sum of products.
+Sub-models are small dense networks. A match is a linear program, whatever the mode; a mixture is a
+sum of products.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,9 @@ Arrays = dict[str, np.ndarray]
 
 
 def match(cost: np.ndarray, mode: str) -> np.ndarray:
-    """one: as many pairs as fit, of least cost; balanced: uniform marginals, columns divided by their sums."""
+    """one: as many pairs as fit, of least cost; balanced: uniform marginals, columns divided by
+    their sums.
+    """
     s, t = cost.shape
     gives, gets = np.zeros((s, s * t)), np.zeros((t, s * t))
     for i in range(s):
@@ -45,7 +49,12 @@ def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
     """The source's values in the target's places, and ones where something arrived."""
     a = {name: value.double().numpy() for name, value in source.items()}
     b = {name: value.double().numpy() for name, value in target.items()}
-    channels, units, wide, high = len(a["conv.bias"]), len(a["fc.bias"]), len(b["conv.bias"]), len(b["fc.bias"])
+    channels, units, wide, high = (
+        len(a["conv.bias"]),
+        len(a["fc.bias"]),
+        len(b["conv.bias"]),
+        len(b["fc.bias"]),
+    )
 
     first = match(
         distances(
@@ -76,7 +85,10 @@ def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
                     out[name][j] += first[c, j] * a[name][c]
                 there[name][j] = first[:, j].sum() > 0
     out["fc.weight"], out["fc.bias"] = second.T @ inputs, second.T @ a["fc.bias"]
-    out["classifier.weight"], out["classifier.bias"] = a["classifier.weight"] @ second, a["classifier.bias"]
+    out["classifier.weight"], out["classifier.bias"] = (
+        a["classifier.weight"] @ second,
+        a["classifier.bias"],
+    )
     reached = second.sum(0) > 0
     columns = np.isin(np.arange(9 * wide), here)
     there["fc.weight"], there["fc.bias"] = np.outer(reached, columns), reached
@@ -108,7 +120,8 @@ def subflot(
     otp: bool = True,
     ota: bool = True,
 ) -> tuple[Result, int]:
-    """`first_choice(round, client)`: the neurons that a new client begins with. Statistics stay with the client.
+    """`first_choice(round, client)`: the neurons that a new client begins with. Statistics stay
+    with the client.
 
     otp, ota: False takes the first neurons of every layer instead.
 
@@ -127,15 +140,21 @@ def subflot(
                 sets[i] = first_choice(t, i)
                 begin = cut(shared, sets[i])
             else:
-                moved = {name: value.numpy() for name, value in cut(shared, leading(sets[i])).items()}
+                moved = {
+                    name: value.numpy() for name, value in cut(shared, leading(sets[i])).items()
+                }
                 if otp:
                     moved, _ = align(shared, history[i], mode)
                 begin = {
-                    name: torch.from_numpy(alpha * moved[name] + (1 - alpha) * old.double().numpy()).float()
+                    name: torch.from_numpy(
+                        alpha * moved[name] + (1 - alpha) * old.double().numpy()
+                    ).float()
                     for name, old in history[i].items()
                 }
                 by_place = cut(shared, sets[i])
-                elsewhere += any(np.abs(moved[name] - by_place[name].numpy()).max() > 1e-4 for name in moved)
+                elsewhere += any(
+                    np.abs(moved[name] - by_place[name].numpy()).max() > 1e-4 for name in moved
+                )
             small = replace(s, module=narrow(s.module, sets[i]))
             begin = {**begin, **cut(local[i], sets[i])}
             end = train(small, begin, t, i, near=begin, lam=2 * lam * rate(i))
@@ -155,7 +174,11 @@ def subflot(
             history[i] = trained[i]
         shared = {
             name: torch.from_numpy(
-                np.where(weight[name] > 0, total[name] / np.maximum(weight[name], 1), value.double().numpy())
+                np.where(
+                    weight[name] > 0,
+                    total[name] / np.maximum(weight[name], 1),
+                    value.double().numpy(),
+                )
             ).float()
             for name, value in shared.items()
         }

@@ -1,8 +1,11 @@
-"""Rounds of methods with sub-models as plain loops, for the network conv (4 filters), perhaps BatchNorm, fc (12), head.
+"""Rounds of methods with sub-models as plain loops, for the network conv (4 filters), perhaps
+BatchNorm, fc (12), head.
 
-Sub-models are dense small networks: slices are copied in and out. FedSPU trains the full network and puts frozen
-entries back after every step. Sources: arXiv:2403.11464 (FedSPU), arXiv:1812.07210 (federated dropout),
-arXiv:2102.13451 (FjORD), and the comparison versions of Hermes, FedMP and PruneFL described in FedSPU's paper.
+Sub-models are dense small networks: slices are copied in and out. FedSPU trains the full network
+and puts frozen
+entries back after every step. Sources: arXiv:2403.11464 (FedSPU), arXiv:1812.07210 (federated
+dropout), arXiv:2102.13451 (FjORD), and the comparison versions of Hermes, FedMP and PruneFL
+described in FedSPU's paper.
 """
 
 import copy
@@ -38,12 +41,18 @@ def index(name: str, sets: Sets) -> tuple[list[int], ...]:
 
 def grid(name: str, sets: Sets):
     at = index(name, sets)
-    return (torch.tensor(at[0])[:, None], torch.tensor(at[1])) if len(at) == 2 else (torch.tensor(at[0]),)
+    return (
+        (torch.tensor(at[0])[:, None], torch.tensor(at[1]))
+        if len(at) == 2
+        else (torch.tensor(at[0]),)
+    )
 
 
 def cut(weights: Weights, sets: Sets) -> Weights:
     """The small network's values."""
-    return {n: v[grid(n, sets)].clone() if index(n, sets) else v.clone() for n, v in weights.items()}
+    return {
+        n: v[grid(n, sets)].clone() if index(n, sets) else v.clone() for n, v in weights.items()
+    }
 
 
 def grown(small: Weights, sets: Sets, into: Weights) -> Weights:
@@ -68,7 +77,9 @@ def narrow(module: nn.Module, sets: Sets) -> nn.Module:
     return small
 
 
-def merged(s: Setting, old: Weights, cohort: list[int], models: list[Weights], sets: list[Sets]) -> Weights:
+def merged(
+    s: Setting, old: Weights, cohort: list[int], models: list[Weights], sets: list[Sets]
+) -> Weights:
     """Entry by entry, the mean over the clients that hold it, by samples, in float64."""
     total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in old.items()}
     weight = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in old.items()}
@@ -79,13 +90,17 @@ def merged(s: Setting, old: Weights, cohort: list[int], models: list[Weights], s
                 total[name][at] += len(s.clients[i].y) * model[name][at].double()
                 weight[name][at] += len(s.clients[i].y)
     return {
-        name: torch.where(weight[name] > 0, total[name] / weight[name], value.double()).to(value.dtype)
+        name: torch.where(weight[name] > 0, total[name] / weight[name], value.double()).to(
+            value.dtype
+        )
         for name, value in old.items()
     }
 
 
 def statistics(weights: Weights) -> Weights:
-    return {name: value for name, value in weights.items() if "running" in name or "tracked" in name}
+    return {
+        name: value for name, value in weights.items() if "running" in name or "tracked" in name
+    }
 
 
 def dense(
@@ -93,10 +108,11 @@ def dense(
     sets: Callable[[int, int], Sets],
     begins: Callable[[int, int, Weights], Weights] = lambda t, i, shared: shared,
 ) -> Result:
-    """Each client trains its small dense network, every round with the neurons `sets(round, client)`.
+    """Each client trains its small dense network, every round with the neurons `sets(round,
+    client)`.
 
-    begins: what the small network is cut from, asked first. Personal: zeros around the small network. Statistics stay
-    local.
+    begins: what the small network is cut from, asked first. Personal: zeros around the small
+    network. Statistics stay local.
     """
     shared, result = s.initial, Result()
     local = [statistics(s.initial) for _ in s.clients]
@@ -127,7 +143,8 @@ def dense(
 def fedspu(
     s: Setting, sets: Callable[[int, int], Sets], lam: float | None = None
 ) -> tuple[Result, list[dict[int, float]], list[set[int]]]:
-    """FedSPU; with `lam` also, after every round, clients' last losses for early stopping, and who has stopped.
+    """FedSPU; with `lam` also, after every round, clients' last losses for early stopping, and who
+    has stopped.
 
     Cohorts are given: who has stopped must not be in them any more.
     """
@@ -162,8 +179,12 @@ def fedspu(
     return result, losses, gone
 
 
-def frozen_training(s: Setting, weights: Weights, t: int, i: int, own: Sets) -> tuple[Weights, float]:
-    """LocalTrain on the entries of `own`, the others put back after each step; mean loss over all samples seen."""
+def frozen_training(
+    s: Setting, weights: Weights, t: int, i: int, own: Sets
+) -> tuple[Weights, float]:
+    """LocalTrain on the entries of `own`, the others put back after each step; mean loss over all
+    samples seen.
+    """
     losses: list[tuple[float, int]] = []
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -189,8 +210,12 @@ def held_out_loss(s: Setting, weights: Weights, i: int) -> float:
         return float(F.cross_entropy(model(s.clients[i].test_x), s.clients[i].test_y))
 
 
-def ranked(s: Setting, i: int, weights: Weights, score: str, lr: float, order: Tensor, k: tuple[int, int]) -> Sets:
-    """The neurons that a client keeps after one epoch of plain SGD on a copy, from the order of that epoch."""
+def ranked(
+    s: Setting, i: int, weights: Weights, score: str, lr: float, order: Tensor, k: tuple[int, int]
+) -> Sets:
+    """The neurons that a client keeps after one epoch of plain SGD on a copy, from the order of
+    that epoch.
+    """
     model = load(s, weights).train()
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for batch in order.split(s.batch_size):

@@ -1,4 +1,6 @@
-"""APFL's whole rounds against plain loops: ragged clients, momentum, weight decay, half the clients a round."""
+"""APFL's whole rounds against plain loops: ragged clients, momentum, weight decay, half the clients
+a round.
+"""
 
 from functools import cache
 
@@ -26,8 +28,12 @@ def expected(setting, normed):
     ("name", "norm"),
     [("output", False), ("param", False), ("fixed", False), ("output", True), ("param", True)],
 )
-def test_three_rounds_equal_the_plain_loops(name, norm, backend, expected, setting, normed, net, federation):
-    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small spreads."""
+def test_three_rounds_equal_the_plain_loops(
+    name, norm, backend, expected, setting, normed, net, federation
+):
+    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small
+    spreads.
+    """
     method, want, net = CASES[name][0], expected(name, norm), normed[0] if norm else net
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
@@ -39,7 +45,9 @@ def test_three_rounds_equal_the_plain_loops(name, norm, backend, expected, setti
             assert_close(got, private, **tolerance)
             buffers = {"w": state.server_buffers["w"], "v": row(state.client_buffers["v"], client)}
             batch = Batch(setting.clients[client].test_x, None)
-            logits = method.predict(net.bind(buffers), method.personal(state.server, state.client(client)), batch)
+            logits = method.predict(
+                net.bind(buffers), method.personal(state.server, state.client(client)), batch
+            )
             assert_close(logits, want.logits[t][client], atol=2e-5, rtol=0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

@@ -30,12 +30,18 @@ def expected(setting, normed):
 @pytest.mark.parametrize("name", CASES)
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, normed, net, federation):
     (method, norm), want, net = CASES[name], expected(name), normed[0] if CASES[name][1] else net
-    states, outcomes = rounds(method, net.told(rounds=ROUNDS), federation, engine=backend, seed=SEED)
+    states, outcomes = rounds(
+        method, net.told(rounds=ROUNDS), federation, engine=backend, seed=SEED
+    )
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         took_part = state.rows.take("facts", range(10))["participated"]
         for client in range(10):
-            assert_close(judged(method, net, federation, state, client), want.personal[t][client], **tolerance)
+            assert_close(
+                judged(method, net, federation, state, client),
+                want.personal[t][client],
+                **tolerance,
+            )
             own = state.client(client)
             assert_close(row(state.server["cores"], client), want.cores[t][client], **tolerance)
             p = own["p"] if took_part[client] else state.server["shares"]

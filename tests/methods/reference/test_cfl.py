@@ -1,4 +1,6 @@
-"""CFL's whole rounds against plain loops: splits of splits, rounds in which none may be, clients without a step."""
+"""CFL's whole rounds against plain loops: splits of splits, rounds in which none may be, clients
+without a step.
+"""
 
 import dataclasses
 from functools import cache
@@ -33,7 +35,15 @@ def expected(moving, normed, net):
         module = normed[1].module if norm else described(net, moving).module
         given = dataclasses.replace(described(net, moving), module=module, cohorts=PLAYED)
         parameters = [k for k, _ in given.module.named_parameters()]
-        return cfl(given, method.eps1, method.eps2, method.warmup, method.linkage, method.clusters, parameters)
+        return cfl(
+            given,
+            method.eps1,
+            method.eps2,
+            method.warmup,
+            method.linkage,
+            method.clusters,
+            parameters,
+        )
 
     return cache(play)
 
@@ -45,7 +55,9 @@ def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, movi
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         of = state.server["cluster_of"].tolist()
-        assert [[i for i in EVERYONE if of[i] == c] for c in range(int(state.server["count"]))] == want.clusters[t]
+        assert [
+            [i for i in EVERYONE if of[i] == c] for c in range(int(state.server["count"]))
+        ] == want.clusters[t]
         for client, personal in enumerate(want.personal[t]):
             assert_close(judged(method, net, moving, state, client), personal, **tolerance)
         assert outcome.before.correct.tolist() == want.before[t]

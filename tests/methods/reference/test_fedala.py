@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.methods import FedALA
 from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
@@ -15,10 +15,14 @@ from tests.methods.reference.fedala import fedala
 @pytest.fixture(scope="module")
 def expected(setting):
     def order(purpose):
-        return lambda t, i: Draws(SEED, purpose, t).order(i, "weights", 0, len(setting.clients[i].y))
+        return lambda t, i: Draws(SEED, purpose, t).order(
+            i, "weights", 0, len(setting.clients[i].y)
+        )
 
     return cache(
-        lambda method, layers: fedala(setting, layers, method.share, method.eta, order("train"), order("adapt"))
+        lambda method, layers: fedala(
+            setting, layers, method.share, method.eta, order("train"), order("adapt")
+        )
     )
 
 

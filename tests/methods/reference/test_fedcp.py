@@ -1,6 +1,7 @@
 """FedCP's rounds against plain loops of torch's modules, with the method's own noise.
 
-Tolerance 1e-5: kernels of distances by another formula, and features that batch normalisation scales.
+Tolerance 1e-5: kernels of distances by another formula, and features that batch normalisation
+scales.
 """
 
 from functools import cache
@@ -15,13 +16,20 @@ from tests.conftest import HEAD, LOCAL, assert_close, rounds, row
 from tests.methods.reference.conftest import SEED, randoms
 from tests.methods.reference.fedcp import fedcp
 
-CASES = {"noise": FedCP(), "weak": FedCP(lam=0.3), "off": FedCP(policy_noise="off"), "alone": FedCP(lam=0.0)}
+CASES = {
+    "noise": FedCP(),
+    "weak": FedCP(lam=0.3),
+    "off": FedCP(policy_noise="off"),
+    "alone": FedCP(lam=0.0),
+}
 NAMES = {"0.weight": "weight", "0.bias": "bias", "1.weight": "scale", "1.bias": "shift"}
 """Of the policy network."""
 
 
 def noise(t, i, epoch):
-    """A pair of numbers for each feature, whose difference is logistic: all that a softmax of two sees of noise."""
+    """A pair of numbers for each feature, whose difference is logistic: all that a softmax of two
+    sees of noise.
+    """
     bank = torch.rand(2, BANK, 12, generator=Draws(SEED, "train", t).server(i))
     one, other = (BANK * randoms(t, i, epoch, FedCP().randoms)).long().unbind(1)
     uniform = ((bank[0, one] + bank[1, other]) % 1).clamp(1e-6, 1 - 1e-6)
@@ -42,21 +50,34 @@ def expected(normed, net, setting):
 
 
 @pytest.mark.parametrize(("name", "norm"), [*((name, False) for name in CASES), ("noise", True)])
-def test_three_rounds_equal_the_plain_loops(name, norm, backend, expected, setting, normed, net, federation):
+def test_three_rounds_equal_the_plain_loops(
+    name, norm, backend, expected, setting, normed, net, federation
+):
     method, want, net = CASES[name], expected(name, norm), normed[0] if norm else net
     tolerance = {"atol": 2e-5 if norm else 1e-5, "rtol": 1e-4 if norm else 0.0}
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         buffers = state.server_buffers["main"]
-        assert_close(state.server["body"], {k: want.shared[t][k] for k in state.server["body"]}, **tolerance)
-        assert_close(buffers, {k: want.shared[t][k] for k in buffers} | counted(buffers), **tolerance)
-        assert_close(state.server["policy"], {own: want.cpns[t][k] for k, own in NAMES.items()}, **tolerance)
+        assert_close(
+            state.server["body"], {k: want.shared[t][k] for k in state.server["body"]}, **tolerance
+        )
+        assert_close(
+            buffers, {k: want.shared[t][k] for k in buffers} | counted(buffers), **tolerance
+        )
+        assert_close(
+            state.server["policy"], {own: want.cpns[t][k] for k, own in NAMES.items()}, **tolerance
+        )
         assert_close(state.server["head"], named(want.heads[t]), **tolerance)
         for client, head in enumerate(want.own[t]):
             assert_close(row(state.clients["head"], client), named(head), **tolerance)
             personal = method.personal(state.server, state.client(client))
-            bound, batch = net.bind(state.server_buffers), Batch(setting.clients[client].test_x, None)
-            assert_close(method.predict(bound, personal, batch), want.logits[t][client], atol=1e-4, rtol=1e-4)
+            bound, batch = (
+                net.bind(state.server_buffers),
+                Batch(setting.clients[client].test_x, None),
+            )
+            assert_close(
+                method.predict(bound, personal, batch), want.logits[t][client], atol=1e-4, rtol=1e-4
+            )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 
@@ -76,4 +97,6 @@ def test_noise_and_alignment_matter(expected):
     for one in CASES:
         for other in CASES:
             assert one == other or (last[one] - last[other]).abs().max() > 1e-3, (one, other)
-    assert LOCAL.epochs * 65 > 3 * LOCAL.batch_size  # several steps, without which the alignment has no gradient
+    assert (
+        LOCAL.epochs * 65 > 3 * LOCAL.batch_size
+    )  # several steps, without which the alignment has no gradient

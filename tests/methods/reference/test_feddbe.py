@@ -23,7 +23,13 @@ def expected(setting):
     def order(t, i, epoch, samples):
         return Draws(SEED, "gather", t).order(i, "main", epoch, samples)
 
-    return cache(lambda name: feddbe(setting, m.kappa, m.rho, m.bias_lr, order, m.mean) if (m := CASES[name]) else None)
+    return cache(
+        lambda name: (
+            feddbe(setting, m.kappa, m.rho, m.bias_lr, order, m.mean)
+            if (m := CASES[name])
+            else None
+        )
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,6 @@
-"""FedDyn's whole rounds against plain loops with the paper's g_i and h, and a problem whose optimum is known."""
+"""FedDyn's whole rounds against plain loops with the paper's g_i and h, and a problem whose optimum
+is known.
+"""
 
 from functools import cache
 
@@ -24,7 +26,9 @@ def test_three_rounds_equal_the_plain_loops(values, backend, expected, net, fede
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server["model"], want.shared[t], atol=2e-6, rtol=0)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, state.client(client)), personal, atol=2e-6, rtol=0)
+            assert_close(
+                method.personal(state.server, state.client(client)), personal, atol=2e-6, rtol=0
+            )
             own = tree.map(lambda lam: -values[0] * lam, row(state.clients["dual"], client))
             assert_close(own, gradients[t][client], atol=2e-6, rtol=0)
         assert outcome.before.correct.tolist() == want.before[t]

@@ -1,4 +1,6 @@
-"""FedFomo's whole rounds against plain loops, everybody a candidate: models, affinities, and what a client undoes."""
+"""FedFomo's whole rounds against plain loops, everybody a candidate: models, affinities, and what a
+client undoes.
+"""
 
 import dataclasses
 from functools import cache
@@ -45,9 +47,13 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, held, normed
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         for client, personal in enumerate(want.personal[t]):
             assert_close(judged(method, net, held, state, client), personal, **tolerance)
-        assert_close(state.clients["affinity"], torch.tensor(want.affinity[t]).double(), atol=1e-4, rtol=1e-3)
+        assert_close(
+            state.clients["affinity"], torch.tensor(want.affinity[t]).double(), atol=1e-4, rtol=1e-3
+        )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
     found = [weight for weight in want.weights if weight]
-    assert min(map(abs, found)) > 1e-5, "choose another seed: a weight is so near 0 that rounding could turn it"
+    assert min(map(abs, found)) > 1e-5, (
+        "choose another seed: a weight is so near 0 that rounding could turn it"
+    )
     assert min(found) < 0 < max(found)

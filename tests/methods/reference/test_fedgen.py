@@ -1,4 +1,6 @@
-"""FedGen's rounds against plain loops of torch's modules and torch.optim.Adam, with the method's own noise."""
+"""FedGen's rounds against plain loops of torch's modules and torch.optim.Adam, with the method's
+own noise.
+"""
 
 from functools import cache
 
@@ -22,8 +24,15 @@ CASES = {
 
 def renamed(made):
     """The method's generator by torch's names."""
-    learned = {f"{layer}.{name}": leaf for layer, own in made["learned"].items() for name, leaf in own.items()}
-    moved = {"norm.running_mean": made["moved"]["mean"], "norm.running_var": made["moved"]["variance"]}
+    learned = {
+        f"{layer}.{name}": leaf
+        for layer, own in made["learned"].items()
+        for name, leaf in own.items()
+    }
+    moved = {
+        "norm.running_mean": made["moved"]["mean"],
+        "norm.running_var": made["moved"]["variance"],
+    }
     return learned | moved
 
 
@@ -33,20 +42,37 @@ def expected(setting, net):
     def get(name):
         method = CASES[name]
         made = fedgen.Generator(method.noise, method.hidden, CLASSES, 12)
-        made.load_state_dict(renamed(method.init(net.params, net.parts)[0]["generator"]), strict=False)
+        made.load_state_dict(
+            renamed(method.init(net.params, net.parts)[0]["generator"]), strict=False
+        )
 
         def random(t, i, epoch):
             return randoms(t, i, epoch, 2 * method.noise + 1)
 
         def drawn(t, labels):
             numbers = torch.rand(
-                method.steps, method.batch, 1 + method.noise, generator=generator(SEED, "aggregate", t)
+                method.steps,
+                method.batch,
+                1 + method.noise,
+                generator=generator(SEED, "aggregate", t),
             )
             for own in numbers:
                 yield torch.tensor(labels)[(len(labels) * own[:, 0]).long()], own[:, 1:]
 
-        values = ("alpha", "beta", "decay", "eta", "noise", "lr", "weight_decay", "teacher", "labels")
-        return fedgen.fedgen(setting, made, random, drawn, **{value: getattr(method, value) for value in values})
+        values = (
+            "alpha",
+            "beta",
+            "decay",
+            "eta",
+            "noise",
+            "lr",
+            "weight_decay",
+            "teacher",
+            "labels",
+        )
+        return fedgen.fedgen(
+            setting, made, random, drawn, **{value: getattr(method, value) for value in values}
+        )
 
     return get
 
@@ -59,14 +85,19 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         made = {k: v for k, v in want.generators[t].items() if k != "norm.num_batches_tracked"}
         assert_close(renamed(state.server["generator"]), made, atol=2e-5, rtol=1e-4)
-        assert_close(method.personal(state.server, state.client(0)), want.shared[t], atol=5e-6, rtol=0.0)
+        assert_close(
+            method.personal(state.server, state.client(0)), want.shared[t], atol=5e-6, rtol=0.0
+        )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 
 
 @pytest.mark.full
 def test_the_cases_differ(expected):
-    last = {name: torch.cat([leaf.flatten() for leaf in expected(name).shared[-1].values()]) for name in CASES}
+    last = {
+        name: torch.cat([leaf.flatten() for leaf in expected(name).shared[-1].values()])
+        for name in CASES
+    }
     for one in CASES:
         for other in CASES:
             assert one == other or (last[one] - last[other]).abs().max() > 1e-5, (one, other)

@@ -1,4 +1,6 @@
-"""FedOBP whose clients choose q, against plain loops in which a client has nothing but what it received."""
+"""FedOBP whose clients choose q, against plain loops in which a client has nothing but what it
+received.
+"""
 
 import dataclasses
 from contextlib import nullcontext
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from fedpfl.engine.backend import EvalCall
-from fedpfl.engine.participation import One, evaluation
+from fedpfl.engine.training.participation import One, evaluation
 from fedpfl.methods import FedOBPAdaptive
 from tests.conftest import COHORTS, assert_close, federate, holding, rounds
 from tests.methods.reference import plain
@@ -25,7 +27,9 @@ def federation():
 
 @pytest.fixture(scope="module")
 def expected(net, federation):
-    return plain.fedobp_choosing(dataclasses.replace(described(net, federation), cohorts=FIVE), list(SEVERAL))
+    return plain.fedobp_choosing(
+        dataclasses.replace(described(net, federation), cohorts=FIVE), list(SEVERAL)
+    )
 
 
 def personal(method, net, federation, state, client):
@@ -43,7 +47,9 @@ def test_five_rounds_equal_the_plain_loops(backend, expected, net, federation):
         assert outcome.before.correct.tolist() == expected.before[t]
         assert outcome.after.correct.tolist() == expected.after[t]
         for client, model in enumerate(expected.personal[t]):
-            assert_close(personal(method, net, federation, state, client), model, atol=1e-6, rtol=0.0)
+            assert_close(
+                personal(method, net, federation, state, client), model, atol=1e-6, rtol=0.0
+            )
         assert outcome.metrics["q_mean"] == pytest.approx(sum(expected.chosen[t]) / 5)
         for q in SEVERAL:
             assert outcome.metrics[f"q_share/{q}"] == pytest.approx(expected.chosen[t].count(q) / 5)
@@ -53,5 +59,7 @@ def test_the_choices_differ_and_are_clear(expected, federation):
     assert [len(own) for own in federation.validation].count(0) == 3
     assert {q for chosen in expected.chosen for q in chosen} == {*SEVERAL}
     assert min(expected.margins) > 1e-5, "choose another seed: rounding could change a choice"
-    last = [torch.cat([leaf.flatten() for leaf in model.values()]) for model in expected.personal[-1]]
+    last = [
+        torch.cat([leaf.flatten() for leaf in model.values()]) for model in expected.personal[-1]
+    ]
     assert all((one != last[0]).any() for one in last[1:])

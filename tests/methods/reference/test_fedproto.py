@@ -17,7 +17,9 @@ CASES = [
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("values", CASES, ids=str)
-def test_three_rounds_equal_the_plain_loops(values, norm, backend, setting, normed, net, federation):
+def test_three_rounds_equal_the_plain_loops(
+    values, norm, backend, setting, normed, net, federation
+):
     net, setting = normed if norm else (net, setting)
     method, (want, prototypes, labels) = FedProto(*values), fedproto(setting, *values)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
@@ -30,6 +32,10 @@ def test_three_rounds_equal_the_plain_loops(values, norm, backend, setting, norm
             assert_close(own, {name: weights[name] for name in own}, atol=5e-6, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
-        tally = make(as_engine(backend), net, CPU).evaluate(method, federation, state, list(range(10)))
-        right = [int((own == c.test_y).sum()) for own, c in zip(labels[t], setting.clients, strict=True)]
+        tally = make(as_engine(backend), net, CPU).evaluate(
+            method, federation, state, list(range(10))
+        )
+        right = [
+            int((own == c.test_y).sum()) for own, c in zip(labels[t], setting.clients, strict=True)
+        ]
         assert tally.correct.tolist() == right

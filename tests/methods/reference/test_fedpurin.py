@@ -1,7 +1,8 @@
-"""FedPURIN's and FedCAC's rounds against plain loops: ragged clients, momentum, half the clients a round.
+"""FedPURIN's and FedCAC's rounds against plain loops: ragged clients, momentum, half the clients a
+round.
 
-Scores and overlaps are clear of their thresholds, so that no mask differs. Tolerance 1e-6 absolute, of parameters of
-order 0.1.
+Scores and overlaps are clear of their thresholds, so that no mask differs. Tolerance 1e-6 absolute,
+of parameters of order 0.1.
 """
 
 import dataclasses
@@ -48,7 +49,9 @@ def expected_with_norm(normed):
 
 
 def clear(name, want):
-    """Nothing lies so near a threshold that rounding could move it, and there is something to tell apart."""
+    """Nothing lies so near a threshold that rounding could move it, and there is something to tell
+    apart.
+    """
     assert min(want.margins) > 1e-5, "choose another seed: rounding could change a mask"
     assert min(want.overlaps) > 1e-9, "choose another seed: rounding could change who collaborates"
     assert max(want.partners) > 0
@@ -77,7 +80,9 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federat
     for t, cohort in enumerate(LONGER):
         own = slice(sum(map(len, LONGER[:t])), sum(map(len, LONGER[: t + 1])))
         assert states[t + 1].clients["partners"][cohort].tolist() == want.partners[own]
-        counts = sum(leaf[cohort].flatten(1).sum(1) for leaf in states[t + 1].clients["mask"].values())
+        counts = sum(
+            leaf[cohort].flatten(1).sum(1) for leaf in states[t + 1].clients["mask"].values()
+        )
         assert counts.tolist() == want.counts[own]
 
 
@@ -94,7 +99,10 @@ def test_with_batch_normalisation_whose_statistics_are_the_clients(
 @pytest.mark.full
 def test_the_plain_loops_tell_the_methods_apart(expected):
     """Otherwise agreement would mean nothing."""
-    last = {name: torch.cat([w.flatten() for w in expected(name).personal[-1][2].values()]) for name in CASES}
+    last = {
+        name: torch.cat([w.flatten() for w in expected(name).personal[-1][2].values()])
+        for name in CASES
+    }
     names = list(last)
     for i, a in enumerate(names):
         for b in names[i + 1 :]:

@@ -39,7 +39,11 @@ def case(request, setting):
 
 
 def test_clients_train_all_levels():
-    assert {min(sent(t, i), device(i)) for t, cohort in enumerate(COHORTS, 1) for i in cohort} == {0, 1, 2}
+    assert {min(sent(t, i), device(i)) for t, cohort in enumerate(COHORTS, 1) for i in cohort} == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_flexfl(case, backend, federation):

@@ -23,10 +23,14 @@ def expected(setting, net):
     def get(method, plus):
         def random(purpose):
             draws = method.endpoints + 1
-            return lambda t, i, epoch, steps: Draws(SEED, purpose, t).random(i, "main", epoch, steps, draws)
+            return lambda t, i, epoch, steps: Draws(SEED, purpose, t).random(
+                i, "main", epoch, steps, draws
+            )
 
         ends = method.init(net.params, net.parts)[0]["endpoints"][WEIGHT]
-        return floco(setting, ends, method.tau, method.rho, random("train"), order, random("gather"), plus)
+        return floco(
+            setting, ends, method.tau, method.rho, random("train"), order, random("gather"), plus
+        )
 
     return get
 
@@ -50,6 +54,8 @@ def test_three_rounds_equal_the_plain_loops(method, plus, backend, expected, net
         got = {**state.server["shared"], **state.server["endpoints"]}
         assert_close(got, want.shared[t], atol=1e-5, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, state.client(client)), personal, atol=1e-5, rtol=0.0)
+            assert_close(
+                method.personal(state.server, state.client(client)), personal, atol=1e-5, rtol=0.0
+            )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == [next(after) for _ in want.before[t]]

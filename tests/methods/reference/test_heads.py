@@ -9,12 +9,17 @@ from tests.conftest import CLASSES, LOCAL, assert_close, rounds
 from tests.methods.reference import heads
 from tests.methods.reference.conftest import SEED
 
-TOLERANCE = {"atol": 2e-6, "rtol": 0.0}  # regularisers and mixtures add a rounding or two to a step's
+TOLERANCE = {
+    "atol": 2e-6,
+    "rtol": 0.0,
+}  # regularisers and mixtures add a rounding or two to a step's
 
 
 @pytest.fixture(scope="module")
 def expected(setting, normed):
-    return cache(lambda loops, *values, norm=False: loops(normed[1] if norm else setting, *values, CLASSES))
+    return cache(
+        lambda loops, *values, norm=False: loops(normed[1] if norm else setting, *values, CLASSES)
+    )
 
 
 def agree(method, want, states, outcomes, body, **tolerance):
@@ -43,12 +48,16 @@ def test_fedrod(gamma, backend, expected, net, federation):
 
 
 @pytest.mark.parametrize(
-    "values", [(0.25, 0.0025, 0.0005, 0.5, 1), (0.5, 0.01, 0.005, 0.0, 2), (0.0, 0.0, 0.01, 1.0, 1)], ids=str
+    "values",
+    [(0.25, 0.0025, 0.0005, 0.5, 1), (0.5, 0.01, 0.005, 0.0, 2), (0.0, 0.0, 0.01, 1.0, 1)],
+    ids=str,
 )
 def test_flute(values, backend, expected, net, federation):
     method = FLUTE(*values)
     want = expected(heads.flute, *values)
-    agree(method, want, *rounds(method, net, federation, engine=backend, seed=SEED), dict, **TOLERANCE)
+    agree(
+        method, want, *rounds(method, net, federation, engine=backend, seed=SEED), dict, **TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("values", [(1.0, 1, None, 0.1), (5.0, 2, 1, 0.02)], ids=str)
@@ -64,7 +73,10 @@ def test_fedpac(values, backend, expected, net, federation):
 def test_flute_and_fedpac_with_batch_normalisation(backend, expected, normed, federation):
     runs = {
         FLUTE(): (expected(heads.flute, 0.25, 0.0025, 0.0005, 0.5, 1, norm=True), dict),
-        FedPAC(): (expected(heads.fedpac, 1.0, 1, LOCAL.epochs, 0.1, norm=True), lambda server: server["body"]),
+        FedPAC(): (
+            expected(heads.fedpac, 1.0, 1, LOCAL.epochs, 0.1, norm=True),
+            lambda server: server["body"],
+        ),
     }
     for method, (want, body) in runs.items():
         state = rounds(method, normed[0], federation, engine=backend, seed=SEED)[0][-1]

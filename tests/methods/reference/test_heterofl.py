@@ -71,7 +71,12 @@ def clipped(s: Setting) -> Result:
 
 CASES = {  # with BatchNorm?, the method, local training, the plain loops
     "scaler": (False, HeteroFL(widths=WIDTHS, scaler=True), LOCAL, lambda s: play(s, fixed, width)),
-    "scaler-norm": (True, HeteroFL(widths=WIDTHS, scaler=True), LOCAL, lambda s: play(s, fixed, width)),
+    "scaler-norm": (
+        True,
+        HeteroFL(widths=WIDTHS, scaler=True),
+        LOCAL,
+        lambda s: play(s, fixed, width),
+    ),
     "norm": (True, HeteroFL(widths=WIDTHS), LOCAL, lambda s: play(s, fixed)),
     "widths drawn every round": (
         True,

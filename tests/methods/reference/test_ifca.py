@@ -1,4 +1,6 @@
-"""IFCA's whole rounds against plain loops: all clusters' models, and which of them each client takes."""
+"""IFCA's whole rounds against plain loops: all clusters' models, and which of them each client
+takes.
+"""
 
 from functools import cache
 
@@ -23,7 +25,8 @@ def models(method, state):
     """Each cluster's parameters and statistics."""
     bank, shared = state.server, state.server["shared"]
     return [
-        {**shared, **tree.take(bank["models"], j), **tree.take(bank["statistics"], j)} for j in range(method.clusters)
+        {**shared, **tree.take(bank["models"], j), **tree.take(bank["statistics"], j)}
+        for j in range(method.clusters)
     ]
 
 
@@ -48,14 +51,23 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, normed, net
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        assert_close([*map(uncounted, models(method, state))], [*map(uncounted, want.models[t])], **tolerance)
+        assert_close(
+            [*map(uncounted, models(method, state))], [*map(uncounted, want.models[t])], **tolerance
+        )
         for client, personal in enumerate(want.personal[t]):
             own = judged(method, net, federation, state, client)
             assert_close(uncounted(own), uncounted(personal), **tolerance)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
         shares = [outcome.metrics[f"cluster_{j + 1}"] for j in range(method.clusters)]
-        assert shares == [pytest.approx(want.members[t].count(j) / 5) for j in range(method.clusters)]
-    assert min(want.margins) > 1e-5, "choose another seed: two models are so near that rounding could choose"
+        assert shares == [
+            pytest.approx(want.members[t].count(j) / 5) for j in range(method.clusters)
+        ]
+    assert min(want.margins) > 1e-5, (
+        "choose another seed: two models are so near that rounding could choose"
+    )
     assert len({j for members in want.members for j in members}) > 1, "one model won all clients"
-    assert not torch.equal(want.models[-1][0]["fc.weight"], want.models[-1][1]["fc.weight"]) or CASES[name][2]
+    assert (
+        not torch.equal(want.models[-1][0]["fc.weight"], want.models[-1][1]["fc.weight"])
+        or CASES[name][2]
+    )

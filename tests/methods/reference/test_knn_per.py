@@ -33,10 +33,17 @@ def agree(values, backend, net, federation, setting):
     want, everyone, chosen = knn_per(setting, *values, CLASSES)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        assert_close(state.server, {name: want.shared[t][name] for name in state.server}, atol=5e-6, rtol=1e-5)
+        assert_close(
+            state.server,
+            {name: want.shared[t][name] for name in state.server},
+            atol=5e-6,
+            rtol=1e-5,
+        )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
-        tally = make(as_engine(backend), net, CPU).evaluate(method, federation, state, list(range(10)))
+        tally = make(as_engine(backend), net, CPU).evaluate(
+            method, federation, state, list(range(10))
+        )
         got = tally["test"] if isinstance(tally, dict) else tally
         assert got.correct.tolist() == everyone[t]
     return chosen

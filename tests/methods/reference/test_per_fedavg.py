@@ -1,4 +1,6 @@
-"""Per-FedAvg's whole rounds against plain loops: ragged clients, half of them a round, some without a step."""
+"""Per-FedAvg's whole rounds against plain loops: ragged clients, half of them a round, some without
+a step.
+"""
 
 import dataclasses
 
@@ -28,23 +30,33 @@ def normalised(setting, net):
     return dataclasses.replace(setting, module=module)
 
 
-@pytest.fixture(scope="module", params=[("hf", False), ("fo", True), ("hf", True)], ids=["hf", "fo-norm", "hf-norm"])
+@pytest.fixture(
+    scope="module",
+    params=[("hf", False), ("fo", True), ("hf", True)],
+    ids=["hf", "fo-norm", "hf-norm"],
+)
 def case(request, setting):
     """The network, the method, and the rounds by the plain loops."""
     name, norm = request.param
     (method, values), net = CASES[name], tiny(norm)
-    setting = dataclasses.replace(normalised(setting, net) if norm else setting, batch_size=SMALL.batch_size)
+    setting = dataclasses.replace(
+        normalised(setting, net) if norm else setting, batch_size=SMALL.batch_size
+    )
     return net, method, per_fedavg.per_fedavg(setting, *values)
 
 
 def test_three_rounds_equal_the_plain_loops(case, backend, federation):
-    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small spreads."""
+    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small
+    spreads.
+    """
     net, method, want = case
     norm = bool(net.buffers)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        statistics = {k: v for k, v in state.server_buffers["main"].items() if v.is_floating_point()}
+        statistics = {
+            k: v for k, v in state.server_buffers["main"].items() if v.is_floating_point()
+        }
         got = {**state.server, **statistics}
         assert_close(got, {k: want.shared[t][k] for k in got}, **tolerance)
         assert outcome.before.correct.tolist() == want.before[t]
@@ -62,7 +74,9 @@ def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, se
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
     state = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)[0][-1]
     everyone, before = list(range(10)), Tuning(SMALL, Draws(SEED, "adapt", 3))
-    counts = make(Engine(backend), net, CPU).evaluate(method, federation, state, everyone, before=before)
+    counts = make(Engine(backend), net, CPU).evaluate(
+        method, federation, state, everyone, before=before
+    )
     shared = {**state.server, **state.server_buffers["main"]}
     for i, client in enumerate(setting.clients):
         module = setting.module.eval()
@@ -70,4 +84,6 @@ def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, se
         with torch.no_grad():
             logits = torch.func.functional_call(module, weights, (client.test_x,))
         assert counts.correct[i] == (logits.argmax(1) == client.test_y).sum()
-        assert_close(counts.loss[i], F.cross_entropy(logits, client.test_y, reduction="sum"), atol=5e-5)
+        assert_close(
+            counts.loss[i], F.cross_entropy(logits, client.test_y, reduction="sum"), atol=5e-5
+        )

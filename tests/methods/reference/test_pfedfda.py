@@ -1,7 +1,7 @@
 """pFedFDA's rounds against plain loops that solve for every head anew.
 
-Tolerances: 1e-4 for statistics and logits, since the search for beta stops where its steps are that small; 2e-6 for
-the body, which does not see the result before the next round.
+Tolerances: 1e-4 for statistics and logits, since the search for beta stops where its steps are that
+small; 2e-6 for the body, which does not see the result before the next round.
 """
 
 from functools import cache
@@ -11,7 +11,7 @@ import torch
 
 from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.methods import Batch, PFedFDA
 from fedpfl.methods.shared.gaussian import unpacked
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
@@ -44,12 +44,16 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
             own = state.client(client)
             own |= METHOD.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             params = METHOD.personal(state.server, own)
-            told = METHOD.predict(net.bind({"main": {}}), params, Batch(setting.clients[client].test_x, None))
+            told = METHOD.predict(
+                net.bind({"main": {}}), params, Batch(setting.clients[client].test_x, None)
+            )
             assert_close(told, logits[t][client], atol=1e-3, rtol=1e-3)
 
 
 def test_judging_uses_those_heads(backend, played, expected, setting, net, federation):
-    tally = make(as_engine(backend), net, CPU).evaluate(METHOD, federation, played(backend)[-1], list(range(10)))
+    tally = make(as_engine(backend), net, CPU).evaluate(
+        METHOD, federation, played(backend)[-1], list(range(10))
+    )
     hits = [
         int((own.argmax(1) == client.test_y).sum())
         for own, client in zip(expected[1][-1], setting.clients, strict=True)

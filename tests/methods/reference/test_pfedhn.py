@@ -22,7 +22,9 @@ CASES = {
 
 
 def network(method, net):
-    """The reference's, with the method's initial values; and where the method has each of its parameters."""
+    """The reference's, with the method's initial values; and where the method has each of its
+    parameters.
+    """
     server, client = method.init(net.params, dataclasses.replace(net.parts, clients=10))
     like = tree.without(net.params, client["head"])
     learned = server["learned"]
@@ -37,7 +39,9 @@ def renamed(learned):
         for name, weight in learned["weight"].items()
     }
     mlp = {f"mlp.{place}": own for place, own in learned["mlp"].items()}
-    layers = {f"{name}.{part}": leaf for name, own in (mlp | out).items() for part, leaf in own.items()}
+    layers = {
+        f"{name}.{part}": leaf for name, own in (mlp | out).items() for part, leaf in own.items()
+    }
     return {"embedding.weight": learned["v"]} | {
         name: leaf.flatten() if name.endswith("bias") else leaf for name, leaf in layers.items()
     }
@@ -71,8 +75,14 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(renamed(state.server["learned"]), dict(want.phis[t]), atol=1e-6, rtol=1e-5)
         for client, model in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, state.client(client)), model, atol=2e-6, rtol=1e-5)
-            assert_close(row(state.clients["head"], client), {k: model[k] for k in state.clients["head"]}, atol=2e-6)
+            assert_close(
+                method.personal(state.server, state.client(client)), model, atol=2e-6, rtol=1e-5
+            )
+            assert_close(
+                row(state.clients["head"], client),
+                {k: model[k] for k in state.clients["head"]},
+                atol=2e-6,
+            )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 
@@ -82,5 +92,7 @@ def test_the_cases_differ_and_learn(expected, net):
     start = {name: renamed(CASES[name].init(net.params, net.parts)[0]["learned"]) for name in CASES}
     for name in CASES:
         last = expected(name).phis[-1]
-        moved = max(float((last[k] - start[name][k]).abs().max()) for k in last if k != "embedding.weight")
+        moved = max(
+            float((last[k] - start[name][k]).abs().max()) for k in last if k != "embedding.weight"
+        )
         assert moved > 1e-4, name

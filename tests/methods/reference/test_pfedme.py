@@ -14,7 +14,15 @@ CASES = {
     "defaults-norm": (True, PFedMe(), (15.0, 5, 0.01, 0.005, 0.001), 1.0, True),
     "samples-plain": (
         False,
-        PFedMe(lam=8.0, inner_steps=2, inner_lr=0.09, outer_lr=0.05, beta=1.5, mu=0.01, average="samples"),
+        PFedMe(
+            lam=8.0,
+            inner_steps=2,
+            inner_lr=0.09,
+            outer_lr=0.05,
+            beta=1.5,
+            mu=0.01,
+            average="samples",
+        ),
         (8.0, 2, 0.09, 0.05, 0.01),
         1.5,
         False,
@@ -37,13 +45,17 @@ def case(request, setting):
 
 
 def test_three_rounds_equal_the_plain_loops(case, backend, federation):
-    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small spreads."""
+    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small
+    spreads.
+    """
     net, method, want = case
     norm = bool(net.buffers)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        statistics = {k: v for k, v in state.server_buffers["main"].items() if v.is_floating_point()}
+        statistics = {
+            k: v for k, v in state.server_buffers["main"].items() if v.is_floating_point()
+        }
         got = {**state.server, **statistics}
         assert_close(got, {k: want.shared[t][k] for k in got}, **tolerance)
         for client, personal in enumerate(want.personal[t]):

@@ -1,7 +1,8 @@
-"""Whole rounds against plain loops: ragged clients, momentum, weight decay, half the clients a round.
+"""Whole rounds against plain loops: ragged clients, momentum, weight decay, half the clients a
+round.
 
-Tolerance 1e-6 absolute after three rounds on both backends (parameters are of order 0.1): another memory layout of the
-convolution and a float64 average in the reference leave rounding only.
+Tolerance 1e-6 absolute after three rounds on both backends (parameters are of order 0.1): another
+memory layout of the convolution and a float64 average in the reference leave rounding only.
 """
 
 import dataclasses
@@ -43,7 +44,17 @@ from fedpfl.methods import (
     SeqFedEDT,
 )
 from tests.conftest import COHORTS, HEAD, LOCAL, assert_close, rounds, row
-from tests.methods.reference import fedamp, fedas, feddpa, fedphp, fedselect, moon, pfedsd, plain, seqfededt
+from tests.methods.reference import (
+    fedamp,
+    fedas,
+    feddpa,
+    fedphp,
+    fedselect,
+    moon,
+    pfedsd,
+    plain,
+    seqfededt,
+)
 from tests.methods.reference.conftest import SEED, judged
 
 LONGER = [*COHORTS, [0, 2, 4, 8, 9]]
@@ -70,7 +81,8 @@ Loops = Callable[[plain.Setting], plain.Result]
 class Case:
     """A method, and its rounds by plain loops.
 
-    norm: with BatchNorm, whose statistics are compared too. evaluated: `personal` is what clients are evaluated by.
+    norm: with BatchNorm, whose statistics are compared too. evaluated: `personal` is what clients
+    are evaluated by.
     margin: how far anything lies from a threshold at least. rounds: how many are planned.
     """
 
@@ -95,7 +107,9 @@ def with_norm(method: Method, loops: Loops, **more: Any) -> Case:
 
 def as_fedamp(method: FedAMP) -> Loops:
     values = (method.variant, method.sigma, method.share, method.pull)
-    return lambda s: fedamp.fedamp(s, *values, method.start_from == "cloud", method.pool == "last_round")
+    return lambda s: fedamp.fedamp(
+        s, *values, method.start_from == "cloud", method.pool == "last_round"
+    )
 
 
 def as_fedas(method: FedAS) -> Loops:
@@ -125,7 +139,9 @@ PHP = {
     "fedphp-mmd-norm": (True, FedPHP("mmd", 0.3, 0.9, 0.5), 2e-5),
 }
 
-CASES: dict[str, Case] = {  # the first of each method is asked by make test, all of them by make test-all
+CASES: dict[
+    str, Case
+] = {  # the first of each method is asked by make test, all of them by make test-all
     "fedavg": Case(FedAvg(), plain.fedavg),
     "fedavg-norm": with_norm(FedAvg(), plain.fedavg),
     "fedobp": Case(FedOBP(q=0.9), lambda s: plain.fedobp(s, 0.9), margin=1e-5),
@@ -139,19 +155,29 @@ CASES: dict[str, Case] = {  # the first of each method is asked by make test, al
     "local_only": Case(LocalOnly(), plain.local_only),
     "lg_fedavg-two": Case(LGFedAvg(layers=2), lambda s: plain.lg_fedavg(s, ("classifier", "fc"))),
     "lg_fedavg": Case(LGFedAvg(), lambda s: plain.lg_fedavg(s, ("classifier",))),
-    "lg_fedavg-as_published": Case(LGFedAvg(variant="as_published"), lambda s: plain.lg_fedavg(s, ("conv",))),
+    "lg_fedavg-as_published": Case(
+        LGFedAvg(variant="as_published"), lambda s: plain.lg_fedavg(s, ("conv",))
+    ),
     "fedbn": with_norm(FedBN(), lambda s: plain.fedbn(s, NORMS)),
     "fedrep-norm": with_norm(FedRep(), lambda s: plain.fedrep(s, HEAD, 1, 1)),
     "fedrep": Case(FedRep(), lambda s: plain.fedrep(s, HEAD, 1, 1)),
-    "fedrep-long": Case(FedRep(body_epochs=2, head_epochs=3), lambda s: plain.fedrep(s, HEAD, 3, 2)),
+    "fedrep-long": Case(
+        FedRep(body_epochs=2, head_epochs=3), lambda s: plain.fedrep(s, HEAD, 3, 2)
+    ),
     "fedbabu": Case(FedBABU(), lambda s: plain.fedbabu(s, HEAD)),
     "fedprox": Case(FedProx(mu=0.5), lambda s: plain.fedavg(s, mu=0.5)),
-    "fedavgm-slow": Case(FedAvgM(lr=0.3, momentum=0.5), lambda s: plain.fedopt(s, "avgm", 0.3, 0.5)),
+    "fedavgm-slow": Case(
+        FedAvgM(lr=0.3, momentum=0.5), lambda s: plain.fedopt(s, "avgm", 0.3, 0.5)
+    ),
     "fedavgm": Case(FedAvgM(), lambda s: plain.fedopt(s, "avgm", 1.0, 0.9)),
     "fedadam": Case(FedAdam(), lambda s: plain.fedopt(s, "adam", 0.01, 0.9, 0.99, 0.001)),
-    "fedadam-wide": Case(FedAdam(0.1, 0.5, 0.6, 0.05), lambda s: plain.fedopt(s, "adam", 0.1, 0.5, 0.6, 0.05)),
+    "fedadam-wide": Case(
+        FedAdam(0.1, 0.5, 0.6, 0.05), lambda s: plain.fedopt(s, "adam", 0.1, 0.5, 0.6, 0.05)
+    ),
     "fedyogi": Case(FedYogi(), lambda s: plain.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
-    "fedyogi-wide": Case(FedYogi(0.1, 0.5, 0.6, 0.05), lambda s: plain.fedopt(s, "yogi", 0.1, 0.5, 0.6, 0.05)),
+    "fedyogi-wide": Case(
+        FedYogi(0.1, 0.5, 0.6, 0.05), lambda s: plain.fedopt(s, "yogi", 0.1, 0.5, 0.6, 0.05)
+    ),
     "moon-norm": with_norm(Moon(5.0, 0.2), lambda s: moon.moon(s, 5.0, 0.2), evaluated=False),
     "moon": Case(Moon(), lambda s: moon.moon(s, 1.0, 0.5), evaluated=False),
     "moon-strong": Case(Moon(5.0, 0.2), lambda s: moon.moon(s, 5.0, 0.2), evaluated=False),
@@ -184,11 +210,17 @@ CASES: dict[str, Case] = {  # the first of each method is asked by make test, al
         for name, (norm, method, atol) in PHP.items()
     },
     "fedselect": longer(FedSelect(), lambda s: fedselect.fedselect(s, personal_order, 0.25, 0.8)),
-    "fedselect-norm": with_norm(FedSelect(), lambda s: fedselect.fedselect(s, personal_order, 0.25, 0.8), margin=1e-6),
-    "fedselect-half": longer(FedSelect(p=0.5, alpha=0.5), lambda s: fedselect.fedselect(s, personal_order, 0.5, 0.5)),
+    "fedselect-norm": with_norm(
+        FedSelect(), lambda s: fedselect.fedselect(s, personal_order, 0.25, 0.8), margin=1e-6
+    ),
+    "fedselect-half": longer(
+        FedSelect(p=0.5, alpha=0.5), lambda s: fedselect.fedselect(s, personal_order, 0.5, 0.5)
+    ),
     "fedselect-all": longer(
         FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08),
-        lambda s: fedselect.fedselect(s, personal_order, 0.3, 0.8, scope="all", lr_v=0.02, lr_u=0.08),
+        lambda s: fedselect.fedselect(
+            s, personal_order, 0.3, 0.8, scope="all", lr_v=0.02, lr_u=0.08
+        ),
     ),
     "fedselect-window": longer(
         FedSelect(p=0.4, delta="window", every=1),
@@ -203,9 +235,15 @@ CASES: dict[str, Case] = {  # the first of each method is asked by make test, al
         lambda s: seqfededt.seqfededt(s, client_turns, "importance", 0.3),
         margin=1e-4,
     ),
-    "seqfededt": longer(SeqFedEDT(q=0.9), lambda s: seqfededt.seqfededt(s, client_turns, "squared", 0.9), margin=1e-4),
+    "seqfededt": longer(
+        SeqFedEDT(q=0.9),
+        lambda s: seqfededt.seqfededt(s, client_turns, "squared", 0.9),
+        margin=1e-4,
+    ),
     "seqfededt-norm": with_norm(
-        SeqFedEDT(q=0.9), lambda s: seqfededt.seqfededt(s, client_turns, "squared", 0.9), margin=1e-6
+        SeqFedEDT(q=0.9),
+        lambda s: seqfededt.seqfededt(s, client_turns, "squared", 0.9),
+        margin=1e-6,
     ),
     "seqfededt-classifier": longer(
         SeqFedEDT("difference", 0.5, classifier_only=True),
@@ -227,7 +265,10 @@ def first_of_each_method() -> set[str]:
     return set(names.values())
 
 
-ASKED = [pytest.param(name, marks=[] if name in first_of_each_method() else [pytest.mark.full]) for name in CASES]
+ASKED = [
+    pytest.param(name, marks=[] if name in first_of_each_method() else [pytest.mark.full])
+    for name in CASES
+]
 
 
 def shared_model(server: Any) -> dict[str, Tensor]:
@@ -252,16 +293,22 @@ def expected(setting, normed):
     def play_loops(name: str) -> plain.Result:
         case = CASES[name]
         own = normed[1] if case.norm else setting
-        return case.loops(dataclasses.replace(own, cohorts=[list(cohort) for cohort in case.cohorts]))
+        return case.loops(
+            dataclasses.replace(own, cohorts=[list(cohort) for cohort in case.cohorts])
+        )
 
     return play_loops
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, federation):
-    """After every round: the shared model, what clients are evaluated by, and the cohort's hits before and after."""
+    """After every round: the shared model, what clients are evaluated by, and the cohort's hits
+    before and after.
+    """
     case, want = CASES[name], expected(name)
-    assert min(want.margins, default=1.0) > case.margin, "choose another seed: rounding could cross a threshold"
+    assert min(want.margins, default=1.0) > case.margin, (
+        "choose another seed: rounding could cross a threshold"
+    )
     assert not want.counts or max(want.counts) > 0
     method, net = case.method, (normed[0] if case.norm else net).told(rounds=case.rounds)
     cohorts = [list(cohort) for cohort in case.cohorts]
@@ -275,7 +322,10 @@ def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, fede
             if case.evaluated:
                 assert_part_of(judged(method, net, federation, state, client), personal, case)
             else:
-                last = {**row(state.clients["last"], client), **row(state.client_buffers.get("last", {}), client)}
+                last = {
+                    **row(state.clients["last"], client),
+                    **row(state.client_buffers.get("last", {}), client),
+                }
                 assert_part_of(last, personal, case)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
@@ -296,12 +346,17 @@ def test_scaffold_equals_its_formula(server_lr, backend, setting, net, federatio
 
 def test_the_server_counts_the_batches_of_the_cohorts_largest(normed, federation):
     states = rounds(FedAvg(), normed[0], federation, seed=SEED)[0]
-    counted = [int(state.server_buffers["main"]["norm.num_batches_tracked"]) for state in states[1:]]
+    counted = [
+        int(state.server_buffers["main"]["norm.num_batches_tracked"]) for state in states[1:]
+    ]
     assert counted == [4, 10, 14]  # two epochs of 2, 3 and 2 batches
 
 
 def test_fedobp_sends_what_is_not_personal(expected, net, federation):
-    want, outcomes = expected("fedobp"), rounds(CASES["fedobp"].method, net, federation, seed=SEED)[1]
+    want, outcomes = (
+        expected("fedobp"),
+        rounds(CASES["fedobp"].method, net, federation, seed=SEED)[1],
+    )
     personal = [
         tree.size(net.params) * len(cohort) - outcome.sent.values_down
         for cohort, outcome in zip(COHORTS, outcomes, strict=True)
@@ -314,6 +369,9 @@ def test_fedobp_sends_what_is_not_personal(expected, net, federation):
 def test_the_plain_loops_tell_the_methods_apart(expected):
     """Otherwise agreement would mean nothing."""
     names = [name for name, case in CASES.items() if not case.norm]
-    last = {name: torch.cat([leaf.flatten() for leaf in expected(name).personal[-1][2].values()]) for name in names}
+    last = {
+        name: torch.cat([leaf.flatten() for leaf in expected(name).personal[-1][2].values()])
+        for name in names
+    }
     for one, other in itertools.combinations(names, 2):
         assert (last[one] - last[other]).abs().max() > 1e-4, (one, other)

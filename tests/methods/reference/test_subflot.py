@@ -1,4 +1,6 @@
-"""SubFLOT against small dense networks, linear programs and plain loops, three rounds, on both backends."""
+"""SubFLOT against small dense networks, linear programs and plain loops, three rounds, on both
+backends.
+"""
 
 import copy
 from dataclasses import replace
@@ -47,22 +49,30 @@ def case(request, setting):
     """The network, the method, and the rounds by the plain loops."""
     mode, alpha, lam, initial, left_out = CASES[request.param]
     net = tiny(norm=True)
-    net.params = {name: value * (0.1 if value.dim() > 1 else 1.0) for name, value in net.params.items()}
+    net.params = {
+        name: value * (0.1 if value.dim() > 1 else 1.0) for name, value in net.params.items()
+    }
     # Neurons begin alike and learn fast, or all would be found where they began.
     module = copy.deepcopy(net.module)
     module.load_state_dict({**net.params, **net.buffers})
     world = replace(setting, module=module, cohorts=COHORTS, lr=0.3)
-    want, elsewhere = subflot(world, drawn if initial == "random" else first, rate, alpha, lam, mode, **left_out)
+    want, elsewhere = subflot(
+        world, drawn if initial == "random" else first, rate, alpha, lam, mode, **left_out
+    )
     assert elsewhere > 0 or initial == "prefix"
     left_out = {"positions": "first", **left_out}
-    method = SubFLOT(rates=RATES, assign="blocks", alpha=alpha, lam=lam, mode=mode, initial=initial, **left_out)
+    method = SubFLOT(
+        rates=RATES, assign="blocks", alpha=alpha, lam=lam, mode=mode, initial=initial, **left_out
+    )
     return net, method, want
 
 
 def test_subflot(case, backend, federation):
     net, method, want = case
     local = replace(LOCAL, lr=0.3)
-    states, outcomes = rounds(method, net, federation, COHORTS, engine=backend, seed=SEED, local=local)
+    states, outcomes = rounds(
+        method, net, federation, COHORTS, engine=backend, seed=SEED, local=local
+    )
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server["model"], want.shared[t], atol=3e-6, rtol=0.0)
         for i, personal in enumerate(want.personal[t]):

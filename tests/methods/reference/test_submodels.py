@@ -1,4 +1,6 @@
-"""FedSPU and its baselines against dense small networks and plain loops, three rounds, on both backends."""
+"""FedSPU and its baselines against dense small networks and plain loops, three rounds, on both
+backends.
+"""
 
 import copy
 from dataclasses import replace
@@ -65,7 +67,11 @@ def compare(method, want, states, outcomes):
 def test_fedspu(backend, world, federation):
     setting, net = world
     method = FedSPU(widths=WIDTHS)
-    compare(method, fedspu(setting, drawn)[0], *rounds(method, net, federation, engine=backend, seed=SEED))
+    compare(
+        method,
+        fedspu(setting, drawn)[0],
+        *rounds(method, net, federation, engine=backend, seed=SEED),
+    )
 
 
 def test_fedspu_with_early_stopping(backend, world, federation):
@@ -104,8 +110,12 @@ def test_fjord(backend, world, federation):
     want = dense(setting, first)
     zeros = {name: torch.zeros_like(value) for name, value in setting.initial.items()}
     for personal in want.personal:
-        for i, model in enumerate(personal):  # what no client has trained yet is cut out of the initial model
-            personal[i] = grown(cut(model, first(1, i)), first(1, i), {**zeros, **statistics(model)})
+        for i, model in enumerate(
+            personal
+        ):  # what no client has trained yet is cut out of the initial model
+            personal[i] = grown(
+                cut(model, first(1, i)), first(1, i), {**zeros, **statistics(model)}
+            )
     method = FjORD(widths=WIDTHS)
     compare(method, want, *rounds(method, net, federation, engine=backend, seed=SEED))
 

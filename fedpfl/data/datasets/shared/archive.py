@@ -12,8 +12,8 @@ from fedpfl.ground.errors import FedpflError
 
 
 def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
-    """Read an .npz archive: `x` and `y`, if there are any `groups` and `test_from`; or MedMNIST's keys, merged in the
-    order train, val, test.
+    """Read an .npz archive: `x` and `y`, if there are any `groups` and `test_from`; or MedMNIST's
+    keys, merged in the order train, val, test.
 
     `medmnist_md5` holds for a file in MedMNIST's form; one with `x` and `y` is the user's own.
     """
@@ -52,7 +52,8 @@ def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
 class MedMNIST:
     """Reads a data set of MedMNIST of 28 x 28 images (Yang et al. 2023, MedMNIST v2).
 
-    md5: of its releases, that behind `url` first. A file that is there is read as the archive `<name>.npz`.
+    md5: of its releases, that behind `url` first. A file that is there is read as the archive
+    `<name>.npz`.
     """
 
     url: str

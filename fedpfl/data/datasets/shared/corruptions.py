@@ -1,9 +1,11 @@
-"""Corruptions of 32 x 32 colour images by the recipe behind CIFAR-10-C (Hendrycks and Dietterich, ICLR 2019).
+"""Corruptions of 32 x 32 colour images by the recipe behind CIFAR-10-C (Hendrycks and Dietterich,
+ICLR 2019).
 
-Each takes images, float64 or float32 from 0 to 1 `[n, 32, 32, 3]`, the numbers of its severity and a generator, and
-returns such images, not yet cut to 0..1. The published images were drawn from another stream of random numbers.
-They follow the recipe, but approximate ImageMagick's motion blur (motion_blur, snow) and OpenCV's affine map, which
-rounds coordinates to 1/32 pixel (elastic_transform). Frost is not here: it needs photographs.
+Each takes images, float64 or float32 from 0 to 1 `[n, 32, 32, 3]`, the numbers of its severity and
+a generator, and returns such images, not yet cut to 0..1. The published images were drawn from
+another stream of random numbers. They follow the recipe, but approximate ImageMagick's motion blur
+(motion_blur, snow) and OpenCV's affine map, which rounds coordinates to 1/32 pixel
+(elastic_transform). Frost is not here: it needs photographs.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ CHUNK = 1_000
 
 
 def corrupted(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
-    """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each time."""
+    """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each
+    time.
+    """
     function, numbers = RECIPES[name]
     changed = np.empty_like(images)
     for start in range(0, len(images), CHUNK):
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
         now = slice(start, start + CHUNK)
         values = function(images[now] / 255.0, numbers[severity - 1], rng)
-        changed[now] = (np.clip(values, 0, 1) * 255).astype(np.uint8)  # which cuts fractions off, as the recipe does
+        changed[now] = (np.clip(values, 0, 1) * 255).astype(
+            np.uint8
+        )  # which cuts fractions off, as the recipe does
     return changed
 
 
@@ -69,7 +75,8 @@ def defocus_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.nd
 def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.ndarray:
     """Shuffle neighbouring pixels between two Gaussian blurs.
 
-    The recipe means to swap two pixels, but copies the second over the first; so do the published images.
+    The recipe means to swap two pixels, but copies the second over the first; so do the published
+    images.
     """
     sigma, reach, times = c
     shuffled = np.floor(_gaussian(x, sigma) * 255)
@@ -133,22 +140,38 @@ def contrast(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generator) -> np.ndarray:
-    """Apply a random affine map of three points, c[2] to each side, then smooth displacements of c[0]."""
+    """Apply a random affine map of three points, c[2] to each side, then smooth displacements of
+    c[0].
+    """
     from scipy.ndimage import gaussian_filter
 
     strength, smooth, reach = (SIDE * value for value in c)
     middle, side = SIDE // 2, SIDE // 3
-    points = np.array([[middle + side, middle + side], [middle + side, middle - side], [middle - side, middle - side]])
+    points = np.array(
+        [
+            [middle + side, middle + side],
+            [middle + side, middle - side],
+            [middle - side, middle - side],
+        ]
+    )
     moved = points + rng.uniform(-reach, reach, (len(x), 3, 2))
-    # Rows of `back` take (column, row, 1) of the result to the image: the inverse of the map from points to moved.
+    # Rows of `back` take (column, row, 1) of the result to the image: the inverse of the map from
+    # points to moved.
     ones = np.ones((len(x), 3, 1))
-    back = np.linalg.solve(np.concatenate([moved, ones], 2), np.broadcast_to(points.astype(float), moved.shape))
+    back = np.linalg.solve(
+        np.concatenate([moved, ones], 2), np.broadcast_to(points.astype(float), moved.shape)
+    )
     rows, columns = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
     grid = np.stack([columns, rows, np.ones_like(rows)], -1).reshape(-1, 3)
     where = (grid @ back).reshape(len(x), SIDE, SIDE, 2)
     x = _sampled(x, where[..., 1], where[..., 0], "mirror")
     across, down = (
-        gaussian_filter(rng.uniform(-1, 1, (len(x), SIDE, SIDE)), (0, smooth, smooth), mode="reflect", truncate=3)
+        gaussian_filter(
+            rng.uniform(-1, 1, (len(x), SIDE, SIDE)),
+            (0, smooth, smooth),
+            mode="reflect",
+            truncate=3,
+        )
         for _ in range(2)
     )
     return _sampled(x, rows + down * strength, columns + across * strength, "reflect")
@@ -194,7 +217,9 @@ def _gaussian(x: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
-    """The middle of the images, enlarged to their size; linear interpolation along an axis is a matrix."""
+    """The middle of the images, enlarged to their size; linear interpolation along an axis is a
+    matrix.
+    """
     from scipy.ndimage import zoom
 
     crop = int(np.ceil(SIDE / factor))
@@ -207,7 +232,9 @@ def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
-    """ImageMagick's motion blur: half a Gaussian of 2 radius + 1 pixels, along a line at each image's angle."""
+    """ImageMagick's motion blur: half a Gaussian of 2 radius + 1 pixels, along a line at each
+    image's angle.
+    """
     steps = np.arange(2 * int(np.ceil(radius)) + 1)
     kernel = np.exp(-(steps**2) / (2 * sigma**2))
     angle = np.deg2rad(degrees)
@@ -236,15 +263,21 @@ def _plasma(count: int, decay: float, rng: Generator) -> np.ndarray:
         pairs = corners + np.roll(corners, -1, 1)
         heights[:, half::step, half::step] = mean(pairs + np.roll(pairs, -1, 2))
         centres = heights[:, half::step, half::step]
-        heights[:, ::step, half::step] = mean(centres + np.roll(centres, 1, 1) + corners + np.roll(corners, -1, 2))
-        heights[:, half::step, ::step] = mean(centres + np.roll(centres, 1, 2) + corners + np.roll(corners, -1, 1))
+        heights[:, ::step, half::step] = mean(
+            centres + np.roll(centres, 1, 1) + corners + np.roll(corners, -1, 2)
+        )
+        heights[:, half::step, ::step] = mean(
+            centres + np.roll(centres, 1, 2) + corners + np.roll(corners, -1, 1)
+        )
         step, wibble = half, wibble / decay
     heights -= heights.min((1, 2), keepdims=True)
     return heights / heights.max((1, 2), keepdims=True)
 
 
 def _sampled(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str) -> np.ndarray:
-    """Bilinear values of images at places `[n, 32, 32]`, mirrored beyond the border as scipy names it."""
+    """Bilinear values of images at places `[n, 32, 32]`, mirrored beyond the border as scipy names
+    it.
+    """
 
     def inside(index: np.ndarray) -> np.ndarray:
         period = 2 * (SIDE - 1) if border == "mirror" else 2 * SIDE

@@ -14,7 +14,8 @@ from fedpfl.data.datasets.shared.source import Source, file, reading
 
 
 def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str]) -> Raw:
-    """Read four .gz files or the uncompressed ones where they lie (torchvision would unpack beside them).
+    """Read four .gz files or the uncompressed ones where they lie (torchvision would unpack beside
+    them).
 
     md5: by name, in the order images and labels of the training part, then of the test part.
     """
@@ -24,7 +25,9 @@ def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str
         unpacked = source.folder / folder / name.removesuffix(".gz")
         if unpacked.is_file() and not (source.folder / folder / name).is_file():
             return values(unpacked)
-        return values(file(source, f"{folder}/{name}", (md5[name],), [url + name for url in urls], place))
+        return values(
+            file(source, f"{folder}/{name}", (md5[name],), [url + name for url in urls], place)
+        )
 
     train_x, train_y, test_x, test_y = map(read, md5)
     with reading(source.folder / folder):
@@ -34,18 +37,26 @@ def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str
 def values(path: Path) -> np.ndarray:
     """Read the array of a file, compressed where its name ends in .gz."""
     with reading(path):
-        return array(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+        return array(
+            gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        )
 
 
 def array(data: bytes) -> np.ndarray:
-    """Return the uint8 array of an IDX file: two zero bytes, type 8, number of axes, axes as big-endian int32, values.
+    """Return the uint8 array of an IDX file: two zero bytes, type 8, number of axes, axes as
+    big-endian int32, values.
 
     Raises ValueError for anything else.
     """
     if data[:3] != b"\0\0\x08" or len(data) < 4:
         raise ValueError("not an IDX file of unsigned bytes")
     start = 4 + 4 * data[3]
-    shape, pixels = np.frombuffer(data[4:start], ">i4").tolist(), np.frombuffer(data, np.uint8)[start:]
+    shape, pixels = (
+        np.frombuffer(data[4:start], ">i4").tolist(),
+        np.frombuffer(data, np.uint8)[start:],
+    )
     if math.prod(shape) != len(pixels):
-        raise ValueError(f"not an IDX file of shape {shape[:8]}, as it says, but of {len(pixels):,} values")
+        raise ValueError(
+            f"not an IDX file of shape {shape[:8]}, as it says, but of {len(pixels):,} values"
+        )
     return pixels.reshape(shape)

@@ -36,7 +36,12 @@ def domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw
         groups += [number] * len(files)
     labels, _ = numbered([path.parent.name for path in paths])
     names = tuple(sizes)
-    return kept(source, {"size": size}, paths, lambda: Raw(images(paths, size), labels, np.array(groups), names))
+    return kept(
+        source,
+        {"size": size},
+        paths,
+        lambda: Raw(images(paths, size), labels, np.array(groups), names),
+    )
 
 
 def images(paths: Sequence[Path], size: int) -> np.ndarray:

@@ -12,14 +12,17 @@ import numpy as np
 from fedpfl.data.datasets.shared.samples import Raw, numbered
 from fedpfl.data.datasets.shared.source import Source, folder, kept, reading, wrong
 
-PLACE = "LEAF's {0}/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)"
+PLACE = (
+    "LEAF's {0}/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)"
+)
 LONGEST = 200  # letters of a name, as all take the room of the longest
 
 Part = tuple[np.ndarray, np.ndarray]  # x and y of a client
 
 
 def clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
-    """Read LEAF's training part, then its test part; where these are not there, all samples, without a test part.
+    """Read LEAF's training part, then its test part; where these are not there, all samples,
+    without a test part.
 
     convert: makes x and y of a client from the lists in its file. Groups are the clients.
     """
@@ -30,7 +33,9 @@ def clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
     if not all(parts):
         raise wrong(root, "there are .json files neither in train/ and test/ nor in all_data/")
 
-    return kept(source, {}, [path for paths in parts for path in paths], lambda: _joined(parts, convert))
+    return kept(
+        source, {}, [path for paths in parts for path in paths], lambda: _joined(parts, convert)
+    )
 
 
 def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> Raw:
@@ -38,7 +43,9 @@ def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> R
     x, y, users, sizes = [], [], [], []
     for paths in parts:
         known: dict[str, Path] = {}
-        for path, user, (images, labels) in (client for file in paths for client in _read(file, convert)):
+        for path, user, (images, labels) in (
+            client for file in paths for client in _read(file, convert)
+        ):
             if user in known:
                 raise wrong(path, f"it has user {user}, whom {known[user].name} has too")
             known[user] = path
@@ -48,7 +55,9 @@ def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> R
         sizes.append(sum(map(len, y)))
     numbers, names = numbered(users)
     groups = np.repeat(numbers, [len(labels) for labels in y])
-    return Raw(np.concatenate(x), np.concatenate(y), groups, names, sizes[0] if len(parts) > 1 else None)
+    return Raw(
+        np.concatenate(x), np.concatenate(y), groups, names, sizes[0] if len(parts) > 1 else None
+    )
 
 
 def _read(path: Path, convert: Callable[[list, list], Part]) -> Iterator[tuple[Path, str, Part]]:
@@ -63,5 +72,7 @@ def _read(path: Path, convert: Callable[[list, list], Part]) -> Iterator[tuple[P
                 raise ValueError(f"a user's name is {user!r:.{LONGEST}}")
             x, y = data[user]["x"], data[user]["y"]
             if len(x) != count or len(y) != count:
-                raise ValueError(f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of both")
+                raise ValueError(
+                    f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of both"
+                )
             yield path, user, convert(x, y)

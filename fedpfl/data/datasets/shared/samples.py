@@ -1,4 +1,6 @@
-"""What a data set is once it is read: images, token ids or signals, labels, groups, the constants of scaling."""
+"""What a data set is once it is read: images, token ids or signals, labels, groups, the constants
+of scaling.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,21 @@ CLASSES = 2**16  # at most: counts per client and class, and a classifier, are t
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """One data set, its original parts merged in order (training, then validation where there is one, then test)."""
+    """One data set, its original parts merged in order (training, then validation where there is
+    one, then test).
+    """
 
     name: str
     x: Tensor
-    """uint8 images `[samples, channels, height, width]`, int32 token ids `[samples, length]`, or float32 signals
-    `[samples, channels or features, ...]`."""
+    """uint8 images `[samples, channels, height, width]`, int32 token ids `[samples, length]`, or
+    float32 signals `[samples, channels or features, ...]`.
+    """
     y: Tensor  # int64 [samples]
     classes: int
     mean: tuple[float, ...] | None
-    """Per channel or feature, applied to x, of images to x / 255; empty: x is taken as it is; None: that of the samples
-    that are trained on."""
+    """Per channel or feature, applied to x, of images to x / 255; empty: x is taken as it is; None:
+    that of the samples that are trained on.
+    """
     std: tuple[float, ...] | None
     groups: Tensor | None = None  # int64 [samples]: the domain or the person that a sample is from
     group_names: tuple[str, ...] = ()
@@ -45,12 +51,20 @@ class Raw(NamedTuple):
 
 
 def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
-    """Join original parts (x, y), the last of which is the test part. Raises ValueError if x and y do not match."""
+    """Join original parts (x, y), the last of which is the test part. Raises ValueError if x and y
+    do not match.
+    """
     for number, (x, labels) in enumerate(parts, start=1):
         if len(x) != len(labels):
-            raise ValueError(f"part {number} of {len(parts)} has {len(x)} samples, but {len(labels)} labels")
+            raise ValueError(
+                f"part {number} of {len(parts)} has {len(x)} samples, but {len(labels)} labels"
+            )
     y = [part[1] for part in parts]
-    return Raw(np.concatenate([part[0] for part in parts]), np.concatenate(y), test_from=sum(map(len, y[:-1])))
+    return Raw(
+        np.concatenate([part[0] for part in parts]),
+        np.concatenate(y),
+        test_from=sum(map(len, y[:-1])),
+    )
 
 
 def numbered(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -79,11 +93,15 @@ def checked(
     except ValueError as error:
         raise FedpflError(f"{where}: {error}") from None
     mean, std = _scaling(x, mean, std, normalize)
-    return Samples(name, x, torch.from_numpy(y), classes, mean, std, groups, raw.group_names, raw.test_from)
+    return Samples(
+        name, x, torch.from_numpy(y), classes, mean, std, groups, raw.group_names, raw.test_from
+    )
 
 
 def of_classes(samples: Samples, labels: Sequence[int]) -> Samples:
-    """Return the samples of some classes, numbered anew in the order of `labels`. Raises FedpflError."""
+    """Return the samples of some classes, numbered anew in the order of `labels`. Raises
+    FedpflError.
+    """
     if not labels or len(set(labels)) < len(labels):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
     number = torch.full((CLASSES,), -1)
@@ -112,11 +130,15 @@ def _x(x: np.ndarray) -> np.ndarray:
         raise ValueError(f"x must be one entry per sample, got {x.dtype} []; see docs/data.md")
     if x.dtype.kind == "f":
         if x.ndim < 2 or 0 in x.shape[1:]:
-            raise ValueError(f"signals must be [samples, channels or features, ...], got {list(x.shape)}")
+            raise ValueError(
+                f"signals must be [samples, channels or features, ...], got {list(x.shape)}"
+            )
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
-            raise ValueError("x holds values that are not finite (or not as float32); mend or leave out those samples")
+            raise ValueError(
+                "x holds values that are not finite (or not as float32); mend or leave out those samples"
+            )
         return _channels_first(x)
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
         worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
@@ -142,9 +164,15 @@ def _x(x: np.ndarray) -> np.ndarray:
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
-    """`[n, a, b, c]` as `[n, c, a, b]` where a is no usual number of channels, and c is, or a x b is square."""
+    """`[n, a, b, c]` as `[n, c, a, b]` where a is no usual number of channels, and c is, or a x b
+    is square.
+    """
     usual, shape = (1, 3, 4), x.shape
-    last = x.ndim == 4 and shape[1] not in usual and (shape[3] in usual or shape[1] == shape[2] != shape[3])
+    last = (
+        x.ndim == 4
+        and shape[1] not in usual
+        and (shape[3] in usual or shape[1] == shape[2] != shape[3])
+    )
     return x.transpose(0, 3, 1, 2) if last else x
 
 
@@ -154,7 +182,9 @@ def _y(raw: Raw) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise ValueError(f"y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels")
+        raise ValueError(
+            f"y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels"
+        )
     if samples != len(y):
         raise ValueError(f"x has {samples} samples but y has {len(y)}; they must be of one length")
     if not len(y):
@@ -162,14 +192,18 @@ def _y(raw: Raw) -> np.ndarray:
     if y.min() < 0:
         raise ValueError(f"labels must be 0..C-1, found {y.min()}; number the classes from 0")
     if y.max() >= CLASSES:
-        raise ValueError(f"labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0")
+        raise ValueError(
+            f"labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0"
+        )
     return y.astype(np.int64)
 
 
 def _classes(y: np.ndarray, classes: int | None) -> int:
     if classes is not None:
         if y.max() >= classes:
-            raise ValueError(f"found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}")
+            raise ValueError(
+                f"found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}"
+            )
         return classes
     present = np.unique(y)
     classes = int(present[-1]) + 1
@@ -191,7 +225,9 @@ def _groups(raw: Raw) -> Tensor | None:
             f"groups must be integers [samples], got {groups.dtype} {list(groups.shape)}; number them from 0"
         )
     if groups.min() < 0 or groups.max() >= len(raw.group_names):
-        raise ValueError(f"groups must be from 0 to {len(raw.group_names) - 1}, the number of names less one")
+        raise ValueError(
+            f"groups must be from 0 to {len(raw.group_names) - 1}, the number of names less one"
+        )
     return torch.from_numpy(groups.astype(np.int64))
 
 
@@ -201,11 +237,15 @@ def _groups(raw: Raw) -> Tensor | None:
 def _scaling(
     x: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, normalize: bool
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and standard deviation to scale with, None where they are to be computed; none for token ids."""
+    """Mean and standard deviation to scale with, None where they are to be computed; none for token
+    ids.
+    """
     channels = x.shape[1]
     if x.dtype == torch.int32:
         if mean or std:
-            raise FedpflError("dataset.mean and dataset.std must be null for token ids, which are not scaled")
+            raise FedpflError(
+                "dataset.mean and dataset.std must be null for token ids, which are not scaled"
+            )
         return (), ()
     if not normalize:
         return ((0.0,) * channels, (1.0,) * channels) if x.dtype == torch.uint8 else ((), ())
@@ -215,13 +255,17 @@ def _scaling(
                 f"dataset.{key} has {len(values)} entries, but the samples have {channels} channels; give one per "
                 "channel, or null to compute it"
             )
-    return None if mean is None else tuple(map(float, mean)), None if std is None else tuple(map(float, std))
+    return None if mean is None else tuple(map(float, mean)), None if std is None else tuple(
+        map(float, std)
+    )
 
 
 def moments(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel or feature of some samples, of images those of x / 255.
+    """Return mean and standard deviation per channel or feature of some samples, of images those of
+    x / 255.
 
-    Where a channel is constant, the deviation is one grey level, of signals 1. The device of x does not matter.
+    Where a channel is constant, the deviation is one grey level, of signals 1. The device of x does
+    not matter.
     """
     means, deviations = [], []
     for channel in x.unbind(1):

@@ -1,4 +1,6 @@
-"""Where files are, how they get there, what is kept of slow reading, and what a user reads if anything is wrong."""
+"""Where files are, how they get there, what is kept of slow reading, and what a user reads if
+anything is wrong.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,20 @@ def writing_nothing() -> Iterator[None]:
 
 
 class Source(NamedTuple):
-    """What a reader is given: the data set's name, the folder `data_dir`, and whether files may be downloaded."""
+    """What a reader is given: the data set's name, the folder `data_dir`, and whether files may be
+    downloaded.
+    """
 
     name: str
     folder: Path
     download: bool
 
 
-def file(source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = "") -> Path:
-    """Return the file below `data_dir`, its md5 checked; downloaded if it is absent and the user allows.
+def file(
+    source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = ""
+) -> Path:
+    """Return the file below `data_dir`, its md5 checked; downloaded if it is absent and the user
+    allows.
 
     place: which files the user is to put there, if it is not this one alone. Raises FedpflError.
     """
@@ -64,7 +71,9 @@ def file(source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str
         check_md5(path, md5)
         return path
     if not source.download:
-        raise absent(source, f"{relative} is absent and dataset.download is false", place or relative)
+        raise absent(
+            source, f"{relative} is absent and dataset.download is false", place or relative
+        )
     if _writes_nothing.get():
         raise WouldDownload(
             f"data set {source.name} is not in data_dir={source.folder}; a run would download {', '.join(urls)}"
@@ -74,13 +83,21 @@ def file(source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str
         try:
             _download(url, path, md5)
             return path
-        except (OSError, HTTPException) as error:  # URLError, timeouts and a read-only folder are OSErrors
+        except (
+            OSError,
+            HTTPException,
+        ) as error:  # URLError, timeouts and a read-only folder are OSErrors
             reasons.append(line(error))
-    raise absent(source, f"{relative} is absent and its download failed: {'; '.join(reasons)}", place or relative)
+    raise absent(
+        source,
+        f"{relative} is absent and its download failed: {'; '.join(reasons)}",
+        place or relative,
+    )
 
 
 def folder(source: Source, place: str, *relatives: str) -> Path:
-    """Return the first of some folders below `data_dir` that is there; none of them can be downloaded.
+    """Return the first of some folders below `data_dir` that is there; none of them can be
+    downloaded.
 
     place: what the user is to put there. Raises FedpflError if there is none.
     """
@@ -102,8 +119,9 @@ def unpacked(
 ) -> Iterator[Path]:
     """Yield folder `base` below `data_dir`, unpacked from the archive where it is absent.
 
-    flat: the archive holds what is in the folder, not the folder. hint: what else the user may do where both are
-    absent. From a `data_dir` that cannot be written to it is unpacked to a temporary folder.
+    flat: the archive holds what is in the folder, not the folder. hint: what else the user may do
+    where both are absent. From a `data_dir` that cannot be written to it is unpacked to a temporary
+    folder.
     """
     target = source.folder / base
     if target.is_dir():
@@ -131,7 +149,9 @@ def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
     """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
     log.info("downloading %s to %s", url, path)
     with urllib.request.urlopen(url, timeout=60) as response:
-        path.parent.mkdir(parents=True, exist_ok=True)  # only now: without network nothing is left behind
+        path.parent.mkdir(
+            parents=True, exist_ok=True
+        )  # only now: without network nothing is left behind
         with whole(path) as aside:
             with aside.open("wb") as file:
                 shutil.copyfileobj(response, file)
@@ -167,11 +187,14 @@ def reading_anew() -> Iterator[None]:
         _anew.reset(token)
 
 
-def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]) -> Raw:
+def kept(
+    source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]
+) -> Raw:
     """Return what `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
 
-    It is made again if the options, or name, size or time of any input change. A `data_dir` that cannot be written to
-    keeps nothing. Raises FedpflError if an input is missing, or is what one would wait for without end (a pipe).
+    It is made again if the options, or name, size or time of any input change. A `data_dir` that
+    cannot be written to keeps nothing. Raises FedpflError if an input is missing, or is what one
+    would wait for without end (a pipe).
     """
     inputs = sorted(inputs)
     if _anew.get() or not all(path.is_relative_to(source.folder) for path in inputs):
@@ -184,7 +207,9 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
             raise wrong(path, "it is missing") from None
         if not stat.S_ISREG(facts.st_mode):
             raise wrong(path, "it is no regular file")
-        digest.update(f"{path.relative_to(source.folder)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+        digest.update(
+            f"{path.relative_to(source.folder)} {facts.st_size} {facts.st_mtime_ns}\n".encode()
+        )
     path = source.folder / "cache" / f"{source.name}-{digest.hexdigest()}.npz"
     if path.is_file():
         try:
@@ -198,13 +223,24 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
     try:
         _keep(raw, path)
     except OSError as error:
-        log.warning("%s is read anew at each start: cannot write to %s (%s)", source.name, path.parent, line(error))
+        log.warning(
+            "%s is read anew at each start: cannot write to %s (%s)",
+            source.name,
+            path.parent,
+            line(error),
+        )
     return raw
 
 
 def _keep(raw: Raw, path: Path) -> None:
     names = np.array(raw.group_names, np.str_)
-    arrays: dict[str, Any] = {"x": raw.x, "y": raw.y, "groups": raw.groups, "names": names, "test_from": raw.test_from}
+    arrays: dict[str, Any] = {
+        "x": raw.x,
+        "y": raw.y,
+        "groups": raw.groups,
+        "names": names,
+        "test_from": raw.test_from,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as aside, aside.open("wb") as file:
         np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
@@ -213,7 +249,13 @@ def _keep(raw: Raw, path: Path) -> None:
 def _restored(path: Path) -> Raw:
     with npz.opened(path) as arrays:
         test_from = int(arrays["test_from"]) if "test_from" in arrays else None
-        return Raw(arrays["x"], arrays["y"], arrays.get("groups"), tuple(arrays["names"].tolist()), test_from)
+        return Raw(
+            arrays["x"],
+            arrays["y"],
+            arrays.get("groups"),
+            tuple(arrays["names"].tolist()),
+            test_from,
+        )
 
 
 # Errors
@@ -233,7 +275,9 @@ def absent(source: Source, reason: str, place: str) -> FedpflError:
 
 def corrupt(path: Path | str, reason: str) -> FedpflError:
     """Return that a file that can be downloaded is not the right one."""
-    return FedpflError(f"{path} is corrupt: {reason}; delete it to have it downloaded again, or put a good copy there")
+    return FedpflError(
+        f"{path} is corrupt: {reason}; delete it to have it downloaded again, or put a good copy there"
+    )
 
 
 def wrong(path: Path | str, reason: str) -> FedpflError:
@@ -242,7 +286,9 @@ def wrong(path: Path | str, reason: str) -> FedpflError:
 
 
 @contextmanager
-def reading(path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt) -> Iterator[None]:
+def reading(
+    path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt
+) -> Iterator[None]:
     """Turn whatever a library raises on what it finds in a file into one line that names the file.
 
     fault: what to say of the file for a reason.
@@ -252,8 +298,13 @@ def reading(path: Path | str, fault: Callable[[Path | str, str], FedpflError] = 
     except FedpflError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # the system's fault, not the file's
-            raise FedpflError(f"{path} cannot be read: {line(error)}; mend that and start again") from error
+        if isinstance(error, OSError) and error.errno not in (
+            None,
+            errno.EINVAL,
+        ):  # the system's fault, not the file's
+            raise FedpflError(
+                f"{path} cannot be read: {line(error)}; mend that and start again"
+            ) from error
         raise fault(path, line(error)) from error
 
 
@@ -264,6 +315,8 @@ def counted(path: Path, what: str, count: int, published: int) -> None:
 
 
 def line(error: BaseException) -> str:
-    """Return an error's message as one line, not too long, with the error's name where it says little alone."""
+    """Return an error's message as one line, not too long, with the error's name where it says
+    little alone.
+    """
     terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
     return reason(error, kind=isinstance(error, terse))[:LONG]

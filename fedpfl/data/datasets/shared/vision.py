@@ -22,4 +22,6 @@ def cifar(source: Source, kind: Any) -> Raw:
         with reading(base), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the pickles are of an old numpy
             parts = [kind(base.parent, train=train) for train in (True, False)]
-            return merged(*((part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in parts))
+            return merged(
+                *((part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in parts)
+            )

@@ -1,4 +1,6 @@
-"""What a method's hooks must answer: a rule for each, which is looked at when a process asks for the first time."""
+"""What a method's hooks must answer: a rule for each, which is looked at when a process asks for
+the first time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl.engine.sgd import Local
+from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.tree import Tree
@@ -25,7 +27,13 @@ Faults = Iterator[str]
 Found = dict[str, dict[int, dict[str, Any]]]
 """By hook and client, the `form` of what the client found out."""
 
-UNSEEN = ("vmap: It looks like", "dynamic shape", "Cannot access data pointer", "aten::equal", "torch.allclose isn't")
+UNSEEN = (
+    "vmap: It looks like",
+    "dynamic shape",
+    "Cannot access data pointer",
+    "aten::equal",
+    "torch.allclose isn't",
+)
 """What PyTorch says where a vectorised function asks for the values of a tensor."""
 ONE_HOT = (
     "calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write "
@@ -57,7 +65,8 @@ class About:
 
 
 class Rule(NamedTuple):
-    """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an answer.
+    """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an
+    answer.
 
     often: whether every step asks it, and the first answer stands for all.
     """
@@ -68,15 +77,21 @@ class Rule(NamedTuple):
 
 
 def asked(method: Method, *about: Any) -> Method:
-    """Return the method with hooks that raise Broken where they break their rule; type and equality are the same."""
+    """Return the method with hooks that raise Broken where they break their rule; type and equality
+    are the same.
+    """
     same, known = copy.copy(method), About(method, *about)
     for name, rule in RULES.items():
-        vars(same)[name] = Question(getattr(method, name), f"{type(method).__name__}.{name}", rule, known)
+        vars(same)[name] = Question(
+            getattr(method, name), f"{type(method).__name__}.{name}", rule, known
+        )
     return same
 
 
 def unseen(error: BaseException) -> str:
-    """Return what to do about an error by which a vectorised hook looked at values; "" of other errors."""
+    """Return what to do about an error by which a vectorised hook looked at values; "" of other
+    errors.
+    """
     if not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in UNSEEN):
         return ""
     last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -94,12 +109,17 @@ def difference(new: Tree, old: Tree) -> str:
     if now == then:
         return ""
     name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
-    was, became = (f"{form[0]} {list(form[1])}" if form else "missing" for form in (then.get(name), now.get(name)))
+    was, became = (
+        f"{form[0]} {list(form[1])}" if form else "missing"
+        for form in (then.get(name), now.get(name))
+    )
     return f"{name or 'it'} was {was} and is {became}"
 
 
 def form(found: dict[str, Tree]) -> dict[str, Any]:
-    """Return type and shape of what a client found out, by name; of what is Ragged, those without any rows."""
+    """Return type and shape of what a client found out, by name; of what is Ragged, those without
+    any rows.
+    """
     return tree.form(tree.at_ragged(lambda own: tree.map(lambda leaf: leaf[:0], own.values), found))
 
 
@@ -111,7 +131,10 @@ def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
         if one == own:
             continue
         name = min(name for name in one.keys() | own.keys() if one.get(name) != own.get(name))
-        was, now = (f"{got[0]} {list(got[1])}" if got else "missing" for got in (one.get(name), own.get(name)))
+        was, now = (
+            f"{got[0]} {list(got[1])}" if got else "missing"
+            for got in (one.get(name), own.get(name))
+        )
         raise Broken(
             f"{hook} answers with other forms: {name} is {was} for client {first} and {now} for client {other}; answer "
             "all alike, and where their first axis differs by tree.Ragged(values) (docs/design.md#a-method)"
@@ -120,7 +143,9 @@ def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """Ask a hook, and raise Broken where it changes its arguments, looks at values it may not, or breaks its rule."""
+    """Ask a hook, and raise Broken where it changes its arguments, looks at values it may not, or
+    breaks its rule.
+    """
 
     hook: Callable[..., Any]
     name: str = field(compare=False)
@@ -133,7 +158,11 @@ class Question:
             return self.hook(*given)
         self.about.seen.add(self.name)
         names = inspect.signature(self.hook).parameters
-        trees = {name: own for name, own in zip(names, given, strict=False) if isinstance(own, dict | Tensor)}
+        trees = {
+            name: own
+            for name, own in zip(names, given, strict=False)
+            if isinstance(own, dict | Tensor)
+        }
         before = versions(trees)
         try:
             answer = self.hook(*given)
@@ -153,11 +182,15 @@ class Question:
         except RecursionError:
             fault = "a tree that contains itself"
         if fault:
-            raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
+            raise Broken(
+                f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)"
+            )
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
 
     def _foreign(self) -> str:
-        """Say what to override where FedAvg's hooks give others a tree that is not theirs; "" where they do not."""
+        """Say what to override where FedAvg's hooks give others a tree that is not theirs; "" where
+        they do not.
+        """
         default, hook = self.about.default, self.name.rpartition(".")[2]
         if hook == "loss" and default("loss"):
             return "override `loss`, as FedAvg's asks `predict` of all that is trained"
@@ -177,13 +210,19 @@ class Question:
 
 def versions(shown: Tree) -> dict[str, tuple[int, int]]:
     """Return which tensors a method is shown, by name, and how often each was changed in place."""
-    return {name: (id(leaf), leaf._version) for name, leaf in tree.items(shown) if isinstance(leaf, Tensor)}
+    return {
+        name: (id(leaf), leaf._version)
+        for name, leaf in tree.items(shown)
+        if isinstance(leaf, Tensor)
+    }
 
 
 def unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
     """Raise Broken where what `who` is shown has other `versions` than before."""
     if after := versions(shown).items() ^ before.items():
-        raise Broken(f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given")
+        raise Broken(
+            f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given"
+        )
 
 
 # ---- what is wrong with an answer
@@ -201,7 +240,9 @@ def _kind(value: Any) -> str:
 
 
 def _tree(value: Any, about: About, *given: Any, at: str = "", ragged: bool = False) -> Faults:
-    """A tree has tensors for leaves, and strings for names. ragged: and may have what is Ragged, not completed yet."""
+    """A tree has tensors for leaves, and strings for names. ragged: and may have what is Ragged,
+    not completed yet.
+    """
     if ragged and isinstance(value, tree.Ragged):
         yield from _tree(value.values, about, at=at)
         if len({leaf.shape[:1] or None for leaf in tree.leaves(value.values)} | {None}) != 2:
@@ -269,7 +310,9 @@ def _init(value: Any, about: About, *given: Any) -> Faults:
         yield f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave it out here"
 
 
-def _before_turn(value: Any, about: About, server: Any, clients: dict[str, Tree], *given: Any) -> Faults:
+def _before_turn(
+    value: Any, about: About, server: Any, clients: dict[str, Tree], *given: Any
+) -> Faults:
     yield from _dict(value, about)
     cohort = len(clients["number"])
     for name, leaf in tree.items(value):
@@ -283,7 +326,9 @@ def _finish(value: Any, about: About, *given: Any) -> Faults:
     tree.at_ragged(ragged.append, value[0])
     if ragged:
         yield "an upload with a tree.Ragged in it; what goes up has one form for all"
-    if about.client is not None and (told := difference(kept(value[1], about.client), about.client)):
+    if about.client is not None and (
+        told := difference(kept(value[1], about.client), about.client)
+    ):
         yield f"a client state in another form than init's, {told}"
 
 
@@ -313,7 +358,9 @@ def _buffers(value: Any, about: About, *given: Any) -> Faults:
             yield repr(where)
 
 
-def _turns(value: Any, about: About, played: int, cohort: list[int], clients: int, *given: Any) -> Faults:
+def _turns(
+    value: Any, about: About, played: int, cohort: list[int], clients: int, *given: Any
+) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
     for turn in value:
@@ -321,7 +368,11 @@ def _turns(value: Any, about: About, played: int, cohort: list[int], clients: in
             yield f"a list with {_kind(turn)} in it"
         if turn.survey and (told := misplaced(turn.survey, ORDER["survey"])):
             yield f"a turn whose survey takes {told}"
-        if wrong := [number for number in turn.clients if not isinstance(number, int) or not 0 <= number < clients]:
+        if wrong := [
+            number
+            for number in turn.clients
+            if not isinstance(number, int) or not 0 <= number < clients
+        ]:
             yield f"client {wrong[0]!r} of {clients}"
         if not turn.clients:
             yield "a turn without clients"
@@ -355,7 +406,11 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
 
 def _mask(mask: Tree, params: Tree) -> Faults:
     try:
-        pairs = zip(tree.items(tree.expand(True if mask is None else mask, params)), tree.leaves(params), strict=True)
+        pairs = zip(
+            tree.items(tree.expand(True if mask is None else mask, params)),
+            tree.leaves(params),
+            strict=True,
+        )
     except KeyError as missing:
         yield f"a phase whose mask lacks the entry {missing.args[0]}"
         return
@@ -373,11 +428,17 @@ def _scalar(value: Any, *given: Any) -> Faults:
 
 def _detached(value: Tensor, params: Tree) -> Faults:
     """What training goes by hangs on what it moves."""
-    if torch.is_grad_enabled() and not value.requires_grad and any(p.requires_grad for p in tree.leaves(params)):
+    if (
+        torch.is_grad_enabled()
+        and not value.requires_grad
+        and any(p.requires_grad for p in tree.leaves(params))
+    ):
         yield "what has no gradient (is it detached, or computed under torch.no_grad?)"
 
 
-def _loss(value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Batch) -> Faults:
+def _loss(
+    value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Batch
+) -> Faults:
     """A loss, and perhaps a tree of what is kept of each sample beside it."""
     if isinstance(value, tuple):
         yield from _pair(value)
@@ -411,7 +472,9 @@ def _updated(value: Any, about: About, *given: Any) -> Faults:
             yield f"statistics of {role}, which `buffers` does not name"
         if wrong := [name for name, leaf in tree.items(own) if leaf.dtype != torch.bool]:
             yield f"{role}.{wrong[0]}, which is not bool"
-        if about.net is not None and (wrong := sorted(dict(tree.items(own)).keys() ^ about.net.buffers.keys())):
+        if about.net is not None and (
+            wrong := sorted(dict(tree.items(own)).keys() ^ about.net.buffers.keys())
+        ):
             yield f"{role}.{wrong[0]} too many or too few"
 
 
@@ -419,7 +482,11 @@ def _predict(value: Any, about: About, net: Any, params: Tree, batch: Batch) -> 
     if about.default("predict"):
         return  # what the network answers is no matter of the method
     yield from _detached(value, params) if isinstance(value, Tensor) else ()
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(batch.x), about.classes):
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_floating_point()
+        or value.shape != (len(batch.x), about.classes)
+    ):
         yield f"{_kind(value)} for {len(batch.x)} samples of {about.classes} classes"
 
 
@@ -439,33 +506,57 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
 
 
 FOUND = Rule("a dict of trees, to be laid over the client's state", _found)
-MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
+MODEL = Rule(
+    "a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name",
+    _judged,
+)
 PHASES = Rule(
     "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
     _phases,
 )
-LOSS = Rule("the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss, often=True)
-STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
-AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
+LOSS = Rule(
+    "the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss, often=True
+)
+STEP = Rule(
+    "two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor",
+    _step,
+    often=True,
+)
+AFTER_GRADIENT = Rule(
+    "the client's state, in the form in which it was given", _after_gradient, often=True
+)
 
 RULES = {
     "init": Rule("two things: the server's tree and a client's state, a dict", _init),
-    "init_clients": Rule("a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients),
+    "init_clients": Rule(
+        "a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients
+    ),
     "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
     "turns": Rule("a list of Turn, in which clients train, each once", _turns),
-    "before_turn": Rule("a dict of trees, stacked `[cohort, ...]`, to be laid over the clients' states", _before_turn),
+    "before_turn": Rule(
+        "a dict of trees, stacked `[cohort, ...]`, to be laid over the clients' states",
+        _before_turn,
+    ),
     "sample": FOUND._replace(faults=_dict),
     "before_training": FOUND,
     "prepare": Rule("the client's state, a dict of trees", _dict),
     "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
-    "start": Rule("a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start),
+    "start": Rule(
+        "a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start
+    ),
     "phases": PHASES,
     "loss": LOSS,
     "after_training": FOUND,
-    "updated_buffers": Rule("by model role a tree of bools in the form of its statistics", _updated),
-    "finish": Rule("two things: the upload, a tree, and the client's state, a dict in the form of init's", _finish),
+    "updated_buffers": Rule(
+        "by model role a tree of bools in the form of its statistics", _updated
+    ),
+    "finish": Rule(
+        "two things: the upload, a tree, and the client's state, a dict in the form of init's",
+        _finish,
+    ),
     "aggregate": Rule(
-        "two things: the server's tree and the clients' states, stacked, in the form of init's", _aggregate
+        "two things: the server's tree and the clients' states, stacked, in the form of init's",
+        _aggregate,
     ),
     "evaluated": MODEL,
     "before_evaluation": FOUND,

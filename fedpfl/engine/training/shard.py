@@ -18,13 +18,19 @@ def gathered(federation: Federation, indices: Tensor) -> Data:
 
 
 def laid_out(federation: Federation, samples: Tensor) -> Tensor:
-    """Return samples `[samples, ...]` normalised; images in memory channels last, as convolutions like them."""
+    """Return samples `[samples, ...]` normalised; images in memory channels last, as convolutions
+    like them.
+    """
     x = federation.normalize(samples)
-    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
+    return x.contiguous(
+        memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    )
 
 
 def training_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
-    """Return a client's training data with its batch orders, and what it holds out; gathered when looked at."""
+    """Return a client's training data with its batch orders, and what it holds out; gathered when
+    looked at.
+    """
     indices = federation.train[client]
     held = federation.validation[client] if federation.validation else indices[:0]
     return Shard(

@@ -2,9 +2,10 @@
 
     python -m fedpfl.train -m hydra/launcher=lockstep seed=1,2,3,4 quantile.q=0.999,0.9999
 
-Every job is a thread with its own state and run directory. Where it calls its backend it waits; once all jobs wait,
-their calls are answered together by one backend per model, data shape and engine. Only one job moves at a time: what
-they do between calls is little, and neither Hydra nor W&B expects company.
+Every job is a thread with its own state and run directory. Where it calls its backend it waits;
+once all jobs wait, their calls are answered together by one backend per model, data shape and
+engine. Only one job moves at a time: what they do between calls is little, and neither Hydra nor
+W&B expects company.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Stage:
                     free = self._jobs - self._living
                 if waiting and free:
                     for number, job in waiting[:free]:
-                        threads.append(threading.Thread(target=self._job, args=(number, job, results)))
+                        threads.append(
+                            threading.Thread(target=self._job, args=(number, job, results))
+                        )
                         self._count(moving=1, living=1)
                         threads[-1].start()
                     waiting = waiting[free:]
@@ -132,7 +135,8 @@ class Stage:
         while requests:
             backend = requests[0].backend
             own, requests = (
-                [request for request in requests if (request.backend is backend) == mine] for mine in (True, False)
+                [request for request in requests if (request.backend is backend) == mine]
+                for mine in (True, False)
             )
             answers = backend.run([call for request in own for call in request.calls])
             for request in own:

@@ -1,4 +1,6 @@
-"""What every network keeps to, as functions that try it on a tiny federation and raise Unkept where it does not."""
+"""What every network keeps to, as functions that try it on a tiny federation and raise Unkept where
+it does not.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from torch import Tensor, nn
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, begin, make, play
 from fedpfl.engine.keys import Draws, seeded
-from fedpfl.engine.shard import gathered, training_shard
-from fedpfl.engine.toy import CPU, close, same
+from fedpfl.engine.training.shard import gathered, training_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.promises import Promise, Unkept, promise_in
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.models.shapes import kind
 from fedpfl.models.vectorized import find_obstacle
+from fedpfl.testing.promises import Promise, Unkept, promise_in
+from fedpfl.testing.toy import CPU, close, same
 
 CLASSES = 5
 LOCAL = Local(epochs=1, batch_size=8, lr=0.02, momentum=0.5)
@@ -39,7 +41,16 @@ class TokenShape(tuple):
     kind = "token ids"
 
 
-SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), TokenShape((16,)), (16,), (3, 32)]
+SHAPES = [
+    (1, 8, 8),
+    (3, 32, 32),
+    (1, 28, 28),
+    (3, 64, 64),
+    (3, 224, 224),
+    TokenShape((16,)),
+    (16,),
+    (3, 32),
+]
 """Shapes of samples that a network is tried with, in this order, until it takes one."""
 
 NETWORK_PROMISES: list[Promise] = []
@@ -47,14 +58,19 @@ network_promise = promise_in(NETWORK_PROMISES)
 
 
 class NetworkTrial:
-    """A network on a tiny federation of samples that it takes; what several promises look at is computed once.
+    """A network on a tiny federation of samples that it takes; what several promises look at is
+    computed once.
 
-    build: `build(shape, classes, seed)` returns the network. method: one that averages whole models.
+    build: `build(shape, classes, seed)` returns the network. method: one that averages whole
+    models.
     shape: of a sample; None: the first of SHAPES that the network takes.
     """
 
     def __init__(
-        self, build: Callable[[tuple[int, ...], int, int], Net], method: Method, shape: tuple[int, ...] | None = None
+        self,
+        build: Callable[[tuple[int, ...], int, int], Net],
+        method: Method,
+        shape: tuple[int, ...] | None = None,
     ):
         self._build, self.method = build, method
         self._shapes = SHAPES if shape is None else [shape]
@@ -65,7 +81,9 @@ class NetworkTrial:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the samples. Raises FedpflError where the network takes none of those that are tried."""
+        """Return the shape of the samples. Raises FedpflError where the network takes none of those
+        that are tried.
+        """
         errors: list[FedpflError] = []
         for shape in self._shapes:
             try:
@@ -91,7 +109,9 @@ class NetworkTrial:
         """Return a state before the first round."""
         return begin(self.method, self.net, len(COHORT), CPU)
 
-    def play(self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None) -> State:
+    def play(
+        self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
+    ) -> State:
         """Return a copy of the state after so many more rounds."""
         return self.play_rounds(engine, rounds, state, net)[0]
 
@@ -103,7 +123,9 @@ class NetworkTrial:
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
-            state, outcome = play(backend, self.method, self.federation, state, COHORT, LOCAL, seed=0)
+            state, outcome = play(
+                backend, self.method, self.federation, state, COHORT, LOCAL, seed=0
+            )
             outcomes.append(outcome)
         return state, outcomes
 
@@ -115,7 +137,9 @@ class NetworkTrial:
 
 @cache
 def make_federation(shape: tuple[int, ...]) -> Federation:
-    """Return clients of unequal sizes whose samples, normal numbers or token ids, tell their classes."""
+    """Return clients of unequal sizes whose samples, normal numbers or token ids, tell their
+    classes.
+    """
     generator = torch.Generator().manual_seed(5)
     total = sum(TRAIN) + sum(TEST)
     y = torch.randint(CLASSES, (total,), generator=generator)
@@ -129,7 +153,9 @@ def make_federation(shape: tuple[int, ...]) -> Federation:
     return Federation("made up", x, y, CLASSES, (), (), train=train, test=test)
 
 
-@network_promise("it answers samples with logits, and its calls leave nothing behind but in buffers", "")
+@network_promise(
+    "it answers samples with logits, and its calls leave nothing behind but in buffers", ""
+)
 def can_be_built(trial: NetworkTrial) -> None:
     """What no run could keep apart between clients is refused."""
     try:
@@ -138,7 +164,10 @@ def can_be_built(trial: NetworkTrial) -> None:
         raise Unkept(str(error)) from None
 
 
-@network_promise("it is built from its seed", "draw in __init__ from torch's, NumPy's or Python's global generator")
+@network_promise(
+    "it is built from its seed",
+    "draw in __init__ from torch's, NumPy's or Python's global generator",
+)
 def is_built_from_seed(trial: NetworkTrial) -> None:
     """Two networks of one seed are equal."""
     again = trial.build(1)
@@ -151,7 +180,9 @@ def is_built_from_seed(trial: NetworkTrial) -> None:
     "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a clock or a file",
 )
 def equals_plain_loop(trial: NetworkTrial) -> None:
-    """A client's local training, dropout's numbers included, gives the parameters and buffers of torch's own SGD."""
+    """A client's local training, dropout's numbers included, gives the parameters and buffers of
+    torch's own SGD.
+    """
     state, (outcome,) = trial.play_rounds(LOOP, 1, trial.begin())
     parameters = []
     for client in COHORT:
@@ -168,11 +199,19 @@ def equals_plain_loop(trial: NetworkTrial) -> None:
     expected = tree.map(average, *parameters)
     close("the averaged model", expected["params"], state.server, atol=1e-5, rtol=1e-4)
     if expected["buffers"]:
-        close("the averaged buffers", expected["buffers"], state.server_buffers["main"], atol=1e-5, rtol=1e-4)
+        close(
+            "the averaged buffers",
+            expected["buffers"],
+            state.server_buffers["main"],
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]:
-    """Return a client's parameters, buffers and mean loss after local training as a page of PyTorch would write it."""
+    """Return a client's parameters, buffers and mean loss after local training as a page of PyTorch
+    would write it.
+    """
     net, federation, draws = trial.net, trial.federation, Draws(0, "train", 1)
     module = net.copy_module()
     trained = [leaf for leaf in module.parameters() if leaf.requires_grad]
@@ -209,10 +248,15 @@ def batched_equals_loop(trial: NetworkTrial) -> None:
         return  # both draw other numbers; `find_obstacle` has compared them without
     batched = trial.play(Engine("batched"), 1)
     for what in ("server", "server_buffers"):
-        close(what, getattr(batched, what), getattr(trial.after_one_round, what), atol=2e-5, rtol=1e-3)
+        close(
+            what, getattr(batched, what), getattr(trial.after_one_round, what), atol=2e-5, rtol=1e-3
+        )
 
 
-@network_promise("the number of workers does not change a bit", "perhaps something outlives a call of the network")
+@network_promise(
+    "the number of workers does not change a bit",
+    "perhaps something outlives a call of the network",
+)
 def workers_do_not_matter(trial: NetworkTrial) -> None:
     """Nor does a second run."""
     for workers in (1, 3):
@@ -220,18 +264,29 @@ def workers_do_not_matter(trial: NetworkTrial) -> None:
         same(f"with {workers} workers", state, trial.after_one_round)
 
 
-@network_promise("an evaluation repeats itself and changes nothing", "perhaps forward changes something in evaluation")
+@network_promise(
+    "an evaluation repeats itself and changes nothing",
+    "perhaps forward changes something in evaluation",
+)
 def evaluation_repeats(trial: NetworkTrial) -> None:
     """Neither the state nor the network."""
     state, before = trial.after_one_round, copy.deepcopy(trial.after_one_round)
     backend = make(LOOP, trial.net, CPU)
-    once, again = (backend.evaluate(trial.method, trial.federation, state, COHORT) for _ in range(2))
+    once, again = (
+        backend.evaluate(trial.method, trial.federation, state, COHORT) for _ in range(2)
+    )
     same("evaluated again", once, again)
     same("the state", state, before)
-    same("the network", trial.net.params | trial.net.buffers, trial.build(1).params | trial.build(1).buffers)
+    same(
+        "the network",
+        trial.net.params | trial.net.buffers,
+        trial.build(1).params | trial.build(1).buffers,
+    )
 
 
-@network_promise("a run goes on exactly from a saved state", "perhaps something is kept outside of buffers")
+@network_promise(
+    "a run goes on exactly from a saved state", "perhaps something is kept outside of buffers"
+)
 def resumes_exactly(trial: NetworkTrial) -> None:
     """Two rounds are those of a network that is built anew in between."""
     whole = trial.play(LOOP, 2)
@@ -240,7 +295,8 @@ def resumes_exactly(trial: NetworkTrial) -> None:
 
 
 @network_promise(
-    "its values are saved and loaded as a state_dict", "keep what predictions need in parameters and buffers"
+    "its values are saved and loaded as a state_dict",
+    "keep what predictions need in parameters and buffers",
 )
 def is_saved_and_loaded(trial: NetworkTrial) -> None:
     """A fresh module with the loaded values predicts as the engine does."""
@@ -268,7 +324,9 @@ def counts_parameters_once(trial: NetworkTrial) -> None:
     """What layers share is one entry."""
     trained = sum(leaf.numel() for leaf in trial.net.module.parameters() if leaf.requires_grad)
     _, (outcome,) = trial.play_rounds(LOOP, 1)
-    statistics = sum(leaf.numel() for leaf in tree.leaves(trial.net.buffers) if leaf.is_floating_point())
+    statistics = sum(
+        leaf.numel() for leaf in tree.leaves(trial.net.buffers) if leaf.is_floating_point()
+    )
     expected = len(COHORT) * (trained + statistics)
     if outcome.sent.values_down != expected:
         raise Unkept(f"{outcome.sent.values_down:,} values were sent down, expected {expected:,}")

@@ -1,4 +1,6 @@
-"""What every partition keeps to, as functions that deal samples by it and raise Unkept where it does not."""
+"""What every partition keeps to, as functions that deal samples by it and raise Unkept where it
+does not.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
-from fedpfl.data.surroundings import find_influence
 from fedpfl.ground.errors import FedpflError, origin, reason
-from fedpfl.ground.promises import Promise, Unkept, Untriable, promise_in
 from fedpfl.ground.seeding import seeded
+from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
+from fedpfl.testing.surroundings import find_influence
 
 SIZES = (10, 2, 40)  # numbers of clients
 SEEDS = (0, 1, 2)
@@ -29,7 +31,9 @@ SPLITS = ("train", "test", "validation")
 
 
 def make_samples(count: int = SAMPLES, classes: int = CLASSES, plain: bool = False) -> Samples:
-    """Return samples of one pixel in all classes, in groups and with a test part unless they are plain."""
+    """Return samples of one pixel in all classes, in groups and with a test part unless they are
+    plain.
+    """
     rng = np.random.default_rng(0)
     y = torch.from_numpy(rng.permutation(np.arange(count) % classes))
     x = torch.zeros(count, 1, 1, 1, dtype=torch.uint8)
@@ -37,7 +41,9 @@ def make_samples(count: int = SAMPLES, classes: int = CLASSES, plain: bool = Fal
         return Samples("tried", x, y, classes, None, None)
     groups = torch.from_numpy(rng.permutation(np.arange(count) % GROUPS))
     names = tuple(f"group {number}" for number in range(GROUPS))
-    return Samples("tried", x, y, classes, None, None, groups, names, count - count * TESTS // SAMPLES)
+    return Samples(
+        "tried", x, y, classes, None, None, groups, names, count - count * TESTS // SAMPLES
+    )
 
 
 class PartitionTrial:
@@ -95,14 +101,18 @@ class PartitionTrial:
         return next(iter(self.dealt))
 
     def deal(self, clients: int, seed: int = SEEDS[0]) -> Partition:
-        """Deal anew. Raises FedpflError for what it refuses, Unkept for what is wrong with its answer."""
+        """Deal anew. Raises FedpflError for what it refuses, Unkept for what is wrong with its
+        answer.
+        """
         total = len(self.samples.y)
         with seeded("partition") as list_drawn:
             parts = self._ask(clients, seed)
             self.drawn += [name for name in list_drawn() if name not in self.drawn]
         lengths = {len(split) for name in SPLITS if (split := getattr(parts, name, None))}
         try:
-            partition.check(parts, clients, total, f"with {clients} clients", self.options.get("path"))
+            partition.check(
+                parts, clients, total, f"with {clients} clients", self.options.get("path")
+            )
         except FedpflError as fault:
             if lengths and lengths != {clients}:  # a file knows for how many it is
                 raise
@@ -124,7 +134,9 @@ class PartitionTrial:
         @wraps(self.scheme)
         def spied(y: np.ndarray, *given: Any, **more: Any) -> Partition:
             named = {"labels": y, "groups": more.get("groups")}
-            arrays: dict[str, np.ndarray] = {name: array for name, array in named.items() if array is not None}
+            arrays: dict[str, np.ndarray] = {
+                name: array for name, array in named.items() if array is not None
+            }
             before = {name: array.copy() for name, array in arrays.items()}
             answer = self.scheme(y, *given, **more)
             for name, values in before.items():
@@ -146,7 +158,9 @@ promise = promise_in(PARTITION_PROMISES)
 OWN_GENERATOR = "draw from a generator of the seed alone: np.random.default_rng(seed)"
 
 
-@promise("deals each client whole numbers of samples, none twice and none both to train and to test", "")
+@promise(
+    "deals each client whole numbers of samples, none twice and none both to train and to test", ""
+)
 def has_the_form(trial: PartitionTrial) -> None:
     """Nobody is tested on what anybody trains on, and everybody has a training sample."""
     assert trial.dealt
@@ -171,7 +185,9 @@ def follows_the_seed(trial: PartitionTrial) -> None:
     for clients, parts in trial.dealt.items():
         others = [trial.deal(clients, seed) for seed in SEEDS[1:]]
         if all(_held(parts) == _held(other) for other in others):
-            raise Unkept(f"who of {clients} clients holds what is the same for the seeds {', '.join(map(str, SEEDS))}")
+            raise Unkept(
+                f"who of {clients} clients holds what is the same for the seeds {', '.join(map(str, SEEDS))}"
+            )
 
 
 @promise("draws from no generator of the process", OWN_GENERATOR)
@@ -179,7 +195,9 @@ def draws_nothing_global(trial: PartitionTrial) -> None:
     """Neither torch's, nor NumPy's, nor Python's is drawn from or seeded."""
     assert trial.dealt
     if trial.drawn:
-        raise Unkept(f"draws from the generators of the process, or seeds them: {', '.join(trial.drawn)}")
+        raise Unkept(
+            f"draws from the generators of the process, or seeds them: {', '.join(trial.drawn)}"
+        )
 
 
 @promise("changes nothing that it is given", "work on copies: `y = y.copy()`")
@@ -200,7 +218,9 @@ def keeps_the_minimum(trial: PartitionTrial) -> None:
     for clients, parts in trial.dealt.items():
         for client, held in enumerate(_held(parts)):
             if (count := sum(map(len, held))) < least:
-                raise Unkept(f"client {client} of {clients} has {count} samples, min_samples={least}")
+                raise Unkept(
+                    f"client {client} of {clients} has {count} samples, min_samples={least}"
+                )
 
 
 @promise(
@@ -213,15 +233,23 @@ def shares_nothing(trial: PartitionTrial) -> None:
     for clients, parts in trial.dealt.items():
         every = np.concatenate([index for name in SPLITS for index in getattr(parts, name)])
         if twice := len(every) - len(np.unique(every)):
-            raise Unkept(f"with {clients} clients, samples are dealt {twice} times more to another client")
+            raise Unkept(
+                f"with {clients} clients, samples are dealt {twice} times more to another client"
+            )
 
 
-@promise("deals few samples and odd ones too, or says in one line why not", "raise fedpfl.ground.errors.FedpflError")
+@promise(
+    "deals few samples and odd ones too, or says in one line why not",
+    "raise fedpfl.ground.errors.FedpflError",
+)
 def refuses_in_one_line(trial: PartitionTrial) -> None:
     """A sample for each client, one class alone, no groups and no test part."""
     tried = {
         f"{FEW} clients of {FEW} samples": (make_samples(FEW, 3), FEW),
-        f"{FEW // 2} clients of {FEW} samples without groups": (make_samples(FEW, 3, plain=True), FEW // 2),
+        f"{FEW // 2} clients of {FEW} samples without groups": (
+            make_samples(FEW, 3, plain=True),
+            FEW // 2,
+        ),
         "10 clients of one class": (make_samples(1000, 1), 10),
         "10 clients of samples without groups or test part": (make_samples(plain=True), 10),
         "1 client": (make_samples(), 1),
@@ -255,7 +283,9 @@ def ignores_surroundings(trial: PartitionTrial) -> None:
 
 
 @promise(
-    "deals the same in another process", "hash() and sets differ between processes; sort what they list", slow=True
+    "deals the same in another process",
+    "hash() and sets differ between processes; sort what they list",
+    slow=True,
 )
 def repeats_in_another_process(trial: PartitionTrial) -> None:
     """A run that goes on deals in another process than it began in."""
@@ -281,7 +311,10 @@ def compare(one: Partition, other: Partition) -> str:
 
 def digest_of(parts: Partition) -> str:
     """Return what tells an answer from others."""
-    splits = [[torch.from_numpy(index.astype(np.int64)) for index in getattr(parts, name)] for name in SPLITS]
+    splits = [
+        [torch.from_numpy(index.astype(np.int64)) for index in getattr(parts, name)]
+        for name in SPLITS
+    ]
     return fingerprint(*splits)
 
 
@@ -295,4 +328,7 @@ def describe_place(error: BaseException) -> str:
 def _held(parts: Partition) -> list[tuple[tuple[int, ...], ...]]:
     """Return what each client holds, in no order."""
     splits = [getattr(parts, name) for name in SPLITS if getattr(parts, name)]
-    return [tuple(tuple(np.sort(index).tolist()) for index in client) for client in zip(*splits, strict=True)]
+    return [
+        tuple(tuple(np.sort(index).tolist()) for index in client)
+        for client in zip(*splits, strict=True)
+    ]

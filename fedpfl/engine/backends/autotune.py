@@ -1,4 +1,6 @@
-"""`engine=auto` on a GPU: each way of answering the first call is tried, and the fastest that agrees is taken."""
+"""`engine=auto` on a GPU: each way of answering the first call is tried, and the fastest that
+agrees is taken.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Participation, TrainCall
-from fedpfl.engine.select import make
+from fedpfl.engine.backends.selection import make
 from fedpfl.ground import tree
 from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
@@ -24,7 +26,9 @@ from fedpfl.models.vectorized import find_obstacle
 log = logging.getLogger(__name__)
 
 TOLERANCE = {"fp32": 0.05, "tf32": 0.2, "bf16": 0.5}
-"""How far trained models may lie apart, in shares of what distinguishes the clients' models (`apart`)."""
+"""How far trained models may lie apart, in shares of what distinguishes the clients' models
+(`apart`).
+"""
 
 TRIES = 3  # answers of a candidate, of which the fastest counts: the first warms up
 PATIENCE = 4.0  # times the best, beyond which a candidate is not asked again
@@ -51,13 +55,15 @@ class Candidate(NamedTuple):
 
 
 class Chosen(Backend):
-    """Answer the first call that trains by every candidate, and all later ones by the fastest that agrees.
+    """Answer the first call that trains by every candidate, and all later ones by the fastest that
+    agrees.
 
-    Candidates that raise, run out of memory or disagree with the last one, which is the plainest, are left out with a
-    line in the log. What is answered comes from the one that is taken, as if it had been alone.
+    Candidates that raise, run out of memory or disagree with the last one, which is the plainest,
+    are left out with a line in the log. What is answered comes from the one that is taken, as if it
+    had been alone.
 
-    make, wait: builds a candidate; waits until the device has done its work. share: makes the processes of a run of
-    one mind.
+    make, wait: builds a candidate; waits until the device has done its work. share: makes the
+    processes of a run of one mind.
     """
 
     name = "auto"
@@ -70,7 +76,13 @@ class Chosen(Backend):
         wait: Callable[[], None] = lambda: None,
         share: Callable[[Any], Any] = lambda value: value,
     ):
-        self.net, self._engines, self._make, self._wait, self._share = net, engines, make, wait, share
+        self.net, self._engines, self._make, self._wait, self._share = (
+            net,
+            engines,
+            make,
+            wait,
+            share,
+        )
         self._backend: Backend | None = None
         self.engine = engines[-1]
         self.seconds: dict[str, float] = {}
@@ -96,9 +108,15 @@ class Chosen(Backend):
             return tried[-1].answers
         self.seconds = self._share({named(one.engine): one.seconds for one in agreeing})
         taken = min(agreeing, key=lambda one: self.seconds[named(one.engine)])
-        self._backend, self.engine, self.name = taken.backend, taken.backend.engine, taken.backend.name
+        self._backend, self.engine, self.name = (
+            taken.backend,
+            taken.backend.engine,
+            taken.backend.name,
+        )
         times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.seconds.items())
-        log.info("engine: %s is taken; seconds for the first cohort: %s", named(taken.engine), times)
+        log.info(
+            "engine: %s is taken; seconds for the first cohort: %s", named(taken.engine), times
+        )
         return taken.answers
 
     def _tried(self, engine: Engine, calls: Sequence[Call], best: float) -> Candidate:
@@ -110,7 +128,9 @@ class Chosen(Backend):
             answers = backend.run(calls)
             self._wait()
             seconds = min(seconds, time.perf_counter() - began)
-            if seconds > PATIENCE * best or any(isinstance(answer, Exception) for answer in answers):
+            if seconds > PATIENCE * best or any(
+                isinstance(answer, Exception) for answer in answers
+            ):
                 break
         return Candidate(engine, backend, answers, seconds)
 
@@ -121,7 +141,10 @@ class Chosen(Backend):
         return not errors
 
     def _agrees(self, one: Candidate, reference: Candidate) -> bool:
-        far, allowed = max(map(apart, one.answers, reference.answers)), TOLERANCE[one.engine.precision]
+        far, allowed = (
+            max(map(apart, one.answers, reference.answers)),
+            TOLERANCE[one.engine.precision],
+        )
         if far > allowed:
             names = named(one.engine), named(reference.engine)
             log.warning(
@@ -146,7 +169,8 @@ def choose(
     over: Callable[[Backend], Backend] = lambda backend: backend,
     share: Callable[[Any], Any] = lambda value: value,
 ) -> Backend:
-    """Return the backend of a run: that which `known` recorded, or on a GPU what turns out to be the fastest.
+    """Return the backend of a run: that which `known` recorded, or on a GPU what turns out to be
+    the fastest.
 
     over: what spreads a backend over processes.
     """
@@ -154,19 +178,26 @@ def choose(
     def build(engine: Engine) -> Backend:
         return over(make(engine, net, on))
 
-    obstacle = find_obstacle(net) if on.type == "cuda" and engine.backend == "auto" and not known else ""
+    obstacle = (
+        find_obstacle(net) if on.type == "cuda" and engine.backend == "auto" and not known else ""
+    )
     if obstacle:
-        log.info("engine: loop is taken; batched cannot vectorise model=%s over clients (%s)", net.name, obstacle)
+        log.info(
+            "engine: loop is taken; batched cannot vectorise model=%s over clients (%s)",
+            net.name,
+            obstacle,
+        )
     if on.type == "cuda" and engine.backend == "auto" and not known and not obstacle:
         return Chosen(net, candidates(engine), build, partial(torch.cuda.synchronize, on), share)
     return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
 
 
 def apart(answer: Any, reference: Any) -> float:
-    """Return how far two answers to a call lie apart: 0 where they are equal, about 1 where one of them did not train.
+    """Return how far two answers to a call lie apart: 0 where they are equal, about 1 where one of
+    them did not train.
 
-    Uploads and states are compared by their distance, in shares of what tells the reference's clients apart; losses by
-    their relative difference. What is not finite must be so in both.
+    Uploads and states are compared by their distance, in shares of what tells the reference's
+    clients apart; losses by their relative difference. What is not finite must be so in both.
     """
     losses = [(answer.loss, reference.loss)]
     trees: list[tuple[Tree, Tree]] = []
@@ -177,7 +208,10 @@ def apart(answer: Any, reference: Any) -> float:
     far = [((own - other).abs() / (other.abs() + 0.1)).max() for own, other in map(_finite, losses)]
     for own, other in trees:
         pairs = [_finite(pair) for pair in zip(tree.leaves(own), tree.leaves(other), strict=True)]
-        sums = [((a - b).square().sum(), (b - b.mean(0)).square().sum(), b.square().sum()) for a, b in pairs]
+        sums = [
+            ((a - b).square().sum(), (b - b.mean(0)).square().sum(), b.square().sum())
+            for a, b in pairs
+        ]
         if sums:
             distance, spread, size = (torch.stack(part).sum() for part in zip(*sums, strict=True))
             far.append((distance / (spread + 1e-6 * size).clamp(min=1e-30)).sqrt())

@@ -26,9 +26,11 @@ Beta = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True)
 class Local(Checked):
-    """How clients train: by an optimiser of torch.optim, without dampening, its state new in each stream of a turn.
+    """How clients train: by an optimiser of torch.optim, without dampening, its state new in each
+    stream of a turn.
 
-    epochs or steps, the other is None: passes over a client's samples, or minibatches that take the place of one epoch.
+    epochs or steps, the other is None: passes over a client's samples, or minibatches that take the
+    place of one epoch.
     lr: in the first round; `at` gives it in another one.
     """
 
@@ -47,7 +49,9 @@ class Local(Checked):
     """Of adam and adamw, as is `eps`."""
     eps: Annotated[float, Above(0)] = 1e-8
     decay: Annotated[float, Above(0), AtMost(1)] | Literal["cosine"] = 1.0
-    """Factor of lr after every `decay_every` rounds, or half a cosine wave from lr down to 0 after the last round."""
+    """Factor of lr after every `decay_every` rounds, or half a cosine wave from lr down to 0 after
+    the last round.
+    """
     decay_every: Annotated[int, AtLeast(1)] = 1
 
     def __post_init__(self) -> None:
@@ -86,8 +90,8 @@ class Local(Checked):
     def at(self, number: int, rounds: int) -> Local:
         """Return the values that hold in round `number` (from 1) of `rounds`.
 
-        As by torch.optim.lr_scheduler's CosineAnnealingLR, and StepLR or ExponentialLR (`decay_every=1`), stepped once
-        a round; the rate never rounds to zero.
+        As by torch.optim.lr_scheduler's CosineAnnealingLR, and StepLR or ExponentialLR
+        (`decay_every=1`), stepped once a round; the rate never rounds to zero.
         """
         if not self.scheduled:
             return self
@@ -100,10 +104,11 @@ class Local(Checked):
 
 
 class Moments(NamedTuple):
-    """Hold what an optimiser remembers of each leaf; it is zero where a mask is False (`parked` sees to it).
+    """Hold what an optimiser remembers of each leaf; it is zero where a mask is False (`parked`
+    sees to it).
 
-    first: momentum, or Adam's mean gradient. second, counts: Adam's mean square, and the number of steps taken (per
-    entry where a mask is element-wise), else empty.
+    first: momentum, or Adam's mean gradient. second, counts: Adam's mean square, and the number of
+    steps taken (per entry where a mask is element-wise), else empty.
     """
 
     first: list[Tensor]
@@ -112,7 +117,12 @@ class Moments(NamedTuple):
 
     def of(self, places: Sequence[int], rows: slice | None = None) -> Moments:
         """Return those of some leaves, perhaps of the leading rows alone."""
-        return Moments(*([own[i] if rows is None else own[i][rows] for i in places] if own else [] for own in self))
+        return Moments(
+            *(
+                [own[i] if rows is None else own[i][rows] for i in places] if own else []
+                for own in self
+            )
+        )
 
     def leaves(self) -> list[Tensor]:
         """Return all of them."""
@@ -120,11 +130,15 @@ class Moments(NamedTuple):
 
 
 def at_rest(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Moments]:
-    """Return what the optimiser remembers before its first step, by stream; nothing of leaves that none moves there.
+    """Return what the optimiser remembers before its first step, by stream; nothing of leaves that
+    none moves there.
 
     stacked: axis 0 is the client.
     """
-    return {stream: _at_rest(own, plan.local, start, stacked) for stream, own in by_stream(plan.phases).items()}
+    return {
+        stream: _at_rest(own, plan.local, start, stacked)
+        for stream, own in by_stream(plan.phases).items()
+    }
 
 
 def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> Moments:
@@ -132,10 +146,18 @@ def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> M
     adam = local.optimizer != "sgd"
     moves = [movement(phase, start) for phase in phases if adam or local.during(phase).momentum]
     moving = {i for own in moves for i in own.moving}
-    masked = {i for own in moves for i, mask in zip(own.moving, own.masks, strict=True) if mask is not None}
+    masked = {
+        i
+        for own in moves
+        for i, mask in zip(own.moving, own.masks, strict=True)
+        if mask is not None
+    }
 
     def zeros() -> list[Tensor]:
-        return [torch.zeros_like(leaf) if i in moving else leaf.new_empty(0) for i, leaf in enumerate(leaves)]
+        return [
+            torch.zeros_like(leaf) if i in moving else leaf.new_empty(0)
+            for i, leaf in enumerate(leaves)
+        ]
 
     leaves = tree.leaves(start)
     if not adam:
@@ -143,17 +165,24 @@ def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> M
     counts = zeros()
     for i in moving - masked:
         alone = torch.zeros(())  # on the host, as in torch.optim
-        counts[i] = leaves[i].new_zeros(len(leaves[i]), *[1] * (leaves[i].dim() - 1)) if stacked else alone
+        counts[i] = (
+            leaves[i].new_zeros(len(leaves[i]), *[1] * (leaves[i].dim() - 1)) if stacked else alone
+        )
     return Moments(zeros(), zeros(), counts)
 
 
-def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool) -> list[Tensor]:
-    """Gradients scaled down to norm `limit` over the entries that move, as by torch.nn.utils.clip_grad_norm_.
+def clipped(
+    grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool
+) -> list[Tensor]:
+    """Gradients scaled down to norm `limit` over the entries that move, as by
+    torch.nn.utils.clip_grad_norm_.
 
     stacked: axis 0 of every tensor is the client, and each has a norm of its own.
     """
     moving = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
-    squares = [leaf.square().flatten(1).sum(1) if stacked else leaf.square().sum() for leaf in moving]
+    squares = [
+        leaf.square().flatten(1).sum(1) if stacked else leaf.square().sum() for leaf in moving
+    ]
     scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
     return [leaf * (_beside(scale, leaf) if stacked else scale) for leaf in grads]
 
@@ -167,7 +196,8 @@ def update_(
     stacked: bool = False,
     rates: Tensor | None = None,
 ) -> None:
-    """One step of the optimiser on lists of tensors, in place. Entries whose mask is False hold still.
+    """One step of the optimiser on lists of tensors, in place. Entries whose mask is False hold
+    still.
 
     masks: boolean, or the same as `bits`.
     stacked: axis 0 is the client.
@@ -179,7 +209,9 @@ def update_(
         grads = list(torch._foreach_add(grads, params, alpha=local.weight_decay))
     grads = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
     if local.optimizer != "sgd":
-        for leaf, grad, mask, mean, square, count in zip(params, grads, masks, *moments, strict=True):
+        for leaf, grad, mask, mean, square, count in zip(
+            params, grads, masks, *moments, strict=True
+        ):
             lr = local.lr if rates is None else _beside(rates, leaf)
             _adam_(leaf, grad, mask, mean, square, count, local, lr)
         return
@@ -187,7 +219,11 @@ def update_(
         torch._foreach_mul_(moments.first, local.momentum)
         torch._foreach_add_(moments.first, grads)
         ahead = local.nesterov
-        grads = list(torch._foreach_add(grads, moments.first, alpha=local.momentum) if ahead else moments.first)
+        grads = list(
+            torch._foreach_add(grads, moments.first, alpha=local.momentum)
+            if ahead
+            else moments.first
+        )
     if rates is None:
         torch._foreach_add_(params, grads, alpha=-local.lr)
         return
@@ -215,10 +251,16 @@ def _adam_(
     square.mul_(two).addcmul_(grad, grad, value=1 - two)
     if not count.dim():  # in Python's numbers, as torch.optim does it
         number = float(count)
-        leaf.addcdiv_(mean, (square.sqrt() / (1 - two**number) ** 0.5).add_(local.eps), value=-lr / (1 - one**number))
+        leaf.addcdiv_(
+            mean,
+            (square.sqrt() / (1 - two**number) ** 0.5).add_(local.eps),
+            value=-lr / (1 - one**number),
+        )
         return
     taken = count.clamp(min=1)  # an entry that has never moved has no moments
-    first, second = (-torch.expm1(taken * (math.log(beta) if beta else -math.inf)) for beta in (one, two))
+    first, second = (
+        -torch.expm1(taken * (math.log(beta) if beta else -math.inf)) for beta in (one, two)
+    )
     leaf.sub_(mean / (square.sqrt() / second.sqrt()).add_(local.eps) * (lr / first))
 
 
@@ -230,7 +272,8 @@ def _beside(rates: Tensor, leaf: Tensor) -> Tensor:
 def bits(mask: Tensor, like: Tensor) -> Tensor:
     """A mask of float32 tensors as integers with all bits set or none, laid out as `like`.
 
-    On a CPU a bitwise `and` with it takes a twentieth of torch.where's time and gives the same, also for infinities.
+    On a CPU a bitwise `and` with it takes a twentieth of torch.where's time and gives the same,
+    also for infinities.
     """
     return torch.empty_like(like, dtype=torch.int32).copy_(-mask.int())
 
@@ -246,9 +289,15 @@ def _only(mask: Tensor | None, grad: Tensor) -> Tensor:
 
 @contextmanager
 def parked(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterator[None]:
-    """While a phase lasts: no moments where a mask is False. They are put back afterwards, as they were."""
+    """While a phase lasts: no moments where a mask is False. They are put back afterwards, as they
+    were.
+    """
     needed = local.momentum or local.optimizer != "sgd"
-    pairs = [pair for own in (moments.first, moments.second) for pair in zip(own, masks, strict=bool(own))]
+    pairs = [
+        pair
+        for own in (moments.first, moments.second)
+        for pair in zip(own, masks, strict=bool(own))
+    ]
     held = [(buffer, mask) for buffer, mask in pairs if mask is not None and needed]
     kept = [torch.where(mask, 0.0, buffer) for buffer, mask in held]
     for buffer, mask in held:
@@ -259,39 +308,54 @@ def parked(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterat
 
 
 def uneven(phases: list[Phase]) -> set[str]:
-    """Name the streams whose phases have masks of their own, so that some of them park what others remember."""
-    return {stream for stream, own in by_stream(phases).items() if any(one.mask is not own[0].mask for one in own)}
+    """Name the streams whose phases have masks of their own, so that some of them park what others
+    remember.
+    """
+    return {
+        stream
+        for stream, own in by_stream(phases).items()
+        if any(one.mask is not own[0].mask for one in own)
+    }
 
 
 @dataclass(frozen=True)
 class Movement:
-    """Which leaves of a trained tree a phase differentiates, by position, and their element-wise masks."""
+    """Which leaves of a trained tree a phase differentiates, by position, and their element-wise
+    masks.
+    """
 
     moving: list[int]
     masks: list[Tensor | None]
 
 
 def movement(phase: Phase, trained: Tree) -> Movement:
-    """Read a phase's mask. Leaves masked with a plain False are left out of differentiation altogether."""
+    """Read a phase's mask. Leaves masked with a plain False are left out of differentiation
+    altogether.
+    """
     mask = tree.leaves(tree.expand(True if phase.mask is None else phase.mask, trained))
     moving = [i for i, leaf in enumerate(mask) if leaf is not False]
     return Movement(moving, [mask[i] if isinstance(mask[i], Tensor) else None for i in moving])
 
 
 def idle(phase: Phase, rows: int | None = None) -> Tensor | None:
-    """Tell which clients leave a phase out, as nothing of theirs moves in it: `[rows]` or 0-dimensional; None: nobody.
+    """Tell which clients leave a phase out, as nothing of theirs moves in it: `[rows]` or
+    0-dimensional; None: nobody.
 
     rows: their number where the phase's masks are stacked.
     """
     mask = [True] if phase.mask is None else tree.leaves(phase.mask)
     if any(leaf is True for leaf in mask):
         return None
-    moving = [leaf.flatten(1).any(1) if rows else leaf.any() for leaf in mask if isinstance(leaf, Tensor)]
+    moving = [
+        leaf.flatten(1).any(1) if rows else leaf.any() for leaf in mask if isinstance(leaf, Tensor)
+    ]
     return ~torch.stack(moving).any(0) if moving else torch.ones(rows or (), dtype=torch.bool)
 
 
 def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
-    """Give phases with the numbers of their epochs, which count up per stream; those without epochs are dropped."""
+    """Give phases with the numbers of their epochs, which count up per stream; those without epochs
+    are dropped.
+    """
     done: dict[str, int] = {}
     for phase in phases:
         first = done.get(phase.stream, 0)
@@ -323,10 +387,13 @@ class TrainPlan:
     by_sample: bool = False
 
 
-def training(method: Method, local: Local, server: Tree, client: dict[str, Tree], start: Tree) -> TrainPlan:
+def training(
+    method: Method, local: Local, server: Tree, client: dict[str, Tree], start: Tree
+) -> TrainPlan:
     """Return the plan of a method's own local training.
 
-    Raises: FedpflError where `local` has an optimiser or a schedule and a phase makes its own steps.
+    Raises: FedpflError where `local` has an optimiser or a schedule and a phase makes its own
+    steps.
     """
     phases = method.phases(server, client, start, local.epochs or 1)
     if not local.plain and any(phase.step for phase in phases):
@@ -346,8 +413,10 @@ def own_steps(method: str, local: Local) -> str:
 class Steps(NamedTuple):
     """Hold what the steps of one client take, in order.
 
-    positions: of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those of a short minibatch.
-    views: how each of them is seen, uniform numbers `[steps, Phase.batches, batch, Federation.views]`.
+    positions: of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those of
+    a short minibatch.
+    views: how each of them is seen, uniform numbers `[steps, Phase.batches, batch,
+    Federation.views]`.
     random: the samples' numbers `[steps, Phase.batches, batch, randoms]`.
     """
 
@@ -368,16 +437,20 @@ def steps(
 ) -> Steps:
     """Deal a client's samples to the steps of some epochs of a phase, reshuffled each epoch.
 
-    A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step are left out.
-    fixed: so many steps take the place of an epoch, from one pass over the samples into the next. randoms: how many
-    numbers each sample is given.
+    A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step
+    are left out.
+    fixed: so many steps take the place of an epoch, from one pass over the samples into the next.
+    randoms: how many numbers each sample is given.
     """
     samples = len(federation.train[client])
     count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
     now = slice(None)
     if fixed and count:
         first, last = fixed * epochs.start, fixed * epochs.stop
-        epochs, now = range(first // count, -(-last // count)), slice(first % count, first % count + last - first)
+        epochs, now = (
+            range(first // count, -(-last // count)),
+            slice(first % count, first % count + last - first),
+        )
     batch = min(batch_size, samples)
     room = count * phase.batches * batch
     taken = min(samples, room)
@@ -397,8 +470,12 @@ def steps(
     return Steps(*(part[now] for part in whole))
 
 
-def passed(phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None) -> int:
-    """Count the samples of a client that has so many which `steps` deals, each as often as it is dealt."""
+def passed(
+    phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
+) -> int:
+    """Count the samples of a client that has so many which `steps` deals, each as often as it is
+    dealt.
+    """
     count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
     batch = min(batch_size, samples)
     a_pass = min(samples, count * phase.batches * batch)
@@ -422,7 +499,9 @@ class Tuning(NamedTuple):
 def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> TrainPlan:
     """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
-    def loss(server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Tensor:
+    def loss(
+        server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
+    ) -> Tensor:
         return batch.cross_entropy(method.predict(net, params, batch))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)

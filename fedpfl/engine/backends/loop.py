@@ -1,8 +1,9 @@
 """The loop backend: one client after another, on worker threads with one intra-op thread each.
 
-On a CPU small batches gain more from two clients side by side than from two threads inside an operator, and
-oversubscription cannot happen. Convolutions run channels-last. Each client is computed by one thread with one fixed
-order of operations, so the number of workers does not change a bit of the result.
+On a CPU small batches gain more from two clients side by side than from two threads inside an
+operator, and oversubscription cannot happen. Convolutions run channels-last. Each client is
+computed by one thread with one fixed order of operations, so the number of workers does not change
+a bit of the result.
 """
 
 from __future__ import annotations
@@ -20,15 +21,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.engine.answers import Found, alike
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
-from fedpfl.engine.jobs import End, EvalJob, TrainJob
+from fedpfl.engine.backends.ranks import cores
 from fedpfl.engine.keys import generator, seeded, watched
 from fedpfl.engine.measures import measured
-from fedpfl.engine.participation import One, evaluation, participation
-from fedpfl.engine.ranks import cores
-from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, uneven, update_
-from fedpfl.engine.shard import gathered
+from fedpfl.engine.training.hook_checks import Found, alike
+from fedpfl.engine.training.jobs import End, EvalJob, TrainJob
+from fedpfl.engine.training.participation import One, evaluation, participation
+from fedpfl.engine.training.sgd import (
+    Local,
+    at_rest,
+    bits,
+    complete,
+    idle,
+    movement,
+    numbered,
+    parked,
+    steps,
+    uneven,
+    update_,
+)
+from fedpfl.engine.training.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.errors import contained
 from fedpfl.ground.tree import Tree
@@ -48,18 +61,27 @@ class Loop(Backend):
             keep_memory()
         self.engine = engine
         self.net, self._local = net, threading.local()
-        self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
+        self._autocast = partial(
+            torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
+        )
         self._arithmetic = partial(arithmetic, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-        # A network that draws from torch's generator alone has one for each client, so that clients go side by side.
+        # A network that draws from torch's generator alone has one for each client, so that clients
+        # go side by side.
         traits = net.traits
-        self._side_by_side = traits.draws <= {"torch"} and not traits.recomputes and device.type == "cpu"
-        self._alone: threading.Lock | None = None  # held by the one client that is computed, where one draws
+        self._side_by_side = (
+            traits.draws <= {"torch"} and not traits.recomputes and device.type == "cpu"
+        )
+        self._alone: threading.Lock | None = (
+            None  # held by the one client that is computed, where one draws
+        )
         if traits.draws and not self._side_by_side:
             self._alone = threading.Lock()
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """See Backend. The clients of all calls share the pool, largest first, so that its threads end together."""
+        """See Backend. The clients of all calls share the pool, largest first, so that its threads
+        end together.
+        """
         with self._arithmetic():
             if self._alone is None:
                 with seeded("loop") as drawn:
@@ -72,7 +94,9 @@ class Loop(Backend):
 
     def _answers(self, calls: Sequence[Call]) -> list[Answer]:
         units = sorted(
-            (-work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
+            (-work(call, client), number, client)
+            for number, call in enumerate(calls)
+            for client in call.clients
         )
         stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
         found: list[Found] = [{} for _ in calls]
@@ -103,10 +127,15 @@ class Loop(Backend):
         return answers
 
     def _drawing(self, call: Call, row: One, stop: threading.Event) -> Any:
-        """Do `_answer` for one client at a time, with random numbers of its own: no order and no cohort matters."""
+        """Do `_answer` for one client at a time, with random numbers of its own: no order and no
+        cohort matters.
+        """
         assert self._alone
         drawn = self.net.traits.draws
-        with self._alone, watched(call.method, *call.draws.own(row.clients[0]), network_draws=drawn):
+        with (
+            self._alone,
+            watched(call.method, *call.draws.own(row.clients[0]), network_draws=drawn),
+        ):
             return self._answer(call, One(row.clients[0], found=row.found), stop)
 
     def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
@@ -125,11 +154,18 @@ class Loop(Backend):
                 job = work.send(answer)
             except StopIteration as done:
                 return done.value
-            answer = self._evaluate(net, job) if isinstance(job, EvalJob) else self._train(net, job, stop)
+            answer = (
+                self._evaluate(net, job)
+                if isinstance(job, EvalJob)
+                else self._train(net, job, stop)
+            )
 
     def _evaluate(self, net: Net, job: EvalJob) -> Counts:
         ((federation, client),) = job.rows
-        data, bound = gathered(federation, getattr(federation, job.split)[client]), net.bind(job.buffers)
+        data, bound = (
+            gathered(federation, getattr(federation, job.split)[client]),
+            net.bind(job.buffers),
+        )
         barred = federation.barred
         correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
         loss = torch.zeros((), device=data.y.device)
@@ -138,7 +174,9 @@ class Loop(Backend):
         with torch.no_grad(), self._autocast():
             for batch in data.chunks(random=tree.send(random, data.y.device)):
                 logits = job.method.predict(bound, job.params, batch.unlabelled())
-                allowed = logits if barred is None else logits.masked_fill(barred[client], -torch.inf)
+                allowed = (
+                    logits if barred is None else logits.masked_fill(barred[client], -torch.inf)
+                )
                 correct += (allowed.argmax(1) == batch.y).sum()
                 loss += F.cross_entropy(logits, batch.y, reduction="sum")
                 kept += [allowed] if job.metrics else []
@@ -158,13 +196,25 @@ class Loop(Backend):
 class _Training:
     """Hold a client's trained tree, state and buffers on the way through its phases."""
 
-    def __init__(self, net: Net, job: TrainJob, autocast: Callable[[], AbstractContextManager], stop: threading.Event):
+    def __init__(
+        self,
+        net: Net,
+        job: TrainJob,
+        autocast: Callable[[], AbstractContextManager],
+        stop: threading.Event,
+    ):
         self._net, self._job, self._autocast, self._stop = net, job, autocast, stop
         ((federation, number),) = job.rows
         self._data = gathered(federation, federation.train[number])
-        self._params, self._client, self._buffers = tree.map(working_copy, job.start), job.client, job.buffers
+        self._params, self._client, self._buffers = (
+            tree.map(working_copy, job.start),
+            job.client,
+            job.buffers,
+        )
         self._memory, self._uneven = at_rest(job.plan, self._params), uneven(job.plan.phases)
-        self._total, self._by_sample, self._samples = torch.zeros(3, device=self._data.y.device).unbind()
+        self._total, self._by_sample, self._samples = torch.zeros(
+            3, device=self._data.y.device
+        ).unbind()
         self._steps, self._records = 0, list[Tree]()
 
     def play(self, phase: Phase, epochs: range) -> None:
@@ -173,8 +223,14 @@ class _Training:
         moves, local = movement(phase, self._params), job.plan.local.during(phase)
         for i, leaf in enumerate(leaves):
             leaf.requires_grad_(i in moves.moving)
-        moving, moments = [leaves[i] for i in moves.moving], self._memory[phase.stream].of(moves.moving)
-        masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
+        moving, moments = (
+            [leaves[i] for i in moves.moving],
+            self._memory[phase.stream].of(moves.moving),
+        )
+        masks = [
+            None if mask is None else bits(mask, leaf)
+            for mask, leaf in zip(moves.masks, moving, strict=True)
+        ]
         with parked(moments, moves.masks, local) if phase.stream in self._uneven else nullcontext():
             for batches in _batches(job, self._data, phase, epochs, local):
                 if self._stop.is_set():
@@ -193,7 +249,10 @@ class _Training:
         """Return what is left after the last phase."""
         params = tree.map(finished, self._params)
         joined = tree.map(lambda *parts: torch.cat(parts), *self._records) if self._records else {}
-        loss, by_sample = self._total / max(1, self._steps), self._by_sample / self._samples.clamp(min=1)
+        loss, by_sample = (
+            self._total / max(1, self._steps),
+            self._by_sample / self._samples.clamp(min=1),
+        )
         stepped = torch.full_like(loss, self._steps > 0, dtype=torch.bool)
         return End(params, self._client, self._buffers, loss, by_sample, stepped, [joined])
 
@@ -202,13 +261,17 @@ class _Training:
         assert phase.step is not None
         given = tuple(batches) if len(batches) > 1 else batches[0]
         with torch.no_grad(), self._autocast():
-            self._params, loss = phase.step(self._job.server, self._client, bound, self._params, given)
+            self._params, loss = phase.step(
+                self._job.server, self._client, bound, self._params, given
+            )
         return loss.detach()
 
     def _gradient(
         self, phase: Phase, bound: Bound, batch: Batch, leaves: list[Tensor], moving: list[int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss and its gradient at the leaves `moving`, which the phase may look at first."""
+        """Return the loss and its gradient at the leaves `moving`, which the phase may look at
+        first.
+        """
         server, objective = self._job.server, phase.loss or self._job.plan.loss
         with self._autocast():
             loss = objective(server, self._client, bound, self._params, batch)
@@ -222,14 +285,17 @@ class _Training:
             now, gradient = tree.map(Tensor.detach, self._params), complete(grads, leaves, moving)
             with torch.no_grad():
                 whole = tree.rebuild(self._params, gradient)
-                self._client = phase.after_gradient(server, self._client, now, whole, batch, loss, kept)
+                self._client = phase.after_gradient(
+                    server, self._client, now, whole, batch, loss, kept
+                )
         return loss, grads
 
     def _differentiate(self, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         """Return the gradient of the loss at some leaves of the trained tree."""
         if not self._net.traits.recomputes:
             return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
-        # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad` none.
+        # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad`
+        # none.
         for leaf in leaves:
             leaf.grad = None
         loss.backward()
@@ -243,17 +309,25 @@ class _Training:
             self._samples += samples
 
 
-def _batches(job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local) -> Iterator[list[Batch]]:
-    """Give the minibatches of each step of a client whose training data are `data`, planned epoch by epoch."""
+def _batches(
+    job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local
+) -> Iterator[list[Batch]]:
+    """Give the minibatches of each step of a client whose training data are `data`, planned epoch
+    by epoch.
+    """
     ((federation, client),), (draws,), device = job.rows, job.draws, data.y.device
     for epoch in epochs:
         now = range(epoch, epoch + 1)
-        plan = steps(phase, now, local.batch_size, draws, federation, client, local.steps, job.randoms)
+        plan = steps(
+            phase, now, local.batch_size, draws, federation, client, local.steps, job.randoms
+        )
         sizes = (plan.positions >= 0).sum(-1).tolist()
         for *minibatches, counts in zip(*plan, sizes, strict=True):
             step = []
             for rows, seen, random, count in zip(*minibatches, counts, strict=True):
-                batch = data.rows(tree.send(rows[:count], device))._replace(random=tree.send(random[:count], device))
+                batch = data.rows(tree.send(rows[:count], device))._replace(
+                    random=tree.send(random[:count], device)
+                )
                 if federation.augment:
                     x = federation.seen(batch.x, tree.send(seen[:count], device))
                     batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
@@ -262,17 +336,22 @@ def _batches(job: TrainJob, data: Data, phase: Phase, epochs: range, local: Loca
 
 
 def keep_memory() -> None:
-    """Have glibc keep freed memory: the next step asks for the same sizes, and fresh pages cost up to a fifth of it.
+    """Have glibc keep freed memory: the next step asks for the same sizes, and fresh pages cost up
+    to a fifth of it.
 
     Does nothing with another C library.
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         return
-    libc.malloc_trim(0)  # of earlier runs in this process: thousands would fill the memory with gaps
+    libc.malloc_trim(
+        0
+    )  # of earlier runs in this process: thousands would fill the memory with gaps
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # malloc.h
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 2**31 - 1)
-    libc.mallopt(top_pad, 64 * 2**20)  # a thread's heap, which glibc would otherwise give back as a whole
+    libc.mallopt(
+        top_pad, 64 * 2**20
+    )  # a thread's heap, which glibc would otherwise give back as a whole
 
 
 def working_copy(leaf: Tensor) -> Tensor:
@@ -284,6 +363,7 @@ def working_copy(leaf: Tensor) -> Tensor:
 def finished(leaf: Tensor) -> Tensor:
     """Return a trained leaf laid out as one never trained.
 
-    An axis of one entry is contiguous at any stride, and a convolution chooses its kernel, hence last bits, by strides.
+    An axis of one entry is contiguous at any stride, and a convolution chooses its kernel, hence
+    last bits, by strides.
     """
     return leaf.detach().contiguous().flatten().view(leaf.shape)

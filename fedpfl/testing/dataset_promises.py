@@ -20,10 +20,10 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.source import Absent, reading_anew
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
-from fedpfl.data.surroundings import find_influence
 from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.promises import Promise, Unkept, Untriable, promise_in
 from fedpfl.ground.seeding import seeded
+from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
+from fedpfl.testing.surroundings import find_influence
 
 FIELDS = ("x", "y", "groups", "group_names", "test_from", "classes", "mean", "std")
 SLACK = 16 * 2**20  # bytes that any reader may keep beside its samples
@@ -48,13 +48,19 @@ class DatasetTrial:
         options: Mapping[str, Any],
         read_elsewhere: Callable[[], str] | None = None,
     ):
-        self.name, self.data_dir, self.read_elsewhere = name, data_dir.expanduser().absolute(), read_elsewhere
+        self.name, self.data_dir, self.read_elsewhere = (
+            name,
+            data_dir.expanduser().absolute(),
+            read_elsewhere,
+        )
         self.options = {**options}
         if path := options.get("path"):
             self.options["path"] = Path(path).expanduser().absolute()
 
     def load(self, cached: bool = True) -> Samples:
-        """Load it, perhaps from its files alone. Raises Unkept, and Untriable where its files are absent."""
+        """Load it, perhaps from its files alone. Raises Unkept, and Untriable where its files are
+        absent.
+        """
         try:
             with nullcontext() if cached else reading_anew():
                 return self._load(self.data_dir)
@@ -78,7 +84,8 @@ class DatasetTrial:
                 return error
 
     def _load(self, data_dir: Path, **more: Any) -> Samples:
-        # What it draws from the process's generators is the same each time: a promise of its own tells of that.
+        # What it draws from the process's generators is the same each time: a promise of its own
+        # tells of that.
         with seeded("dataset"):
             return datasets.load(self.name, data_dir, **{**self.options, **more})
 
@@ -101,7 +108,11 @@ class DatasetTrial:
         if fault := compare(self.samples, again):
             return fault
         # Where both are one array, only the digest remembers.
-        return "" if fingerprint(again) == self.first_digest else "its samples are others than at first"
+        return (
+            ""
+            if fingerprint(again) == self.first_digest
+            else "its samples are others than at first"
+        )
 
 
 DATASET_PROMISES: list[Promise] = []
@@ -113,7 +124,9 @@ OWN_GENERATOR = "draw from a generator that the reader makes: np.random.default_
 
 @promise("is read, in the form that docs/data.md has", "")
 def has_the_form(trial: DatasetTrial) -> None:
-    """Samples, labels, groups and test_from have agreed types, lengths and ranges, and values are finite."""
+    """Samples, labels, groups and test_from have agreed types, lengths and ranges, and values are
+    finite.
+    """
     assert trial.first_digest
 
 
@@ -143,7 +156,9 @@ def draws_nothing_global(trial: DatasetTrial) -> None:
         raise Unkept(f"draws from the generators of the process, or seeds them: {', '.join(names)}")
 
 
-@promise("does not depend on the working directory, the order of listings, the locale or threads", SORTED)
+@promise(
+    "does not depend on the working directory, the order of listings, the locale or threads", SORTED
+)
 def ignores_surroundings(trial: DatasetTrial) -> None:
     """Runs go on elsewhere, and are compared with runs of other machines."""
 
@@ -157,7 +172,11 @@ def ignores_surroundings(trial: DatasetTrial) -> None:
         raise Unkept(fault)
 
 
-@promise("is the same in another process", f"hash() and sets differ between processes; {SORTED}", slow=True)
+@promise(
+    "is the same in another process",
+    f"hash() and sets differ between processes; {SORTED}",
+    slow=True,
+)
 def repeats_in_another_process(trial: DatasetTrial) -> None:
     """A run that goes on reads its data in another process than it began in."""
     assert trial.read_elsewhere
@@ -165,7 +184,9 @@ def repeats_in_another_process(trial: DatasetTrial) -> None:
     if not digest:
         raise Unkept("another process fails to read it")
     if digest != trial.first_digest:
-        raise Unkept(f"another process reads other samples ({digest[:8]}, here {trial.first_digest[:8]})")
+        raise Unkept(
+            f"another process reads other samples ({digest[:8]}, here {trial.first_digest[:8]})"
+        )
 
 
 @promise(
@@ -179,7 +200,9 @@ def misses_files_in_one_line(trial: DatasetTrial) -> None:
         raise Unkept(f"without its files it is something else, and says nothing: {fault}")
 
 
-@promise("is finite once it is scaled", "leave out what is out of all proportion, or set mean and std")
+@promise(
+    "is finite once it is scaled", "leave out what is out of all proportion, or set mean and std"
+)
 def scales_to_finite_numbers(trial: DatasetTrial) -> None:
     """Constants are finite, and so is what the network sees."""
     samples = trial.samples
@@ -192,7 +215,9 @@ def scales_to_finite_numbers(trial: DatasetTrial) -> None:
         scaled = federation.normalize(samples.x[start : start + CHUNK])
         finite = scaled.flatten(1).isfinite().all(1)
         if not finite.all():
-            raise Unkept(f"sample {start + int((~finite).nonzero()[0])} is not finite once it is scaled")
+            raise Unkept(
+                f"sample {start + int((~finite).nonzero()[0])} is not finite once it is scaled"
+            )
 
 
 @promise(
@@ -209,7 +234,11 @@ def tests_on_other_samples(trial: DatasetTrial) -> None:
         raise Unkept(f"{twins} of {tests} test samples are training samples too")
 
 
-@promise("no sample comes twice", "where that is not how it was published, leave twins out", binding=False)
+@promise(
+    "no sample comes twice",
+    "where that is not how it was published, leave twins out",
+    binding=False,
+)
 def has_no_twins(trial: DatasetTrial) -> None:
     """A twin can be trained on by whoever is tested on the other."""
     samples = trial.samples
@@ -217,7 +246,11 @@ def has_no_twins(trial: DatasetTrial) -> None:
     twins = len(rows) - len(set(rows))
     if not twins:
         return
-    leaks = "" if samples.test_from is None else f", {count_leaks(samples)} of the test part in the training part"
+    leaks = (
+        ""
+        if samples.test_from is None
+        else f", {count_leaks(samples)} of the test part in the training part"
+    )
     raise Unkept(f"{twins} of {len(rows)} samples are there already, bit for bit{leaks}")
 
 
@@ -234,7 +267,9 @@ def has_all_classes(trial: DatasetTrial) -> None:
         raise Unkept(f"{len(empty)} of {samples.classes} classes have no sample: {_shorten(empty)}")
     trained = torch.bincount(samples.y[: samples.test_from], minlength=samples.classes)
     if missing := (trained == 0).nonzero().flatten().tolist():
-        raise Unkept(f"{len(missing)} of {samples.classes} classes are in the test part alone: {_shorten(missing)}")
+        raise Unkept(
+            f"{len(missing)} of {samples.classes} classes are in the test part alone: {_shorten(missing)}"
+        )
 
 
 @promise(
@@ -296,7 +331,11 @@ def describe_reading_error(error: BaseException) -> str:
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors share memory."""
     start, begin = one.data_ptr(), other.data_ptr()
-    return bool(one.nbytes and other.nbytes) and start < begin + other.nbytes and begin < start + one.nbytes
+    return (
+        bool(one.nbytes and other.nbytes)
+        and start < begin + other.nbytes
+        and begin < start + one.nbytes
+    )
 
 
 def _describe(value: Any) -> str:

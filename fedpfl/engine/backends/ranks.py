@@ -1,12 +1,15 @@
 """One run on several processes: `torchrun --nproc_per_node=2 -m fedpfl.train ...`.
 
-Every process plays the same rounds. Where the engine calls its backend, the clients are dealt to the processes, each
-answers for its own, and all answers go to all processes, so that each goes on with the same state. What a client's
-answer is does not depend on who gives it: on the loop backend the run is that of one process, bit for bit.
+Every process plays the same rounds. Where the engine calls its backend, the clients are dealt to
+the processes, each answers for its own, and all answers go to all processes, so that each goes on
+with the same state. What a client's
+answer is does not depend on who gives it: on the loop backend the run is that of one process, bit
+for bit.
 
-Forms of answers, and what went wrong, travel through gloo; a process that dies closes its connections, which ends the
-others' waiting at once. A machine that is gone closes none: the kernel asks after it and closes them in its place.
-Tensors on GPUs travel through NCCL, once everybody is there.
+Forms of answers, and what went wrong, travel through gloo; a process that dies closes its
+connections, which ends the others' waiting at once. A machine that is gone closes none: the kernel
+asks after it and closes them in its place. Tensors on GPUs travel through NCCL, once everybody is
+there.
 """
 
 from __future__ import annotations
@@ -53,12 +56,18 @@ def launched() -> bool:
 
 def local() -> tuple[int, int]:
     """Return this process's number on its machine, and how many there are."""
-    return (int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])) if launched() else (0, 1)
+    return (
+        (int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        if launched()
+        else (0, 1)
+    )
 
 
 def cores() -> int:
     """Return this process's share of the cores that processes on this machine may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, usable // local()[1])
 
 
@@ -84,8 +93,8 @@ def join() -> None:
 def _watch() -> None:
     """Have the kernel watch this process's connections, as gloo and torchrun's store do not.
 
-    One breaks where the other machine does not answer for SILENCE seconds, be it while both are waiting (keep-alive) or
-    while something is on its way (user timeout).
+    One breaks where the other machine does not answer for SILENCE seconds, be it while both are
+    waiting (keep-alive) or while something is on its way (user timeout).
     """
     values = {"TCP_KEEPIDLE": SILENCE // 3, "TCP_KEEPINTVL": SILENCE // 6, "TCP_KEEPCNT": 4}
     values["TCP_USER_TIMEOUT"] = 1000 * SILENCE
@@ -103,7 +112,10 @@ def _connections() -> Iterator[socket.socket]:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as own:
-                if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
+                if (
+                    own.family in (socket.AF_INET, socket.AF_INET6)
+                    and own.type == socket.SOCK_STREAM
+                ):
                     yield own
 
 
@@ -114,7 +126,8 @@ def part() -> None:
 
 
 def tells() -> bool:
-    """Return whether it is this process that says what went wrong: one does, process 0 where it has something to say.
+    """Return whether it is this process that says what went wrong: one does, process 0 where it has
+    something to say.
 
     Nothing interrupts a process that has asked.
     """
@@ -126,7 +139,9 @@ def tells() -> bool:
         while time.monotonic() < until and not _store[0].check(["told"]):
             time.sleep(0.05)
         return _store[0].add("told", 1) == 1
-    except RuntimeError:  # torchrun is gone, or the machine that all meet at: one process of each machine tells
+    except (
+        RuntimeError
+    ):  # torchrun is gone, or the machine that all meet at: one process of each machine tells
         return local()[0] == 0
 
 
@@ -149,11 +164,17 @@ def mine(client: int) -> bool:
 
 
 def share(value: T, source: int = 0) -> T:
-    """Return one process's value, a tree of CPU tensors and plain values, in all; the others' are not looked at."""
+    """Return one process's value, a tree of CPU tensors and plain values, in all; the others' are
+    not looked at.
+    """
     if not dist.is_initialized():
         return value
     gives = dist.get_rank() == source
-    told = [tree.map(lambda leaf: _Form.of(leaf) if isinstance(leaf, Tensor) else leaf, value) if gives else None]
+    told = [
+        tree.map(lambda leaf: _Form.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
+        if gives
+        else None
+    ]
     with _together():
         dist.broadcast_object_list(told, source)
 
@@ -185,7 +206,9 @@ def over(backend: Backend, device: torch.device) -> Backend:
 
 
 def deal(loads: Sequence[float], ranks: int) -> list[int]:
-    """Return who takes each client: the largest first, each to who has least to do; numbers break ties."""
+    """Return who takes each client: the largest first, each to who has least to do; numbers break
+    ties.
+    """
     owners, dealt = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
     for place in sorted(range(len(loads)), key=lambda place: -loads[place]):
         load, clients, owner = min(dealt)
@@ -195,13 +218,18 @@ def deal(loads: Sequence[float], ranks: int) -> list[int]:
 
 
 def frames(error: BaseException) -> list[tuple[str, str, int]]:
-    """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
+    """Return where an error has passed, outermost first: file, function, line. Also of one from
+    another process.
+    """
     here = ((frame.f_code, line) for frame, line in traceback.walk_tb(origin(error).__traceback__))
-    return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
+    return getattr(error, "frames", None) or [
+        (code.co_filename, code.co_qualname, line) for code, line in here
+    ]
 
 
 def blamed(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
-    """Return which function of a method's files has led to an error, and the last place there as `file:line`, or None.
+    """Return which function of a method's files has led to an error, and the last place there as
+    `file:line`, or None.
 
     The files are those of its class and of methods that it derives from.
     """
@@ -212,7 +240,9 @@ def blamed(error: BaseException, method: type[Method]) -> tuple[str, str] | None
 
 
 class Ranks(Backend):
-    """Every process answers for some clients of a call, by a backend of its own, and hears of the others."""
+    """Every process answers for some clients of a call, by a backend of its own, and hears of the
+    others.
+    """
 
     def __init__(self, backend: Backend, device: torch.device):
         self._backend, self._device, self.net = backend, device, backend.net
@@ -242,22 +272,34 @@ class Ranks(Backend):
             mine = self._backend._one(_some(call, here)) if here else None
         except Exception as error:
             failed = error
-        said = _portable(failed) if failed else tree.map(_Form.of, tree.take(mine, 0)) if here else None
+        said = (
+            _portable(failed)
+            if failed
+            else tree.map(_Form.of, tree.take(mine, 0))
+            if here
+            else None
+        )
         told, digests = zip(*_everyones((said, fingerprint(call.state.server))), strict=True)
         if failure := next((own for own in told if isinstance(own, Exception)), None):
             return failed or failure
-        if parted := next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None):
+        if parted := next(
+            (rank for rank, digest in enumerate(digests) if digest != digests[0]), None
+        ):
             return FedpflError(
                 f"after round {call.state.round} process {parted} has another server state than process 0; take "
                 "processors of one kind, which round alike"
             )
         forms = [form for form in told if form is not None]
         if any(form != forms[0] for form in forms):  # in whatever order
-            return FedpflError(f"{type(call.method).__name__} brings back trees of different forms from its clients")
+            return FedpflError(
+                f"{type(call.method).__name__} brings back trees of different forms from its clients"
+            )
         return self._gathered(forms[0], dealt, mine)
 
     def _gathered(self, form: Tree, dealt: list[list[int]], mine: Tree) -> Any:
-        """Return the whole answer, of which each process has some rows; one buffer travels from each."""
+        """Return the whole answer, of which each process has some rows; one buffer travels from
+        each.
+        """
         whole = tree.map(lambda row: row.empty(self._device, sum(map(len, dealt))), form)
         leaves = _by_size(whole)
         for rank, places in enumerate(dealt):
@@ -265,7 +307,9 @@ class Ranks(Backend):
             if not sum(sizes):
                 continue
             if rank == dist.get_rank():
-                own = _by_size(tree.map(lambda _, leaf: leaf.to(self._device), form, mine))  # in the form's order
+                own = _by_size(
+                    tree.map(lambda _, leaf: leaf.to(self._device), form, mine)
+                )  # in the form's order
                 buffer = torch.cat([_raw(leaf) for leaf in own])
             else:
                 buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
@@ -306,7 +350,9 @@ def _together() -> Iterator[None]:
     except RuntimeError as error:
         # Before and behind it is what might help PyTorch's authors.
         short = re.sub(r"^\[\S*\] ", "", reason(error)).partition(". ")[0]
-        raise KeyboardInterrupt(f"another process of the run cannot be reached ({short})") from error
+        raise KeyboardInterrupt(
+            f"another process of the run cannot be reached ({short})"
+        ) from error
 
 
 def _everyones(value: Any) -> list[Any]:
@@ -328,7 +374,9 @@ def _raw(leaf: Tensor) -> Tensor:
 
 
 def _by_size(stacked: Tree) -> list[Tensor]:
-    """Return leaves, those of the largest elements first, so that in a buffer each begins where its type may."""
+    """Return leaves, those of the largest elements first, so that in a buffer each begins where its
+    type may.
+    """
     return sorted(tree.leaves(stacked), key=lambda leaf: -leaf.element_size())
 
 

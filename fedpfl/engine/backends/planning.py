@@ -1,4 +1,6 @@
-"""The samples of many clients' steps laid side by side, `[steps, rows, ...]`; short ones are padded with weight 0."""
+"""The samples of many clients' steps laid side by side, `[steps, rows, ...]`; short ones are padded
+with weight 0.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.jobs import TrainJob
-from fedpfl.engine.sgd import steps
+from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.sgd import steps
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, Phase
 
@@ -21,13 +23,24 @@ PASS = 16_384  # and of all clients together, where a GPU has room
 def train_steps(
     job: TrainJob, phase: Phase, epochs: range, batch_size: int, width: int = 0
 ) -> tuple[list[Tensor], list[int]]:
-    """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are sorted by steps.
+    """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are
+    sorted by steps.
 
-    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their weights
-    `[steps, rows, minibatches, batch]`, random numbers and views `[..., numbers]`. width: the least `batch`.
+    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their
+    weights `[steps, rows, minibatches, batch]`, random numbers and views `[..., numbers]`. width:
+    the least `batch`.
     """
     plans = [
-        steps(phase, epochs, batch_size, draws, row.federation, row.client, job.plan.local.steps, job.randoms)
+        steps(
+            phase,
+            epochs,
+            batch_size,
+            draws,
+            row.federation,
+            row.client,
+            job.plan.local.steps,
+            job.randoms,
+        )
         for row, draws in zip(job.rows, job.draws, strict=True)
     ]
     counts = [len(plan.positions) for plan in plans]
@@ -36,7 +49,9 @@ def train_steps(
     chosen, random, views = [], [], []
     for row, plan in zip(job.rows, plans, strict=True):
         short = batch - plan.positions.shape[2]
-        indices = torch.where(plan.positions < 0, -1, row.federation.train[row.client][plan.positions])
+        indices = torch.where(
+            plan.positions < 0, -1, row.federation.train[row.client][plan.positions]
+        )
         chosen.append(F.pad(torch.stack([indices, plan.positions], 1), (0, short), value=-1))
         random.append(F.pad(plan.random, (0, 0, 0, short)))
         views.append(F.pad(plan.views, (0, 0, 0, short)))
@@ -48,7 +63,8 @@ def train_steps(
 def passes(
     federation: Federation, owned: Sequence[Tensor], random: Sequence[Tensor]
 ) -> Iterator[tuple[slice | Tensor, Batch]]:
-    """Give rows of clients with a batch of each one's samples, until all that they own have been given.
+    """Give rows of clients with a batch of each one's samples, until all that they own have been
+    given.
 
     random: numbers of each one's samples, `[samples, numbers]`.
     """
@@ -62,7 +78,9 @@ def passes(
         for own, drawn in zip(chunks, random, strict=True)
     ]
     parts = [*_real(_beside(chunks)), _beside(numbers)]
-    for step, (index, weight, drawn) in enumerate(zip(*(tree.send(part, device) for part in parts), strict=True)):
+    for step, (index, weight, drawn) in enumerate(
+        zip(*(tree.send(part, device) for part in parts), strict=True)
+    ):
         active = (counts > step).nonzero()[:, 0]
         leading = int(active[-1]) == len(active) - 1
         rows = slice(len(active)) if leading else tree.send(active, device)

@@ -1,7 +1,8 @@
 """The tiny federation on which methods are tried, and comparisons of what came of it.
 
-loop = batched: from one common state each round, 2e-6 absolute and 1e-4 relative (scores such as Fisher's are squares
-of gradients); everything within one backend, precision and width is bit for bit.
+loop = batched: from one common state each round, 2e-6 absolute and 1e-4 relative (scores such as
+Fisher's are squares of gradients); everything within one backend, precision and width is bit for
+bit.
 """
 
 from __future__ import annotations
@@ -16,17 +17,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Backend, Engine, Local, Outcome, State, Stopping, Tuning, begin, make, pick, play
+from fedpfl.engine import (
+    Backend,
+    Engine,
+    Local,
+    Outcome,
+    State,
+    Stopping,
+    Tuning,
+    begin,
+    make,
+    pick,
+    play,
+)
 from fedpfl.engine.backend import Counts, Participation, TrainCall, met
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.participation import One
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.training.participation import One
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.ground.promises import Unkept
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.models.norm import BatchNorm2d
+from fedpfl.testing.promises import Unkept
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -45,7 +58,9 @@ AGREE = {"atol": 2e-6, "rtol": 1e-4}
 
 
 class Tiny(nn.Module):
-    """549 parameters for [1, 8, 8]; smooth, so that no kink amplifies rounding. `norm` adds BatchNorm."""
+    """549 parameters for [1, 8, 8]; smooth, so that no kink amplifies rounding. `norm` adds
+    BatchNorm.
+    """
 
     def __init__(self, norm: bool = False):
         super().__init__()
@@ -61,12 +76,16 @@ class Tiny(nn.Module):
 
 
 def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
-    """Return a Tiny network; the same for the same seed. pairs: low-rank ones in each layer but the head, if any."""
+    """Return a Tiny network; the same for the same seed. pairs: low-rank ones in each layer but the
+    head, if any.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = Tiny(norm)
     if pairs:
-        ADAPTERS["lora"](module, "classifier", seed, rank=2, alpha=4.0, layers=("conv", "linear"), pairs=pairs)
+        ADAPTERS["lora"](
+            module, "classifier", seed, rank=2, alpha=4.0, layers=("conv", "linear"), pairs=pairs
+        )
     return Net(module, sample=(1, 8, 8), rounds=len(COHORTS))
 
 
@@ -87,13 +106,22 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
     pattern = torch.rand(CLASSES, 1, 8, 8, generator=g)
     x = 0.5 * pattern[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=g)
     return Federation(
-        "toy", (255 * x).to(torch.uint8), y, CLASSES, (0.4,), (0.3,), train=tuple(own_train), test=tuple(own_test)
+        "toy",
+        (255 * x).to(torch.uint8),
+        y,
+        CLASSES,
+        (0.4,),
+        (0.3,),
+        train=tuple(own_train),
+        test=tuple(own_test),
     )
 
 
 @cache
 def small() -> Federation:
-    """Return the federation on which methods are tried; what it holds out are its test samples once more."""
+    """Return the federation on which methods are tried; what it holds out are its test samples once
+    more.
+    """
     federation = federate(TRAIN, TEST)
     return dataclasses.replace(federation, validation=federation.test)
 
@@ -151,7 +179,9 @@ def participate(
     laid = met(TrainCall(method, federation, state, whole, local, draws)).laid
     rows = torch.tensor([whole.index(client) for client in cohort])
     given = (method, federation, state, cohort, local, draws)
-    return make(as_engine(engine), net, CPU).participate(*given, laid=laid and tree.take(laid, rows))
+    return make(as_engine(engine), net, CPU).participate(
+        *given, laid=laid and tree.take(laid, rows)
+    )
 
 
 NUDGES = (2e-7, 4e-7, 6e-7)
@@ -161,7 +191,8 @@ NUDGES = (2e-7, 4e-7, 6e-7)
 class Trial:
     """A method on the tiny federation; runs that several promises look at are played once.
 
-    pairs: low-rank ones in each layer of a network that is frozen else, which a method may also want itself.
+    pairs: low-rank ones in each layer of a network that is frozen else, which a method may also
+    want itself.
     """
 
     def __init__(self, method: Method, pairs: int = 0):
@@ -176,14 +207,20 @@ class Trial:
     def played(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
         """Return states and outcomes of two rounds, which are not to be changed."""
         if (engine, norm) not in self._played:
-            self._played[engine, norm] = rounds(self.method, self.net(norm), small(), COHORTS, engine=engine)
+            self._played[engine, norm] = rounds(
+                self.method, self.net(norm), small(), COHORTS, engine=engine
+            )
         return self._played[engine, norm]
 
     def brought(self, engine: str) -> Participation:
-        """Return what the cohort of that run's second round brings back, which is not to be changed."""
+        """Return what the cohort of that run's second round brings back, which is not to be
+        changed.
+        """
         if engine not in self._brought:
             state = self.played(engine)[0][1]
-            self._brought[engine] = participate(self.method, self.net(), small(), state, COHORTS[1], engine=engine)
+            self._brought[engine] = participate(
+                self.method, self.net(), small(), state, COHORTS[1], engine=engine
+            )
         return self._brought[engine]
 
     def result(self, engine: str, t: int, norm: bool = False) -> tuple[State, Outcome]:
@@ -192,16 +229,29 @@ class Trial:
         return states[t + 1], outcomes[t]
 
     def replayed(
-        self, engine: Engine | str, t: int, *, of: str = "loop", norm: bool = False, cohort: list[int] | None = None
+        self,
+        engine: Engine | str,
+        t: int,
+        *,
+        of: str = "loop",
+        norm: bool = False,
+        cohort: list[int] | None = None,
     ) -> tuple[State, Outcome]:
-        """Play the round on another engine, from the state that the run on engine `of` has reached by then."""
-        (runner, federation), state = self._stage(engine, norm), copy.deepcopy(self.played(of, norm)[0][t])
+        """Play the round on another engine, from the state that the run on engine `of` has reached
+        by then.
+        """
+        (runner, federation), state = (
+            self._stage(engine, norm),
+            copy.deepcopy(self.played(of, norm)[0][t]),
+        )
         return play(runner, self.method, federation, state, cohort or COHORTS[t], LOCAL, 0)
 
     def judged(self, engine: str, tuning: Tuning | None) -> Counts:
         """Evaluate everyone after two rounds on the loop backend."""
         runner, federation = self._stage(engine)
-        return runner.evaluate(self.method, federation, self.played("loop")[0][-1], EVERYONE, tuning)
+        return runner.evaluate(
+            self.method, federation, self.played("loop")[0][-1], EVERYONE, tuning
+        )
 
     def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
         return make(as_engine(engine), self.net(norm), CPU), small()
@@ -218,7 +268,9 @@ class Trial:
 
 
 class Nudged(Trial):
-    """A method where rounding alone tells both backends apart: the other one is loop, too, on samples `by` larger."""
+    """A method where rounding alone tells both backends apart: the other one is loop, too, on
+    samples `by` larger.
+    """
 
     def __init__(self, method: Method, by: float):
         super().__init__(method)
@@ -249,7 +301,11 @@ def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
     if isinstance(tree, list | tuple):
         tree = dict(enumerate(tree))
     if isinstance(tree, dict):
-        return {k: leaf for key, part in tree.items() for k, leaf in flatten(part, f"{path}/{key}").items()}
+        return {
+            k: leaf
+            for key, part in tree.items()
+            for k, leaf in flatten(part, f"{path}/{key}").items()
+        }
     return {path: tree}
 
 
@@ -258,7 +314,11 @@ def differing(a: Any, b: Any) -> list[str]:
     a, b = flatten(a), flatten(b)
     if a.keys() != b.keys():
         raise Unkept(f"has other entries: {', '.join(sorted(set(a) ^ set(b)))}")
-    return [k for k in a if a[k].dtype != b[k].dtype or a[k].shape != b[k].shape or not torch.equal(a[k], b[k])]
+    return [
+        k
+        for k in a
+        if a[k].dtype != b[k].dtype or a[k].shape != b[k].shape or not torch.equal(a[k], b[k])
+    ]
 
 
 def same(what: str, a: Any, b: Any) -> None:
@@ -277,7 +337,11 @@ def close(what: str, a: Any, b: Any, atol: float, rtol: float) -> None:
 def _near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.allclose(a, b, rtol, atol, equal_nan=True) if a.is_floating_point() else torch.equal(a, b)
+    return (
+        torch.allclose(a, b, rtol, atol, equal_nan=True)
+        if a.is_floating_point()
+        else torch.equal(a, b)
+    )
 
 
 def _none(what: str, far: list[str], a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
@@ -293,17 +357,27 @@ def _none(what: str, far: list[str], a: dict[str, Tensor], b: dict[str, Tensor])
     raise Unkept(f"{what}: {name and name + ' '}{by}{more}")
 
 
-def agree(what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], atol: float, rtol: float) -> None:
-    """Raise Unkept where two results of a round disagree: trees and losses within tolerance, counts exactly."""
+def agree(
+    what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], atol: float, rtol: float
+) -> None:
+    """Raise Unkept where two results of a round disagree: trees and losses within tolerance, counts
+    exactly.
+    """
     close(what, one[0], other[0], atol, rtol)
     a, b = one[1], other[1]
     for name in ("before", "after"):
         judged, again = getattr(a, name), getattr(b, name)
-        same(f"{what}, evaluated {name} training", [judged.correct, judged.total], [again.correct, again.total])
+        same(
+            f"{what}, evaluated {name} training",
+            [judged.correct, judged.total],
+            [again.correct, again.total],
+        )
         close(f"{what}, loss {name} training", judged.loss, again.loss, 1e-4, 1e-4)
     close(f"{what}, training loss", a.loss, b.loss, 1e-5, 1e-4)
     same(f"{what}, whether training is finite", a.finite, b.finite)
     if (a.sent, a.sound) != (b.sent, b.sound):
         raise Unkept(f"{what}: {a.sent} and {b.sent} travelled")
-    metrics, others = ({name: torch.tensor(value) for name, value in own.metrics.items()} for own in (a, b))
+    metrics, others = (
+        {name: torch.tensor(value) for name, value in own.metrics.items()} for own in (a, b)
+    )
     close(f"{what}, metrics", metrics, others, 1e-6, 1e-4)

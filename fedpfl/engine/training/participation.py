@@ -1,6 +1,8 @@
-"""A client's part in a round, and its evaluation, written once: generators that yield what to train and to evaluate.
+"""A client's part in a round, and its evaluation, written once: generators that yield what to train
+and to evaluate.
 
-A backend runs them for one client (`One`) or for many stacked (`Many`), and answers each job as it comes.
+A backend runs them for one client (`One`) or for many stacked (`Many`), and answers each job as it
+comes.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.answers import Found, alike, asked, difference, form
 from fedpfl.engine.backend import AnyCall, Counts, EvalCall, Participation, TrainCall
-from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
-from fedpfl.engine.operations import Meter, operations
-from fedpfl.engine.program import each
-from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
-from fedpfl.engine.shard import training_shard
+from fedpfl.engine.backends.programs import each
+from fedpfl.engine.training.hook_checks import Found, alike, asked, difference, form
+from fedpfl.engine.training.jobs import End, EvalJob, Row, TrainJob
+from fedpfl.engine.training.operations import Meter, operations
+from fedpfl.engine.training.sgd import TrainPlan, fine_tuning, training
+from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import traffic, tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.traffic import Traffic
@@ -35,7 +37,9 @@ class One:
     found: the forms of what each client of the call has found out, by hook.
     """
 
-    def __init__(self, client: int, common: dict[str, Any] | None = None, found: Found | None = None):
+    def __init__(
+        self, client: int, common: dict[str, Any] | None = None, found: Found | None = None
+    ):
         self.clients = [client]
         self._common = {} if common is None else common
         self.found: Found = {} if found is None else found
@@ -50,7 +54,9 @@ class One:
         return hook(*trees)
 
     def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
-        """Apply that hook: once for all clients of a call in the initial state, unless it asks for their numbers."""
+        """Apply that hook: once for all clients of a call in the initial state, unless it asks for
+        their numbers.
+        """
         hook, state = partial(call.method.personal, call.state.server), call.state
         if found or not state.rows.alike(self.clients[0]):
             return hook(client)
@@ -61,11 +67,17 @@ class One:
                 self._common["personal"] = None
         return hook(client) if self._common["personal"] is None else self._common["personal"]
 
-    def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
-        """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
+    def one_by_one(
+        self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None
+    ) -> Any:
+        """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per
+        client.
+        """
         return self._noted(hook, self.clients[0], hook(self.clients[0], *trees, *(kept or ())))
 
-    def _noted(self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]) -> dict[str, Tree]:
+    def _noted(
+        self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]
+    ) -> dict[str, Tree]:
         """Note the form of what a client has found out; return it with what is Ragged completed."""
         self.found.setdefault(hook.__name__, {})[client] = form(answer)
         return tree.completed(answer)
@@ -87,7 +99,11 @@ class Many(One):
         rows = torch.tensor([call.clients.index(client) for client in self.clients])
 
         def taken(leaf: Tensor) -> Tensor:  # what is one for all stays one
-            return leaf[: len(rows)] if leaf.dim() and not leaf.stride(0) else leaf[tree.send(rows, leaf.device)]
+            return (
+                leaf[: len(rows)]
+                if leaf.dim() and not leaf.stride(0)
+                else leaf[tree.send(rows, leaf.device)]
+            )
 
         return laid_over(call.state.client(self.clients), tree.map(taken, call.laid or {}))
 
@@ -99,11 +115,15 @@ class Many(One):
         """Apply that hook to all."""
         return self.each(partial(call.method.personal, call.state.server), client)
 
-    def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
+    def one_by_one(
+        self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None
+    ) -> Any:
         """Call it client by client and stack the answers, what is Ragged padded."""
         answers = []
         for row, client in enumerate(self.clients):
-            own = [tree.take(stacked, row) for stacked in trees] + ([kept[row]] if kept is not None else [])
+            own = [tree.take(stacked, row) for stacked in trees] + (
+                [kept[row]] if kept is not None else []
+            )
             answers.append(self._noted(hook, client, hook(client, *own)))
         alike(hook.__name__, self.found[hook.__name__])
         return tree.padded(answers)
@@ -118,7 +138,9 @@ class Many(One):
             leaves = [leaf for mask in once(plan).values() for leaf in tree.leaves(mask)]
             return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-        def once(plan: TrainPlan) -> dict[int, Tree]:  # masks that phases share are shared stacked too
+        def once(
+            plan: TrainPlan,
+        ) -> dict[int, Tree]:  # masks that phases share are shared stacked too
             return {id(phase.mask): phase.mask for phase in plan.phases}
 
         values = iter(self.each(masks, *trees))
@@ -129,7 +151,9 @@ class Many(One):
 
 
 def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:
-    """Return a state with what was found; of the FACTS the statistics alone may be other ones, of the same form."""
+    """Return a state with what was found; of the FACTS the statistics alone may be other ones, of
+    the same form.
+    """
     own = client["statistics"]
     if told := difference(new := found.get("statistics", own), own):
         raise Broken(f"statistics were found in another form than the network's, {told}")
@@ -137,16 +161,22 @@ def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree
 
 
 Autocast = Callable[[], AbstractContextManager]
-_first: dict[tuple[Any, ...], int] = {}  # the round in which a call of a kind was first answered here
+_first: dict[
+    tuple[Any, ...], int
+] = {}  # the round in which a call of a kind was first answered here
 
 
 def newly(call: AnyCall, net: Net) -> AnyCall:
-    """Return the call with its method `asked`, unless this process has answered one of its kind in an earlier round."""
+    """Return the call with its method `asked`, unless this process has answered one of its kind in
+    an earlier round.
+    """
     method, federation, state = call.method, call.federation, call.state
     kind = type(method), type(call), isinstance(call, EvalCall) and call.tuning is None
     if state.round > _first.setdefault(kind, state.round):
         return call
-    return call._replace(method=asked(method, net, state.rows.initial["client"], federation.classes))
+    return call._replace(
+        method=asked(method, net, state.rows.initial["client"], federation.classes)
+    )
 
 
 def participation(
@@ -156,25 +186,39 @@ def participation(
     call = newly(call, net)
     method, federation, state, _, local, draws, stopping, turn, _, counted = call
     server, device = state.server, federation.x.device
-    places, drawing = [Row(federation, number) for number in rows.clients], [draws] * len(rows.clients)
-    meters: dict[int, Any] = {number: Meter() if counted else nullcontext() for number in rows.clients}
+    places, drawing = (
+        [Row(federation, number) for number in rows.clients],
+        [draws] * len(rows.clients),
+    )
+    meters: dict[int, Any] = {
+        number: Meter() if counted else nullcontext() for number in rows.clients
+    }
 
     def sample(number: int) -> dict[str, Tree]:
-        return tree.map(lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number)))
+        return tree.map(
+            lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number))
+        )
 
     def begin(client: dict[str, Tree]) -> tuple[Tree, Traffic]:
         sent = method.download(server, client)
         return method.start(tree.received(sent), client), traffic.count(sent)
 
-    def before_training(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
+    def before_training(
+        number: int, client: dict[str, Tree], buffers: dict[str, Tree]
+    ) -> dict[str, Tree]:
         shard = training_shard(federation, number, local.batch_size, draws)
         with autocast(), meters[number]:
             return method.before_training(server, client, net.bind(buffers, training=True), shard)
 
-    def planned(number: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]) -> dict[str, Tree]:
+    def planned(
+        number: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
+    ) -> dict[str, Tree]:
         bound = net.bind(buffers, training=True)
         plans = [training(method, own, server, client, start) for own in counted]
-        found = [operations(method, bound, plan, server, client, start, federation, number) for plan in plans]
+        found = [
+            operations(method, bound, plan, server, client, start, federation, number)
+            for plan in plans
+        ]
         return {"operations": torch.tensor(found, dtype=torch.float64)}
 
     def metered(number: int) -> dict[str, Tree]:
@@ -187,7 +231,9 @@ def participation(
         with meters[number]:
             return method.after_training(server, client, net.bind(buffers), params, shard, kept)
 
-    def finish(client: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree], Traffic]:
+    def finish(
+        client: dict[str, Tree], start: Tree, end: Tree
+    ) -> tuple[Tree, dict[str, Tree], Traffic]:
         upload, kept = method.finish(server, client, start, end)
         return upload, tree.named(kept, state.rows.initial["client"]), traffic.count(upload)
 
@@ -203,7 +249,11 @@ def participation(
     metrics = rows.each(partial(method.metrics, server), client)
     none = torch.zeros_like(facts["number"], dtype=torch.float32)
     nobody = Counts(none, none, none)
-    before = nobody if turn else (yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers))
+    before = (
+        nobody
+        if turn
+        else (yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers))
+    )
 
     client = tree.without(client, ["statistics"])
     plan = TrainPlan(method.loss, [], local)
@@ -217,7 +267,10 @@ def participation(
     facts |= {"trained": facts["trained"] | end.stepped, "statistics": end.buffers}
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
-    moved = {role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()}
+    moved = {
+        role: tree.map(torch.where, own, end.buffers[role], buffers[role])
+        for role, own in updated.items()
+    }
     client["statistics"] = {**end.buffers, **moved}
     found = rows.one_by_one(after_training, client, client["statistics"], end.params, kept=end.kept)
     client = laid_over(client, found)
@@ -232,7 +285,18 @@ def participation(
     uploads, kept, up = rows.each(finish, client, start, end.params)
     if counted:
         spent = spent + rows.one_by_one(metered)["operations"]
-    told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out, facts["number"], spent)
+    told = (
+        before,
+        after,
+        down,
+        up,
+        metrics,
+        end.loss,
+        end.sample_loss,
+        held_out,
+        facts["number"],
+        spent,
+    )
     return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
 
 
@@ -245,26 +309,40 @@ def evaluation(
     server, places = state.server, [Row(federation, number) for number in rows.clients]
     draws, batch_size = call.draws, before.local.batch_size if before else 32
 
-    def before_evaluation(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
+    def before_evaluation(
+        number: int, client: dict[str, Tree], buffers: dict[str, Tree]
+    ) -> dict[str, Tree]:
         shard = training_shard(federation, number, batch_size, draws)
         with autocast():
             return method.before_evaluation(server, client, net.bind(buffers, training=True), shard)
 
     client = rows.states(call)
-    client = laid_over(client, found := rows.one_by_one(before_evaluation, client, client["statistics"]))
+    client = laid_over(
+        client, found := rows.one_by_one(before_evaluation, client, client["statistics"])
+    )
     params, buffers = rows.personal(call, client, bool(found or call.laid)), client["statistics"]
     if tuning:
         client = tree.without(client, ["statistics"])
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
-        end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
+        end: End = yield TrainJob(
+            method, places, [tuning.draws] * len(places), plan, params, server, client, buffers
+        )
         params, buffers = end.params, end.buffers
     drawing = [draws] * len(places)
     counts = {"test": (yield EvalJob(method, places, drawing, params, buffers, metrics=metrics))}
     if federation.validation:
-        counts["validation"] = yield EvalJob(method, places, drawing, params, buffers, "validation", metrics)
+        counts["validation"] = yield EvalJob(
+            method, places, drawing, params, buffers, "validation", metrics
+        )
     if common:
         each = []
         for other in range(common.clients):
-            each.append((yield EvalJob(method, [Row(common, other)] * len(places), drawing, params, buffers)))
+            each.append(
+                (
+                    yield EvalJob(
+                        method, [Row(common, other)] * len(places), drawing, params, buffers
+                    )
+                )
+            )
         counts["common"] = tree.map(lambda *tallies: torch.stack(tallies, -1), *each)
     return counts

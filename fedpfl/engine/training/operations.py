@@ -1,4 +1,6 @@
-"""Operations of local training, counted from the network and a client's phases: nobody measures time."""
+"""Operations of local training, counted from the network and a client's phases: nobody measures
+time.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.jobs import alike
-from fedpfl.engine.sgd import TrainPlan, movement, numbered, passed
+from fedpfl.engine.training.jobs import alike
+from fedpfl.engine.training.sgd import TrainPlan, movement, numbered, passed
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
@@ -25,9 +27,11 @@ _steps: weakref.WeakKeyDictionary[Net, list[tuple[Any, float]]] = weakref.WeakKe
 
 
 class Meter(TorchDispatchMode):
-    """Count the operations of matrix products and convolutions, backward ones too; `total` grows while it is entered.
+    """Count the operations of matrix products and convolutions, backward ones too; `total` grows
+    while it is entered.
 
-    A multiplication and an addition are two operations. What else there is, such as activations, is not counted.
+    A multiplication and an addition are two operations. What else there is, such as activations, is
+    not counted.
     """
 
     def __init__(self) -> None:
@@ -52,24 +56,31 @@ def operations(
     federation: Federation,
     number: int,
 ) -> float:
-    """Count what a client's training by `plan` takes: forward, and backward as far as anything moves.
+    """Count what a client's training by `plan` takes: forward, and backward as far as anything
+    moves.
 
-    A step is counted as the method makes it, times the part that element-wise masks leave of it (`share`).
+    A step is counted as the method makes it, times the part that element-wise masks leave of it
+    (`share`).
     """
     total, samples = 0.0, int(federation.train_sizes[number])
     for phase, epochs in numbered(plan.phases):
         seen = passed(phase, epochs, plan.local.batch_size, samples, plan.local.steps)
         if seen and (part := share(net.net, phase, start, federation)):
-            total += seen * part * _per_sample(method, net, plan, phase, server, client, start, federation)
+            total += (
+                seen
+                * part
+                * _per_sample(method, net, plan, phase, server, client, start, federation)
+            )
     return total
 
 
 def share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
-    """Return the part that a phase's element-wise masks leave of its operations: 1.0 without any, 0.0 if none moves.
+    """Return the part that a phase's element-wise masks leave of its operations: 1.0 without any,
+    0.0 if none moves.
 
-    Of a layer's weights those that move take part in the gradient; forward, and in the gradient at the layer's inputs,
-    so do those that hold still and are not zero, as FedSPU's frozen ones: one that is zero and never moves computes
-    nothing, as outside a sub-model.
+    Of a layer's weights those that move take part in the gradient; forward, and in the gradient at
+    the layer's inputs, so do those that hold still and are not zero, as FedSPU's frozen ones: one
+    that is zero and never moves computes nothing, as outside a sub-model.
     """
     moves = movement(phase, start)
     masks = dict(zip(moves.moving, moves.masks, strict=True))
@@ -94,7 +105,9 @@ def share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
 
 
 def _used(net: Net, federation: Federation) -> dict[str, int]:
-    """Return at how many places of a sample each weight is used, by name; looking a row up is no operation."""
+    """Return at how many places of a sample each weight is used, by name; looking a row up is no
+    operation.
+    """
     module, found = net.copy_module().to("cpu").eval(), dict[str, int]()
 
     def seen(prefix: str, layer: nn.Module, _: Any, made: Tensor) -> None:
@@ -126,7 +139,8 @@ def _per_sample(
     start: Tree,
     federation: Federation,
 ) -> float:
-    """Count a step for each of its samples, whatever element-wise masks there are; once for all clients.
+    """Count a step for each of its samples, whatever element-wise masks there are; once for all
+    clients.
 
     A step is taken on samples of zeros, and what comes of it is dropped.
     """
@@ -145,9 +159,17 @@ def _per_sample(
     with Meter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
         if phase.step:
             with torch.no_grad():
-                phase.step(server, client, net, params, (batch,) * phase.batches if phase.batches > 1 else batch)
+                phase.step(
+                    server,
+                    client,
+                    net,
+                    params,
+                    (batch,) * phase.batches if phase.batches > 1 else batch,
+                )
         else:
             loss = (phase.loss or plan.loss)(server, client, net, params, batch)
-            torch.autograd.grad(loss[0] if isinstance(loss, tuple) else loss, moving, materialize_grads=True)
+            torch.autograd.grad(
+                loss[0] if isinstance(loss, tuple) else loss, moving, materialize_grads=True
+            )
     known.append((kind, meter.total / (size * phase.batches)))
     return known[-1][1]

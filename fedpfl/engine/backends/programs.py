@@ -1,4 +1,6 @@
-"""The training steps of a job as one vectorised program; on CUDA its steps can be captured and replayed as graphs."""
+"""The training steps of a job as one vectorised program; on CUDA its steps can be captured and
+replayed as graphs.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,20 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.jobs import End, TrainJob, alike
-from fedpfl.engine.planning import train_steps
-from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, uneven, update_
+from fedpfl.engine.backends.planning import train_steps
+from fedpfl.engine.training.jobs import End, TrainJob, alike
+from fedpfl.engine.training.sgd import (
+    Local,
+    Movement,
+    at_rest,
+    complete,
+    idle,
+    movement,
+    numbered,
+    parked,
+    uneven,
+    update_,
+)
 from fedpfl.ground import tree
 from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
@@ -32,10 +45,12 @@ Tried = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 class Programs:
-    """Run jobs, eagerly, or by graphs that are captured once per kind of job, kind of phase and width.
+    """Run jobs, eagerly, or by graphs that are captured once per kind of job, kind of phase and
+    width.
 
-    capture: makes something that replays what a call did, from the same memory; None runs every step eagerly. Where it
-        fails, steps run eagerly from then on, in the same shapes, so that no bit of a result depends on it.
+    capture: makes something that replays what a call did, from the same memory; None runs every
+        step eagerly. Where it fails, steps run eagerly from then on, in the same shapes, so that no
+        bit of a result depends on it.
     room: bytes of memory of their own that programs may keep for the next round.
     """
 
@@ -62,10 +77,14 @@ class Programs:
             program.load(job)
         kept = [(key, program), *((k, kept) for k, kept in self._kept if kept is not program)]
         held = accumulate(program.nbytes for _, program in kept)
-        self._kept = [own for own, total in zip(kept, held, strict=True) if total <= self._room] or kept[:1]
+        self._kept = [
+            own for own, total in zip(kept, held, strict=True) if total <= self._room
+        ] or kept[:1]
         end = program.run(job)
         client = end.client if job.plain else tree.clone(end.client)
-        return replace(end, params=tree.clone(end.params), client=client, buffers=tree.clone(end.buffers))
+        return replace(
+            end, params=tree.clone(end.params), client=client, buffers=tree.clone(end.buffers)
+        )
 
     def forget(self) -> bool:
         """Let go of what is kept; tell whether there was something."""
@@ -80,7 +99,10 @@ class Programs:
             return self._capture(step)
         except Exception as error:
             self._failed, why = True, reason(error)
-        log.warning("engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)", why)
+        log.warning(
+            "engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)",
+            why,
+        )
         return None
 
 
@@ -88,7 +110,11 @@ class Program:
     """The steps of jobs of one kind and number of rows, on memory of its own."""
 
     def __init__(
-        self, net: Net, autocast: Callable[[], AbstractContextManager], job: TrainJob, capture: Tried | None = None
+        self,
+        net: Net,
+        autocast: Callable[[], AbstractContextManager],
+        job: TrainJob,
+        capture: Tried | None = None,
     ):
         self._net, self._autocast, self._capture = net, autocast, capture
         watched = any(phase.after_gradient for phase in job.plan.phases)
@@ -98,22 +124,30 @@ class Program:
         elif capture or watched:
             self._own = replace(self._own, client=tree.clone(job.client))
         self._phases = [phase for phase, _ in numbered(job.plan.phases)]
-        self._slots = list(range(len(self._phases)))  # of the phase whose memory and graphs each phase uses
+        self._slots = list(
+            range(len(self._phases))
+        )  # of the phase whose memory and graphs each phase uses
         if capture:  # graphs read everything from where it was at first
             forms = [alike(phase)._replace(epochs=1) for phase in self._phases]
             self._slots = [forms.index(form) for form in forms]
-            copied = partial(tree.map, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+            copied = partial(
+                tree.map, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf
+            )
             self._phases = [phase._replace(mask=copied(phase.mask)) for phase in self._phases]
             servers = None if job.servers is None else tree.clone(job.servers)
             self._own = replace(self._own, server=tree.clone(self._own.server), servers=servers)
         leaves = tree.leaves(self._own.start)
         self._moments = at_rest(job.plan, self._own.start, stacked=True)
         device, rows = leaves[0].device, len(job.rows)
-        self._total, self._steps, self._by_sample, self._samples, self._rates = torch.zeros(5, rows, device=device)
+        self._total, self._steps, self._by_sample, self._samples, self._rates = torch.zeros(
+            5, rows, device=device
+        )
         self._idle = torch.zeros(rows, dtype=torch.bool, device=device)
         self._inputs: dict[int, list[Tensor]] = {}
         self._kept: list[tuple[Tree, Tensor]] = []
-        self._keeping: set[int] = set()  # slots of which a graph would overwrite what is kept of the step before
+        self._keeping: set[int] = (
+            set()
+        )  # slots of which a graph would overwrite what is kept of the step before
         self._graphs: dict[tuple[int, int, bool], Callable[[], None] | None] = {}
 
     @property
@@ -121,7 +155,12 @@ class Program:
         """Return the size of the program's own trees, in bytes."""
         own = self._own
         moments = dict(enumerate(self._remembered()))
-        return sum(map(tree.nbytes, (own.start, moments, own.client, own.buffers, own.server, own.servers or {})))
+        return sum(
+            map(
+                tree.nbytes,
+                (own.start, moments, own.client, own.buffers, own.server, own.servers or {}),
+            )
+        )
 
     def _remembered(self) -> list[Tensor]:
         """Return what the optimiser remembers, of all streams."""
@@ -129,12 +168,16 @@ class Program:
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
-        parts = ["start", "buffers"] if self._own.plain else ["start", "buffers", "client", "server"]
+        parts = (
+            ["start", "buffers"] if self._own.plain else ["start", "buffers", "client", "server"]
+        )
         for part in parts:
             tree.map(Tensor.copy_, getattr(self._own, part), getattr(job, part))
         if self._own.servers is not None:
             tree.map(Tensor.copy_, self._own.servers, job.servers)
-        torch._foreach_zero_([*self._remembered(), self._total, self._steps, self._by_sample, self._samples])
+        torch._foreach_zero_(
+            [*self._remembered(), self._total, self._steps, self._by_sample, self._samples]
+        )
 
     def run(self, job: TrainJob) -> End:
         """Take all steps; what is returned is the program's own memory."""
@@ -144,43 +187,65 @@ class Program:
             self._rates.copy_(tree.send(torch.tensor(job.rates), device))
         idles = {number: idle(phase, len(job.rows)) for number, (phase, _) in enumerate(phases)}
         told = tree.fetch(  # at once, as a GPU is waited for
-            {number: torch.stack([flags.all(), flags.any()]) for number, flags in idles.items() if flags is not None}
+            {
+                number: torch.stack([flags.all(), flags.any()])
+                for number, flags in idles.items()
+                if flags is not None
+            }
         )
         for number, (given, epochs) in enumerate(phases):
             slot = self._slots[number]
-            flags, (all_idle, some_idle) = idles[number], told[number].tolist() if number in told else (False, False)
+            flags, (all_idle, some_idle) = (
+                idles[number],
+                told[number].tolist() if number in told else (False, False),
+            )
             if all_idle:
                 continue
             if flags is not None:
                 self._idle.copy_(flags)
             phase = self._phases[slot]
             if self._capture:
-                tree.map(lambda own, new: own.copy_(new) if isinstance(own, Tensor) else own, phase.mask, given.mask)
+                tree.map(
+                    lambda own, new: own.copy_(new) if isinstance(own, Tensor) else own,
+                    phase.mask,
+                    given.mask,
+                )
             moves, local = movement(phase, own.start), job.plan.local.during(phase)
             # Graphs want one shape in every round, also where no client has a full batch.
             least = local.batch_size if self._capture else 0
             inputs, active = train_steps(job, phase, epochs, local.batch_size, least)
             memory = self._inputs.get(slot, [])
             if active and [part.shape[1:] for part in inputs] != [part.shape for part in memory]:
-                memory = self._inputs[slot] = [part.new_zeros(part.shape[1:], device=device) for part in inputs]
+                memory = self._inputs[slot] = [
+                    part.new_zeros(part.shape[1:], device=device) for part in inputs
+                ]
                 self._graphs.clear()
             moments = self._moments[given.stream].of(moves.moving)
             with parked(moments, moves.masks, local) if given.stream in parks else nullcontext():
                 ended, still = [], len(job.rows)
-                for *now, rows in zip(*(tree.send(part, device) for part in inputs), active, strict=True):
+                for *now, rows in zip(
+                    *(tree.send(part, device) for part in inputs), active, strict=True
+                ):
                     wide = min(width(rows), len(job.rows)) if self._capture else rows
                     if rows < min(wide, still):
                         ended += self._ended(slice(rows, min(wide, still)))
                     still = rows
                     for own_part, values in zip(memory, now, strict=True):
                         own_part.copy_(values)
-                    make = partial(self._eager, federation, slot, phase, moves, local, wide, some_idle)
+                    make = partial(
+                        self._eager, federation, slot, phase, moves, local, wide, some_idle
+                    )
                     self._step((slot, wide, some_idle), make)
                 for part, values in ended:
                     part.copy_(values)
         client = job.client if own.plain else own.client  # which a plain job has not read
-        loss, by_sample = self._total / self._steps.clamp(min=1), self._by_sample / self._samples.clamp(min=1)
-        return End(own.start, client, own.buffers, loss, by_sample, self._steps > 0, self._records())
+        loss, by_sample = (
+            self._total / self._steps.clamp(min=1),
+            self._by_sample / self._samples.clamp(min=1),
+        )
+        return End(
+            own.start, client, own.buffers, loss, by_sample, self._steps > 0, self._records()
+        )
 
     def _records(self) -> list[Tree]:
         """What was kept, per row, without the padding."""
@@ -189,13 +254,22 @@ class Program:
         counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(steps)})
         for step, (kept, _) in enumerate(steps):
             for row, count in enumerate(counts[step].long().tolist()):
-                found[row].append(tree.map(lambda leaf, row=row, count=count: leaf[row][:count], kept))
+                found[row].append(
+                    tree.map(lambda leaf, row=row, count=count: leaf[row][:count], kept)
+                )
         return [tree.map(lambda *leaves: torch.cat(leaves), *own) if own else {} for own in found]
 
     def _ended(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
-        """Return the memory of rows whose steps are over, and copies of it: wider steps run over them."""
+        """Return the memory of rows whose steps are over, and copies of it: wider steps run over
+        them.
+        """
         own = self._own
-        parts = [*tree.leaves(own.start), *tree.leaves(own.buffers), *tree.leaves(own.client), *self._remembered()]
+        parts = [
+            *tree.leaves(own.start),
+            *tree.leaves(own.buffers),
+            *tree.leaves(own.client),
+            *self._remembered(),
+        ]
         parts += [self._total, self._steps, self._by_sample, self._samples]
         return [(part[rows], part[rows].clone()) for part in parts]
 
@@ -214,7 +288,14 @@ class Program:
         graph()
 
     def _eager(
-        self, federation: Federation, slot: int, phase: Phase, moves: Movement, local: Local, rows: int, some_idle: bool
+        self,
+        federation: Federation,
+        slot: int,
+        phase: Phase,
+        moves: Movement,
+        local: Local,
+        rows: int,
+        some_idle: bool,
     ) -> Callable[[], None]:
         own, now, inputs = self._own, slice(rows), self._inputs[slot]
         leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
@@ -234,9 +315,17 @@ class Program:
 
             numbers, weight, random, views = (part[now] for part in inputs)
             index, place = numbers.unbind(1)
-            x, y = federation.seen(federation.normalize(federation.x[index]), views), federation.y[index]
-            batches = [Batch(x[:, k], y[:, k], weight[:, k], random[:, k], place[:, k]) for k in range(index.shape[1])]
-            stacked = (tree.take(part, now) for part in (own.buffers, own.client, own.servers or {}))
+            x, y = (
+                federation.seen(federation.normalize(federation.x[index]), views),
+                federation.y[index],
+            )
+            batches = [
+                Batch(x[:, k], y[:, k], weight[:, k], random[:, k], place[:, k])
+                for k in range(index.shape[1])
+            ]
+            stacked = (
+                tree.take(part, now) for part in (own.buffers, own.client, own.servers or {})
+            )
             buffers, client, servers = stacked
             if phase.step:
                 with torch.no_grad(), self._autocast():
@@ -245,7 +334,9 @@ class Program:
                     leaf.copy_(moved(value, leaf))
             else:
                 with self._autocast():
-                    grads, loss, after, seen, kept = each(one, moving, leaves, batches[0], buffers, client, servers)
+                    grads, loss, after, seen, kept = each(
+                        one, moving, leaves, batches[0], buffers, client, servers
+                    )
                 update_(moving, moments, grads, masks, local, stacked=True, rates=rates)
                 if phase.after_gradient:
                     tree.put_(own.client, now, moved(seen, client))
@@ -276,12 +367,17 @@ class Program:
         assert phase.step is not None
         bound = self._net.bind(buffers, training=True, weight=batches[0].weight)
         batch = batches[0] if len(batches) == 1 else tuple(batches)
-        params, server = tree.rebuild(self._own.start, leaves), servers.get("server", self._own.server)
+        params, server = (
+            tree.rebuild(self._own.start, leaves),
+            servers.get("server", self._own.server),
+        )
         params, loss = phase.step(server, client, bound, params, batch)
         return tree.leaves(params), loss, bound.buffers
 
     def _gradient(self, moving: list[int]) -> Callable[..., Any]:
-        """One client's gradient at the leaves `moving`, loss, buffers, state (after the gradient) and what is kept."""
+        """One client's gradient at the leaves `moving`, loss, buffers, state (after the gradient)
+        and what is kept.
+        """
         own, net = self._own, self._net
 
         def one(
@@ -297,7 +393,9 @@ class Program:
 
             def loss_of(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
                 replaced = dict(zip(moving, values, strict=True))
-                params = tree.rebuild(own.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
+                params = tree.rebuild(
+                    own.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)]
+                )
                 bound = net.bind(buffers, training=True, weight=batch.weight)
                 loss = objective(server, client, bound, params, batch)
                 loss, kept = loss if isinstance(loss, tuple) else (loss, {})
@@ -306,7 +404,10 @@ class Program:
             grads, (loss, (after, kept)) = grad_and_value(loss_of, has_aux=True)(values)
             seen = {}
             if phase.after_gradient:
-                now, gradient = (tree.rebuild(own.start, part) for part in (leaves, complete(grads, leaves, moving)))
+                now, gradient = (
+                    tree.rebuild(own.start, part)
+                    for part in (leaves, complete(grads, leaves, moving))
+                )
                 seen = phase.after_gradient(server, client, now, gradient, batch, loss, kept)
             return grads, loss, after, seen, kept
 
@@ -314,7 +415,9 @@ class Program:
 
 
 class CudaGraphs:
-    """Capture into CUDA graphs of one device, which share one pool of memory: they are replayed one after another."""
+    """Capture into CUDA graphs of one device, which share one pool of memory: they are replayed one
+    after another.
+    """
 
     def __init__(self, device: torch.device):
         self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -339,15 +442,22 @@ class CudaGraphs:
 
 
 def width(rows: int) -> int:
-    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ..., so that few are captured."""
+    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ..., so that
+    few are captured.
+    """
     power = 1 << (rows - 1).bit_length()
     return power * 3 // 4 if 4 * rows <= 3 * power else power
 
 
 def each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
     """Apply one-client `f` to every row of the stacked trees."""
-    rows = count if count is not None else next(leaf.shape[0] for part in stacked for leaf in _tensors(part))
-    # The row numbers make sure that something is mapped over even where a method keeps nothing per client.
+    rows = (
+        count
+        if count is not None
+        else next(leaf.shape[0] for part in stacked for leaf in _tensors(part))
+    )
+    # The row numbers make sure that something is mapped over even where a method keeps nothing per
+    # client.
     return vmap(lambda _, *parts: f(*parts), randomness="different")(torch.arange(rows), *stacked)
 
 

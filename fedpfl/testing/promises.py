@@ -1,4 +1,5 @@
-"""Promises: what code of a user's keeps to, each a function that tries it and raises Unkept where it does not.
+"""Promises: what code of a user's keeps to, each a function that tries it and raises Unkept where
+it does not.
 
 A list of promises and something to try them on is all that `fedpfl check` needs.
 """
@@ -22,8 +23,8 @@ class Untriable(FedpflError):
 class Promise(NamedTuple):
     """Hold a promise: in words, how it is tried, and what mends what does not keep it.
 
-    check: `check(trial)`, or `check(trial, engine)` for each of `engines`. binding: whether it must be kept. slow:
-    whether a quick look leaves it out.
+    check: `check(trial)`, or `check(trial, engine)` for each of `engines`. binding: whether it must
+    be kept. slow: whether a quick look leaves it out.
     """
 
     words: str
@@ -43,10 +44,16 @@ class Verdict(NamedTuple):
 
 
 def promise_in(promises: list[Promise]) -> Callable[..., Callable[[Any], Any]]:
-    """Return a decorator `promise(words, mend, ...)` that appends the function below it to the list."""
+    """Return a decorator `promise(words, mend, ...)` that appends the function below it to the
+    list.
+    """
 
     def promise(
-        words: str, mend: str, engines: tuple[str, ...] = (), binding: bool = True, slow: bool = False
+        words: str,
+        mend: str,
+        engines: tuple[str, ...] = (),
+        binding: bool = True,
+        slow: bool = False,
     ) -> Callable[[Any], Any]:
         def register(check: Callable[..., None]) -> Callable[..., None]:
             promises.append(Promise(words, mend, check, engines, binding, slow))
@@ -71,8 +78,8 @@ def audit(
 ) -> Iterator[Verdict]:
     """Try each promise and yield its verdict; where the first is not kept, the rest is not tried.
 
-    quick: on one of the engines, without the slow ones. describe: words for what was raised. advise: what mends a
-    promise that was tried and not kept. Raises Untriable.
+    quick: on one of the engines, without the slow ones. describe: words for what was raised.
+    advise: what mends a promise that was tried and not kept. Raises Untriable.
     """
     for promise in promises:
         if quick and promise.slow:

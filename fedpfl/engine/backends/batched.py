@@ -1,8 +1,9 @@
 """The batched backend: a cohort is one program.
 
-The hooks of a Method, written for one client, are vectorised with `torch.func.vmap`. Clients are ragged: rows are
-sorted by their number of steps, and every step runs on just the rows that still have one, a leading slice of the
-stacked tensors. Partial batches are padded with samples of weight 0.
+The hooks of a Method, written for one client, are vectorised with `torch.func.vmap`. Clients are
+ragged: rows are sorted by their number of steps, and every step runs on just the rows that still
+have one, a leading slice of the stacked tensors. Partial batches are padded with samples of weight
+0.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from fedpfl.engine.answers import Found
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
-from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part
+from fedpfl.engine.backends.planning import passes
+from fedpfl.engine.backends.programs import CudaGraphs, Programs, each
 from fedpfl.engine.keys import seeded, watched
 from fedpfl.engine.measures import measured
-from fedpfl.engine.participation import Many, evaluation, participation
-from fedpfl.engine.planning import passes
-from fedpfl.engine.program import CudaGraphs, Programs, each
+from fedpfl.engine.training.hook_checks import Found
+from fedpfl.engine.training.jobs import (
+    End,
+    EvalJob,
+    TrainJob,
+    by_kind,
+    concatenate,
+    divide,
+    join,
+    part,
+)
+from fedpfl.engine.training.participation import Many, evaluation, participation
 from fedpfl.ground import tree
 from fedpfl.ground.errors import contained
 from fedpfl.ground.tree import Tree
@@ -37,19 +47,25 @@ log = logging.getLogger(__name__)
 
 
 class Batched(Backend):
-    """All clients of a slice of the cohort in lockstep, and those of several calls where their steps are alike."""
+    """All clients of a slice of the cohort in lockstep, and those of several calls where their
+    steps are alike.
+    """
 
     name = "batched"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
         self.net, self.engine = net, engine
-        self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
+        self._autocast = partial(
+            torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
+        )
         self._arithmetic = partial(arithmetic, device, engine.precision)
         graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = Programs(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
-        self._alone = bool(net.traits.draws)  # whether calls are answered one after another, as somebody draws
+        self._alone = bool(
+            net.traits.draws
+        )  # whether calls are answered one after another, as somebody draws
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. Calls join into programs of at most `width` clients."""
@@ -84,7 +100,9 @@ class Batched(Backend):
         if len(calls) == 1:
             return [failed]
         del failed
-        return [self._answers([call])[0] for call in calls]  # alone, each shows whether it is at fault
+        return [
+            self._answers([call])[0] for call in calls
+        ]  # alone, each shows whether it is at fault
 
     def _narrowed(self, calls: Sequence[Call]) -> bool:
         """Halve how many clients go together, from now on; tell whether that was possible."""
@@ -93,7 +111,11 @@ class Batched(Backend):
         if not width:
             return False
         self.engine = replace(self.engine, width=width)
-        log.warning("engine: out of memory; from here on %d clients at a time (engine.width=%d)", width, width)
+        log.warning(
+            "engine: out of memory; from here on %d clients at a time (engine.width=%d)",
+            width,
+            width,
+        )
         return True
 
     def _slices(self, calls: Sequence[Call]) -> list[Answer]:
@@ -104,22 +126,34 @@ class Batched(Backend):
             found: Found = {}
             trains = isinstance(call, TrainCall) or call.tuning
             sizes = call.federation.train_sizes if trains else call.federation.test_sizes
-            order = sorted(range(len(call.clients)), key=lambda i: (-int(sizes[call.clients[i]]), call.clients[i]))
+            order = sorted(
+                range(len(call.clients)),
+                key=lambda i: (-int(sizes[call.clients[i]]), call.clients[i]),
+            )
             orders.append(torch.tensor(order))
             width = self.engine.width or len(order)
             for at in range(0, len(order), width):
-                slices.append(_Slice(number, call, [call.clients[i] for i in order[at : at + width]], found))
+                slices.append(
+                    _Slice(number, call, [call.clients[i] for i in order[at : at + width]], found)
+                )
         parts: list[list[Any]] = [[] for _ in calls]
         while slices:
             program = [slices.pop(0)]
-            while slices and sum(len(own.clients) for own in (*program, slices[0])) <= (self.engine.width or math.inf):
+            while slices and sum(len(own.clients) for own in (*program, slices[0])) <= (
+                self.engine.width or math.inf
+            ):
                 program.append(slices.pop(0))
             for done, answer in zip(program, self._follow(program), strict=True):
                 parts[done.number].append(answer)
-        return [tree.take(concatenate(own), order.argsort()) for own, order in zip(parts, orders, strict=True)]
+        return [
+            tree.take(concatenate(own), order.argsort())
+            for own, order in zip(parts, orders, strict=True)
+        ]
 
     def _follow(self, slices: list[_Slice]) -> list[Any]:
-        """Take slices through their calls; what they want trained or evaluated at the same time is done together."""
+        """Take slices through their calls; what they want trained or evaluated at the same time is
+        done together.
+        """
         works = [
             (participation if isinstance(own.call, TrainCall) else evaluation)(
                 own.call, Many(own.clients, own.found), self.net, self._autocast
@@ -138,13 +172,18 @@ class Batched(Backend):
             answers = {}
             for kind, together in ((TrainJob, self._train), (EvalJob, self._evaluate)):
                 chosen = [number for number, job in jobs.items() if isinstance(job, kind)]
-                answers |= zip(chosen, by_kind(together, [jobs[number] for number in chosen]), strict=True)
+                answers |= zip(
+                    chosen, by_kind(together, [jobs[number] for number in chosen]), strict=True
+                )
         return results
 
     def _evaluate(self, jobs: list[EvalJob]) -> list[Counts]:
         """Evaluate jobs of one kind as one program."""
         method, rows = jobs[0].method, [row for job in jobs for row in job.rows]
-        params, buffers = concatenate([job.params for job in jobs]), concatenate([job.buffers for job in jobs])
+        params, buffers = (
+            concatenate([job.params for job in jobs]),
+            concatenate([job.buffers for job in jobs]),
+        )
         device = rows[0].federation.x.device
         correct = torch.zeros(len(rows), dtype=torch.int64, device=device)
         loss = torch.zeros(len(rows), device=device)
@@ -155,11 +194,13 @@ class Batched(Backend):
             barred = {"classes": torch.stack([row.federation.barred[row.client] for row in rows])}  # type: ignore[index]
 
         def one(p: Tree, b: dict[str, Tree], barred: Tree, batch: Batch) -> tuple[Tensor, ...]:
-            # As if differentiated, like in training: autocast then meets whole layers. Under vmap alone it would meet
-            # their parts, and round other ones on a CPU than on a GPU.
+            # As if differentiated, like in training: autocast then meets whole layers. Under vmap
+            # alone it would meet their parts, and round other ones on a CPU than on a GPU.
             bound = self.net.bind(b, weight=batch.samples)
             shown = batch.unlabelled()
-            seen: Any = vjp(lambda none: (none, method.predict(bound, p, shown)), batch.samples, has_aux=True)
+            seen: Any = vjp(
+                lambda none: (none, method.predict(bound, p, shown)), batch.samples, has_aux=True
+            )
             logits = seen[2]
             allowed = logits.masked_fill(barred["classes"], -torch.inf) if barred else logits
             hits = ((allowed.argmax(1) == batch.y) & (batch.samples > 0)).sum()
@@ -175,7 +216,11 @@ class Batched(Backend):
                 loss[now] += losses
                 kept += [(now, *logits)] if logits else []
         total = tree.send(torch.tensor([len(own) for own in owned]), device)
-        labels = [row.federation.y[tree.send(own, device)] for row, own in zip(rows, owned, strict=True) if metrics]
+        labels = [
+            row.federation.y[tree.send(own, device)]
+            for row, own in zip(rows, owned, strict=True)
+            if metrics
+        ]
         more = _measured(metrics, kept, labels)
         return divide(Counts(correct, loss, total, more), [len(job.rows) for job in jobs])
 
@@ -190,12 +235,19 @@ class Batched(Backend):
 def _measured(
     metrics: Sequence[str], kept: Sequence[tuple[slice | Tensor, Tensor]], labels: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Return each row's measures, stacked. kept: of each pass its rows, and logits `[rows, samples, classes]`."""
+    """Return each row's measures, stacked. kept: of each pass its rows, and logits `[rows, samples,
+    classes]`.
+    """
     parts: list[list[Tensor]] = [[] for _ in labels]
     for now, logits in kept:
-        for row, own in zip(torch.arange(len(labels), device=logits.device)[now].tolist(), logits, strict=True):
+        for row, own in zip(
+            torch.arange(len(labels), device=logits.device)[now].tolist(), logits, strict=True
+        ):
             parts[row].append(own)
-    each = [measured(metrics, torch.cat(own)[: len(y)] if own else y, y) for own, y in zip(parts, labels, strict=True)]
+    each = [
+        measured(metrics, torch.cat(own)[: len(y)] if own else y, y)
+        for own, y in zip(parts, labels, strict=True)
+    ]
     return tree.stack(each) if each else {}
 
 

@@ -1,4 +1,6 @@
-"""Jobs of training and evaluation: rows of clients, and how jobs of a kind join into one program and part again."""
+"""Jobs of training and evaluation: rows of clients, and how jobs of a kind join into one program
+and part again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import TrainPlan
+from fedpfl.engine.training.sgd import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase
@@ -41,7 +43,9 @@ class EvalJob:
     metrics: tuple[str, ...] = ()
 
     def random(self) -> list[Tensor]:
-        """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody looks at them."""
+        """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody
+        looks at them.
+        """
         count = 0 if type(self.method).predict is Method.predict else self.method.randoms
         samples = [len(getattr(row.federation, self.split)[row.client]) for row in self.rows]
         return [
@@ -61,7 +65,8 @@ class EvalJob:
 class TrainJob:
     """Hold local training to do; row i of every stacked tree belongs to `rows[i]`.
 
-    servers: `{"server": stacked}` where the rows have different ones, else None, and `server` is everyone's.
+    servers: `{"server": stacked}` where the rows have different ones, else None, and `server` is
+    everyone's.
     joined: the rows' learning rates where they may differ, else that of the plan is everyone's.
     """
 
@@ -93,29 +98,51 @@ class TrainJob:
 
     @property
     def plain(self) -> bool:
-        """Whether the loss looks at the trained tree alone, so that it does not matter whose method it is."""
+        """Whether the loss looks at the trained tree alone, so that it does not matter whose method
+        it is.
+        """
         method = type(self.method)
         if method.loss is not Method.loss or method.predict is not Method.predict:
             return False
-        return not any(phase.loss or phase.step or phase.after_gradient for phase in self.plan.phases)
+        return not any(
+            phase.loss or phase.step or phase.after_gradient for phase in self.plan.phases
+        )
 
     def kind(self) -> tuple[Any, ...]:
-        """Say what jobs of one program have in common: the images, loss and steps, and form of trees."""
+        """Say what jobs of one program have in common: the images, loss and steps, and form of
+        trees.
+        """
         # Whose functions they are, `asker` says.
-        phases = [alike(phase._replace(loss=None, step=None, after_gradient=None)) for phase in self.plan.phases]
+        phases = [
+            alike(phase._replace(loss=None, step=None, after_gradient=None))
+            for phase in self.plan.phases
+        ]
         local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
-        asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, local)
-        client = {} if self.plain else self.client  # in which what is Ragged has a length of its own
-        return asker, plan, _images(self.rows), phases, *map(_form, (self.start, self.buffers, client))
+        asker, plan = (
+            None if self.plain else self.method,
+            (self.plan.tuned, self.plan.by_sample, local),
+        )
+        client = (
+            {} if self.plain else self.client
+        )  # in which what is Ragged has a length of its own
+        return (
+            asker,
+            plan,
+            _images(self.rows),
+            phases,
+            *map(_form, (self.start, self.buffers, client)),
+        )
 
 
 @dataclass(frozen=True)
 class End:
     """Hold trained trees, states and buffers after a job, stacked.
 
-    loss, sample_loss: mean over each client's steps, and over the samples of these (0 unless the plan asks for it).
+    loss, sample_loss: mean over each client's steps, and over the samples of these (0 unless the
+    plan asks for it).
     stepped: whether a client has made a step.
-    kept: what each row's losses left beside the loss, of all its steps in turn; {} where it took none.
+    kept: what each row's losses left beside the loss, of all its steps in turn; {} where it took
+    none.
     """
 
     params: Tree
@@ -143,7 +170,9 @@ def by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> lis
 
 
 def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
-    """Make jobs of one kind one, the clients with most samples first; and say where each row went, `[rows]`."""
+    """Make jobs of one kind one, the clients with most samples first; and say where each row went,
+    `[rows]`.
+    """
     first = jobs[0]
     rows = [row for job in jobs for row in job.rows]
     draws = [draws for job in jobs for draws in job.draws]
@@ -158,8 +187,13 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
         return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
     masks = [[job.plan.phases[i].mask for job in jobs] for i in range(len(first.plan.phases))]
-    once = {(*map(id, own),): tree.map(joined_masks, *own) for own in masks}  # what phases share, they share still
-    phases = [phase._replace(mask=once[(*map(id, own),)]) for phase, own in zip(first.plan.phases, masks, strict=True)]
+    once = {
+        (*map(id, own),): tree.map(joined_masks, *own) for own in masks
+    }  # what phases share, they share still
+    phases = [
+        phase._replace(mask=once[(*map(id, own),)])
+        for phase, own in zip(first.plan.phases, masks, strict=True)
+    ]
     servers: dict[str, Tree] | None = None
     client: dict[str, Tree] = {}
     if not first.plain:
@@ -184,16 +218,25 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
 def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
     """Undo `join`: return each job's own rows. The states of plain jobs have not changed."""
     stacked = {name: value for name, value in vars(end).items() if name != "kept"}
-    counts, kept = [len(job.rows) for job in jobs], iter([end.kept[place] for place in places.tolist()])
+    counts, kept = (
+        [len(job.rows) for job in jobs],
+        iter([end.kept[place] for place in places.tolist()]),
+    )
     return [
-        End(**{**own, "client": job.client if job.plain else own["client"]}, kept=list(islice(kept, len(job.rows))))
+        End(
+            **{**own, "client": job.client if job.plain else own["client"]},
+            kept=list(islice(kept, len(job.rows))),
+        )
         for job, own in zip(jobs, divide(tree.take(stacked, places), counts), strict=True)
     ]
 
 
 def alike(phase: Phase) -> Phase:
     """Return a phase with all that a program depends on: of its masks it is not the values."""
-    mask = [(name, Tensor if isinstance(leaf, Tensor) else leaf) for name, leaf in tree.items(phase.mask)]
+    mask = [
+        (name, Tensor if isinstance(leaf, Tensor) else leaf)
+        for name, leaf in tree.items(phase.mask)
+    ]
     return phase._replace(mask=mask, sgd=dict(phase.sgd))
 
 
@@ -205,7 +248,9 @@ def concatenate(stacked: Sequence[Tree]) -> Tree:
 def divide(stacked: Tree, counts: list[int]) -> list[Tree]:
     """Undo `concatenate`: return views of `counts` rows each."""
     ends = torch.tensor(counts).cumsum(0).tolist()
-    return [tree.take(stacked, slice(end - count, end)) for count, end in zip(counts, ends, strict=True)]
+    return [
+        tree.take(stacked, slice(end - count, end)) for count, end in zip(counts, ends, strict=True)
+    ]
 
 
 def _images(rows: list[Row]) -> tuple[Any, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fedpfl.engine import ranks
 from fedpfl.engine.backend import Backend, Engine
-from fedpfl.engine.batched import Batched
-from fedpfl.engine.loop import Loop
+from fedpfl.engine.backends import ranks
+from fedpfl.engine.backends.batched import Batched
+from fedpfl.engine.backends.loop import Loop
 from fedpfl.ground.errors import FedpflError
 from fedpfl.models import Net
 from fedpfl.models.vectorized import find_obstacle, require_vectorized
@@ -16,7 +16,8 @@ BACKENDS: dict[str, type[Loop] | type[Batched]] = {"loop": Loop, "batched": Batc
 
 
 def device(name: str) -> torch.device:
-    """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not there.
+    """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not
+    there.
 
     Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
     """
@@ -24,7 +25,9 @@ def device(name: str) -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name in ("auto", "cuda") and gpus and processes > 1:
         if processes > gpus:
-            raise FedpflError(f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}")
+            raise FedpflError(
+                f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}"
+            )
         return torch.device("cuda", number)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,10 +35,16 @@ def device(name: str) -> torch.device:
         chosen = torch.device(name)
     except RuntimeError:
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if chosen.type == "cuda" and not (torch.cuda.is_available() and (chosen.index or 0) < torch.cuda.device_count()):
-        raise FedpflError(f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto")
+    if chosen.type == "cuda" and not (
+        torch.cuda.is_available() and (chosen.index or 0) < torch.cuda.device_count()
+    ):
+        raise FedpflError(
+            f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto"
+        )
     if chosen.type == "cuda" and processes > 1:
-        raise FedpflError(f"device={name}: {processes} processes cannot share a GPU; use device=auto")
+        raise FedpflError(
+            f"device={name}: {processes} processes cannot share a GPU; use device=auto"
+        )
     if chosen.type not in ("cpu", "cuda"):
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     return chosen
@@ -48,10 +57,14 @@ def check(engine: Engine, on: torch.device) -> None:
 
 
 def slow(engine: Engine, on: torch.device) -> list[str]:
-    """Return a line for each choice that is far slower here than another one, with what to use instead."""
+    """Return a line for each choice that is far slower here than another one, with what to use
+    instead.
+    """
     lines = []
     if on.type == "cpu" and engine.backend == "batched":
-        lines.append("slow: batched is for GPUs, and on a CPU mostly slower than loop; use engine.backend=auto")
+        lines.append(
+            "slow: batched is for GPUs, and on a CPU mostly slower than loop; use engine.backend=auto"
+        )
     return lines
 
 

@@ -1,4 +1,6 @@
-"""What every method keeps to, as functions that try it on a tiny federation and raise Unkept where it does not."""
+"""What every method keeps to, as functions that try it on a tiny federation and raise Unkept where
+it does not.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from torch import Tensor
 
 from fedpfl.engine import Engine, State, Tuning, begin, make, play
 from fedpfl.engine.backend import EvalCall, TrainCall, met
-from fedpfl.engine.jobs import EvalJob
+from fedpfl.engine.backends.ranks import blamed
 from fedpfl.engine.keys import Draws, generator, impure
-from fedpfl.engine.participation import Autocast, One, evaluation
-from fedpfl.engine.ranks import blamed
-from fedpfl.engine.sgd import numbered
-from fedpfl.engine.shard import training_shard
-from fedpfl.engine.toy import (
+from fedpfl.engine.training.jobs import EvalJob
+from fedpfl.engine.training.participation import Autocast, One, evaluation
+from fedpfl.engine.training.sgd import numbered
+from fedpfl.engine.training.shard import training_shard
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import FACTS, SEES, Method, Turn
+from fedpfl.models import Net
+from fedpfl.testing import promises
+from fedpfl.testing.promises import Promise, Unkept, Verdict, describe_error, promise_in
+from fedpfl.testing.toy import (
     AGREE,
     BACKENDS,
     COHORTS,
@@ -41,11 +49,6 @@ from fedpfl.engine.toy import (
     same,
     small,
 )
-from fedpfl.ground import promises, tree
-from fedpfl.ground.promises import Promise, Unkept, Verdict, describe_error, promise_in
-from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, SEES, Method, Turn
-from fedpfl.models import Net
 
 PROMISES: list[Promise] = []
 promise = promise_in(PROMISES)
@@ -88,9 +91,13 @@ def is_frozen(trial: Trial) -> None:
     names = [own.name for own in dataclasses.fields(method)]
     if more := sorted(vars(method).keys() - set(names)):
         raise Unkept(f"`self.{more[0]}` was set")
-    again = type(method)(**{own.name: getattr(method, own.name) for own in dataclasses.fields(method) if own.init})
+    again = type(method)(
+        **{own.name: getattr(method, own.name) for own in dataclasses.fields(method) if own.init}
+    )
     if again != method or hash(again) != hash(method):
-        raise Unkept("two methods of equal hyperparameters are not equal, or not hashable; use @dataclass(frozen=True)")
+        raise Unkept(
+            "two methods of equal hyperparameters are not equal, or not hashable; use @dataclass(frozen=True)"
+        )
 
 
 @promise(
@@ -106,20 +113,33 @@ def draws_from_what_is_given(trial: Trial, engine: str) -> None:
         raise Unkept(f"draws from the generators of the process, of {', '.join(names)}")
 
 
-@promise("a run is the same bit for bit again, however often it is evaluated", STATEFUL, engines=BACKENDS)
+@promise(
+    "a run is the same bit for bit again, however often it is evaluated", STATEFUL, engines=BACKENDS
+)
 def runs_repeat(trial: Trial, engine: str) -> None:
     """Evaluations before each round change nothing that follows."""
-    runner, state = make(as_engine(engine), trial.net(), CPU), begin(trial.method, trial.net(), small().clients, CPU)
+    runner, state = (
+        make(as_engine(engine), trial.net(), CPU),
+        begin(trial.method, trial.net(), small().clients, CPU),
+    )
     for t, cohort in enumerate(COHORTS):
         for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", state.round))):
             runner.evaluate(trial.method, small(), state, EVERYONE, tuning)
         state, outcome = play(runner, trial.method, small(), state, cohort, LOCAL, 0)
         known, told = trial.result(engine, t)
         told_again = {"state": state, "loss": outcome.loss, "after": outcome.after}
-        same(f"round {t + 1} again", told_again, {"state": known, "loss": told.loss, "after": told.after})
+        same(
+            f"round {t + 1} again",
+            told_again,
+            {"state": known, "loss": told.loss, "after": told.after},
+        )
 
 
-@promise("participation and evaluation change no state, and an evaluation repeats itself", STATEFUL, engines=BACKENDS)
+@promise(
+    "participation and evaluation change no state, and an evaluation repeats itself",
+    STATEFUL,
+    engines=BACKENDS,
+)
 def asking_changes_nothing(trial: Trial, engine: str) -> None:
     """The engine keeps what comes back, or does not; the network stays as it is."""
     method, net = trial.method, trial.net(norm=True)
@@ -131,14 +151,20 @@ def asking_changes_nothing(trial: Trial, engine: str) -> None:
         same("evaluated again", once, twice)
     same("the state of a round", middle, kept[0])
     same("the state of a round", end, kept[1])
-    same("the network", net.params | net.buffers, trial.net(norm=True).params | trial.net(norm=True).buffers)
+    same(
+        "the network",
+        net.params | net.buffers,
+        trial.net(norm=True).params | trial.net(norm=True).buffers,
+    )
 
 
 @promise("both backends agree", PADDED)
 def backends_agree(trial: Trial) -> None:
     """A round on the batched backend is that on the loop backend."""
     for t in range(len(COHORTS)):
-        agree(f"after round {t + 1}", trial.result("loop", t), trial.replayed("batched", t), **AGREE)
+        agree(
+            f"after round {t + 1}", trial.result("loop", t), trial.replayed("batched", t), **AGREE
+        )
 
 
 @promise("both backends agree with batch normalisation", PADDED)
@@ -155,7 +181,11 @@ def backends_agree_in_evaluation(trial: Trial) -> None:
     for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
         loop, batched = (trial.judged(name, tuning) for name in BACKENDS)
         what = "after fine-tuning" if tuning else "evaluated"
-        same(f"{what}, correct predictions", [loop.correct, loop.total], [batched.correct, batched.total])
+        same(
+            f"{what}, correct predictions",
+            [loop.correct, loop.total],
+            [batched.correct, batched.total],
+        )
         close(f"{what}, test loss", loop.loss, batched.loss, 1e-4, 1e-4)
         if loop.total.tolist() != list(TEST):
             raise Unkept(f"{what}: {loop.total.tolist()} test samples instead of {list(TEST)}")
@@ -196,18 +226,28 @@ def order_does_not_matter(trial: Trial, engine: str) -> None:
 
 @promise("what a client brings back does not depend on its cohort", STATEFUL)
 def clients_are_apart(trial: Trial) -> None:
-    """Bit for bit on the loop backend, within rounding on the batched one, whose matrix products change width."""
+    """Bit for bit on the loop backend, within rounding on the batched one, whose matrix products
+    change width.
+    """
     net = trial.net()
     for engine in BACKENDS:
         state = trial.played(engine)[0][1]
         together = participate(trial.method, net, small(), state, EVERYONE, engine=engine)
         for client in (0, 1, 2):
-            alone = participate(trial.method, net, small(), state, [client], engine=engine, of=EVERYONE)
-            a, b, what = tree.take(together, client), tree.take(alone, 0), f"what client {client} brings back alone"
+            alone = participate(
+                trial.method, net, small(), state, [client], engine=engine, of=EVERYONE
+            )
+            a, b, what = (
+                tree.take(together, client),
+                tree.take(alone, 0),
+                f"what client {client} brings back alone",
+            )
             if engine == "loop":
                 same(what, a, b)
             else:
-                close(what, a._replace(before={}, after={}), b._replace(before={}, after={}), **AGREE)
+                close(
+                    what, a._replace(before={}, after={}), b._replace(before={}, after={}), **AGREE
+                )
 
 
 @promise(
@@ -222,11 +262,22 @@ def sees_what_was_sent(trial: Trial) -> None:
     for state in states:
         for number in EVERYONE:
             client = trial.entered(net, state, number)
-            other, start = poisoned(method, first.server, state.server, client), method._begin(state.server, client)
+            other, start = (
+                poisoned(method, first.server, state.server, client),
+                method._begin(state.server, client),
+            )
             shard = training_shard(small(), number, LOCAL.batch_size, Draws(0, "train", 1))
             for phase, _ in numbered(method.phases(state.server, client, start, 2)):
                 seen, known = (
-                    one_step(method, phase, net.bind(state.buffers(number), True), shard, start, server, client)
+                    one_step(
+                        method,
+                        phase,
+                        net.bind(state.buffers(number), True),
+                        shard,
+                        start,
+                        server,
+                        client,
+                    )
                     for server in (other, state.server)
                 )
                 same(f"a step of client {number} without what is not sent", seen, known)
@@ -237,7 +288,9 @@ def sees_what_was_sent(trial: Trial) -> None:
     "set `server_sees` on the class to what it does see (fedpfl/methods/shared/method.py)",
 )
 def sees_what_it_says(trial: Trial) -> None:
-    """With clients' states spoilt, or the mean in the place of each upload, its hooks answer the same."""
+    """With clients' states spoilt, or the mean in the place of each upload, its hooks answer the
+    same.
+    """
     said, (seen, hook) = trial.method.server_sees, server_sees(trial)
     if said not in SEES:
         raise Unkept(f"server_sees is {said!r}; it must be one of {', '.join(map(repr, SEES))}")
@@ -283,15 +336,21 @@ def bf16_is_near(trial: Trial, engine: str) -> None:
     close("personal models", low, high, atol=0.02, rtol=0.05)
 
 
-def personal(method: Method, net: Net, state: State, client: int, autocast: Autocast = nullcontext) -> Tree:
+def personal(
+    method: Method, net: Net, state: State, client: int, autocast: Autocast = nullcontext
+) -> Tree:
     """Return the model by which a client is evaluated."""
-    job = next(evaluation(met(EvalCall(method, small(), state, [client])), One(client), net, autocast))
+    job = next(
+        evaluation(met(EvalCall(method, small(), state, [client])), One(client), net, autocast)
+    )
     assert isinstance(job, EvalJob)
     return job.params
 
 
 def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
-    """Return which entries of the server's state travel down to a client, by the gradient of what travels: by leaf."""
+    """Return which entries of the server's state travel down to a client, by the gradient of what
+    travels: by leaf.
+    """
     leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]
     floats = [leaf for leaf in leaves if leaf.requires_grad]
     seen = tree.leaves(tree.received(method.download(tree.rebuild(server, leaves), client)))
@@ -300,7 +359,10 @@ def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     for leaf in seen:
         total = total + (leaf * (1 + torch.rand(leaf.shape, generator=weights))).sum()
     slopes = iter(torch.autograd.grad(total, floats, materialize_grads=True) if floats else [])
-    return [next(slopes) != 0 if leaf.requires_grad else torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+    return [
+        next(slopes) != 0 if leaf.requires_grad else torch.ones_like(leaf, dtype=torch.bool)
+        for leaf in leaves
+    ]
 
 
 def poisoned(method: Method, first: Tree, server: Tree, client: dict[str, Tree]) -> Tree:
@@ -326,12 +388,15 @@ def one_step(
     client: dict[str, Tree],
     ask: Callable[..., Any] = lambda hook, *given: hook(*given),
 ) -> tuple[Any, Tree, dict[str, Tree]]:
-    """Return what a phase says of its first step: the loss (or step), what it keeps, and the client's state.
+    """Return what a phase says of its first step: the loss (or step), what it keeps, and the
+    client's state.
 
     Nothing, and the state of before, where the client has too few samples for a step.
     """
     drawn = islice(shard.batches(phase.stream, 0), phase.batches)
-    batches = tuple(own._replace(random=torch.full((len(own.y), method.randoms), 0.3)) for own in drawn)
+    batches = tuple(
+        own._replace(random=torch.full((len(own.y), method.randoms), 0.3)) for own in drawn
+    )
     if len(batches) < phase.batches:
         return {}, {}, client
     batch = batches[0]
@@ -351,7 +416,9 @@ def one_step(
 
 @cache
 def server_sees(trial: Trial) -> tuple[str, str]:
-    """Return what the server of a method sees on the tiny federation, one of SEES, and which hook shows it."""
+    """Return what the server of a method sees on the tiny federation, one of SEES, and which hook
+    shows it.
+    """
     mean, each, states = SEES
     if hook := _reads_states(trial):
         return states, hook
@@ -360,17 +427,26 @@ def server_sees(trial: Trial) -> tuple[str, str]:
 
 
 def _reads_states(trial: Trial) -> str:
-    """Name the hook of the server's that answers something else where clients' states are spoilt; "" if none does."""
+    """Name the hook of the server's that answers something else where clients' states are spoilt;
+    "" if none does.
+    """
     method, state, cohort = trial.method, trial.played("loop")[0][1], COHORTS[1]
     stored, others, key = state.client(cohort), state.others(), (0, "train", 2, "before_turn")
     dealt = method.init_clients(len(EVERYONE), generator(0, "endow"))
-    begun = {name for name, own in dealt.items() if _near(tree.take(own, torch.tensor(cohort)), stored[name])}
+    begun = {
+        name
+        for name, own in dealt.items()
+        if _near(tree.take(own, torch.tensor(cohort)), stored[name])
+    }
     known = {*FACTS, *begun} - {"statistics"}
     laid = method.before_turn(state.server, stored, others, generator(*key))
 
     def again() -> dict[str, Tree]:
         return method.before_turn(
-            state.server, _spoilt(stored, known), lambda numbers: _spoilt(others(numbers), known), generator(*key)
+            state.server,
+            _spoilt(stored, known),
+            lambda numbers: _spoilt(others(numbers), known),
+            generator(*key),
         )
 
     if not _answers(laid, again):
@@ -385,33 +461,52 @@ def _reads_states(trial: Trial) -> str:
         if not _answers(sent(client), sent, _spoilt(client, told)):
             return "download"
     aggregate, clients, uploads = _aggregation(trial)
-    if not _answers(aggregate(clients, uploads)[0], lambda: aggregate(_spoilt(clients, known), uploads)[0]):
+    if not _answers(
+        aggregate(clients, uploads)[0], lambda: aggregate(_spoilt(clients, known), uploads)[0]
+    ):
         return "aggregate"
     return ""
 
 
 def _reads_each(trial: Trial) -> str:
-    """Name the hook of the server's that shows that a mean of uploads is not all it goes by; "" if none does."""
+    """Name the hook of the server's that shows that a mean of uploads is not all it goes by; "" if
+    none does.
+    """
     turns = trial.method.turns
     for played, cohort in enumerate(COHORTS):
-        if turns(played, cohort, len(EVERYONE), generator(0, "turns", played + 1)) != [Turn(cohort)]:
+        if turns(played, cohort, len(EVERYONE), generator(0, "turns", played + 1)) != [
+            Turn(cohort)
+        ]:
             return "turns"
     aggregate, clients, uploads = _aggregation(trial)
     known = aggregate(clients, uploads)
     kept = {name: clients[name] for name in known[1]}
 
     def mean(leaf: Tensor) -> Tensor:
-        return (leaf.mean(0, keepdim=True) if leaf.is_floating_point() else leaf[:1]).expand_as(leaf).clone()
+        return (
+            (leaf.mean(0, keepdim=True) if leaf.is_floating_point() else leaf[:1])
+            .expand_as(leaf)
+            .clone()
+        )
 
     same_clients = _near(known[1], kept)
-    return "" if same_clients and _answers(known, aggregate, clients, tree.map(mean, uploads)) else "aggregate"
+    return (
+        ""
+        if same_clients and _answers(known, aggregate, clients, tree.map(mean, uploads))
+        else "aggregate"
+    )
 
 
 def _aggregation(trial: Trial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
-    """Return the second round's `aggregate` at equal weights, and the states and uploads that it is given."""
+    """Return the second round's `aggregate` at equal weights, and the states and uploads that it is
+    given.
+    """
     state, part, cohort = trial.played("loop")[0][1], trial.brought("loop"), COHORTS[1]
     facts = {**state.facts(cohort), "trained": part.trained, "statistics": part.buffers}
-    net, weight = trial.net().bind(state.server_buffers), torch.full((len(cohort),), 1 / len(cohort))
+    net, weight = (
+        trial.net().bind(state.server_buffers),
+        torch.full((len(cohort),), 1 / len(cohort)),
+    )
 
     def aggregate(clients: dict[str, Tree], uploads: Tree) -> Any:
         random = generator(0, "aggregate", 2)
@@ -451,8 +546,8 @@ def _near(known: Any, answer: Any) -> bool:
 def audit(method: Method, quick: bool = False) -> Iterator[Verdict]:
     """Try a method for each promise, and yield the verdicts.
 
-    quick: on one of the backends. Of promises about numbers, whose faults follow from each other, the first alone is
-    told how to mend.
+    quick: on one of the backends. Of promises about numbers, whose faults follow from each other,
+    the first alone is told how to mend.
     """
     about_numbers = (PADDED, STATEFUL, AMPLIFIED)
     told = set[str]()

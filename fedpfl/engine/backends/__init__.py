@@ -1,0 +1,1 @@
+"""Backends: how many clients are trained and evaluated, one by one, stacked, or over several processes."""
