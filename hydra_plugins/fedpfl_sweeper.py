@@ -64,9 +64,8 @@ class Sweeper(BasicSweeper):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Set up, as Hydra does before `sweep`. Raises ValueError for what cannot work."""
-        from fedpfl.engine import (
-            ranks,
-        )  # imports torch, which other Hydra programs need not wait for
+        # This imports torch, which other Hydra programs need not wait for.
+        from fedpfl.engine.backends import ranks
 
         if ranks.launched():
             raise ValueError(
