@@ -363,9 +363,9 @@ def given(
     """
     held = {**state.client(range(state.rows.clients)), **(client or {})}
     stacked = {
-        "client": tree.without(held, FACTS),
+        "client": tree.drop(held, FACTS),
         "buffers": {**state.client_buffers, **(buffers or {})},
-        "facts": tree.named(held, STORED),
+        "facts": tree.select(held, STORED),
     }
     rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
     rows.put_(range(rows.clients), stacked)

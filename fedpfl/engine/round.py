@@ -171,7 +171,7 @@ def play(
             continue
 
         state = _noted(state, part, clients, weight)
-        kept += [own, tree.named(part.buffers, state.rows.initial["buffers"])]
+        kept += [own, tree.select(part.buffers, state.rows.initial["buffers"])]
         if stopping:
             state = replace(state, stopping=early.after(stopping, state, federation, clients, part))
         parts.append({**part._asdict(), "finite": _finite(part)})
@@ -332,7 +332,7 @@ def _noted(state: State, part: Participation, clients: list[int], weight: Tensor
     """Keep clients' own statistics and facts; of shared statistics average floating ones over those
     who moved them, and take the largest of counters.
     """
-    statistics = tree.named(part.buffers, state.rows.initial["buffers"])
+    statistics = tree.select(part.buffers, state.rows.initial["buffers"])
     facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
     state.rows.put_(clients, {"buffers": statistics, "facts": facts})
 

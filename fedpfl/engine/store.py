@@ -98,7 +98,7 @@ class Rows:
         self.writes = 0  # so far
         self.initial = tree.clone(tree.to(initial, self._store.on(device)))
         self._own = tree.map(
-            lambda leaf, mine: mine.to(leaf), tree.named(self.initial["client"], own), own
+            lambda leaf, mine: mine.to(leaf), tree.select(self.initial["client"], own), own
         )
         self._blocks: list[_Block] = []
         self._places: dict[int, tuple[_Block, int]] = {}  # who has written -> block, and row in it
@@ -183,7 +183,7 @@ class Rows:
     def load_(self, saved: Sequence[dict[str, Any]]) -> None:
         """Write rows that were `saved`."""
         for block in saved:
-            self.put_(block["who"].tolist(), tree.without(block, ["who"]))
+            self.put_(block["who"].tolist(), tree.drop(block, ["who"]))
 
     def _row(self, part: str, client: int) -> dict[str, Tree]:
         if client in self._places:
@@ -200,7 +200,7 @@ class Rows:
             )
         block = self._blocks[-1]
         row = len(block.who)
-        tree.put_(tree.named(block.rows["client"], self._own), row, tree.take(self._own, client))
+        tree.put_(tree.select(block.rows["client"], self._own), row, tree.take(self._own, client))
         block.who.append(client)
         self._places[client] = block, row
 

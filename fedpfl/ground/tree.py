@@ -55,15 +55,19 @@ class Ragged(NamedTuple):
     real: Tensor | None = None
 
 
-def received(sent: Tree) -> Tree:
+def unmask_received(sent: Tree) -> Tree:
     """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed`
     that stayed behind.
     """
     if isinstance(sent, Masked | Agreed):
-        return masked(*sent)
+        return apply_mask(*sent)
     if isinstance(sent, Known):
         return sent.values
-    return {name: received(part) for name, part in sent.items()} if isinstance(sent, dict) else sent
+    return (
+        {name: unmask_received(part) for name, part in sent.items()}
+        if isinstance(sent, dict)
+        else sent
+    )
 
 
 def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
@@ -109,18 +113,18 @@ def nbytes(tree: Tree) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
-def form(tree: Tree) -> dict[str, tuple[torch.dtype, torch.Size]]:
+def specs(tree: Tree) -> dict[str, tuple[torch.dtype, torch.Size]]:
     """Return type and shape of the leaves, by name."""
     return {name: (leaf.dtype, leaf.shape) for name, leaf in items(tree)}
 
 
-def flat(tree: Tree) -> Tensor:
+def ravel(tree: Tree) -> Tensor:
     """Join all entries into one vector `[size]`, in the order of the leaves."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
 
 
-def unflat(vector: Tensor, like: Tree) -> Tree:
-    """Undo `flat`: return views of `vector` with the structure and shapes of `like`."""
+def unravel(vector: Tensor, like: Tree) -> Tree:
+    """Undo `ravel`: return views of `vector` with the structure and shapes of `like`."""
     shapes = [leaf.shape for leaf in leaves(like)]
     pieces = vector.split([shape.numel() for shape in shapes])
     return rebuild(like, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
@@ -184,7 +188,7 @@ def where(mask: Tree, a: Tree, b: Tree) -> Tree:
     return map(torch.where, expand(mask, a), a, b)
 
 
-def masked(tree: Tree, mask: Tree) -> Tree:
+def apply_mask(tree: Tree, mask: Tree) -> Tree:
     """Return the entries of `tree` where `mask` holds, zeros elsewhere."""
     return map(lambda leaf, here: torch.where(here, leaf, leaf.new_zeros(())), tree, mask)
 
@@ -196,12 +200,12 @@ def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
     )
 
 
-def named(tree: Tree, names: Iterable[str]) -> Tree:
+def select(tree: Tree, names: Iterable[str]) -> Tree:
     """Return the entries of a dict called so, in the order of `names`."""
     return {name: tree[name] for name in names}
 
 
-def without(tree: Tree, names: Iterable[str]) -> Tree:
+def drop(tree: Tree, names: Iterable[str]) -> Tree:
     """Return the entries of a dict that are not called so, in their order."""
     return {name: value for name, value in tree.items() if name not in names}
 
@@ -229,7 +233,7 @@ def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:
     )
 
 
-def completed(tree: Tree) -> Tree:
+def mark_real(tree: Tree) -> Tree:
     """Return a tree in which what is Ragged says that all of it is `real`, unless it says more."""
 
     def complete(own: Ragged) -> Ragged:
@@ -243,7 +247,7 @@ def completed(tree: Tree) -> Tree:
     return at_ragged(complete, tree)
 
 
-def padded(trees: Sequence[Tree]) -> Tree:
+def stack_padded(trees: Sequence[Tree]) -> Tree:
     """Stack trees on a new axis 0, the first axes of their leaves filled up with zeros to the
     longest.
     """
@@ -329,7 +333,7 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
     return rebuild(stacked, total)
 
 
-def mixed(stacked: Tree, weight: Tensor) -> Tree:
+def average_statistics(stacked: Tree, weight: Tensor) -> Tree:
     """Return the `mean` over axis 0 of floats, and the largest of integers, which are counters."""
     return map(
         lambda leaf: mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0), stacked

@@ -45,7 +45,7 @@ class FedALA(Method):
 
     def init(self, params, parts):
         """Keep the top layers alone of a client's own model; begin with all of the global one."""
-        own = tree.named(params, top(parts, self.layers))
+        own = tree.select(params, top(parts, self.layers))
         weights = tree.full_like(own, 1.0)
         return params, {"top": own, "weights": weights, "settled": flag(params)}
 
@@ -53,14 +53,14 @@ class FedALA(Method):
         """Return the weights as learned from here."""
         still, batches = net.still(), list(shard.batches("weights", 0, self.share))
         if not (self.eta and client["weights"] and batches and bool(client["participated"])):
-            return tree.named(client, ("weights", "settled"))
+            return tree.select(client, ("weights", "settled"))
         objectives = [self._objective(server, client, still, batch) for batch in batches]
         weights, losses = client["weights"], list[float]()
         while len(losses) < self.max_epochs:
             for objective in objectives:
                 slope, loss = grad_and_value(objective)(merged(weights, client["top"], server))
                 weights = tree.map(
-                    self._moved, weights, slope, client["top"], tree.named(server, weights)
+                    self._moved, weights, slope, client["top"], tree.select(server, weights)
                 )
             losses.append(float(loss))
             spread = torch.tensor(losses[-self.window :], dtype=torch.float64).std(correction=0)
@@ -79,15 +79,15 @@ class FedALA(Method):
     def start(self, received, client):
         """Return the merged model."""
         own = merged(client["weights"], client["top"], received)
-        return {**received, **tree.where(client["participated"], own, tree.named(received, own))}
+        return {**received, **tree.where(client["participated"], own, tree.select(received, own))}
 
     def finish(self, server, client, start, end):
         """Send everything up; keep weights and top layers."""
-        return end, {**client, "top": tree.named(end, client["top"])}
+        return end, {**client, "top": tree.select(end, client["top"])}
 
     def metrics(self, server, client):
         """Return the mean weight of the global model."""
-        return {"global_share": tree.flat(client["weights"]).mean()} if client["weights"] else {}
+        return {"global_share": tree.ravel(client["weights"]).mean()} if client["weights"] else {}
 
     def _moved(self, weight: Tensor, slope: Tensor, own: Tensor, shared: Tensor) -> Tensor:
         return (weight - self.eta * slope * (shared - own)).clamp(0, 1)
@@ -107,4 +107,4 @@ def merged(weights: Tree, own: Tree, server: Tree) -> Tree:
     def merge(weight: Tensor, own: Tensor, shared: Tensor) -> Tensor:
         return torch.where(weight == 0, own, shared - (shared - own) * (1 - weight))
 
-    return tree.map(merge, weights, own, tree.named(server, weights))
+    return tree.map(merge, weights, own, tree.select(server, weights))

@@ -47,8 +47,8 @@ class FedALT(Pooled):
     def init(self, params, parts):
         """Leave the rest-of-world pairs out: they are found out anew each time."""
         drawn = [name for name in params if name.endswith(OWN[0])] if self.first == "own" else []
-        own = tree.without(params, [name for name in params if name.endswith(REST)])
-        return {**super().init(params, parts)[0], "drawn": tree.named(params, drawn)}, {
+        own = tree.drop(params, [name for name in params if name.endswith(REST)])
+        return {**super().init(params, parts)[0], "drawn": tree.select(params, drawn)}, {
             "model": own
         }
 
@@ -104,7 +104,7 @@ class FedALT(Pooled):
 
     def finish(self, server, client, start, end):
         """Send the own pair up; keep it, the mixer and the head."""
-        own = tree.named(end, client["model"])
+        own = tree.select(end, client["model"])
         return _pair(own), {"model": own}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -122,4 +122,4 @@ class FedALT(Pooled):
 
 
 def _pair(model: Tree) -> Tree:
-    return tree.named(model, [name for name in model if name.endswith(OWN)])
+    return tree.select(model, [name for name in model if name.endswith(OWN)])

@@ -61,7 +61,7 @@ class FedAS(Method):
 
     def init(self, params, parts):
         """Give the body to the server, the model to the client."""
-        return tree.named(params, parts.body), {"model": params}
+        return tree.select(params, parts.body), {"model": params}
 
     def before_training(self, server, client, net, shard):
         """Return the mean features of the client's classes under its last model."""
@@ -116,7 +116,7 @@ class FedAS(Method):
     def finish(self, server, client, start, end):
         """Send the body and F_i up; keep the model."""
         found = {"fisher": client["fisher"]} if self.weights == "fisher" else {}
-        return {"body": tree.named(end, server), **found}, {"model": end}
+        return {"body": tree.select(end, server), **found}, {"model": end}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average bodies by F_i."""

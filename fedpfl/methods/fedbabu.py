@@ -26,7 +26,10 @@ class FedBABU(Method):
 
     def init(self, params, parts):
         """Set the head apart, so that nothing can average it."""
-        return {"body": tree.named(params, parts.body), "head": tree.named(params, parts.head)}, {}
+        return {
+            "body": tree.select(params, parts.body),
+            "head": tree.select(params, parts.head),
+        }, {}
 
     def download(self, server, client):
         """Return the body; the head was known from the beginning."""
@@ -42,7 +45,7 @@ class FedBABU(Method):
 
     def finish(self, server, client, start, end):
         """Send the body up."""
-        return tree.named(end, server["body"]), client
+        return tree.select(end, server["body"]), client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the bodies under the head as it was."""

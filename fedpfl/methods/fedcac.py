@@ -80,12 +80,12 @@ class FedCAC(Method):
     def finish(self, server, client, start, end):
         """Return the shared tensors and what is critical in them."""
         mask = self._critical(client, start, end)
-        own = tree.named(end, mask)
+        own = tree.select(end, mask)
         return {"model": own, "mask": mask}, {**client, "model": end, "own": own, "mask": mask}
 
     def _critical(self, client, start, end):
         names = client["mask"]
-        scores = self._scores(client, tree.named(start, names), tree.named(end, names))
+        scores = self._scores(client, tree.select(start, names), tree.select(end, names))
         return tree.map(lambda leaf: highest(leaf, self.tau, self.cutoff), scores)
 
     def _scores(self, client: dict[str, Tree], start: Tree, end: Tree) -> Tree:
@@ -94,7 +94,7 @@ class FedCAC(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average over everybody, and for each client over itself and its collaborators."""
-        models, played = tree.received(uploads["model"]), server["round"] + 1
+        models, played = tree.unmask_received(uploads["model"]), server["round"] + 1
         together = collaborators(overlaps(clients["mask"]), int(played), self.beta)
         members = together.sum(1)
         own = tree.stack([tree.mean(models, share) for share in together / members.unsqueeze(1)])
@@ -114,6 +114,6 @@ class FedCAC(Method):
         participation.
         """
         return {
-            "critical_share": tree.flat(client["mask"]).double().mean(),
+            "critical_share": tree.ravel(client["mask"]).double().mean(),
             "collaborators": client["partners"],
         }

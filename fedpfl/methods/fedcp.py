@@ -45,7 +45,7 @@ class FedCP(Method):
 
     def init(self, params, parts):
         """Begin with the network's head on both sides."""
-        head = tree.named(params, parts.head)
+        head = tree.select(params, parts.head)
         d = params[parts.head_weight].shape[1]
         policy = {
             **linear(d, 2 * d, seeded(parts.seed)),
@@ -53,7 +53,7 @@ class FedCP(Method):
             "shift": torch.zeros(2 * d),
         }
         policy = tree.to(policy, params[parts.head_weight].device)
-        return {"body": tree.without(params, parts.head), "policy": policy, "head": head}, {
+        return {"body": tree.drop(params, parts.head), "policy": policy, "head": head}, {
             "head": head
         }
 

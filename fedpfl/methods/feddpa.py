@@ -90,7 +90,7 @@ class FedDPA(ByMask):
 
     def metrics(self, server, client):
         """Count the personal entries."""
-        return {"personal": tree.flat(client["mask"]).sum()}
+        return {"personal": tree.ravel(client["mask"]).sum()}
 
 
 def _distance(params: Tree, server: Tree) -> Tensor:

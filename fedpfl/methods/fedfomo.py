@@ -115,8 +115,10 @@ class FedFomo(Pooled):
             start = old if self.fallback == "baseline" else start
             if bool(shares.any()):
                 helpful = shares.nonzero()[:, 0]
-                stacked = tree.stack([tree.named(models[place], old) for place in helpful.tolist()])
-                start = tree.mixed(stacked, (shares / shares.sum())[helpful].float())
+                stacked = tree.stack(
+                    [tree.select(models[place], old) for place in helpful.tolist()]
+                )
+                start = tree.average_statistics(stacked, (shares / shares.sum())[helpful].float())
         found = {"begun": start, "affinity": affinity, "gains": gains.float()}
         return {**found, "statistics": {"main": start["statistics"]}}
 
@@ -124,7 +126,7 @@ class FedFomo(Pooled):
         """Return the candidates."""
         if not self.candidates:
             return {}
-        sent, there = tree.without(client["sent"], ["number"]), client["there"]
+        sent, there = tree.drop(client["sent"], ["number"]), client["there"]
         return Agreed(
             sent,
             tree.map(lambda leaf: there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape), sent),

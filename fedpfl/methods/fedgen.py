@@ -67,7 +67,7 @@ class FedGen(Method):
         weight = params[parts.head_weight]
         made = features.generator(self.noise, self.hidden, weight, seeded(parts.seed))
         told = {"counts": weight.new_zeros(len(weight)), "rounds": weight.new_zeros(())}
-        told |= {"body": tree.without(params, parts.head), "head": tree.named(params, parts.head)}
+        told |= {"body": tree.drop(params, parts.head), "head": tree.select(params, parts.head)}
         return {**told, "generator": made, "adam": features.at_rest(made["learned"])}, {}
 
     def before_training(self, server, client, net, shard):
@@ -76,7 +76,7 @@ class FedGen(Method):
 
     def download(self, server, client):
         """Return model, generator and how often labels were told of; everybody counts rounds."""
-        return {**tree.without(server, ("adam",)), "rounds": Known(server["rounds"])}
+        return {**tree.drop(server, ("adam",)), "rounds": Known(server["rounds"])}
 
     def start(self, received, client):
         """Return the global model."""
@@ -85,7 +85,7 @@ class FedGen(Method):
     def loss(self, server, client, net, params, batch):
         """Add what the generator teaches; before it is taught itself, with a weight of 0."""
         head, random, logits = (
-            tree.named(params, server["head"]).values(),
+            tree.select(params, server["head"]).values(),
             batch.random,
             net(params, batch.x),
         )
@@ -121,13 +121,13 @@ class FedGen(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models; teach the generator."""
         model, counts = tree.mean(uploads["model"], weight), uploads["counts"]
-        model = {name: tree.named(model, server[name]) for name in ("body", "head")}
+        model = {name: tree.select(model, server[name]) for name in ("body", "head")}
         made, adam, lr = (
             server["generator"],
             server["adam"],
             self.lr * self.decay ** server["rounds"],
         )
-        heads, known = tree.named(uploads["model"], server["head"]), (counts.sum(0) > 0).float()
+        heads, known = tree.select(uploads["model"], server["head"]), (counts.sum(0) > 0).float()
         random = torch.rand(self.steps, self.batch, 1 + self.noise, generator=generator)
         for numbers in tree.send(random, counts.device):
             y, noise = features.drawn(known, numbers[:, 0]), numbers[:, 1:]

@@ -65,7 +65,7 @@ class FedOBP(ByMask):
         """Let theta_g and theta_i start equal; of theta_i only what is scored is kept, and scores
         from training.
         """
-        model = tree.named(params, parts.head) if self.classifier_only else params
+        model = tree.select(params, parts.head) if self.classifier_only else params
         kept = {"score": not self.score.startswith("obp"), "average": self.ema > 0}
         return params, {
             "model": model,
@@ -82,9 +82,9 @@ class FedOBP(ByMask):
         """Return how important each entry of theta_i is, with `ema` on average over time."""
         model = client["model"]
         if self.score == "obp":
-            score = importance.obp(model, tree.named(server, model))
+            score = importance.obp(model, tree.select(server, model))
         elif self.score == "obp_as_published":
-            score = importance.obp_as_published(model, tree.named(server, model))
+            score = importance.obp_as_published(model, tree.select(server, model))
         else:
             score = client["score"]
         if not self.ema:
@@ -118,8 +118,8 @@ class FedOBP(ByMask):
             return {"whole": server, "shared": {}}
         mask = client["mask"]
         return {
-            "whole": tree.without(server, mask),
-            "shared": Masked(tree.named(server, mask), tree.invert(mask)),
+            "whole": tree.drop(server, mask),
+            "shared": Masked(tree.select(server, mask), tree.invert(mask)),
         }
 
     def start(self, received, client):
@@ -134,16 +134,16 @@ class FedOBP(ByMask):
         def logits(scored: Tree, batch: Batch) -> Tensor:
             return self.predict(net, {**params, **scored}, batch)
 
-        scored = tree.named(params, client["model"])
+        scored = tree.select(params, client["model"])
         return {
             "score": fisher.scores(net, logits, scored, shard, by_sample=self.score == "fisher")
         }
 
     def finish(self, server, client, start, end):
         """Send all entries up, personal ones too, and keep theta_i."""
-        model = tree.named(end, client["model"])
+        model = tree.select(end, client["model"])
         score = (
-            {"score": importance.gradient(tree.named(start, model), model)}
+            {"score": importance.gradient(tree.select(start, model), model)}
             if self.score == "gradient"
             else {}
         )

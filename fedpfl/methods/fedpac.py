@@ -123,7 +123,7 @@ class FedPAC(ByName):
     def finish(self, server, client, start, end):
         """Send model, prototypes and statistics up; keep the head until the server's reply."""
         body, kept = super().finish(server, client, start, end)
-        return {"body": body, **kept, **tree.named(client, ("mean", "counts", "H", "v"))}, kept
+        return {"body": body, **kept, **tree.select(client, ("mean", "counts", "H", "v"))}, kept
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8

@@ -39,7 +39,7 @@ class FedPURIN(FedCAC):
     judge: Literal["sparse", "dense"] = "sparse"
 
     def _shared(self, params, parts):
-        return params if self.include_norm else tree.without(params, parts.batch_norm)
+        return params if self.include_norm else tree.drop(params, parts.batch_norm)
 
     def prepare(self, server, client):
         """Make room for a gradient."""
@@ -64,7 +64,7 @@ class FedPURIN(FedCAC):
 
     @staticmethod
     def _remember(server, client, params, grads, batch, loss, kept):
-        return {**client, "gradient": tree.named(grads, client["own"])}
+        return {**client, "gradient": tree.select(grads, client["own"])}
 
     def _scores(self, client, start, end):
         """Return the loss's change if an entry were zero, to first or second order."""
@@ -93,5 +93,5 @@ class FedPURIN(FedCAC):
         return (
             params
             if self.judge == "dense"
-            else {**params, **tree.masked(tree.named(params, mask), mask)}
+            else {**params, **tree.apply_mask(tree.select(params, mask), mask)}
         )

@@ -33,7 +33,7 @@ class FedRoD(Method):
 
     def init(self, params, parts):
         """Keep the personal head under the names of the generic one."""
-        return params, {"q": tree.named(params, parts.head)}
+        return params, {"q": tree.select(params, parts.head)}
 
     def before_training(self, server, client, net, shard):
         """Return what the balanced softmax adds to the logits."""

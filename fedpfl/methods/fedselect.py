@@ -72,7 +72,7 @@ class FedSelect(ByMask):
         """Make nothing personal, or a layer; the mask has the names of the tensors in which
         something can be.
         """
-        own = tree.named(params, self._candidates(parts))
+        own = tree.select(params, self._candidates(parts))
         client = {
             "model": params,
             "own": own,
@@ -107,10 +107,10 @@ class FedSelect(ByMask):
     def finish(self, server, client, start, end):
         """Return the entries shared so far and, if it is another, the next mask."""
         mask = client["mask"]
-        own = tree.named(end, mask)
+        own = tree.select(end, mask)
         kept = {"model": end, "own": own}
         if self.delta == "round":
-            kept["mask"] = self._grown(mask, self._scores(tree.named(start, mask), own, client))
+            kept["mask"] = self._grown(mask, self._scores(tree.select(start, mask), own, client))
         else:
             due = (client["played"] > 0) & (client["played"] % self.every == 0)
             grown = self._grown(mask, self._scores(client["reference"], own, client))
@@ -119,7 +119,7 @@ class FedSelect(ByMask):
                 "reference": tree.where(due, own, client["reference"]),
                 "played": client["played"] + 1,
             }
-        changed = tree.flat(tree.map(torch.logical_xor, mask, kept["mask"])).any()
+        changed = tree.ravel(tree.map(torch.logical_xor, mask, kept["mask"])).any()
         news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
         return {"model": Agreed(end, _shared(end, mask)), "mask": news}, kept
 
@@ -131,10 +131,10 @@ class FedSelect(ByMask):
         """
         model, equal = uploads["model"], torch.full_like(weight, 1 / len(weight))
         server = tree.masked_mean(server, model.values, model.mask, equal)
-        end, shared = (tree.named(part, clients["own"]) for part in model)
+        end, shared = (tree.select(part, clients["own"]) for part in model)
         return server, {
             **clients,
-            "own": tree.where(shared, tree.named(server, clients["own"]), end),
+            "own": tree.where(shared, tree.select(server, clients["own"]), end),
         }
 
     def personal(self, server, client):
@@ -164,7 +164,7 @@ class FedSelect(ByMask):
     def _scores(self, before, after, client):
         """Return what is selected by, the largest first."""
         if self.personalise == "random":
-            return tree.named(client["chance"], after)
+            return tree.select(client["chance"], after)
         moved = tree.map(lambda old, new: (new - old).abs(), before, after)
         return moved if self.personalise == "most" else tree.map(torch.neg, moved)
 
@@ -173,7 +173,7 @@ class FedSelect(ByMask):
             return mask
         if self.scope == "tensor":
             return tree.map(self._select, mask, scores)
-        return tree.unflat(self._select(tree.flat(mask), tree.flat(scores)), mask)
+        return tree.unravel(self._select(tree.ravel(mask), tree.ravel(scores)), mask)
 
     def _select(self, mask: Tensor, scores: Tensor) -> Tensor:
         """Add to `mask` the largest `scores` outside it: the official number of them, whatever ties

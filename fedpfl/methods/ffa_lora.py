@@ -34,7 +34,7 @@ class FFALoRA(Method):
         """Set apart what never moves."""
         fixed = [name for name in parts.body if name.endswith(".lora_A")]
         fixed += parts.head if self.head == "frozen" else ()
-        return {"model": tree.without(params, fixed), "fixed": tree.named(params, fixed)}, {}
+        return {"model": tree.drop(params, fixed), "fixed": tree.select(params, fixed)}, {}
 
     def download(self, server, client):
         """Return B and the head; A was known from the beginning."""
@@ -50,7 +50,7 @@ class FFALoRA(Method):
 
     def finish(self, server, client, start, end):
         """Send up what moved."""
-        return tree.named(end, server["model"]), client
+        return tree.select(end, server["model"]), client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what moved."""

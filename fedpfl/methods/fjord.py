@@ -63,7 +63,7 @@ class FjORD(Submodel):
         drawn = widths.gather(0, (batch.random[0] * held).long().minimum(held - 1))[0]
         active = neurons.prefix(server["plan"], drawn, self.rounding)
         narrow = self.predict(
-            net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch
+            net, tree.apply_mask(params, neurons.entries(server["plan"], active, params)), batch
         )
         loss = batch.cross_entropy(narrow)
         if not self.distill:

@@ -108,7 +108,7 @@ class FlexFL(Cut):
 
     def start(self, received, client):
         """Return what the device can hold of it."""
-        return tree.masked(received, client["mask"])
+        return tree.apply_mask(received, client["mask"])
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation."""
@@ -122,7 +122,7 @@ class FlexFL(Cut):
             inside = neurons.entries(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
                 teacher = (
-                    net.aside(tree.masked(params, inside), batch.x) / self.temperature
+                    net.aside(tree.apply_mask(params, inside), batch.x) / self.temperature
                 ).softmax(1)
             apart = F.kl_div(student, teacher, reduction="none").mean(1)
             share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)

@@ -50,7 +50,7 @@ class Floco(Method):
         ends = [weight] + [
             endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)
         ]
-        server = {"shared": tree.without(params, [name]), "endpoints": {name: torch.stack(ends)}}
+        server = {"shared": tree.drop(params, [name]), "endpoints": {name: torch.stack(ends)}}
         return server, {
             "beta": weight.new_full((self.endpoints,), 1 / self.endpoints),
             "projected": flag(params),

@@ -73,7 +73,7 @@ class FLUTE(ByName):
         )
 
     def _regularisers(self, params, client):
-        weight = _weight(tree.named(params, client["head"]))
+        weight = _weight(tree.select(params, client["head"]))
         total: Tensor | float = 0.0
         if self.l1:
             total = total + self.l1 * collapse(weight, client["present"])

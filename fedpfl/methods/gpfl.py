@@ -45,11 +45,11 @@ class GPFL(Method):
 
     def init(self, params, parts):
         """Draw E from N(0, 1), and V as torch initialises linear and normalising layers."""
-        head = tree.named(params, parts.head)
+        head = tree.select(params, parts.head)
         weight, generator = head[parts.head_weight], Generator().manual_seed(parts.seed)
         classes, width = weight.shape
         server = {
-            "body": tree.named(params, parts.body),
+            "body": tree.select(params, parts.body),
             "embeddings": torch.randn(classes, width, generator=generator).to(weight),
             "valve": {
                 part: tree.to(_layer(width, generator), weight.device) for part in ("gamma", "beta")
@@ -84,19 +84,20 @@ class GPFL(Method):
         else:
             distance = batch.mean(apart.clamp(min=LEAST).sqrt())
         decayed = sum(
-            leaf.square().sum() for leaf in tree.leaves(tree.named(params, ("embeddings", "valve")))
+            leaf.square().sum()
+            for leaf in tree.leaves(tree.select(params, ("embeddings", "valve")))
         )
         told = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
         return told + self.lam * distance + self.mu / 2 * decayed
 
     def finish(self, server, client, start, end):
         """Send all but the head up."""
-        return tree.named(end, server), {"head": end["head"], "frequencies": client["frequencies"]}
+        return tree.select(end, server), {"head": end["head"], "frequencies": client["frequencies"]}
 
     def evaluated(self, server, client, params):
         """Return the way of the personal features."""
         condition = client["frequencies"] @ server["embeddings"]
-        return {**tree.named(params, ("body", "head", "valve")), "condition": condition}
+        return {**tree.select(params, ("body", "head", "valve")), "condition": condition}
 
     def predict(self, net, params, batch):
         """Return the head's logits of personal features."""

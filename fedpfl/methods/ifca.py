@@ -48,7 +48,7 @@ class IFCA(Method):
     def init(self, params, parts):
         """Shuffle the initial values for all models but the first."""
         names = params if self.layers is None else top(parts, self.layers)
-        first, shared = tree.named(params, names), tree.without(params, names)
+        first, shared = tree.select(params, names), tree.drop(params, names)
         models = tree.stack(
             [first, *(_shuffled(first, parts.seed, j) for j in range(1, self.clusters))]
         )
@@ -103,12 +103,12 @@ class IFCA(Method):
             rows = member.nonzero()[:, 0]
             if len(rows):
                 share = weight if member.all() else weight[rows] / weight[rows].sum()
-                own = tree.mean(tree.take(tree.named(uploads["model"], own), rows), share)
-                counts = tree.mixed(tree.take(uploads["statistics"], rows), share)
+                own = tree.mean(tree.take(tree.select(uploads["model"], own), rows), share)
+                counts = tree.average_statistics(tree.take(uploads["statistics"], rows), share)
             models.append(own)
             statistics.append(counts)
         shared = (
-            tree.mean(tree.named(uploads["model"], server["shared"]), weight)
+            tree.mean(tree.select(uploads["model"], server["shared"]), weight)
             if server["shared"]
             else {}
         )

@@ -59,8 +59,8 @@ class PFedFDA(Method):
         weight = params[parts.head_weight]
         generator = torch.Generator().manual_seed(parts.seed)
         server = {
-            "body": tree.named(params, parts.body),
-            "head": tree.named(params, parts.head),
+            "body": tree.select(params, parts.body),
+            "head": tree.select(params, parts.head),
             "mean": torch.rand(weight.shape, generator=generator).to(weight.device),
             "cov": packed(torch.eye(weight.shape[1], device=weight.device)),
         }
@@ -75,7 +75,7 @@ class PFedFDA(Method):
         head = (
             {} if self._published else {"head": Known(server["head"])}
         )  # of which the names matter
-        return {**tree.named(server, self._travels), **head}
+        return {**tree.select(server, self._travels), **head}
 
     def start(self, received, client):
         """Return the body under the global head with the client's prior."""
@@ -106,8 +106,8 @@ class PFedFDA(Method):
 
     def finish(self, server, client, start, end):
         """Return body and statistics (as published: body and head); the last beta stays."""
-        trained = {part: tree.named(end, server[part]) for part in ("body", "head")}
-        return tree.named({**client, **trained}, self._travels), {"beta": client["beta"]}
+        trained = {part: tree.select(end, server[part]) for part in ("body", "head")}
+        return tree.select({**client, **trained}, self._travels), {"beta": client["beta"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what came."""

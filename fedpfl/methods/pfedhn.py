@@ -61,10 +61,10 @@ class PFedHN(Method):
     def init(self, params, parts):
         """Draw embeddings and hypernetwork."""
         generator, clients = seeded(parts.seed), max(1, parts.clients)
-        private = tree.named(params, parts.head) if self.variant == "pc" else {}
+        private = tree.select(params, parts.head) if self.variant == "pc" else {}
         size = self.embedding or int(1 + clients / 4)
         widths = [size, *[self.hidden] * (1 + self.depth)]
-        made = tree.without(params, private)
+        made = tree.drop(params, private)
         last = {name: linear(self.hidden, leaf.numel(), generator) for name, leaf in made.items()}
         learned = {
             "v": torch.randn(clients, size, generator=generator),
@@ -97,8 +97,8 @@ class PFedHN(Method):
 
     def finish(self, server, client, start, end):
         """Send the difference up, and keep the private classifier."""
-        change = tree.map(torch.sub, tree.without(start, client["head"]), end)
-        return change, {"head": tree.named(end, client["head"])}
+        change = tree.map(torch.sub, tree.drop(start, client["head"]), end)
+        return change, {"head": tree.select(end, client["head"])}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Take a step of SGD along the clients' differences, pulled back through the hypernetwork."""

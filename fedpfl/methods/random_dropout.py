@@ -42,4 +42,4 @@ class RandomDropout(Drawn):
         return client["model"] if self.judge == "own" else server["model"]
 
     def _kept(self, client):
-        return client if self.judge == "own" else tree.without(client, ["model"])
+        return client if self.judge == "own" else tree.drop(client, ["model"])

@@ -41,7 +41,7 @@ class Scaffold(Method):
 
     def download(self, server, client):
         """Send the model and its control."""
-        return tree.named(server, ("model", "control"))
+        return tree.select(server, ("model", "control"))
 
     def start(self, received, client):
         """Return the global model."""

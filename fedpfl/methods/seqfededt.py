@@ -56,8 +56,8 @@ class SeqFedEDT(ByMask):
         """Return the travelling model as the server's, and theta_i in two parts: what is scored,
         and the rest.
         """
-        scored = tree.named(params, parts.head if self.classifier_only else params)
-        return params, {"scored": scored, "rest": tree.without(params, scored)}
+        scored = tree.select(params, parts.head if self.classifier_only else params)
+        return params, {"scored": scored, "rest": tree.drop(params, scored)}
 
     def turns(self, played, cohort, clients, generator):
         """Return one client after another, in an order drawn anew each round."""
@@ -66,7 +66,7 @@ class SeqFedEDT(ByMask):
 
     def prepare(self, server, client):
         """Choose the personal entries."""
-        scores = SCORES[self.score](client["scored"], tree.named(server, client["scored"]))
+        scores = SCORES[self.score](client["scored"], tree.select(server, client["scored"]))
         return {**client, "mask": importance.above_quantile(scores, self.q)}
 
     def download(self, server, client):
@@ -77,7 +77,7 @@ class SeqFedEDT(ByMask):
 
     def finish(self, server, client, start, end):
         """Pass the trained model on, and keep it."""
-        scored, rest = (tree.named(end, client[part]) for part in ("scored", "rest"))
+        scored, rest = (tree.select(end, client[part]) for part in ("scored", "rest"))
         return end, {"scored": scored, "rest": rest}
 
     def personal(self, server, client):

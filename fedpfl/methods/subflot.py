@@ -91,7 +91,7 @@ class SubFLOT(Cut):
         own = client["own"] if joined else self._choice(server, client)
         active = neurons.with_always(own)
         mask = neurons.entries(plan, active, model)
-        received = tree.masked(model, mask)
+        received = tree.apply_mask(model, mask)
         if joined:
             if self.otp and self.alpha:
                 small = transport.dense(plan, active, history)

@@ -124,7 +124,7 @@ class Node:
         facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
         own = {
             "client": part.clients,
-            "buffers": tree.without(part.buffers, self._shared),
+            "buffers": tree.drop(part.buffers, self._shared),
             "facts": facts,
         }
         self._shelf.keep(client, number, own)
@@ -132,7 +132,7 @@ class Node:
             name: {role: own for role, own in getattr(part, name).items() if role in self._shared}
             for name in ("buffers", "updated")
         }
-        return part._replace(clients=tree.named(part.clients, dealt), **travel)
+        return part._replace(clients=tree.select(part.clients, dealt), **travel)
 
     def _given(self, about: dict[str, Any], sent: Tree | None) -> tuple[Method, Tree]:
         """Return the method as it is where only so much was sent, and what is known here of the

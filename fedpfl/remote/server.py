@@ -115,9 +115,9 @@ class Remote(Backend):
         if self.shares:
             return state
         rows, dealt = state.rows, state.rows.dealt
-        own = tree.named(rows.take("client", range(rows.clients)), dealt) if dealt else {}
+        own = tree.select(rows.take("client", range(rows.clients)), dealt) if dealt else {}
         known = {
-            "client": tree.named(rows.initial["client"], dealt),
+            "client": tree.select(rows.initial["client"], dealt),
             "buffers": {},
             "facts": rows.initial["facts"],
         }
@@ -279,7 +279,7 @@ class Remote(Backend):
         kind = "train" if isinstance(call, TrainCall) else "judge"
         if not isinstance(found, Participation if kind == "train" else dict):
             raise FedpflError("an answer of another kind")
-        form = str(tree.form(found))
+        form = str(tree.specs(found))
         if form != self._forms.setdefault(f"{kind} {asked.get('turn')}", form):
             raise FedpflError("an answer of another form than the others'")
         if kind == "train" and not all(

@@ -127,7 +127,7 @@ def at_server(run: Run, state: engine.State) -> dict[str, Tensor]:
                 and leaf.shape == run.net.params[name].shape
             ):
                 values.setdefault(name, leaf)
-    return tree.named(values, [name for name in run.net.params if name in values])
+    return tree.select(values, [name for name in run.net.params if name in values])
 
 
 def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | None:

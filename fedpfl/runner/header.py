@@ -148,7 +148,7 @@ def _head_share(net: Net) -> str:
     parts = net.parts
     if parts.unclear:
         return "of which none is known to be the head"
-    entries = tree.size(tree.named(net.params, parts.head))
+    entries = tree.size(tree.select(net.params, parts.head))
     return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
 
 

@@ -100,7 +100,7 @@ def begin(
     if past and "rows" not in past:
         raise damaged((path or Path()) / "state.pt", "is of an older version")
     for block in map(state.rows.renewed, ranks.share_each(past.pop("rows", []))):
-        if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
+        if tree.specs(tree.take(tree.drop(block, ["who"]), 0)) != tree.specs(state.rows.initial):
             how = "holds client states of another form than the method now has"
             raise damaged((path or Path()) / "state.pt", how)
         state.rows.load_([block])
@@ -108,7 +108,7 @@ def begin(
     if not saved["round"]:
         return state
     trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE}
-    if any(tree.form(trees[part]) != tree.form(getattr(state, part)) for part in STATE):
+    if any(tree.specs(trees[part]) != tree.specs(getattr(state, part)) for part in STATE):
         how = "holds a server state of another form than the method now has"
         raise damaged((path or Path()) / "state.pt", how)
     return replace(state, round=saved["round"], **trees)

@@ -174,7 +174,7 @@ def _backend(run: Run, stage: lockstep.Stage | None, known: dict[str, Any]) -> e
     known: `_used` by the part of the run that is done; on the same kind of device the rest goes on
     by it, bit for bit.
     """
-    taken = tree.named(known, CHOSEN) if known.get("device") == run.device.type else {}
+    taken = tree.select(known, CHOSEN) if known.get("device") == run.device.type else {}
     over = partial(ranks.over, device=run.device)
     make = partial(engine.choose, run.engine, run.net, run.device, taken, over, ranks.share)
     if stage is None:

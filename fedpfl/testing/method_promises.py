@@ -353,7 +353,7 @@ def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     """
     leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]
     floats = [leaf for leaf in leaves if leaf.requires_grad]
-    seen = tree.leaves(tree.received(method.download(tree.rebuild(server, leaves), client)))
+    seen = tree.leaves(tree.unmask_received(method.download(tree.rebuild(server, leaves), client)))
     weights = torch.Generator().manual_seed(0)
     total = torch.zeros((), requires_grad=True)
     for leaf in seen:

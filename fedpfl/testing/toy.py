@@ -264,7 +264,7 @@ class Trial:
         client = One(number).states(call) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
         found = method.before_training(state.server, client, bound, shard)
-        return method.prepare(state.server, client | tree.completed(found))
+        return method.prepare(state.server, client | tree.mark_real(found))
 
 
 class Nudged(Trial):

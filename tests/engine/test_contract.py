@@ -493,7 +493,7 @@ def changes_no_arguments(named: NamedTrial) -> None:
     for number in COHORTS[1]:
         upload, client = participate_step_by_step(method, net, state, number)
         uploads.append(upload)
-        clients.append({**state.facts(number), **tree.named(client, state.clients)})
+        clients.append({**state.facts(number), **tree.select(client, state.clients)})
     weight = torch.full((4,), 0.25)
     bound, random = net.bind(state.server_buffers), generator(0, "aggregate", 2)
     ask(method.aggregate, server, tree.stack(clients), bound, tree.stack(uploads), weight, random)
@@ -514,19 +514,19 @@ def participate_step_by_step(
     shard = training_shard(small(), number, LOCAL.batch_size, draws)
 
     # what it is evaluated by, and what it learns before it trains
-    answers = tree.completed(
+    answers = tree.mark_real(
         ask(method.before_evaluation, server, client, net.bind(buffers), shard)
     )
     personal = ask(method.personal, server, client | answers)
     client |= ask(method.sample, server, draws.server(number))
     bound = net.bind(buffers, training=True)
-    client |= tree.completed(ask(method.before_training, server, client, bound, shard))
+    client |= tree.mark_real(ask(method.before_training, server, client, bound, shard))
     client = ask(method.prepare, server, client)
 
     # what it receives
     sent = ask(method.download, server, client)
     assert flatten(count(sent))
-    start = ask(method.start, tree.received(sent), client)
+    start = ask(method.start, tree.unmask_received(sent), client)
     ask(method.metrics, server, client)
     masks = ask(method.masks, server, state.client(number))
     assert all(
@@ -546,7 +546,7 @@ def participate_step_by_step(
 
     # what it sends
     end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
-    client |= tree.completed(
+    client |= tree.mark_real(
         ask(method.after_training, server, client, net.bind(buffers), end, shard, kept)
     )
     ask(method.updated_buffers, server, client)
@@ -591,7 +591,7 @@ def test_training_on_what_was_not_sent_is_found():
     first, _, state = trial.played("loop")[0]
     client = trial.entered(tiny(), state, 0)
     other = poisoned(trial.method, first.server, state.server, client)
-    assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
+    assert int(tree.ravel(other).isnan().sum()) == int(tree.ravel(client["mask"]).sum()) > 0
     assert_same(trial.method._begin(other, client), trial.method._begin(state.server, client))
     with pytest.raises(Unkept, match="without what is not sent"):
         contract.sees_what_was_sent(trial)

@@ -347,7 +347,7 @@ def test_entries_outside_an_element_wise_mask_hold_still_bit_for_bit(
     state = trajectory(TwoPhases(first, second), net, federation, engine=backend)[-1]
     for client in EVERYONE:
         mask, start, end = (
-            tree.flat(row(state.clients[key], client)) for key in ("mask", "start", "end")
+            tree.ravel(row(state.clients[key], client)) for key in ("mask", "start", "end")
         )
         frozen = mask if second else ~mask
         assert torch.equal(start[frozen], end[frozen])

@@ -225,7 +225,7 @@ class Recorder(FedAvg):
         }
 
     def finish(self, server, client, start, end):
-        return {"end": end, **tree.named(client, ("n", "code", "sum"))}, {}
+        return {"end": end, **tree.select(client, ("n", "code", "sum"))}, {}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         return super().aggregate(server, clients, net, uploads["end"], weight, generator)

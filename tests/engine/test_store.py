@@ -155,7 +155,7 @@ def test_rows_of_a_version_whose_methods_kept_flags_go_on_bit_for_bit(federation
     ]
     rows = copy.deepcopy(begin(method, net, 10, CPU).rows)
     for block in old:
-        rows.load_([rows.renewed(tree.without(block, ["facts"]))])
+        rows.load_([rows.renewed(tree.drop(block, ["facts"]))])
     again = replace(first, rows=rows)
     assert_same(again, first)
     assert again.client([0, 1, 2])["participated"].tolist() == [True, True, False]

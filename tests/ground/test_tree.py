@@ -62,7 +62,7 @@ def test_size_and_bytes():
 
 
 def test_flat_goes_leaf_by_leaf_row_by_row():
-    assert tree.flat(nested()).tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
+    assert tree.ravel(nested()).tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
 
 
 shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4)
@@ -71,7 +71,7 @@ shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=
 @given(shapes)
 def test_unflat_and_rebuild_invert(shapes):
     values = {str(i): torch.randn(shape) for i, shape in enumerate(shapes)}
-    assert_same(tree.unflat(tree.flat(values), values), values)
+    assert_same(tree.unravel(tree.ravel(values), values), values)
     assert_same(tree.rebuild(values, tree.leaves(values)), values)
 
 
@@ -197,7 +197,7 @@ def test_what_is_received_is_what_was_sent_with_zeros_for_the_rest():
         "whole": whole,
         "known": Known({"b": known}),
     }
-    seen = tree.received(sent)
+    seen = tree.unmask_received(sent)
     assert seen["few"]["a"].tolist() == seen["agreed"]["a"].tolist() == [2.0, 0.0]
     assert seen["whole"] is whole  # not copied
     assert seen["known"]["b"] is known

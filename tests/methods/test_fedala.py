@@ -94,7 +94,7 @@ def test_weights_stay_between_zero_and_one_and_equal_entries_stay(net, federatio
         assert ((leaf >= 0) & (leaf <= 1)).all()
     assert torch.equal(found["classifier.weight"][0], client["weights"]["classifier.weight"][0])
     assert (found["classifier.weight"] < 1).any()
-    assert 0 in tree.flat(found).tolist()
+    assert 0 in tree.ravel(found).tolist()
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -203,7 +203,7 @@ def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_
         def _objective(self, server, client, net, batch):
             made.append(len(batch.y))
             last = len(made) == 2
-            return lambda top: 0 * tree.flat(top).sum() + (next(given_losses) if last else 100.0)
+            return lambda top: 0 * tree.ravel(top).sum() + (next(given_losses) if last else 100.0)
 
     state = trajectory(FedALA(), net, federation, COHORTS[:1])[-1]
     learned(Told(threshold=threshold, window=2, max_epochs=5), net, federation, state, 2)

@@ -51,8 +51,10 @@ def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, 
     for place, client in enumerate(cohort):
         model = row(one.clients["model"], place)
         assert_same(model, row(other.clients["model"], 3 - place))
-        assert_same(tree.named(model, HEAD), tree.named(row(state.clients["model"], client), HEAD))
-        assert len(differing(tree.without(model, HEAD), state.server)) == 4
+        assert_same(
+            tree.select(model, HEAD), tree.select(row(state.clients["model"], client), HEAD)
+        )
+        assert len(differing(tree.drop(model, HEAD), state.server)) == 4
 
 
 def test_who_was_never_sampled_aligns_to_what_first_says(backend, net, federation):
@@ -125,8 +127,8 @@ def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_l
     assert_same(FedAS().personal(last.server, last.client(3)), row(states[1].clients["model"], 3))
     assert_same(FedAS().personal(last.server, last.client(7)), net.params)
     now = received.personal(last.server, last.client(3))
-    assert_same(tree.without(now, HEAD), last.server)
-    assert_same(tree.named(now, HEAD), tree.named(row(last.clients["model"], 3), HEAD))
+    assert_same(tree.drop(now, HEAD), last.server)
+    assert_same(tree.select(now, HEAD), tree.select(row(last.clients["model"], 3), HEAD))
     body = tree.size(last.server)
     assert [(o.sent.values_down, o.sent.values_up) for o in outcomes] == [
         (5 * body, 5 * (body + 1))

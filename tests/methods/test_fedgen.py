@@ -34,7 +34,7 @@ def test_equal_heads_teach_by_their_cross_entropy_whatever_the_weights(net):
         torch.tensor([0, 2, 2, 3]),
         torch.rand(4, 5, generator=torch.Generator().manual_seed(1)),
     )
-    heads = tree.repeat(tree.named(net.params, HEAD), 3)
+    heads = tree.repeat(tree.select(net.params, HEAD), 3)
     counts = torch.tensor([[1.0, 0, 5, 3, 0], [0, 0, 1, 9, 1], [7, 1, 0, 2, 0]])
     z = features.training(made["learned"], made["moved"], y, noise)[0]
     want = F.cross_entropy(F.linear(z, *(net.params[name] for name in HEAD)), y)

@@ -81,7 +81,7 @@ def test_the_pull_is_zero_at_the_prototype_and_never_reaches_the_head(
         ).clients["model"]
         for lam in (9.0, 0.0)
     )
-    assert_same(tree.named(with_it, HEAD), tree.named(without, HEAD))
+    assert_same(tree.select(with_it, HEAD), tree.select(without, HEAD))
     assert (with_it["fc.weight"] - without["fc.weight"]).abs().max() > 1e-3
 
 

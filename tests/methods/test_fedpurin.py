@@ -212,7 +212,7 @@ def test_a_client_without_a_step_keeps_everything(backend, played, net, federati
     for method in (FedPURIN(), FedPURIN(score="delta"), FedCAC()):
         state = played(method, backend)[2]
         part = participate(method, net, federation, state, [9], engine=backend)
-        assert tree.flat(part.clients["mask"]).all()
+        assert tree.ravel(part.clients["mask"]).all()
         assert_same(row(part.clients["model"], 0), begins(method, state.server, state.client(9)))
 
 
@@ -349,7 +349,7 @@ def test_a_cohort_of_one_begins_anew_from_what_is_critical(backend, net, federat
         lambda leaf, own: torch.where(own, leaf, 0.0), client["model"], client["mask"]
     )
     assert_same(begins(method, state.server, client), padded)
-    assert 0.4 < float((tree.flat(padded) == 0).double().mean()) < 0.6
+    assert 0.4 < float((tree.ravel(padded) == 0).double().mean()) < 0.6
 
 
 @pytest.mark.parametrize("method", [FedPURIN(), FedCAC()], ids=["fedpurin", "fedcac"])
@@ -365,11 +365,11 @@ def test_identical_clients_agree(method, net, federation):
         server, replied = method.aggregate(
             before, clients, None, uploads, torch.full((count,), 1 / count), None
         )
-        end = row(tree.received(uploads["model"]), 0)
+        end = row(tree.unmask_received(uploads["model"]), 0)
         for client in range(count):
             assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)
         assert replied["partners"].tolist() == [count - 1] * count
-        assert (tree.flat(end) == 0).any() == isinstance(method, FedPURIN)
+        assert (tree.ravel(end) == 0).any() == isinstance(method, FedPURIN)
 
 
 # Aggregation
@@ -404,7 +404,7 @@ def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(
 ):
     cohort = COHORTS[0]
     _, part, server, replied = parts(method, net, federation, 1, cohort=cohort)
-    sent = tree.received(part.uploads["model"])
+    sent = tree.unmask_received(part.uploads["model"])
     masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.clients["mask"])], 1)
     table = brute(masks)
     pairs = table[~torch.eye(5, dtype=torch.bool)]
@@ -441,12 +441,12 @@ def test_fedcac_averages_whole_models(backend, equal):
     assert_close(
         server["model"], tree.map(lambda leaf: leaf.mean(0), part.uploads["model"]), atol=1e-7
     )
-    assert not (tree.flat(server["model"]) == 0).any()
+    assert not (tree.ravel(server["model"]) == 0).any()
 
 
 def test_zeros_can_come_back(net, equal):
     states = trajectory(FedPURIN(), net, equal, EVERYONE * 3)
-    zero = [tree.flat(state.server["model"]) == 0 for state in states[1:]]
+    zero = [tree.ravel(state.server["model"]) == 0 for state in states[1:]]
     assert (zero[0] & ~zero[1]).any()
 
 

@@ -83,7 +83,7 @@ def random_mask(net, share, seed=0):
 
 
 def share(mask):
-    return float(tree.flat(mask).double().mean())
+    return float(tree.ravel(mask).double().mean())
 
 
 # Limits
@@ -100,7 +100,7 @@ def test_with_alpha_zero_it_is_fedavg_with_equal_weights(backend, net, federatio
     weighted = trajectory(FedAvg(), net, federation, engine=backend)
     for ours, theirs in zip(own, fedavg, strict=True):
         same(ours.server, theirs.server)
-        assert not tree.flat(ours.clients["mask"]).any()
+        assert not tree.ravel(ours.clients["mask"]).any()
     assert differing(own[-1].server, weighted[-1].server)
     assert len(differing(own[-1].server, net.params)) == len(net.params)
 
@@ -136,9 +136,9 @@ def test_a_share_of_exactly_alpha_is_where_the_limits_differ(net, federation):
 def test_p_zero_never_selects_and_p_one_selects_everything(backend, net, federation):
     never = trajectory(FedSelect(p=0.0), net, federation, OFTEN[:3], engine=backend)[-1]
     at_once = trajectory(FedSelect(p=1.0), net, federation, OFTEN[:3], engine=backend)[-1]
-    assert not tree.flat(never.clients["mask"]).any()
+    assert not tree.ravel(never.clients["mask"]).any()
     for client in range(4):
-        assert tree.flat(row(at_once.clients["mask"], client)).all()
+        assert tree.ravel(row(at_once.clients["mask"], client)).all()
 
 
 # Masks
@@ -161,7 +161,7 @@ def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
         for client in (0, 2):
             masks = [row(s.clients["mask"], client) for s in states]
             counts = [
-                int((tree.flat(mask) if scope == "all" else mask[name]).sum()) for mask in masks
+                int((tree.ravel(mask) if scope == "all" else mask[name]).sum()) for mask in masks
             ]
             expected, z = [0], n
             for _ in range(8):
@@ -190,7 +190,7 @@ def test_masks_only_grow_and_those_of_others_hold_still(
         for name in WEIGHTS:
             assert (new.clients["mask"][name] >= old.clients["mask"][name]).all()
     assert set(states[0].clients["mask"]) == set(WEIGHTS)  # never a bias
-    assert not tree.flat(row(states[2].clients["mask"], UNSEEN)).any()
+    assert not tree.ravel(row(states[2].clients["mask"], UNSEEN)).any()
     assert share(row(states[-1].clients["mask"], 2)) > 0.25
 
 
@@ -207,7 +207,7 @@ def test_the_entries_that_moved_most_are_selected(backend, net, federation):
         }
         pieces = [list(WEIGHTS)] if scope == "all" else [[name] for name in WEIGHTS]
         for names in pieces:
-            was, now, by = (tree.flat({n: part[n] for n in names}) for part in (mask, new, moved))
+            was, now, by = (tree.ravel({n: part[n] for n in names}) for part in (mask, new, moved))
             free = (~was).nonzero().flatten()
             count = len(free) - round(0.75 * len(free))
             order = by[free].argsort(descending=personalise == "most")
@@ -324,9 +324,9 @@ def test_each_pass_leaves_the_others_entries_alone(backend, net, federation):
                 moved = end[name][client] != starts[name][client]
                 assert not moved[~here].any()
             moved = tree.map(lambda new, old, k=client: new[k] != old[k], end, starts)
-            here = tree.flat({name: moving(leaf) for name, leaf in masks[client].items()})
+            here = tree.ravel({name: moving(leaf) for name, leaf in masks[client].items()})
             assert (
-                tree.flat(moved)[here].double().mean() > 0.9
+                tree.ravel(moved)[here].double().mean() > 0.9
             )  # some move by less than their last bit
 
 

@@ -137,7 +137,7 @@ def test_the_loss_decays_embeddings_and_valve_alone_and_sees_angles_alone(net, s
             params[part],
         )
         assert_close(added, tree.full_like(added, 0.0), atol=1e-6)
-    assert_same(*(tree.named(decayed[mu], ("body", "head")) for mu in (0.0, 0.5)))
+    assert_same(*(tree.select(decayed[mu], ("body", "head")) for mu in (0.0, 0.5)))
     longer = {**params, "embeddings": 3 * params["embeddings"]}
     one, other = (GPFL(mu=0.0).loss(server, client, bound, own, batch) for own in (params, longer))
     assert_close(one, other)

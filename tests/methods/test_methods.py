@@ -212,9 +212,9 @@ def test_fedobp_with_q_0_is_local_only_where_the_least_score_is_zero(backend, fe
 def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
     state = trajectory(FedOBP(q=0.0), net, federation)[-1]
     own = state.client(0)
-    scores = tree.flat(own["model"]).sub(tree.flat(state.server)).square()
+    scores = tree.ravel(own["model"]).sub(tree.ravel(state.server)).square()
     assert scores.min() > 0
-    mask = tree.flat(FedOBP(q=0.0).prepare(state.server, own)["mask"])
+    mask = tree.ravel(FedOBP(q=0.0).prepare(state.server, own)["mask"])
     assert torch.equal(~mask, scores == scores.min())
 
 
@@ -250,15 +250,17 @@ def test_fedobps_masks_shrink_as_q_grows_and_count_n_q(norm, net, federation):
     state = trajectory(FedOBP(q=0.9), net, federation)[-1]
     own, last, total = state.client(0), None, tree.size(net.params)
     assert (
-        len(tree.flat(tree.map(lambda a, b: (a - b).square(), own["model"], state.server)).unique())
+        len(
+            tree.ravel(tree.map(lambda a, b: (a - b).square(), own["model"], state.server)).unique()
+        )
         > 0.9 * total
     )
     for q in (0.0, 0.1, 0.5, 0.77, 0.9, 0.99, 0.999, 1.0):
-        mask = tree.flat(FedOBP(q=q, norm=norm).prepare(state.server, own)["mask"])
+        mask = tree.ravel(FedOBP(q=q, norm=norm).prepare(state.server, own)["mask"])
         assert last is None or not (mask & ~last).any()
         assert mask.sum() <= importance.personal_count(q, total)
         last = mask
-    assert tree.flat(
+    assert tree.ravel(
         FedOBP(q=0.9).prepare(state.server, own)["mask"]
     ).sum() == importance.personal_count(0.9, total)
 
@@ -268,9 +270,9 @@ def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
     state = trajectory(method, net, federation)[-1]
     for client in EVERYONE:
         kept = state.client(client)
-        mask = tree.flat(method.prepare(state.server, kept)["mask"])
+        mask = tree.ravel(method.prepare(state.server, kept)["mask"])
         merged, own, shared = (
-            tree.flat(t) for t in (personal(method, state, client), kept["model"], state.server)
+            tree.ravel(t) for t in (personal(method, state, client), kept["model"], state.server)
         )
         assert torch.equal(merged[mask], own[mask])
         assert torch.equal(merged[~mask], shared[~mask])
@@ -287,7 +289,7 @@ def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
         HEAD
     )
     mask = method.prepare(state.server, state.client(0))["mask"]
-    assert tree.flat(mask).sum() == importance.personal_count(0.5, 65)
+    assert tree.ravel(mask).sum() == importance.personal_count(0.5, 65)
 
 
 @pytest.mark.parametrize("score", ["obp", "fisher"])
@@ -323,10 +325,10 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
     chosen = importance.above_quantile({k: leaf.float() for k, leaf in average[0].items()}, 0.8)
     prepared = method.prepare(states[-2].server, states[-2].client(0))
     assert (
-        tree.flat(chosen) != tree.flat(prepared["mask"])
+        tree.ravel(chosen) != tree.ravel(prepared["mask"])
     ).sum() <= 2  # rounding next to the threshold
     off = FedOBP(q=0.8).prepare(states[-2].server, states[-2].client(0))["mask"]
-    assert (tree.flat(off) != tree.flat(prepared["mask"])).sum() > 2
+    assert (tree.ravel(off) != tree.ravel(prepared["mask"])).sum() > 2
 
 
 def test_ema_is_what_each_tensors_quantile_is_taken_of():
@@ -368,7 +370,7 @@ def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_
     method = FedOBP(q=0.9, score=score)
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
     merged, initial, shared = (
-        tree.flat(t) for t in (personal(method, state, UNSEEN), net.params, state.server)
+        tree.ravel(t) for t in (personal(method, state, UNSEEN), net.params, state.server)
     )
     fallen = merged != shared
     assert fallen.sum() == importance.personal_count(0.9, len(merged))
@@ -489,7 +491,7 @@ def test_a_strong_pull_brings_ditto_to_the_received_model(net, federation):
     far, near = (trajectory(Ditto(lam=lam), net, federation, local=local) for lam in (0.0, 50.0))
 
     def distance(states):
-        return (tree.flat(row(states[-1].clients["v"], 0)) - tree.flat(states[-2].server)).norm()
+        return (tree.ravel(row(states[-1].clients["v"], 0)) - tree.ravel(states[-2].server)).norm()
 
     assert distance(near) < 0.3 * distance(far)
 

@@ -68,10 +68,10 @@ def test_a_row_that_is_the_model_takes_the_step_of_local_only(backend, net, fede
     learned["mlp"]["0"]["weight"] = through
     rows = iter(through.split([leaf.numel() for leaf in net.params.values()]))
     learned["weight"] = {name: next(rows) for name in net.params}
-    learned["v"] = tree.flat(net.params).repeat(10, 1)
+    learned["v"] = tree.ravel(net.params).repeat(10, 1)
     end = after(method, net, federation, learned, [2], backend)
     alone = trajectory(LocalOnly(), net, federation, [[2]], engine=backend)[-1]
-    assert_close(tree.unflat(end["v"][2], net.params), row(alone.clients["model"], 2))
+    assert_close(tree.unravel(end["v"][2], net.params), row(alone.clients["model"], 2))
     assert_same(end["v"][3], learned["v"][3])
 
 
@@ -125,7 +125,7 @@ def test_a_private_classifier_stays_with_its_client(backend, net, federation):
     states = trajectory(method, net, federation, engine=backend)
     assert not set(HEAD) & states[0].server["learned"]["bias"].keys()
     assert_same(
-        {name: made(method, states[0], 3)[name] for name in HEAD}, tree.named(net.params, HEAD)
+        {name: made(method, states[0], 3)[name] for name in HEAD}, tree.select(net.params, HEAD)
     )
     for t, cohort in enumerate(COHORTS):
         for client in range(10):
@@ -148,7 +148,7 @@ def test_a_model_travels_and_the_hypernetwork_never(variant, net, federation):
     method = PFedHN(variant=variant, hidden=6)
     part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0])
     size = tree.size(net.params) - (
-        tree.size(tree.named(net.params, HEAD)) if variant == "pc" else 0
+        tree.size(tree.select(net.params, HEAD)) if variant == "pc" else 0
     )
     assert part.down.values.tolist() == part.up.values.tolist() == [size] * 5
 

@@ -58,10 +58,10 @@ def test_with_q_zero_all_but_the_least_moved_is_personal(played):
     state = played(method)[0][2]
     for client in (0, 2, 8):
         own = state.client(client)
-        least = tree.flat(own["score"]).amin()
+        least = tree.ravel(own["score"]).amin()
         start = method._begin(state.server, method.prepare(state.server, own))
         shared = tree.map(lambda score, least=least: score == least, own["score"])
-        assert 1 <= int(tree.flat(shared).sum()) < 10
+        assert 1 <= int(tree.ravel(shared).sum()) < 10
         assert_same(start, tree.where(shared, state.server, own["model"]))
         assert differing(own["model"], state.server)
 
@@ -81,7 +81,7 @@ def test_the_first_selection_is_fedselects_by_one_ranking():
     assert_same(state.server, first.server)
     for client in range(4):
         mask = masks(method, state, client)
-        assert int(tree.flat(mask).sum()) == importance.personal_count(0.7, size)
+        assert int(tree.ravel(mask).sum()) == importance.personal_count(0.7, size)
         assert_same(mask, row(first.clients["mask"], client))
 
 
@@ -95,12 +95,12 @@ def test_the_score_is_that_of_the_last_participation(backend, played, net, feder
     )
     assert_close(row(states[3].clients["score"], 6), moved, atol=1e-7)
     assert_same(row(states[3].clients["score"], 6), row(states[2].clients["score"], 6))
-    scores = tree.flat(row(states[3].clients["score"], 6))
-    assert int(tree.flat(masks(method, states[3], 6)).sum()) == importance.personal_count(
+    scores = tree.ravel(row(states[3].clients["score"], 6))
+    assert int(tree.ravel(masks(method, states[3], 6)).sum()) == importance.personal_count(
         0.5, scores.numel()
     )
     assert torch.equal(
-        tree.flat(masks(method, states[3], 6)), scores > scores.median()
+        tree.ravel(masks(method, states[3], 6)), scores > scores.median()
     )  # of an odd number
 
 
@@ -108,7 +108,7 @@ def test_entries_that_did_not_move_are_shared(net, federation):
     """Ties at zero; client 9 has one sample and never moves."""
     method = PSPFL(0.0)
     state = trajectory(method, net, federation, [[2, 9]])[-1]
-    assert not tree.flat(masks(method, state, 9)).any()
+    assert not tree.ravel(masks(method, state, 9)).any()
     client = state.client(2)
     dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
     mask = method.prepare(state.server, {**client, "score": dead})["mask"]

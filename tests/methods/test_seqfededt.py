@@ -93,9 +93,9 @@ def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(
         "importance": lambda w, own: (own * (w - own)).abs(),
     }[score]
     scores = tree.map(by, state.server, own)
-    least = tree.flat(scores).amin()
+    least = tree.ravel(scores).amin()
     taken = tree.map(lambda leaf: leaf == least, scores)
-    assert 1 <= int(tree.flat(taken).sum()) < 10
+    assert 1 <= int(tree.ravel(taken).sum()) < 10
     assert_same(start, tree.where(taken, state.server, own))
     assert differing(start, state.server)
 
@@ -123,15 +123,15 @@ def test_a_first_participation_compares_with_the_initial_model(net, federation):
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
     client = method.prepare(state.server, state.client(UNSEEN))
     assert_same(client["scored"], net.params)
-    moved = tree.flat(tree.map(lambda w, old: (w - old).abs(), state.server, net.params))
+    moved = tree.ravel(tree.map(lambda w, old: (w - old).abs(), state.server, net.params))
     count = importance.personal_count(0.9, moved.numel())
-    chosen = tree.flat(client["mask"])
+    chosen = tree.ravel(client["mask"])
     assert int(chosen.sum()) == count
     assert moved[chosen].min() > moved[~chosen].max()
-    start = tree.flat(method._begin(state.server, client))
-    assert torch.equal(start[chosen], tree.flat(net.params)[chosen])
+    start = tree.ravel(method._begin(state.server, client))
+    assert torch.equal(start[chosen], tree.ravel(net.params)[chosen])
     first = begin(method, net, 10, CPU)  # where all models are equal, and nothing is personal
-    assert not tree.flat(method.prepare(first.server, first.client(0))["mask"]).any()
+    assert not tree.ravel(method.prepare(first.server, first.client(0))["mask"]).any()
 
 
 def test_neither_squares_nor_rescaling_change_the_selection(played):
@@ -143,9 +143,9 @@ def test_neither_squares_nor_rescaling_change_the_selection(played):
         )
         assert_same(difference, squared)
         scores = importance.gradient(state.server, own["scored"])
-        scaled = tree.unflat(importance.rescaled(tree.flat(scores)), scores)
+        scaled = tree.unravel(importance.rescaled(tree.ravel(scores)), scores)
         assert_same(importance.above_quantile(scaled, q), difference)
-        assert 0 < int(tree.flat(difference).sum()) == importance.personal_count(q, 549)
+        assert 0 < int(tree.ravel(difference).sum()) == importance.personal_count(q, 549)
 
 
 def test_scores_differ(played):
@@ -166,7 +166,7 @@ def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
         importance.personal_count(0.5, 65) / 549
     )
     client = method.prepare(states[-1].server, states[-1].client(2))
-    assert int(tree.flat(client["mask"]).sum()) == importance.personal_count(0.5, 65)
+    assert int(tree.ravel(client["mask"]).sum()) == importance.personal_count(0.5, 65)
     start = method._begin(states[-1].server, client)
     body = {name: value for name, value in states[-1].server.items() if name not in HEAD}
     assert_same({name: start[name] for name in body}, body)

@@ -146,7 +146,7 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
     for seed in range(6):
         part = one_round(method, small(), own, seed=seed, state=dataclasses.replace(before))[0]
         plain = one_round(method, small(), account(noise=0.0, clip=clip), seed=seed)[0]
-        drawn.append(tree.flat(tree.map(torch.sub, part.server, plain.server)).double())
+        drawn.append(tree.ravel(tree.map(torch.sub, part.server, plain.server)).double())
     values, deviation = torch.cat(drawn), 2.0 * clip / 4
     n = len(values)
     assert n == 6 * tree.size(quiet.server)
@@ -169,13 +169,13 @@ def test_the_noise_is_a_function_of_seed_and_round(backend):
     second, _ = one_round(method, small(), own, backend, state=copy.deepcopy(again))
     silent, _ = one_round(method, small(), quiet, backend, state=again)
     drawn = [
-        tree.flat(tree.map(torch.sub, one.server, two.server))
+        tree.ravel(tree.map(torch.sub, one.server, two.server))
         for one, two in ((first, plain), (second, silent))
     ]
     assert all(float(own.std()) > 0.1 for own in drawn)
     assert not torch.allclose(*drawn, atol=0.1)
     other, _ = one_round(method, small(), own, backend, seed=1)
-    assert not torch.allclose(tree.flat(other.server), tree.flat(first.server), atol=0.1)
+    assert not torch.allclose(tree.ravel(other.server), tree.ravel(first.server), atol=0.1)
 
 
 def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
@@ -188,7 +188,7 @@ def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
         method, small(), account(cohort=2, noise=0.0, clip=None, sampling="poisson")
     )
     fixed, _ = one_round(method, small(), account(noise=0.0, clip=None))
-    moved, known = (tree.flat(own.server) - tree.flat(before.server) for own in (state, fixed))
+    moved, known = (tree.ravel(own.server) - tree.ravel(before.server) for own in (state, fixed))
     assert_close(moved, 2 * known, atol=1e-6)
 
 
@@ -202,7 +202,7 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     clients = before.clients
     round = make(LOOP, tiny(), CPU), method, small(), before, [], LOCAL, 0
     state, outcome = play(*round, account=own, secret=Secret.of_seed(1))
-    moved = tree.flat(tree.map(torch.sub, state.server, before.server))
+    moved = tree.ravel(tree.map(torch.sub, state.server, before.server))
     assert float(moved.std()) == pytest.approx(2.0 * 0.3 / 2, rel=4 / math.sqrt(2 * len(moved)))
     assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
     assert {"clipped_share", "update_norm", "clip"} <= outcome.metrics.keys()
@@ -411,7 +411,7 @@ def test_nor_does_an_attacker_of_a_trained_federation():
         for _ in range(2):
             round = make(LOOP, tiny(), CPU), method, federation, state, EVERYONE, local, seed
             state, _ = play(*round, account=own, secret=Secret.of_seed(seed))
-        return tree.flat(state.server)
+        return tree.ravel(state.server)
 
     still, moved = (model(federation, 0.0, 0) for federation in worlds)
 

@@ -245,7 +245,7 @@ def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, t
         == 0
     )
     servers = [state(tmp_path / rate)["server"] for rate in ("1e-30", "2e-30")]
-    difference = tree.flat(tree.map(torch.sub, *servers)).double()
+    difference = tree.ravel(tree.map(torch.sub, *servers)).double()
     assert float(difference.std()) == pytest.approx(2**0.5 * 2 * 0.05 / 3, rel=0.02)
 
 

@@ -42,11 +42,11 @@ def test_what_is_packed_comes_back(share: float):
     assert about == {"round": 3}
     assert [*found] == [*sent]
     for name in ("masked", "agreed"):
-        kept = type(sent[name])(tree.received(sent[name]), sent[name].mask)
+        kept = type(sent[name])(tree.unmask_received(sent[name]), sent[name].mask)
         assert type(found[name]) is type(kept)
         assert_bits(tree.leaves(found[name]), tree.leaves(kept))
     rest = [name for name in sent if name not in ("masked", "agreed")]
-    assert_bits(tree.leaves(tree.named(found, rest)), tree.leaves(tree.named(sent, rest)))
+    assert_bits(tree.leaves(tree.select(found, rest)), tree.leaves(tree.select(sent, rest)))
     assert_bits(tree.leaves(wire.unpacked(wire.packed({}, sent, whole=True))[1]), tree.leaves(sent))
 
 

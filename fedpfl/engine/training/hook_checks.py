@@ -105,7 +105,7 @@ def kept(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
 
 def difference(new: Tree, old: Tree) -> str:
     """Tell an entry in which a tree has another form than it had; "" if there is none."""
-    now, then = tree.form(new), tree.form(old)
+    now, then = tree.specs(new), tree.specs(old)
     if now == then:
         return ""
     name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
@@ -120,7 +120,9 @@ def form(found: dict[str, Tree]) -> dict[str, Any]:
     """Return type and shape of what a client found out, by name; of what is Ragged, those without
     any rows.
     """
-    return tree.form(tree.at_ragged(lambda own: tree.map(lambda leaf: leaf[:0], own.values), found))
+    return tree.specs(
+        tree.at_ragged(lambda own: tree.map(lambda leaf: leaf[:0], own.values), found)
+    )
 
 
 def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:

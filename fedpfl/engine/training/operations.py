@@ -146,7 +146,7 @@ def _per_sample(
     """
     functions = [getattr(own, "__qualname__", repr(own)) for own in (phase.loss, phase.step)]
     bare = alike(phase._replace(loss=None, step=None, after_gradient=None, epochs=0))
-    kind = method, functions, bare, plan.local.batch_size, tree.form(start), tree.form(client)
+    kind = method, functions, bare, plan.local.batch_size, tree.specs(start), tree.specs(client)
     known = _steps.setdefault(net.net, [])
     if found := [count for own, count in known if own == kind]:
         return found[0]

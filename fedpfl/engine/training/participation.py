@@ -62,7 +62,7 @@ class One:
             return hook(client)
         if "personal" not in self._common:
             try:
-                self._common["personal"] = hook(tree.without(client, ["number"]))
+                self._common["personal"] = hook(tree.drop(client, ["number"]))
             except KeyError:
                 self._common["personal"] = None
         return hook(client) if self._common["personal"] is None else self._common["personal"]
@@ -80,7 +80,7 @@ class One:
     ) -> dict[str, Tree]:
         """Note the form of what a client has found out; return it with what is Ragged completed."""
         self.found.setdefault(hook.__name__, {})[client] = form(answer)
-        return tree.completed(answer)
+        return tree.mark_real(answer)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the clients' common plan, in which masks belong to a client."""
@@ -126,7 +126,7 @@ class Many(One):
             )
             answers.append(self._noted(hook, client, hook(client, *own)))
         alike(hook.__name__, self.found[hook.__name__])
-        return tree.padded(answers)
+        return tree.stack_padded(answers)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Stack the masks; the rest is common."""
@@ -157,7 +157,7 @@ def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree
     own = client["statistics"]
     if told := difference(new := found.get("statistics", own), own):
         raise Broken(f"statistics were found in another form than the network's, {told}")
-    return {**client, **found, **tree.named(client, FACTS), "statistics": new}
+    return {**client, **found, **tree.select(client, FACTS), "statistics": new}
 
 
 Autocast = Callable[[], AbstractContextManager]
@@ -201,7 +201,7 @@ def participation(
 
     def begin(client: dict[str, Tree]) -> tuple[Tree, Traffic]:
         sent = method.download(server, client)
-        return method.start(tree.received(sent), client), traffic.count(sent)
+        return method.start(tree.unmask_received(sent), client), traffic.count(sent)
 
     def before_training(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree]
@@ -235,14 +235,14 @@ def participation(
         client: dict[str, Tree], start: Tree, end: Tree
     ) -> tuple[Tree, dict[str, Tree], Traffic]:
         upload, kept = method.finish(server, client, start, end)
-        return upload, tree.named(kept, state.rows.initial["client"]), traffic.count(upload)
+        return upload, tree.select(kept, state.rows.initial["client"]), traffic.count(upload)
 
     evaluated = partial(method.evaluated, server)
 
     client = rows.states(call)
     client = laid_over(client, rows.one_by_one(sample))
     client = laid_over(client, rows.one_by_one(before_training, client, client["statistics"]))
-    facts = tree.named(client, FACTS)  # which stay as they are, whatever hooks return
+    facts = tree.select(client, FACTS)  # which stay as they are, whatever hooks return
     buffers = facts["statistics"]
     client = {**rows.each(partial(method.prepare, server), client), **facts}
     start, down = rows.each(begin, client)
@@ -255,7 +255,7 @@ def participation(
         else (yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers))
     )
 
-    client = tree.without(client, ["statistics"])
+    client = tree.drop(client, ["statistics"])
     plan = TrainPlan(method.loss, [], local)
     if turn is None or turn.trains:
         plan = rows.plan(partial(training, method, local, server), client, start)
@@ -322,7 +322,7 @@ def evaluation(
     )
     params, buffers = rows.personal(call, client, bool(found or call.laid)), client["statistics"]
     if tuning:
-        client = tree.without(client, ["statistics"])
+        client = tree.drop(client, ["statistics"])
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(
             method, places, [tuning.draws] * len(places), plan, params, server, client, buffers

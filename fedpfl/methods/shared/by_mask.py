@@ -21,7 +21,7 @@ class ByMask(Method):
     def start(self, received, client):
         """Return the personal entries of the client's model among the others of the server's."""
         mask = client["mask"]
-        return {**received, **tree.where(mask, client[self._key], tree.named(received, mask))}
+        return {**received, **tree.where(mask, client[self._key], tree.select(received, mask))}
 
     def masks(self, server, client):
         """Return the mask that the client would enter the next round with."""
@@ -31,6 +31,6 @@ class ByMask(Method):
         """Count the personal entries of each tensor, and return their share of all entries."""
         counts = {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}
         return {
-            "personal_share": tree.flat(client["mask"]).sum().double() / tree.size(server),
+            "personal_share": tree.ravel(client["mask"]).sum().double() / tree.size(server),
             **counts,
         }

@@ -31,7 +31,7 @@ class ByName(Method):
     def init(self, params, parts):
         """Give the shared entries to the server, the personal ones to the client."""
         names = self._personal(parts)
-        return tree.without(params, names), {self._key: tree.named(params, names)}
+        return tree.drop(params, names), {self._key: tree.select(params, names)}
 
     def start(self, received, client):
         """Return the latest shared entries beside the client's personal ones."""
@@ -40,7 +40,7 @@ class ByName(Method):
     def finish(self, server, client, start, end):
         """Send the shared entries up, keep the personal ones."""
         names = client[self._key]
-        return tree.without(end, names), {self._key: tree.named(end, names)}
+        return tree.drop(end, names), {self._key: tree.select(end, names)}
 
     def _head_loss(self, server, client, net, params, batch):
         """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do

@@ -71,7 +71,7 @@ def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
     """
     if norm == "layer":
         scores = rescaled(scores)
-    threshold = order_statistic(tree.flat(scores), q)
+    threshold = order_statistic(tree.ravel(scores), q)
     return tree.map(lambda leaf: leaf > threshold, scores)
 
 

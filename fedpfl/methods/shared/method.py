@@ -380,7 +380,7 @@ class Method(Checked):
 
     def _begin(self, server: Tree, client: dict[str, Tree]) -> Tree:
         """Return what `start` makes of what `download` sends."""
-        return self.start(tree.received(self.download(server, client)), client)
+        return self.start(tree.unmask_received(self.download(server, client)), client)
 
 
 def hooks() -> list[str]:

@@ -73,7 +73,7 @@ class Pruned(Submodel, ABC):
         model = received
         if self.first == "initial":
             model = tree.where(client["participated"], model, client["model"])
-        return tree.masked(model, client["mask"])
+        return tree.apply_mask(model, client["mask"])
 
     def finish(self, server, client, start, end):
         """Upload the client's part, and once which neurons it has."""

@@ -88,7 +88,7 @@ class Cut(Method, ABC):
         can hold.
         """
         own = neurons.entries(server["plan"], self._active(server, client), client["model"])
-        return self.evaluated(server, client, tree.masked(client["model"], own))
+        return self.evaluated(server, client, tree.apply_mask(client["model"], own))
 
     def metrics(self, server, client):
         """Return the share of the network's entries that the client trains."""

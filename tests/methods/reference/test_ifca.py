@@ -32,7 +32,7 @@ def models(method, state):
 
 def uncounted(weights):
     """Without the number of batches, of which a mean means nothing."""
-    return tree.without(weights, ["norm.num_batches_tracked"])
+    return tree.drop(weights, ["norm.num_batches_tracked"])
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def network(method, net):
     parameters.
     """
     server, client = method.init(net.params, dataclasses.replace(net.parts, clients=10))
-    like = tree.without(net.params, client["head"])
+    like = tree.drop(net.params, client["head"])
     learned = server["learned"]
     made = pfedhn.HyperNetwork(10, learned["v"].shape[1], method.hidden, method.depth, like)
     made.load_state_dict(renamed(learned))
