@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _app(folder: Path, words: Sequence[str]) -> int:
     """Write a Flower app; return the exit status."""
     try:
-        check(app.composed(words)[1])
-        local.write(folder, words)
+        check(app.compose_federation(words)[1])
+        local.write_app(folder, words)
     except FedpflError as error:
         tell(error)
         return 2

@@ -1,5 +1,6 @@
-"""Federate: `python -m fedpfl.federate method=fedper dataset=digits clients=4` plays a run on
-Flower, on this machine.
+"""Play a run on Flower, on this machine.
+
+    python -m fedpfl.federate method=fedper dataset=digits clients=4
 
 Words are those of fedpfl.train, and
   federate.nodes=4            processes that hold the clients' data and states
@@ -37,57 +38,71 @@ from fedpfl.ground.terminal import tell
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.remote import app, local
 
-STATUS = {"finished": 0, "failed": 1, "diverged": 3}
+EXIT_STATUS = {"finished": 0, "failed": 1, "diverged": 3}
+REFUSED_STATUS = 2
 
 
-def federate(words: Sequence[str]) -> int:
-    """Play a run; return the exit status. Raises FedpflError for what is refused before anything is
-    started.
+def play_federation(words: Sequence[str]) -> int:
+    """Play a run; return the exit status.
+
+    Raises:
+        FedpflError: for what is refused before anything is started.
     """
+    # ---- Check the command and the method before any process starts
     words = check_words(words, {}, "python -m fedpfl.federate --help tells what it takes")
-    own, cfg = app.composed(words)
-    if note := replaced_words(words):
+    settings, cfg = app.compose_federation(words)
+    note = replaced_words(words)
+    if note:
         tell(note)
     if importlib.util.find_spec("flwr") is None:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
     run = build(check(cfg))
-    told, path = app.shares(run, own), Path(cfg.hydra.run.dir).resolve()
-    if told:
-        print(told)
-    beside = path.with_name(f"{path.name}.nodes")
-    with files.writing(beside):
-        beside.mkdir(parents=True, exist_ok=True)
-    words = [word for word in words if not word.startswith("hydra.run.dir=")]
-    words += overrides.words("hydra.run.dir", str(path))
-    local.play(words, min(own.nodes, run.settings.clients), beside, beside / "flower.log")
-    return ended(path, beside / "flower.log")
+    disclosure = app.find_disclosure(run, settings)
+    if disclosure:
+        print(disclosure)
+
+    # ---- Play it in processes that are ended with it
+    run_directory = Path(cfg.hydra.run.dir).resolve()
+    nodes_folder = run_directory.with_name(f"{run_directory.name}.nodes")
+    with files.writing(nodes_folder):
+        nodes_folder.mkdir(parents=True, exist_ok=True)
+    # The app runs in a folder of its own, so it is given the whole path.
+    app_words = [word for word in words if not word.startswith("hydra.run.dir=")]
+    app_words += overrides.words("hydra.run.dir", str(run_directory))
+    log = nodes_folder / "flower.log"
+    local.play_locally(
+        words=app_words,
+        node_count=min(settings.nodes, run.settings.clients),
+        states_folder=nodes_folder,
+        log=log,
+    )
+    return report_end(run_directory, log)
 
 
-def ended(path: Path, log: Path) -> int:
-    """Tell how the run in a directory has ended; return the exit status. log: where Flower says
-    more.
-    """
-    file = path / "summary.json"
-    summary = json.loads(file.read_text()) if file.is_file() else {}
+def report_end(run_directory: Path, log: Path) -> int:
+    """Print how a run has ended, and return the exit status. `log` is where Flower says more."""
+    summary_file = run_directory / "summary.json"
+    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
     status = summary.get("status", "not begun")
     if status == "finished":
-        print(f"finished: {path}")
+        print(f"finished: {run_directory}")
     else:
         tell(f"{status}: {summary.get('error') or log}")
-    return STATUS.get(status, 2)
+    return EXIT_STATUS.get(status, REFUSED_STATUS)
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    words = sys.argv[1:] if words is None else words
+    if words is None:
+        words = sys.argv[1:]
     if not words or {"-h", "--help"} & {*words}:
         print(__doc__)
         return 0
     try:
-        return federate(words)
+        return play_federation(words)
     except FedpflError as error:
         tell(error)
-        return 2
+        return REFUSED_STATUS
     except KeyboardInterrupt as error:
         interrupts.ended(error, tell)
 

@@ -1,3 +1,1 @@
-"""A federation of real nodes: what travels (wire), the server's side (server), a node's (node), and
-Flower's apps.
-"""
+"""Play a federation of real nodes: messages (wire), the server's side, a node's, Flower's apps."""

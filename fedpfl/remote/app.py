@@ -1,6 +1,4 @@
-"""The two halves of a federation as programs: what the server plays over a grid, and the node that
-answers it.
-"""
+"""Run the two halves of a federation as programs: the server on a grid, and a node."""
 
 from __future__ import annotations
 
@@ -20,14 +18,19 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import rehearsal
 from fedpfl.remote.node import Node
-from fedpfl.remote.server import Federate, Grid, Remote
+from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import resume, session
 from fedpfl.runner.faults import mended
 
-OWN = "federate."
-PLACE = "outputs/federated/${fedpfl.run_subdir:}"
-"""Where runs lie: apart from the same runs in one process, whose numbers are the same."""
-COLUMNS = (
+SETTINGS_PREFIX = "federate."
+RUN_DIRECTORY = "outputs/federated/${fedpfl.run_subdir:}"
+"""Apart from the same run in one process, which has the same numbers."""
+DEFAULT_OVERRIDES = {
+    # Nodes store the states of two rounds: a server may go back by one round, not further.
+    "checkpoint.seconds": "0",
+    "hydra.run.dir": RUN_DIRECTORY,
+}
+WIRE_COLUMNS = (
     "round",
     "counted_down",
     "counted_up",
@@ -39,39 +42,44 @@ COLUMNS = (
 )
 
 
-def composed(words: Sequence[str]) -> tuple[Federate, Any]:
-    """Return how the federation is played, and the configuration, as `fedpfl train` takes it.
-    Raises FedpflError.
+def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
+    """Return the settings `federate.*` and the configuration of a command line.
+
+    Raises:
+        FedpflError: for what Hydra or the settings refuse.
     """
     register()
-    given: dict[str, Any] = {}
-    for word in (own for own in words if own.startswith(OWN)):
-        key, _, text = word.removeprefix(OWN).partition("=")
+    settings: dict[str, Any] = {}
+    run_words: list[str] = []
+    for word in words:
+        if not word.startswith(SETTINGS_PREFIX):
+            run_words.append(word)
+            continue
+        key, _, text = word.removeprefix(SETTINGS_PREFIX).partition("=")
         try:
-            given[key] = yaml.safe_load(text)
+            settings[key] = yaml.safe_load(text)
         except yaml.YAMLError:
             raise FedpflError(f"{word}: its value cannot be read") from None
-    rest = [word for word in words if not word.startswith(OWN)]
-    usual = {
-        "checkpoint.seconds": "0",
-        "hydra.run.dir": PLACE,
-    }  # nodes keep the states of two rounds
-    rest += [
-        f"{key}={value}"
-        for key, value in usual.items()
-        if not any(word.startswith(f"{key}=") for word in rest)
-    ]
+
+    user_keys = {word.partition("=")[0] for word in run_words}
+    for key, value in DEFAULT_OVERRIDES.items():
+        if key not in user_keys:
+            run_words.append(f"{key}={value}")
     try:
-        plugins.load(overrides.chosen(rest, "plugins"))
-        return typed(Federate, given, "federate"), overrides.composed_once(rest)
+        plugins.load(overrides.chosen(run_words, "plugins"))
+        federate_settings = typed(FederateSettings, settings, "federate")
+        return federate_settings, overrides.composed_once(run_words)
     except overrides.REFUSED as error:
         raise FedpflError(one_line(error)) from None
 
 
-def shares(run: Run, own: Federate) -> str:
-    """Return what leaves clients beyond what is sent, "" if nothing does. Raises FedpflError where
-    it may not.
+def find_disclosure(run: Run, settings: FederateSettings) -> str:
+    """Return which states leave clients beyond what is sent, "" if none do.
+
+    Raises:
+        FedpflError: if the settings do not allow it, or for a run that no federation can play.
     """
+    # ---- What no federation can play
     if run.unseen:
         raise FedpflError("a federation has no newcomers; set unseen=0")
     if run.clock:
@@ -86,18 +94,25 @@ def shares(run: Run, own: Federate) -> str:
         raise FedpflError(
             "nodes would send their uploads before they are clipped and noised; set privacy=none"
         )
-    why, name = rehearsal.needs(run), run.config["method"]["name"]
-    if not why:
+
+    # ---- What the method reads at the server
+    method_name = run.config["method"]["name"]
+    unsent_needs = rehearsal.find_unsent_needs(run)
+    if not unsent_needs:
         return ""
-    state = ", ".join(run.method.init(run.net.params, run.net.parts)[1]) or "nothing"
-    told = f"method={name} needs more than is sent ({why}): clients' states ({state}) would leave them in every round"
-    if not own.share_states:
-        raise FedpflError(f"{told}; federate.share_states=true allows it")
-    return told.replace(" would leave ", " leave ")
+    _, client_state = run.method.init(run.net.params, run.net.parts)
+    entries = ", ".join(client_state) or "nothing"
+    opening = f"method={method_name} needs more than is sent ({unsent_needs}): "
+    if not settings.share_states:
+        raise FedpflError(
+            f"{opening}clients' states ({entries}) would leave them in every round; "
+            "federate.share_states=true allows it"
+        )
+    return f"{opening}clients' states ({entries}) leave them in every round"
 
 
-def key(run: Run) -> dict[str, str]:
-    """Return what server and nodes must have in common."""
+def compatibility_key(run: Run) -> dict[str, str]:
+    """Return what server and nodes must have in common, by name."""
     return {
         "configuration": f"{run.identity}-seed{run.settings.seed}",
         "data": run.fingerprint,
@@ -105,78 +120,116 @@ def key(run: Run) -> dict[str, str]:
     }
 
 
-def serve(grid: Grid, words: Sequence[str]) -> Path:
+def run_server(grid: Grid, words: Sequence[str]) -> Path:
     """Play a federation to its end, and return its run directory. Raises FedpflError."""
-    own, cfg = composed(words)
-    path, made = Path(cfg.hydra.run.dir), list[Remote]()
+    settings, cfg = compose_federation(words)
+    path = Path(cfg.hydra.run.dir)
+    wire_log = WireLog(path)
 
-    def elsewhere(run: Run) -> Remote:
-        place = run.federation.clients, run.device, run.state, None
-        first = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early)
-        made.append(Remote(run.net, run.engine, grid, key(run), first, own, shares(run, own)))
-        return made[0]
+    def make_remote_backend(run: Run) -> RemoteBackend:
+        initial_state = engine.begin(
+            method=run.method,
+            net=run.net,
+            clients=run.federation.clients,
+            device=run.device,
+            store=run.state,
+            seed=run.settings.seed,
+            stopping=run.stopping.early,
+        )
+        backend = RemoteBackend(
+            net=run.net,
+            engine=run.engine,
+            grid=grid,
+            compatibility_key=compatibility_key(run),
+            initial_state=initial_state,
+            settings=settings,
+            disclosure=find_disclosure(run, settings),
+        )
+        wire_log.backend = backend
+        return backend
 
     with mended(cfg, path):
-        session.play(cfg, path, elsewhere=elsewhere, callbacks=[Wire(path, made)])
+        session.play(cfg, path, elsewhere=make_remote_backend, callbacks=[wire_log])
     return path
 
 
-def node(
+def make_node(
     words: Sequence[str],
     clients: Sequence[int] | None,
-    number: int,
-    nodes: int,
+    node_number: int,
+    node_count: int,
     folder: Path,
-    data: str,
+    data_dir: str,
 ) -> Node:
-    """Return the node of some clients, or of each one of so many. Raises FedpflError.
+    """Return the node that holds some clients.
 
-    folder: where their states are kept, apart for each run. data: where the data are, "" for where
-    the words say.
+    Args:
+        words: The command line of the federation.
+        clients: Which clients; None for every `node_count`-th from `node_number` on.
+        node_number: The node's number, from 0.
+        node_count: How many nodes there are.
+        folder: Where clients' states are stored, in a folder for each run.
+        data_dir: Where the data are; "" for where the words say.
+
+    Raises:
+        FedpflError: for a configuration that is refused, or a client that does not exist.
     """
-    _, cfg = composed([*words, *([f"data_dir={data}"] if data else [])])
+    node_words = [*words, f"data_dir={data_dir}"] if data_dir else [*words]
+    _, cfg = compose_federation(node_words)
     run = build(check(cfg))
-    known = key(run)
-    own = range(number, run.federation.clients, nodes) if clients is None else clients
-    if wrong := [client for client in own if not 0 <= client < run.federation.clients]:
-        raise FedpflError(
-            f"there is no client {wrong[0]}: the federation has {run.federation.clients}"
-        )
-    backend = engine.make(run.engine, run.net, run.device)
-    place = folder / "-".join(known.values())
-    return Node(backend, run.method, run.federation, known, own, run.settings.seed, place)
+    client_count = run.federation.clients
+    if clients is None:
+        clients = range(node_number, client_count, node_count)
+    for client in clients:
+        if not 0 <= client < client_count:
+            raise FedpflError(f"there is no client {client}: the federation has {client_count}")
+    key = compatibility_key(run)
+    return Node(
+        backend=engine.make(run.engine, run.net, run.device),
+        method=run.method,
+        federation=run.federation,
+        compatibility_key=key,
+        clients=clients,
+        seed=run.settings.seed,
+        folder=folder / "-".join(key.values()),
+    )
 
 
-class Wire(Callback):
-    """Write `wire.csv`: by round, the bytes that were counted, those of all messages, and those of
-    evaluations.
+class WireLog(Callback):
+    """Write `wire.csv`: the bytes of each round.
+
+    A row has the bytes that are counted, those of all messages, and those of evaluations.
+
+    Attributes:
+        backend: Whose messages are counted; set before the run begins.
     """
 
-    def __init__(self, path: Path, made: Sequence[Remote]):
-        self._path, self._made = path / "wire.csv", made
+    backend: RemoteBackend
+
+    def __init__(self, run_directory: Path):
+        self._path = run_directory / "wire.csv"
 
     def on_begin(self, run: Any) -> None:
-        """Begin the file, or go on with the rounds that are done."""
-        lines = (
-            self._path.read_text().splitlines() if run.start_round and self._path.is_file() else []
-        )
-        done = [line for line in lines[1:] if int(line.partition(",")[0]) <= run.start_round]
-        self._path.write_text("\n".join([",".join(COLUMNS), *done, ""]))
+        """Begin the file, or keep the rows of the rounds that are done."""
+        rows: list[str] = []
+        if run.start_round and self._path.is_file():
+            for line in self._path.read_text().splitlines()[1:]:
+                if int(line.partition(",")[0]) <= run.start_round:
+                    rows.append(line)
+        self._path.write_text("\n".join([",".join(WIRE_COLUMNS), *rows, ""]))
 
     def on_round(self, round: Any) -> None:
-        """Write a line."""
-        (remote,) = self._made
-        row, sums = round.row, dict.fromkeys(COLUMNS, 0)
-        sums |= {
-            "round": row["round"],
-            "counted_down": row["bits_down"] / 8,
-            "counted_up": row["bits_up"] / 8,
-        }
-        sums["answers"] = row["participants"]
-        for own in remote.carried:
-            kind = "bytes" if own.kind == "train" else "judged"
-            sums[f"{kind}_down"] += own.down
-            sums[f"{kind}_up"] += own.up
-        remote.carried.clear()
+        """Add the row of a round."""
+        totals: dict[str, float] = dict.fromkeys(WIRE_COLUMNS, 0)
+        totals["round"] = round.row["round"]
+        totals["counted_down"] = round.row["bits_down"] / 8
+        totals["counted_up"] = round.row["bits_up"] / 8
+        totals["answers"] = round.row["participants"]
+        for message in self.backend.answered_messages:
+            column = "bytes" if message.kind == "train" else "judged"
+            totals[f"{column}_down"] += message.bytes_down
+            totals[f"{column}_up"] += message.bytes_up
+        self.backend.answered_messages.clear()
+        cells = [f"{totals[name]:.0f}" for name in WIRE_COLUMNS]
         with self._path.open("a") as file:
-            file.write(",".join(f"{sums[name]:.0f}" for name in COLUMNS) + "\n")
+            file.write(",".join(cells) + "\n")

@@ -1,4 +1,4 @@
-"""Flower's part: a grid over its own, and its two apps. Everything here needs the extra `flower`."""
+"""Connect to Flower: a grid over its own, and its two apps. This needs the extra `flower`."""
 
 from __future__ import annotations
 
@@ -21,60 +21,71 @@ try:
 except ImportError as error:
     raise FedpflError(f"Flower is not installed ({error}); pip install 'fedpfl[flower]'") from None
 
-RECORD, FIELD, KIND = "fedpfl", "message", "query"
+RECORD_NAME = "fedpfl"
+FIELD_NAME = "message"
+MESSAGE_TYPE = "query"
+NO_MESSAGE = "an answer that is no message"
 
 
 class FlowerGrid(Grid):
-    """Carry messages by Flower's grid, each as bytes in a record of its own."""
+    """Carry messages by Flower's grid, each as bytes in a record."""
 
     def __init__(self, grid: Any):
         self._grid = grid
 
-    def nodes(self) -> list[int]:
-        """See Grid."""
+    def node_ids(self) -> list[int]:
+        """Return the ids of Flower's nodes."""
         return sorted(self._grid.get_node_ids())
 
-    def send(
+    def send_and_receive(
         self, messages: Sequence[tuple[int, bytes]], timeout: float
     ) -> list[bytes | str | None]:
-        """See Grid."""
-        sent = [Message(record(message), node, KIND, ttl=timeout) for node, message in messages]
-        replies = self._grid.send_and_receive(sent, timeout=timeout) if sent else ()
-        found = {reply.metadata.reply_to_message_id: _content(reply) for reply in replies}
-        return [found.get(message.metadata.message_id) for message in sent]
+        """Return the answer to each (node, message); see Grid."""
+        if not messages:
+            return []
+        requests = [
+            Message(_make_record(message), node, MESSAGE_TYPE, ttl=timeout)
+            for node, message in messages
+        ]
+        replies = self._grid.send_and_receive(requests, timeout=timeout)
+        # Flower returns replies in any order.
+        contents = {reply.metadata.reply_to_message_id: _read_reply(reply) for reply in replies}
+        return [contents.get(request.metadata.message_id) for request in requests]
 
 
-def record(message: bytes) -> RecordDict:
+def _make_record(message: bytes) -> RecordDict:
     """Return a message's bytes as Flower carries them."""
-    return RecordDict({RECORD: ConfigRecord({FIELD: message})})
+    return RecordDict({RECORD_NAME: ConfigRecord({FIELD_NAME: message})})
 
 
-def _content(reply: Any) -> bytes | str:
-    """Return what a reply carries, or what is wrong."""
+def _read_reply(reply: Any) -> bytes | str:
+    """Return the bytes of a reply, or what is wrong as a text."""
     if reply.has_error():
         return " ".join(str(reply.error.reason).split()) or f"error {reply.error.code}"
     try:
-        content = reply.content[RECORD][FIELD]
-        return content if isinstance(content, bytes) else "an answer that is no message"
+        content = reply.content[RECORD_NAME][FIELD_NAME]
     except (KeyError, TypeError):
-        return "an answer that is no message"
+        return NO_MESSAGE
+    return content if isinstance(content, bytes) else NO_MESSAGE
 
 
 def server() -> ServerApp:
-    """Return the app that plays the rounds; the run's configuration has the words of the command
-    under `words`.
-    """
-    made = ServerApp()
+    """Return the app that plays the rounds.
 
-    @made.main()
+    The run's configuration has the words of the command line under `words`.
+    """
+    server_app = ServerApp()
+
+    @server_app.main()
     def main(grid: Any, context: Any) -> None:
         try:
-            app.serve(FlowerGrid(grid), shlex.split(str(context.run_config["words"])))
+            words = shlex.split(str(context.run_config["words"]))
+            app.run_server(FlowerGrid(grid), words)
         except FedpflError as error:
             tell(error)
             raise SystemExit(2) from None
 
-    return made
+    return server_app
 
 
 def client() -> ClientApp:
@@ -83,31 +94,41 @@ def client() -> ClientApp:
     A node's configuration names its clients (`clients="0,3"`, or `partition-id` of
     `num-partitions`), where their states are kept (`state`), and where the data are (`data-dir`).
     """
-    made = ClientApp()
+    client_app = ClientApp()
 
-    @made.query()
-    def answer(message: Message, context: Any) -> Message:
-        given = context.node_config
-        clients, state = str(given.get("clients", "")), str(given.get("state", "federated"))
-        place = int(given.get("partition-id", 0)), int(given.get("num-partitions", 1))
+    @client_app.query()
+    def answer_query(message: Message, context: Any) -> Message:
+        node_config = context.node_config
         try:
-            here = _node(
-                str(context.run_config["words"]),
-                clients,
-                *place,
-                state,
-                str(given.get("data-dir", "")),
+            node = _load_node(
+                words=str(context.run_config["words"]),
+                clients=str(node_config.get("clients", "")),
+                node_number=int(node_config.get("partition-id", 0)),
+                node_count=int(node_config.get("num-partitions", 1)),
+                folder=str(node_config.get("state", "federated")),
+                data_dir=str(node_config.get("data-dir", "")),
             )
-            answered = here.answer(cast(bytes, message.content[RECORD][FIELD]))
+            answer = node.answer_message(cast(bytes, message.content[RECORD_NAME][FIELD_NAME]))
         except FedpflError as error:
-            answered = wire.packed({"fault": str(error)}, {})
-        return Message(record(answered), reply_to=message)
+            answer = wire.pack_message({"fault": str(error)}, {})
+        return Message(_make_record(answer), reply_to=message)
 
-    return made
+    return client_app
 
 
 @cache
-def _node(words: str, clients: str, number: int, nodes: int, state: str, data: str) -> Node:
+def _load_node(
+    words: str, clients: str, node_number: int, node_count: int, folder: str, data_dir: str
+) -> Node:
     """Return the node, which a process makes once."""
-    own = [int(client) for client in clients.split(",")] if clients else None
-    return app.node(shlex.split(words), own, number, nodes, Path(state), data)
+    client_ids = None
+    if clients:
+        client_ids = [int(client) for client in clients.split(",")]
+    return app.make_node(
+        words=shlex.split(words),
+        clients=client_ids,
+        node_number=node_number,
+        node_count=node_count,
+        folder=Path(folder),
+        data_dir=data_dir,
+    )

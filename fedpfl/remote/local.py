@@ -1,5 +1,6 @@
-"""A federation in processes of this machine: Flower's own commands, started on 127.0.0.1 and ended
-with the run.
+"""Play a federation in processes of this machine.
+
+Flower's own commands are started on 127.0.0.1 and ended with the run.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from typing import Any
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 
-Start = Callable[..., subprocess.Popen]
+StartCommand = Callable[..., subprocess.Popen]
 
-PATIENCE = 60.0  # seconds for a SuperLink to come up
-GRACE = 10.0  # seconds for processes to end by themselves
-LINK = "here"
+LINK_TIMEOUT = 60.0  # seconds for a SuperLink to come up
+TERMINATION_GRACE = 10.0  # seconds for processes to end by themselves
+POLL_SECONDS = 0.3
+HOST = "127.0.0.1"
+LINK_NAME = "here"
 
-APP = '''"""A Flower app that fedpfl has written: a federation of the configuration in pyproject.toml."""
+APP_MODULE = '''"""A Flower app that fedpfl has written: a federation of the configuration in pyproject.toml."""
 
 from fedpfl.remote import flower
 
 server = flower.server()
 client = flower.client()
 '''
-PROJECT = """[project]
+PROJECT_FILE = """[project]
 name = "{name}"
 version = "1.0.0"
 description = "A federation that fedpfl has written"
@@ -55,117 +58,149 @@ words = {words}
 """
 
 
-def write(folder: Path, words: Sequence[str]) -> None:
+def write_app(folder: Path, words: Sequence[str]) -> None:
     """Write the app into a new folder. Raises FedpflError."""
+    project = PROJECT_FILE.format(name="fedpfl-app", words=json.dumps(shlex.join(words)))
     with files.writing(folder, "--flower"):
         folder.mkdir(parents=True)
-        (folder / "fedpfl_app.py").write_text(APP)
-        text = PROJECT.format(name="fedpfl-app", words=json.dumps(shlex.join(words)))
-        (folder / "pyproject.toml").write_text(text)
+        (folder / "fedpfl_app.py").write_text(APP_MODULE)
+        (folder / "pyproject.toml").write_text(project)
 
 
-def play(words: Sequence[str], nodes: int, states: Path, log: Path) -> None:
-    """Play a federation to its end, on a SuperLink and so many SuperNodes.
+def play_locally(words: Sequence[str], node_count: int, states_folder: Path, log: Path) -> None:
+    """Play a federation to its end, on a SuperLink and some SuperNodes.
 
-    states: where nodes keep theirs, one folder for each. log: the file for what Flower says. Raises
-    FedpflError.
+    Args:
+        words: The command line of the federation.
+        node_count: How many SuperNodes are started.
+        states_folder: Where nodes store clients' states, one folder for each.
+        log: The file for what Flower says.
+
+    Raises:
+        FedpflError: if Flower is not there, or does not take the run.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="fedpfl-") as place,
-        log.open("ab") as said,
-        started() as start,
+        tempfile.TemporaryDirectory(prefix="fedpfl-") as temporary,
+        log.open("ab") as output,
+        flower_processes() as start_command,
     ):
-        folder = Path(place)
-        write(folder / "app", words)
-        link, *ports = free(nodes + 1)
-        more: dict[str, Any] = {"env": around(folder, link), "stdout": said, "stderr": said}
-        superlink(start, link, **more)
-        for number, port in enumerate(ports):
-            config = f'partition-id={number} num-partitions={nodes} state="{states}/node{number}"'
-            supernode(start, link, port, config, **more)
-        asked = [command("flwr"), "run", str(folder / "app"), LINK, "--stream"]
-        if subprocess.run(asked, check=False, **more).returncode:
+        folder = Path(temporary)
+        write_app(folder / "app", words)
+        link_port, *node_ports = find_free_ports(node_count + 1)
+        environment = flower_environment(folder, link_port)
+        process_options: dict[str, Any] = {"env": environment, "stdout": output, "stderr": output}
+        start_superlink(start_command, link_port, **process_options)
+        for number, node_port in enumerate(node_ports):
+            node_config = (
+                f"partition-id={number} num-partitions={node_count} "
+                f'state="{states_folder}/node{number}"'
+            )
+            start_supernode(start_command, link_port, node_port, node_config, **process_options)
+        run_command = [find_command("flwr"), "run", str(folder / "app"), LINK_NAME, "--stream"]
+        if subprocess.run(run_command, check=False, **process_options).returncode:
             raise FedpflError(f"Flower has not taken the run; {log} says why")
 
 
-def superlink(start: Start, port: int, **more: Any) -> subprocess.Popen:
+def start_superlink(
+    start_command: StartCommand, port: int, **process_options: Any
+) -> subprocess.Popen:
     """Start a SuperLink, and wait until it answers. Raises FedpflError."""
-    here = ("--insecure", "--host", "127.0.0.1", "--port", str(port))
-    link = start("flower-superlink", *here, "--disable-runtime-dependency-installation", **more)
-    until = time.monotonic() + PATIENCE
-    while link.poll() is None and time.monotonic() < until:
+    arguments = ["--insecure", "--host", HOST, "--port", str(port)]
+    arguments.append("--disable-runtime-dependency-installation")
+    link = start_command("flower-superlink", *arguments, **process_options)
+    deadline = time.monotonic() + LINK_TIMEOUT
+    while link.poll() is None and time.monotonic() < deadline:
         with (
             contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2),
+            urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2),
         ):
             return link
-        time.sleep(0.3)
+        time.sleep(POLL_SECONDS)
     raise FedpflError(f"Flower's SuperLink has not come up on port {port}")
 
 
-def supernode(start: Start, link: int, port: int, config: str, **more: Any) -> subprocess.Popen:
-    """Start a SuperNode of the SuperLink at port `link`."""
-    here = ("--host", "127.0.0.1", "--port", str(port), "--node-config", config)
-    return start(
-        "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link}", *here, **more
-    )
+def start_supernode(
+    start_command: StartCommand,
+    link_port: int,
+    node_port: int,
+    node_config: str,
+    **process_options: Any,
+) -> subprocess.Popen:
+    """Start a SuperNode of the SuperLink at a port."""
+    arguments = ["--insecure", "--superlink", f"{HOST}:{link_port}"]
+    arguments += ["--host", HOST, "--port", str(node_port), "--node-config", node_config]
+    return start_command("flower-supernode", *arguments, **process_options)
 
 
-def command(name: str) -> str:
-    """Return where one of Flower's commands is. Raises FedpflError without it."""
-    beside = str(Path(sys.executable).parent)
-    if found := shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")])):
-        return found
-    raise FedpflError(f"Flower's command {name} is not installed; pip install 'fedpfl[flower]'")
+def find_command(name: str) -> str:
+    """Return the path of one of Flower's commands. Raises FedpflError without it."""
+    executable = shutil.which(name, path=_search_path())
+    if executable is None:
+        raise FedpflError(f"Flower's command {name} is not installed; pip install 'fedpfl[flower]'")
+    return executable
 
 
-def around(folder: Path, port: int) -> dict[str, str]:
-    """Return the environment of Flower's processes: its files in `folder`, which names the
-    SuperLink; no telemetry.
+def flower_environment(folder: Path, link_port: int) -> dict[str, str]:
+    """Return the environment of Flower's processes, without telemetry.
+
+    Args:
+        folder: Where Flower's files are written, among them one that names the SuperLink.
+        link_port: The SuperLink's port.
     """
     home = folder / "flwr"
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(
-        f'[superlink.{LINK}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    own = {
+    link_config = f'[superlink.{LINK_NAME}]\naddress = "{HOST}:{link_port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(link_config)
+    return {
+        **os.environ,
         "FLWR_HOME": str(home),
-        "PATH": path,
+        "PATH": _search_path(),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    return {**os.environ, **own}
 
 
-def free(count: int) -> list[int]:
+def _search_path() -> str:
+    """Return PATH, before it the folder of this Python, where pip installs commands."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def find_free_ports(count: int) -> list[int]:
     """Return numbers of ports that nobody listens on now."""
     with contextlib.ExitStack() as stack:
+        # All are bound before one is closed, so that no number comes twice.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for open_socket in sockets:
+            open_socket.bind((HOST, 0))
+        return [open_socket.getsockname()[1] for open_socket in sockets]
 
 
 @contextlib.contextmanager
-def started() -> Iterator[Start]:
-    """Give what starts Flower's commands, each in a group of its own; all of these are ended in the
-    end.
-    """
-    running: list[subprocess.Popen] = []
+def flower_processes() -> Iterator[StartCommand]:
+    """Give a function that starts Flower's commands; end all of them on leaving."""
+    processes: list[subprocess.Popen] = []
 
-    def start(name: str, *words: str, **more: Any) -> subprocess.Popen:
-        running.append(subprocess.Popen([command(name), *words], start_new_session=True, **more))
-        return running[-1]
+    def start_command(name: str, *arguments: str, **process_options: Any) -> subprocess.Popen:
+        # A session of its own, so that its children can be ended with it.
+        process = subprocess.Popen(
+            [find_command(name), *arguments], start_new_session=True, **process_options
+        )
+        processes.append(process)
+        return process
 
     try:
-        yield start
+        yield start_command
     finally:
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            for one in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(one.pid, how)
-            until = time.monotonic() + GRACE
-            for one in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.wait(max(0.1, until - time.monotonic()))
+        for end_signal in (signal.SIGTERM, signal.SIGKILL):
+            _end_processes(processes, end_signal)
+
+
+def _end_processes(processes: Sequence[subprocess.Popen], end_signal: signal.Signals) -> None:
+    """Send a signal to process groups, and wait for their leaders for a while."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, end_signal)
+    deadline = time.monotonic() + TERMINATION_GRACE
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, deadline - time.monotonic()))

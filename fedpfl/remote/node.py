@@ -1,13 +1,11 @@
-"""A node's side of a federation: it plays its clients' part with their data and states, which stay
-here.
-"""
+"""Run a node's side of a federation: it trains its clients, whose data and states stay here."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 
 from fedpfl.data import Federation
 from fedpfl.engine import Backend, Local, State, Tuning, begin
-from fedpfl.engine.backend import EvalCall, Participation, TrainCall
+from fedpfl.engine.backend import Call, EvalCall, Participation, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
@@ -24,17 +22,23 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.record import checkpoint
 from fedpfl.remote import wire
-from fedpfl.remote.server import Needs, other
+from fedpfl.remote.server import NotSentError, describe_mismatch
 
-# States of each client: a server that goes on from its last checkpoint asks for a round again
-KEPT = 2
+# A server that goes on from its last checkpoint asks for a round again.
+STORED_ROUNDS = 2
 
 
 class Node:
     """Answer the server's messages for some clients of a federation.
 
-    key: what server and nodes must have in common. folder: where the clients' states are kept, in
-    memory without one.
+    Args:
+        backend: Trains and evaluates the clients.
+        method: The run's method.
+        federation: All clients' data; only those of `clients` are read.
+        compatibility_key: What server and nodes must have in common, by name.
+        clients: The clients that this node holds.
+        seed: The run's seed.
+        folder: Where the clients' states are stored; in memory if None.
     """
 
     def __init__(
@@ -42,115 +46,206 @@ class Node:
         backend: Backend,
         method: Method,
         federation: Federation,
-        key: Mapping[str, str],
+        compatibility_key: Mapping[str, str],
         clients: Collection[int],
         seed: int,
         folder: Path | None = None,
     ):
-        self._backend, self._method, self._federation, self._key = (
-            backend,
-            method,
-            federation,
-            dict(key),
+        self._backend = backend
+        self._method = method
+        self._federation = federation
+        self._compatibility_key = dict(compatibility_key)
+        self._clients = sorted(clients)
+        self._store = ClientStore(folder)
+        self._initial_state = begin(
+            method, backend.net, federation.clients, federation.x.device, seed=seed
         )
-        self._clients, self._shelf = sorted(clients), Shelf(folder)
-        self._first = begin(method, backend.net, federation.clients, federation.x.device, seed=seed)
-        roles = method.buffers()
-        self._shared = [role for role, place in roles.items() if place == "aggregate"]
+        self._shared_roles = [
+            role for role, placement in method.buffers().items() if placement == "aggregate"
+        ]
 
-    def answer(self, message: bytes) -> bytes:
-        """Return the answer to a message, be it what is wrong."""
+    def answer_message(self, message: bytes) -> bytes:
+        """Return the answer to a message; a failure is an answer, too."""
         try:
-            about, trees = wire.unpacked(message)
-            if told := other(about.get("key"), self._key, "the server", "this node"):
-                raise FedpflError(told)
-            if "hello" in about:  # of a server that may have been set back
-                for client in self._clients:
-                    self._shelf.forget(client, about["hello"])
-                return wire.packed({"key": self._key, "clients": self._clients}, {})
-            if about["client"] not in self._clients:
-                raise FedpflError(f"client {about['client']} is not here")
-            said = {"key": self._key, "client": about["client"], "asks": about["asks"]}
-            return wire.packed(said, self._answer(about, trees), whole=about["shares"])
+            return self._answer_request(message)
         except FedpflError as fault:
-            return wire.packed({"fault": str(fault), "needs": isinstance(fault, Needs)}, {})
+            is_not_sent = isinstance(fault, NotSentError)
+            return wire.pack_message({"fault": str(fault), "needs": is_not_sent}, {})
         except Exception as error:
             traceback.print_exc()
-            return wire.packed({"fault": reason(error, kind=True)}, {})
+            return wire.pack_message({"fault": reason(error, kind=True)}, {})
 
-    def _answer(self, about: dict[str, Any], trees: dict[str, Tree]) -> Tree:
-        """Return what the client brings back, and keep its state."""
-        client, number, asks = about["client"], about["round"], about["asks"]
-        row: Tree = trees.get("row")
-        first = self._first.rows
-        if not about["shares"]:
-            row = self._shelf.state(client, number) or {
-                part: first.take(part, client) for part in ("client", "buffers", "facts")
-            }
-            if about["participated"] and not bool(row["facts"]["participated"]):
-                raise FedpflError(
-                    "the client's state is lost: it took part, and there is none here"
-                )
-        rows = Rows(first.initial, {}, first.clients, first.device)
-        rows.put_([client], tree.repeat(row, 1))
-        method, server = self._method, trees.get("server")
-        if not about["shares"]:
-            method, server = self._given(about, trees.get("sent"))
-        state = State(number, server, rows, trees["shared"], {})
-        laid = tree.repeat(trees.get("laid", {}), 1)
-        with _told(method):
-            if "local" not in asks:
-                tunings: dict[str, Any] = {name: own and _tuning(own) for name, own in asks.items()}
-                call = EvalCall(method, self._federation, state, [client], **tunings, laid=laid)
-                return tree.take(self._backend._one(call), 0)
-            turn = None if asks["turn"] is None else Turn([client], trains=asks["turn"])
-            about_it = (_local(asks["local"]), Draws(**asks["draws"]), asks["stopping"], turn, laid)
-            part = self._backend._one(
-                TrainCall(method, self._federation, state, [client], *about_it)
-            )
-        part = tree.take(part, 0)
-        return part if about["shares"] else self._kept(client, number + 1, row, part)
+    def _answer_request(self, message: bytes) -> bytes:
+        """Return the answer to a message. Raises FedpflError."""
+        fields, trees = wire.unpack_message(message)
+        mismatch = describe_mismatch(
+            fields.get("key"), self._compatibility_key, sender="the server", receiver="this node"
+        )
+        if mismatch:
+            raise FedpflError(mismatch)
 
-    def _kept(
-        self, client: int, number: int, row: dict[str, Tree], part: Participation
-    ) -> Participation:
-        """Return what leaves the node of a participation; its state is kept."""
-        dealt = self._first.rows.dealt
-        for name in dealt:
-            if not all(
-                map(torch.equal, tree.leaves(part.clients[name]), tree.leaves(row["client"][name]))
-            ):
-                raise Needs(f"a client's {name}, which the server knows, has changed")
-        facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
-        own = {
-            "client": part.clients,
-            "buffers": tree.drop(part.buffers, self._shared),
-            "facts": facts,
-        }
-        self._shelf.keep(client, number, own)
-        travel: dict[str, Any] = {
-            name: {role: own for role, own in getattr(part, name).items() if role in self._shared}
-            for name in ("buffers", "updated")
-        }
-        return part._replace(clients=tree.select(part.clients, dealt), **travel)
+        if "hello" in fields:
+            # The server may have gone back to a checkpoint: later rounds will be played again.
+            for client in self._clients:
+                self._store.forget_rounds_after(client, fields["hello"])
+            header = {"key": self._compatibility_key, "clients": self._clients}
+            return wire.pack_message(header, {})
 
-    def _given(self, about: dict[str, Any], sent: Tree | None) -> tuple[Method, Tree]:
-        """Return the method as it is where only so much was sent, and what is known here of the
-        server's side.
+        client = fields["client"]
+        if client not in self._clients:
+            raise FedpflError(f"client {client} is not here")
+        header = {"key": self._compatibility_key, "client": client, "asks": fields["asks"]}
+        return wire.pack_message(header, self._run_client(fields, trees), whole=fields["shares"])
+
+    def _run_client(self, fields: dict[str, Any], trees: dict[str, Tree]) -> Tree:
+        """Train or evaluate one client, and return what it sends back."""
+        # ---- Step 1: the client's state, and as much of the server's as was sent
+        client = fields["client"]
+        round_number = fields["round"]
+        shares_states = fields["shares"]
+        if shares_states:
+            row = trees["row"]
+            method = self._method
+            server = trees["server"]
+        else:
+            row = self._load_row(client, round_number, fields["participated"])
+            method, server = self._restrict_to_sent(fields, trees.get("sent"))
+        state = self._state_of_client(client, row, round_number, server, trees["shared"])
+
+        # ---- Step 2: the same participation or evaluation as on any backend
+        overlay = tree.repeat(trees.get("laid", {}), 1)
+        call = self._make_call(method, state, client, fields["asks"], overlay)
+        with _naming_missing_entries(method):
+            stacked = self._backend._one(call)
+        answer = tree.take(stacked, 0)
+
+        # ---- Step 3: the trained state stays here, unless states are shared
+        if isinstance(call, EvalCall) or shares_states:
+            return answer
+        return self._store_participation(client, round_number + 1, row, answer)
+
+    def _load_row(self, client: int, round_number: int, has_participated: bool) -> dict[str, Tree]:
+        """Return a client's last row, the initial one before its first participation.
+
+        Raises:
+            FedpflError: if the client took part, and its state is not here.
         """
-        begun = dict(tree.items(self._first.server))
-        known = {path: begun[path] for path in about["initial"]}
+        row = self._store.load_last(client, round_number)
+        if not row:
+            initial_rows = self._initial_state.rows
+            row = {part: initial_rows.take(part, client) for part in ("client", "buffers", "facts")}
+        if has_participated and not bool(row["facts"]["participated"]):
+            raise FedpflError("the client's state is lost: it took part, and there is none here")
+        return row
+
+    def _state_of_client(
+        self,
+        client: int,
+        row: dict[str, Tree],
+        round_number: int,
+        server: Tree,
+        shared_buffers: dict[str, Tree],
+    ) -> State:
+        """Return a state in which one client has a row."""
+        initial_rows = self._initial_state.rows
+        rows = Rows(initial_rows.initial, {}, initial_rows.clients, initial_rows.device)
+        rows.put_([client], tree.repeat(row, 1))
+        return State(round_number, server, rows, shared_buffers, {})
+
+    def _make_call(
+        self,
+        method: Method,
+        state: State,
+        client: int,
+        question: dict[str, Any],
+        overlay: dict[str, Tree],
+    ) -> Call:
+        """Return the call that a message asks for, about one client."""
+        if "local" not in question:
+            return EvalCall(
+                method=method,
+                federation=self._federation,
+                state=state,
+                clients=[client],
+                tuning=_tuning_from_json(question["tuning"]),
+                before=_tuning_from_json(question["before"]),
+                laid=overlay,
+            )
+        turn = None
+        if question["turn"] is not None:
+            turn = Turn([client], trains=question["turn"])
+        return TrainCall(
+            method=method,
+            federation=self._federation,
+            state=state,
+            clients=[client],
+            local=_local_from_json(question["local"]),
+            draws=Draws(**question["draws"]),
+            stopping=question["stopping"],
+            turn=turn,
+            laid=overlay,
+        )
+
+    def _store_participation(
+        self, client: int, round_number: int, row: dict[str, Tree], participation: Participation
+    ) -> Participation:
+        """Store the client's new state, and return what leaves the node.
+
+        Args:
+            client: Whose participation it was.
+            round_number: The round that it was in.
+            row: The client's row before.
+            participation: What the backend returned for it.
+
+        Raises:
+            NotSentError: if an entry has changed that the server holds a copy of.
+        """
+        # `init_clients` gave these entries at the server, too, which is not told of new values.
+        server_entries = self._initial_state.rows.dealt
+        for name in server_entries:
+            new_leaves = tree.leaves(participation.clients[name])
+            old_leaves = tree.leaves(row["client"][name])
+            if not all(map(torch.equal, new_leaves, old_leaves)):
+                raise NotSentError(f"a client's {name}, which the server knows, has changed")
+
+        trained = participation.trained
+        new_row = {
+            "client": participation.clients,
+            "buffers": tree.drop(participation.buffers, self._shared_roles),
+            "facts": {"participated": torch.ones_like(trained), "trained": trained},
+        }
+        self._store.save(client, round_number, new_row)
+        return participation._replace(
+            clients=tree.select(participation.clients, server_entries),
+            buffers=self._select_shared(participation.buffers),
+            updated=self._select_shared(participation.updated),
+        )
+
+    def _select_shared(self, by_role: dict[str, Tree]) -> dict[str, Tree]:
+        """Return the trees of the roles whose BatchNorm statistics are averaged at the server."""
+        return {role: subtree for role, subtree in by_role.items() if role in self._shared_roles}
+
+    def _restrict_to_sent(
+        self, fields: dict[str, Any], sent: Tree | None
+    ) -> tuple[Method, dict[str, Tree]]:
+        """Return the method and the server's tree as far as the node has been told.
+
+        The method's `download` returns what was sent. The tree has the entries that were sent and
+        those that are as in the beginning; others are absent.
+        """
+        initial_entries = dict(tree.items(self._initial_state.server))
+        entries = {path: initial_entries[path] for path in fields["initial"]}
         if sent is not None:
-            for own, place in zip(wire.leaves(sent), about["places"], strict=True):
-                if place is None or place in known:
+            sent_leaves = wire.iterate_sent_leaves(sent)
+            for leaf, path in zip(sent_leaves, fields["places"], strict=True):
+                if path is None or path in entries:
                     continue
-                if own.mask is None:
-                    known[place] = own.value
-                elif (
-                    own.value.is_floating_point()
-                ):  # whoever looks at the rest gets what nobody takes for a number
-                    known[place] = torch.where(own.mask, own.value, torch.nan)
-            sent = _filled(sent, begun)
+                if leaf.mask is None:
+                    entries[path] = leaf.value
+                elif leaf.value.is_floating_point():
+                    # A method that reads what was not sent fails at once by nan.
+                    entries[path] = torch.where(leaf.mask, leaf.value, torch.nan)
+            sent = _replace_paths_by_known(sent, initial_entries)
         method = copy.copy(self._method)
 
         def download(server: Tree, client: dict[str, Tree]) -> Tree:
@@ -159,105 +254,105 @@ class Node:
             return sent
 
         vars(method)["download"] = download
-        return method, _pruned(self._first.server, known)
+        return method, _select_paths(self._initial_state.server, entries)
 
 
-class Shelf:
-    """Keep the last states of clients, each as it was after a round, in checkpoints
-    `client<k>/round<n>.pt`.
+class ClientStore:
+    """Store the last states of clients, after each round that they took part in.
+
+    With a folder they are checkpoints `client<k>/round<n>.pt` in it, else they stay in memory.
     """
 
     def __init__(self, folder: Path | None):
-        self._folder, self._memory = folder, dict[tuple[int, int], Tree]()
+        self._folder = folder
+        self._memory: dict[tuple[int, int], dict[str, Tree]] = {}
 
-    def state(self, client: int, number: int) -> Tree | None:
-        """Return a client's last state of round `number` or an earlier one; None before its first
-        participation.
-        """
-        there = [own for own in self._rounds(client) if own <= number]
-        if not there:
+    def load_last(self, client: int, round_number: int) -> dict[str, Tree] | None:
+        """Return a client's row after its last round up to `round_number`, None without one."""
+        earlier_rounds = [stored for stored in self._rounds_of(client) if stored <= round_number]
+        if not earlier_rounds:
             return None
+        last_round = max(earlier_rounds)
         if self._folder is None:
-            return self._memory[client, max(there)]
-        return checkpoint.load(self._path(client, max(there)))["row"]
+            return self._memory[client, last_round]
+        return checkpoint.load(self._checkpoint_path(client, last_round))["row"]
 
-    def keep(self, client: int, number: int, row: Tree) -> None:
-        """Keep a client's state after a round, and drop those that nobody will ask for."""
+    def save(self, client: int, round_number: int, row: dict[str, Tree]) -> None:
+        """Store a client's row after a round, and delete those that nobody will ask for."""
         if self._folder is None:
-            self._memory[client, number] = row
+            self._memory[client, round_number] = row
         else:
-            path = self._path(client, number)
+            path = self._checkpoint_path(client, round_number)
             with files.writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
+            payload = {"round": round_number, "row": tree.to(row, "cpu")}
             with files.replacing(path, lambda: None) as file:
-                checkpoint.save(
-                    checkpoint.plain({"round": number, "row": tree.to(row, "cpu")}), file
-                )
-        for gone in sorted(self._rounds(client))[:-KEPT]:
-            self._drop(client, gone)
+                checkpoint.save(checkpoint.plain(payload), file)
+        for stored in sorted(self._rounds_of(client))[:-STORED_ROUNDS]:
+            self._delete(client, stored)
 
-    def forget(self, client: int, number: int) -> None:
-        """Drop a client's states of rounds after `number`, which for the server are still to come."""
-        for gone in self._rounds(client):
-            if gone > number:
-                self._drop(client, gone)
+    def forget_rounds_after(self, client: int, round_number: int) -> None:
+        """Delete a client's states of later rounds, which the server has not played yet."""
+        for stored in self._rounds_of(client):
+            if stored > round_number:
+                self._delete(client, stored)
 
-    def _drop(self, client: int, number: int) -> None:
-        self._memory.pop((client, number), None)
+    def _delete(self, client: int, round_number: int) -> None:
+        self._memory.pop((client, round_number), None)
         if self._folder is not None:
-            self._path(client, number).unlink(missing_ok=True)
+            self._checkpoint_path(client, round_number).unlink(missing_ok=True)
 
-    def _rounds(self, client: int) -> list[int]:
+    def _rounds_of(self, client: int) -> list[int]:
+        """Return the rounds after which a client's state is stored."""
         if self._folder is None:
-            return [number for own, number in self._memory if own == client]
-        found = (
-            path.stem.removeprefix("round")
-            for path in self._path(client, 0).parent.glob("round*.pt")
-        )
-        return [int(number) for number in found if number.isdigit()]
+            return [stored for owner, stored in self._memory if owner == client]
+        checkpoints = self._checkpoint_path(client, 0).parent.glob("round*.pt")
+        numbers = (path.stem.removeprefix("round") for path in checkpoints)
+        return [int(number) for number in numbers if number.isdigit()]
 
-    def _path(self, client: int, number: int) -> Path:
+    def _checkpoint_path(self, client: int, round_number: int) -> Path:
         assert self._folder is not None
-        return self._folder / f"client{client}" / f"round{number}.pt"
+        return self._folder / f"client{client}" / f"round{round_number}.pt"
 
 
 @contextlib.contextmanager
-def _told(method: Method) -> Any:
-    """Raise Needs where a hook asks for an entry that is not here."""
+def _naming_missing_entries(method: Method) -> Iterator[None]:
+    """Raise NotSentError where a hook reads an entry that was not sent."""
     try:
         yield
     except KeyError as entry:
-        raise Needs(
+        raise NotSentError(
             f"a hook of {type(method).__name__} asks for {entry}, which is not sent"
         ) from entry
 
 
-def _local(said: dict[str, Any]) -> Local:
-    return Local(**{**said, "betas": tuple(said["betas"])})
+def _local_from_json(values: dict[str, Any]) -> Local:
+    return Local(**{**values, "betas": tuple(values["betas"])})
 
 
-def _tuning(said: dict[str, Any]) -> Tuning:
-    return Tuning(_local(said["local"]), Draws(**said["draws"]), said["part"])
+def _tuning_from_json(values: dict[str, Any] | None) -> Tuning | None:
+    if values is None:
+        return None
+    return Tuning(_local_from_json(values["local"]), Draws(**values["draws"]), values["part"])
 
 
-def _filled(sent: Tree, begun: dict[str, Tree]) -> Tree:
-    """Return what was sent, with what was known in the place of its names."""
+def _replace_paths_by_known(sent: Tree, initial_entries: Mapping[str, Tree]) -> Tree:
+    """Return what was sent, each path of a Known tree replaced by that initial entry."""
     if isinstance(sent, Known):
-        return Known(tree.map(begun.__getitem__, sent.values))
-    return (
-        {name: _filled(part, begun) for name, part in sent.items()} if type(sent) is dict else sent
-    )
+        return Known(tree.map(initial_entries.__getitem__, sent.values))
+    if type(sent) is dict:
+        return {name: _replace_paths_by_known(part, initial_entries) for name, part in sent.items()}
+    return sent
 
 
-def _pruned(server: Tree, known: dict[str, Tree], at: str = "") -> Tree:
-    """Return the server's tree as far as it is known."""
+def _select_paths(server: Tree, entries: Mapping[str, Tree], path: str = "") -> Tree:
+    """Return the server's tree with the given entries alone, without subtrees that have none."""
     if not isinstance(server, dict):
-        return known.get(at, {})
-    parts = {
-        name: _pruned(part, known, f"{at}.{name}" if at else name) for name, part in server.items()
-    }
-    return {
-        name: part
-        for name, part in parts.items()
-        if tree.leaves(part) or not tree.leaves(server[name])
-    }
+        return entries.get(path, {})
+    selected = {}
+    for name, part in server.items():
+        subtree = _select_paths(part, entries, f"{path}.{name}" if path else name)
+        # What was empty from the beginning stays, as hooks expect it.
+        if tree.leaves(subtree) or not tree.leaves(part):
+            selected[name] = subtree
+    return selected

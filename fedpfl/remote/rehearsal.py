@@ -1,6 +1,4 @@
-"""What a method asks for beyond what travels: found out by playing it both ways, before anything is
-sent.
-"""
+"""Find out, before anything is sent, whether a method reads more than what travels."""
 
 from __future__ import annotations
 
@@ -10,83 +8,105 @@ from dataclasses import replace
 import torch
 
 from fedpfl.config.plan import Run
-from fedpfl.engine import Backend, Engine, State, Tuning, begin, make, play
+from fedpfl.data import Federation
+from fedpfl.engine import Backend, Engine, Local, State, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import SEES
 from fedpfl.remote.node import Node
-from fedpfl.remote.server import Federate, Grid, Remote
+from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 
 
-class Here(Grid):
-    """Nodes in this process."""
+class InProcessGrid(Grid):
+    """Hold nodes in this process."""
 
-    def __init__(self, nodes: dict[int, Node]):
-        self.there = nodes
+    def __init__(self, node_by_id: dict[int, Node]):
+        self.node_by_id = node_by_id
 
-    def nodes(self) -> list[int]:
-        """See Grid."""
-        return [*self.there]
+    def node_ids(self) -> list[int]:
+        """Return the ids of all nodes."""
+        return [*self.node_by_id]
 
-    def send(
+    def send_and_receive(
         self, messages: Sequence[tuple[int, bytes]], timeout: float
     ) -> list[bytes | str | None]:
-        """See Grid."""
-        return [self.there[node].answer(message) for node, message in messages]
+        """Return the answer to each (node, message); a node always answers."""
+        return [self.node_by_id[node].answer_message(message) for node, message in messages]
 
 
-def needs(run: Run) -> str:
-    """Say why a method cannot be played on what travels alone, "" where it can: its numbers are
-    then the same.
+def find_unsent_needs(run: Run) -> str:
+    """Return why a method needs more than what travels, "" if it does not.
 
-    Two clients play two rounds of one step each, with their states at nodes and with all in one
-    place.
+    Two clients play two rounds of one step each, once with their states at nodes and once in one
+    place. Without such needs, both have the same numbers.
     """
-    method, net, name = run.method, run.net, type(run.method).__name__
-    if method.server_sees == SEES[-1]:
-        return f"the server of {name} looks at clients' states"
-    federation = run.federation.of(
-        sorted(run.federation.train_sizes.argsort(descending=True)[:2].tolist())
+    method_name = type(run.method).__name__
+    if run.method.server_sees == SEES[-1]:
+        return f"the server of {method_name} looks at clients' states"
+
+    # ---- A federation of the two clients with the most samples, in one place and at a node
+    largest_clients = run.federation.train_sizes.argsort(descending=True)[:2].tolist()
+    federation = run.federation.of(sorted(largest_clients))
+    clients = [*range(federation.clients)]
+    one_step = replace(run.local, epochs=None, steps=1)
+    backend = make(Engine("loop"), run.net, run.device)
+    initial_state = begin(
+        run.method, run.net, len(clients), run.device, stopping=run.stopping.early
     )
-    pair, local, early = (
-        [*range(federation.clients)],
-        replace(run.local, epochs=None, steps=1),
-        run.stopping.early,
+    node = Node(
+        backend=backend,
+        method=run.method,
+        federation=federation,
+        compatibility_key={},
+        clients=clients,
+        seed=0,
     )
-    backend = make(Engine("loop"), net, run.device)
-    first = begin(method, net, len(pair), run.device, stopping=early)
-    node = Node(backend, method, federation, {}, pair, 0)
-    remote = Remote(
-        net, backend.engine, Here({0: node}), {}, first, Federate(minimum=len(pair)), ""
+    remote = RemoteBackend(
+        net=run.net,
+        engine=backend.engine,
+        grid=InProcessGrid({0: node}),
+        compatibility_key={},
+        initial_state=initial_state,
+        settings=FederateSettings(minimum=len(clients)),
+        disclosure="",
     )
 
-    def played(by: Backend, state: State) -> Tree:
-        outcomes = []
-        for _ in range(2):
-            state, outcome = play(by, method, federation, state, pair, local, 0, run.stopping)
-            outcomes.append(outcome)
-        looking = Tuning(local, Draws(0, "adapt", state.round))
-        judged = by.judge(method, federation, state, pair, None, looking)
-        own = {
-            str(place): {"after": one.after, "loss": one.loss} for place, one in enumerate(outcomes)
-        }
-        return {
-            "server": state.server,
-            "buffers": state.server_buffers,
-            "judged": judged,
-            "own": own,
-        }
-
+    # ---- The method fails at a missing entry, or its numbers differ
     try:
-        away, here = (
-            played(by, state) for by, state in ((remote, remote.begun(first)), (backend, first))
-        )
+        at_nodes = _play_two_rounds(run, remote, remote.begun(initial_state), federation, one_step)
+        in_one_place = _play_two_rounds(run, backend, initial_state, federation, one_step)
     except KeyError as entry:
-        return f"{name} asks at the server for {entry} of clients' states"
+        return f"{method_name} asks at the server for {entry} of clients' states"
     except FedpflError as fault:
         return str(fault)
-    pairs = zip(tree.items(away), tree.leaves(here), strict=True)
-    far = [path for (path, leaf), other in pairs if not torch.equal(leaf, other)]
-    return f"{name} goes by more than is sent: {far[0]} would be another" if far else ""
+    for (path, leaf), expected in zip(tree.items(at_nodes), tree.leaves(in_one_place), strict=True):
+        if not torch.equal(leaf, expected):
+            return f"{method_name} goes by more than is sent: {path} would be another"
+    return ""
+
+
+def _play_two_rounds(
+    run: Run, backend: Backend, state: State, federation: Federation, local: Local
+) -> Tree:
+    """Play two rounds and an evaluation with fine-tuning; return all results as one tree."""
+    clients = [*range(federation.clients)]
+    outcomes = []
+    for _ in range(2):
+        state, outcome = play(
+            backend, run.method, federation, state, clients, local, 0, run.stopping
+        )
+        outcomes.append(outcome)
+    fine_tuning = Tuning(local, Draws(0, "adapt", state.round))
+    counts = backend.judge(run.method, federation, state, clients, None, fine_tuning)
+    by_round = {
+        str(index): {"after": outcome.after, "loss": outcome.loss}
+        for index, outcome in enumerate(outcomes)
+    }
+    return {
+        "server": state.server,
+        "buffers": state.server_buffers,
+        "judged": counts,
+        "own": by_round,
+    }

@@ -1,6 +1,4 @@
-"""The server's side of a federation: a backend whose clients are elsewhere, each asked by a
-message.
-"""
+"""Run the server's side of a federation: a backend that asks each client at its node."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from fedpfl.engine import Backend, Engine, Local, State
+from fedpfl.engine import Backend, Engine, Local, State, Tuning
 from fedpfl.engine.backend import Answer, Call, Participation, TrainCall
 from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
@@ -27,19 +25,21 @@ from fedpfl.remote import wire
 
 log = logging.getLogger(__name__)
 
-PAUSE = 0.5  # seconds between two looks for nodes
-LARGEST = 4  # times what the server and a client hold, beyond which an answer is refused
+NODE_POLL_SECONDS = 0.5
+MAX_ANSWER_RATIO = 4  # times what the server and one client hold; larger answers are refused
+MAX_ANSWER_OVERHEAD = 2**20  # bytes allowed beside, as for the header
 
 
 @dataclass(frozen=True)
-class Federate(Checked):
-    """Say how a federation is played.
+class FederateSettings(Checked):
+    """Hold the configuration keys `federate.*`.
 
-    share_states: clients' states may go to the server, and all that the server holds to clients,
-    for methods that need
-    more than what is sent. timeout: seconds for the answers to a round, and for nodes to come in
-    the beginning.
-    minimum: answers without which a round is given up. nodes: how many are started on this machine.
+    Attributes:
+        share_states: Whether clients' states may go to the server, and all that the server holds
+            to clients, for methods that need more than what is sent.
+        timeout: Seconds for the answers to a round, and for nodes to come in the beginning.
+        minimum: Answers without which a round is given up.
+        nodes: How many nodes are started on this machine.
     """
 
     share_states: bool = False
@@ -48,43 +48,53 @@ class Federate(Checked):
     nodes: Annotated[int, AtLeast(1)] = 4
 
 
-class Needs(FedpflError):
-    """A method asks for what does not travel."""
+class NotSentError(FedpflError):
+    """Refuse a method that reads entries which do not travel."""
+
+
+class NoAnswerError(FedpflError):
+    """Report a node that has not answered in time; it may answer later."""
 
 
 class Grid(ABC):
     """Carry messages to nodes and their answers back."""
 
     @abstractmethod
-    def nodes(self) -> list[int]:
-        """Return the numbers of the nodes that are there now."""
+    def node_ids(self) -> list[int]:
+        """Return the ids of the nodes that are connected now."""
 
     @abstractmethod
-    def send(
+    def send_and_receive(
         self, messages: Sequence[tuple[int, bytes]], timeout: float
     ) -> list[bytes | str | None]:
-        """Return for each (node, message) the answer: None where none came in time, a text where
-        the node failed.
+        """Return the answer to each (node, message).
+
+        It is None if none came within `timeout` seconds, and a text if the node failed.
         """
 
 
-class Carried(NamedTuple):
-    """Tell of one message that was answered: sizes on the wire, in bytes."""
+class AnsweredMessage(NamedTuple):
+    """Hold the size on the wire, in bytes, of one message and its answer."""
 
-    round: int
+    round_number: int
     kind: str
     client: int
-    down: int
-    up: int
+    bytes_down: int
+    bytes_up: int
 
 
-class Remote(Backend):
+class RemoteBackend(Backend):
     """Ask each client of a call at its node, and go on with those that answer.
 
-    key: what server and nodes must have in common, by name. first: the state before round 1.
-    leaves: what leaves
-    clients beyond what is sent, in words: their states then live here and travel with each message;
-    "": they live at the nodes.
+    Args:
+        net: The network that is trained.
+        engine: How nodes do the arithmetic.
+        grid: Carries the messages.
+        compatibility_key: What server and nodes must have in common, by name.
+        initial_state: The state before round 1.
+        settings: The keys `federate.*`.
+        disclosure: Which states leave clients beyond what is sent, as a sentence: the states then
+            live at the server and travel with each message. "" if they stay at the nodes.
     """
 
     name = "nodes"
@@ -94,250 +104,331 @@ class Remote(Backend):
         net: Net,
         engine: Engine,
         grid: Grid,
-        key: Mapping[str, str],
-        first: State,
-        own: Federate,
-        leaves: str,
+        compatibility_key: Mapping[str, str],
+        initial_state: State,
+        settings: FederateSettings,
+        disclosure: str,
     ):
-        self.net, self.engine, self.shares, self._told = net, engine, bool(leaves), leaves
-        self._grid, self._key, self._own = grid, dict(key), own
-        self._first = {path: leaf.clone() for path, leaf in tree.items(first.server)}
-        held = (first.server, first.rows.initial, first.server_buffers)
-        self._largest = 2**20 + LARGEST * sum(map(tree.nbytes, held))
-        self._homes: dict[int, int] = {}  # client -> node
-        self._met: set[int] = set()  # nodes that were asked whose they are
-        self._came: set[int] = set()  # clients that have had a node
-        self._forms: dict[str, Any] = {}
-        self.carried: list[Carried] = []
+        self.net = net
+        self.engine = engine
+        self.shares_states = bool(disclosure)
+        self.answered_messages: list[AnsweredMessage] = []
+        self._grid = grid
+        self._compatibility_key = dict(compatibility_key)
+        self._settings = settings
+        self._disclosure = disclosure
+        self._initial_server = {
+            path: leaf.clone() for path, leaf in tree.items(initial_state.server)
+        }
+        trees = (initial_state.server, initial_state.rows.initial, initial_state.server_buffers)
+        model_bytes = sum(tree.nbytes(one_tree) for one_tree in trees)
+        self._max_answer_bytes = MAX_ANSWER_OVERHEAD + MAX_ANSWER_RATIO * model_bytes
+        self._node_of_client: dict[int, int] = {}
+        self._greeted_nodes: set[int] = set()
+        self._seen_clients: set[int] = set()  # clients that had a node at some time
+        self._answer_forms: dict[str, str] = {}
 
     def begun(self, state: State) -> State:
-        """Return a state before round 1 as the server keeps it: without what stays at the nodes."""
-        if self.shares:
+        """Return a state before round 1 without what stays at the nodes."""
+        if self.shares_states:
             return state
         rows, dealt = state.rows, state.rows.dealt
         own = tree.select(rows.take("client", range(rows.clients)), dealt) if dealt else {}
-        known = {
+        initial = {
             "client": tree.select(rows.initial["client"], dealt),
             "buffers": {},
             "facts": rows.initial["facts"],
         }
-        return replace(state, rows=Rows(known, own, rows.clients, rows.device))
+        return replace(state, rows=Rows(initial, own, rows.clients, rows.device))
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """See Backend."""
+        """Answer calls one after another; an error is the answer of its call."""
         answers: list[Answer] = []
         for call in calls:
             try:
-                answers.append(self._answer(call))
+                answers.append(self._answer_call(call))
             except FedpflError as error:
                 answers.append(error)
         return answers
 
-    def _answer(self, call: Call) -> Answer:
-        if self._told:
-            log.warning(self._told)
-            self._told = ""
-        found = self._asked(call)
-        least = min(self._own.minimum, len(call.clients)) if isinstance(call, TrainCall) else 1
-        if len(found) < least:
+    def _answer_call(self, call: Call) -> Answer:
+        """Return the stacked answers of a call's clients.
+
+        Raises:
+            FedpflError: if fewer clients have answered than `federate.minimum`.
+        """
+        # The log is not open before the first call.
+        if self._disclosure:
+            log.warning(self._disclosure)
+            self._disclosure = ""
+
+        answers = self._collect_answers(call)
+        is_training = isinstance(call, TrainCall)
+        minimum = min(self._settings.minimum, len(call.clients)) if is_training else 1
+        if len(answers) < minimum:
             raise FedpflError(
-                f"{len(found)} of {len(call.clients)} clients answered after round {call.state.round}, and "
-                f"federate.minimum={least}; bring nodes back, and give the same command again"
+                f"{len(answers)} of {len(call.clients)} clients answered after round "
+                f"{call.state.round}, and federate.minimum={minimum}; bring nodes back, and give "
+                "the same command again"
             )
-        if isinstance(call, TrainCall):
-            came = [found[client] for client in call.clients if client in found]
-            return tree.to(tree.stack(came), call.state.rows.device)
-        nobody = tree.map(torch.zeros_like, next(iter(found.values())))
-        return tree.stack([found.get(client, nobody) for client in call.clients])
+        if is_training:
+            participations = [answers[client] for client in call.clients if client in answers]
+            return tree.to(tree.stack(participations), call.state.rows.device)
+        # An evaluation has a row for each client: who has not answered has no test samples.
+        no_counts = tree.map(torch.zeros_like, next(iter(answers.values())))
+        return tree.stack([answers.get(client, no_counts) for client in call.clients])
 
-    # ---- what is sent
+    # ---- What is sent
 
-    def _message(self, call: Call, client: int) -> bytes:
-        """Return the message to a client."""
+    def _pack_request(self, call: Call, client: int) -> bytes:
+        """Return the message that asks a client to train or to be evaluated."""
         state = call.state
-        about: dict[str, Any] = {
-            "key": self._key,
+        fields: dict[str, Any] = {
+            "key": self._compatibility_key,
             "client": client,
             "round": state.round,
-            "asks": _asks(call),
+            "asks": _describe_question(call),
+            "shares": self.shares_states,
         }
-        about["shares"] = self.shares
         trees: dict[str, Tree] = {"shared": state.server_buffers}
-        if self.shares:
+
+        # ---- With shared states: everything travels
+        if self.shares_states:
             trees["server"] = state.server
             trees["row"] = {
                 part: state.rows.take(part, client) for part in ("client", "buffers", "facts")
             }
             trees["laid"] = tree.take(call.laid or {}, call.clients.index(client))
-            return wire.packed(about, trees)
-        about["participated"] = bool(state.facts(client)["participated"])
-        entries = dict(tree.items(state.server))
-        about["initial"] = [
-            path for path, leaf in entries.items() if torch.equal(leaf, self._first[path])
+            return wire.pack_message(fields, trees)
+
+        # ---- Else: what `download` sends, and where the node finds the rest of the server's tree
+        fields["participated"] = bool(state.facts(client)["participated"])
+        server_entries = dict(tree.items(state.server))
+        fields["initial"] = [
+            path
+            for path, leaf in server_entries.items()
+            if torch.equal(leaf, self._initial_server[path])
         ]
-        if (sent := self._download(call, client)) is not None:
-            places = {id(leaf): path for path, leaf in entries.items()}
-            about["places"] = [places.get(id(own.value)) for own in wire.leaves(sent)]
-            trees["sent"] = _known(sent, {id(entries[path]): path for path in about["initial"]})
-        return wire.packed(about, trees)
+        sent = self._download(call, client)
+        if sent is not None:
+            path_of_leaf = {id(leaf): path for path, leaf in server_entries.items()}
+            fields["places"] = [
+                path_of_leaf.get(id(leaf.value)) for leaf in wire.iterate_sent_leaves(sent)
+            ]
+            path_of_initial_leaf = {id(server_entries[path]): path for path in fields["initial"]}
+            trees["sent"] = _replace_known_by_paths(sent, path_of_initial_leaf)
+        return wire.pack_message(fields, trees)
 
     def _download(self, call: Call, client: int) -> Tree | None:
         """Return what the method sends to a client; None before an evaluation that needs nothing."""
-        method, server, trains = call.method, call.state.server, isinstance(call, TrainCall)
-        known = call.state.client(client)
-        if trains:
-            known |= tree.to(
-                method.sample(server, call.draws.server(client)), call.state.rows.device
-            )
-        with contextlib.suppress(KeyError):  # `download` may ask for nothing of it
-            known = method.prepare(server, known)
+        method = call.method
+        server = call.state.server
+        is_training = isinstance(call, TrainCall)
+        client_state = call.state.client(client)
+        if is_training:
+            sampled = method.sample(server, call.draws.server(client))
+            client_state |= tree.to(sampled, call.state.rows.device)
+        # `prepare` may read entries that are at the node; `download` may do without its answer.
+        with contextlib.suppress(KeyError):
+            client_state = method.prepare(server, client_state)
         try:
-            return method.download(server, known)
+            return method.download(server, client_state)
         except KeyError as entry:
-            if not trains:
+            if not is_training:
                 return None
-            raise Needs(
+            raise NotSentError(
                 f"{type(method).__name__}.download asks for {entry} of a client's state"
             ) from None
 
-    # ---- who is asked, and what comes back
+    # ---- Who is asked, and what comes back
 
-    def _asked(self, call: Call) -> dict[int, Tree]:
-        """Return the sound answers, by client."""
-        self._meet(call.clients, call.state.round)
-        places = [client for client in call.clients if client in self._homes]
-        for client in set(call.clients) - set(places):
-            self._without(call, f"client {client} has no node")
-        messages = [(self._homes[client], self._message(call, client)) for client in places]
-        found, kind = {}, "train" if isinstance(call, TrainCall) else "judge"
-        for client, (node, message), answer in zip(
-            places, messages, self._grid.send(messages, self._own.timeout), strict=True
-        ):
+    def _collect_answers(self, call: Call) -> dict[int, Tree]:
+        """Return the valid answers to a call, by client."""
+        # ---- Ask every client that has a node
+        self._find_nodes(call.clients, call.state.round)
+        clients = [client for client in call.clients if client in self._node_of_client]
+        for client in set(call.clients) - set(clients):
+            self._warn_left_out(call, f"client {client} has no node")
+        requests = [
+            (self._node_of_client[client], self._pack_request(call, client)) for client in clients
+        ]
+        replies = self._grid.send_and_receive(requests, self._settings.timeout)
+
+        # ---- Leave out the clients whose answers are missing or wrong
+        answers: dict[int, Tree] = {}
+        for client, (node, request), reply in zip(clients, requests, replies, strict=True):
             try:
-                found[client] = self._sound(call, client, answer)
-            except Needs:
+                answers[client] = self._check_answer(call, client, reply)
+            except NotSentError:
                 raise
             except FedpflError as fault:
-                self._without(call, f"node {node}, client {client}: {fault}")
+                self._warn_left_out(call, f"node {node}, client {client}: {fault}")
                 continue
-            assert isinstance(answer, bytes)
-            self.carried.append(Carried(call.draws.round, kind, client, len(message), len(answer)))
-        return found
-
-    def _without(self, call: Call, fault: str) -> None:
-        what = "round" if isinstance(call, TrainCall) else "evaluation after round"
-        log.warning("%s; %s %s goes on without it", fault, what, call.draws.round)
-
-    def _meet(self, clients: Sequence[int], number: int) -> None:
-        """Find out after round `number` where clients are; wait in the beginning for those that
-        were never there.
-        """
-        until = time.monotonic() + self._own.timeout
-        while True:
-            nodes = self._grid.nodes()
-            self._homes = {client: node for client, node in self._homes.items() if node in nodes}
-            new = [node for node in nodes if node not in self._met]
-            hello = wire.packed({"key": self._key, "hello": number}, {})
-            answers = self._grid.send([(node, hello) for node in new], self._own.timeout)
-            for node, answer in zip(new, answers, strict=True):
-                try:
-                    about, _ = self._opened(answer)
-                    self._homes |= dict.fromkeys(map(int, about["clients"]), node)
-                    self._met.add(node)
-                except (FedpflError, KeyError, TypeError, ValueError) as fault:
-                    if not isinstance(fault, Silent):
-                        self._met.add(node)
-                    log.warning("node %s is left out: %s", node, fault)
-            self._came |= {*self._homes}
-            if {*clients} <= self._came or time.monotonic() > until:
-                return
-            time.sleep(PAUSE)
-
-    def _opened(self, answer: bytes | str | None) -> tuple[dict[str, Any], Tree]:
-        """Return what an answer says. Raises FedpflError, which says what is wrong with it."""
-        if answer is None:
-            raise Silent(f"no answer within {self._own.timeout:g} seconds")
-        if isinstance(answer, str):
-            raise FedpflError(answer)
-        if len(answer) > self._largest:
-            raise FedpflError(
-                f"an answer of {len(answer):,} bytes, where {self._largest:,} are the most"
+            assert isinstance(reply, bytes)
+            message = AnsweredMessage(
+                round_number=call.draws.round,
+                kind=_call_kind(call),
+                client=client,
+                bytes_down=len(request),
+                bytes_up=len(reply),
             )
-        about, trees = wire.unpacked(answer)
-        if "fault" in about:
-            raise (Needs if about.get("needs") else FedpflError)(str(about["fault"]))
-        if told := other(about.get("key"), self._key):
-            raise FedpflError(told)
-        return about, trees
+            self.answered_messages.append(message)
+        return answers
 
-    def _sound(self, call: Call, client: int, answer: bytes | str | None) -> Tree:
-        """Return what a client brings back. Raises FedpflError, which says what is wrong with it."""
-        about, found = self._opened(answer)
-        asked = _asks(call)
-        if (about.get("client"), about.get("asks")) != (client, asked):
+    def _warn_left_out(self, call: Call, fault: str) -> None:
+        """Log that a call goes on without a client, and why."""
+        purpose = "round" if isinstance(call, TrainCall) else "evaluation after round"
+        log.warning("%s; %s %s goes on without it", fault, purpose, call.draws.round)
+
+    def _find_nodes(self, clients: Sequence[int], round_number: int) -> None:
+        """Find the node of each client; wait for clients that never had one.
+
+        Args:
+            clients: The clients that are about to be asked.
+            round_number: Rounds finished. New nodes drop the states of later ones.
+        """
+        deadline = time.monotonic() + self._settings.timeout
+        while True:
+            self._greet_new_nodes(round_number)
+            self._seen_clients |= {*self._node_of_client}
+            if {*clients} <= self._seen_clients or time.monotonic() > deadline:
+                return
+            time.sleep(NODE_POLL_SECONDS)
+
+    def _greet_new_nodes(self, round_number: int) -> None:
+        """Forget the nodes that are gone, and ask new ones which clients they hold."""
+        connected_nodes = self._grid.node_ids()
+        self._node_of_client = {
+            client: node for client, node in self._node_of_client.items() if node in connected_nodes
+        }
+        new_nodes = [node for node in connected_nodes if node not in self._greeted_nodes]
+        greeting = wire.pack_message({"key": self._compatibility_key, "hello": round_number}, {})
+        greetings = [(node, greeting) for node in new_nodes]
+        replies = self._grid.send_and_receive(greetings, self._settings.timeout)
+        for node, reply in zip(new_nodes, replies, strict=True):
+            try:
+                fields, _ = self._open_answer(reply)
+                self._node_of_client |= dict.fromkeys(map(int, fields["clients"]), node)
+                self._greeted_nodes.add(node)
+            except NoAnswerError as fault:
+                log.warning("node %s is left out: %s", node, fault)
+            except (FedpflError, KeyError, TypeError, ValueError) as fault:
+                self._greeted_nodes.add(node)
+                log.warning("node %s is left out: %s", node, fault)
+
+    def _open_answer(self, reply: bytes | str | None) -> tuple[dict[str, Any], Tree]:
+        """Return the fields and trees of an answer.
+
+        Raises:
+            FedpflError: if there is none, if the node reports a fault, or if it has another
+                configuration.
+        """
+        if reply is None:
+            raise NoAnswerError(f"no answer within {self._settings.timeout:g} seconds")
+        if isinstance(reply, str):
+            raise FedpflError(reply)
+        if len(reply) > self._max_answer_bytes:
+            raise FedpflError(
+                f"an answer of {len(reply):,} bytes, where {self._max_answer_bytes:,} are the most"
+            )
+        fields, trees = wire.unpack_message(reply)
+        if "fault" in fields:
+            error_type = NotSentError if fields.get("needs") else FedpflError
+            raise error_type(str(fields["fault"]))
+        mismatch = describe_mismatch(fields.get("key"), self._compatibility_key)
+        if mismatch:
+            raise FedpflError(mismatch)
+        return fields, trees
+
+    def _check_answer(self, call: Call, client: int, reply: bytes | str | None) -> Tree:
+        """Return a client's answer to a call: a Participation, or Counts by split.
+
+        Raises:
+            FedpflError: if it answers another question, has another form or is not finite.
+        """
+        fields, answer = self._open_answer(reply)
+        kind = _call_kind(call)
+        question = _describe_question(call)
+        if (fields.get("client"), fields.get("asks")) != (client, question):
             raise FedpflError("an answer to another question")
-        kind = "train" if isinstance(call, TrainCall) else "judge"
-        if not isinstance(found, Participation if kind == "train" else dict):
+        if not isinstance(answer, Participation if kind == "train" else dict):
             raise FedpflError("an answer of another kind")
-        form = str(tree.specs(found))
-        if form != self._forms.setdefault(f"{kind} {asked.get('turn')}", form):
+
+        # The first answer of a kind sets the form that all later ones must have.
+        form = str(tree.specs(answer))
+        if form != self._answer_forms.setdefault(f"{kind} {question.get('turn')}", form):
             raise FedpflError("an answer of another form than the others'")
-        if kind == "train" and not all(
-            leaf.isfinite().all() for leaf in tree.leaves(found) if leaf.is_floating_point()
-        ):
-            raise FedpflError("numbers that are not finite")
-        return found
+
+        if kind == "train":
+            floats = [leaf for leaf in tree.leaves(answer) if leaf.is_floating_point()]
+            if not all(leaf.isfinite().all() for leaf in floats):
+                raise FedpflError("numbers that are not finite")
+        return answer
 
 
-class Silent(FedpflError):
-    """A node has not answered; it may yet."""
+def describe_mismatch(
+    key: Any, expected_key: Mapping[str, str], sender: str = "it", receiver: str = "the server"
+) -> str:
+    """Return the first difference between two compatibility keys as a text, "" if they agree."""
+    entries = key if isinstance(key, dict) else {}
+    for name, expected in expected_key.items():
+        if entries.get(name) != expected:
+            return (
+                f"{sender} has {name} {entries.get(name)}, {receiver} {expected}; give both the "
+                "same command, data and packages"
+            )
+    return ""
 
 
-def other(key: Any, own: Mapping[str, str], who: str = "it", here: str = "the server") -> str:
-    """Say in what `who` differs from here; "" where it does not."""
-    key = key if isinstance(key, dict) else {}
-    told = [
-        f"{who} has {name} {key.get(name)}, {here} {own[name]}"
-        for name in own
-        if key.get(name) != own[name]
-    ]
-    return f"{told[0]}; give both the same command, data and packages" if told else ""
+def _call_kind(call: Call) -> str:
+    return "train" if isinstance(call, TrainCall) else "judge"
 
 
-def _asks(call: Call) -> dict[str, Any]:
-    """Return the question in plain values."""
+def _describe_question(call: Call) -> dict[str, Any]:
+    """Return what a call asks of each client, in plain values."""
     if isinstance(call, TrainCall):
-        turn = None if call.turn is None else call.turn.trains
         return {
             "draws": asdict(call.draws),
-            "local": _said(call.local),
+            "local": _local_to_json(call.local),
             "stopping": call.stopping,
-            "turn": turn,
+            "turn": None if call.turn is None else call.turn.trains,
         }
-    tunings = {name: getattr(call, name) for name in ("tuning", "before")}
+    return {"tuning": _tuning_to_json(call.tuning), "before": _tuning_to_json(call.before)}
+
+
+def _tuning_to_json(tuning: Tuning | None) -> dict[str, Any] | None:
+    if tuning is None:
+        return None
     return {
-        name: own and {"local": _said(own.local), "draws": asdict(own.draws), "part": own.part}
-        for name, own in tunings.items()
+        "local": _local_to_json(tuning.local),
+        "draws": asdict(tuning.draws),
+        "part": tuning.part,
     }
 
 
-def _said(local: Local) -> dict[str, Any]:
+def _local_to_json(local: Local) -> dict[str, Any]:
+    # JSON has no tuples: an answer repeats the question, and is compared with it.
     return {**asdict(local), "betas": list(local.betas)}
 
 
-def _known(sent: Tree, places: Mapping[int, str]) -> Tree:
-    """Return what is sent with the names of the server's entries in the place of what clients know
-    of it.
+def _replace_known_by_paths(sent: Tree, path_of_leaf: Mapping[int, str]) -> Tree:
+    """Return what is sent, its Known entries replaced by their paths in the server's tree.
 
-    Raises Needs where a client has no such entry.
+    Args:
+        sent: What `Method.download` returns.
+        path_of_leaf: Paths by the id of each server entry that is as in the beginning.
+
+    Raises:
+        NotSentError: if a client does not have a Known entry.
     """
     if isinstance(sent, Known):
-        unknown = [name for name, leaf in tree.items(sent.values) if id(leaf) not in places]
-        if unknown:
-            raise Needs(
-                f"download counts on a client's knowing {unknown[0]}, which is not as it was in the beginning"
-            )
-        return Known(tree.map(lambda leaf: places[id(leaf)], sent.values))
-    return (
-        {name: _known(part, places) for name, part in sent.items()} if type(sent) is dict else sent
-    )
+        for name, leaf in tree.items(sent.values):
+            if id(leaf) not in path_of_leaf:
+                raise NotSentError(
+                    f"download counts on a client's knowing {name}, which is not as it was in the "
+                    "beginning"
+                )
+        return Known(tree.map(lambda leaf: path_of_leaf[id(leaf)], sent.values))
+    if type(sent) is dict:
+        return {name: _replace_known_by_paths(part, path_of_leaf) for name, part in sent.items()}
+    return sent

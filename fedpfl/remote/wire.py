@@ -1,9 +1,8 @@
-"""What travels between server and nodes, as bytes: a header in JSON, and safetensors. Nothing in it
-is executed.
+"""Encode messages between server and nodes as bytes: a JSON header, then safetensors.
 
-Of `Masked` and `Agreed` trees the selected entries alone are written, with their positions; bool
-tensors are packed to bits; bf16 travels as it is in memory. The leaves of `Known` trees are texts:
-where the client has them.
+Nothing in a message is executed. Of `Masked` and `Agreed` trees only the selected entries are
+written, with their positions; bool tensors are packed to bits; bf16 travels as it is in memory. The
+leaves of `Known` trees are texts: the paths of server entries that the client already has.
 """
 
 from __future__ import annotations
@@ -26,171 +25,219 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Agreed, Known, Masked, Tree
 
-RECORDS: dict[str, Any] = {
+RECORD_TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (Counts, Participation, Traffic, Masked, Agreed)
 }
-SELECTED: dict[str, Any] = {kind.__name__: kind for kind in (Masked, Agreed)}
-_LENGTH = struct.Struct("<Q")
+SELECTION_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Masked, Agreed)}
+HEADER_LENGTH = struct.Struct("<Q")
+INDEX_BITS = 32  # of one listed position; a bitmask costs one bit for every entry
+
+DECODING_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    RuntimeError,
+    struct.error,
+    SafetensorError,
+)
+"""Everything that decoding a cut or damaged message may raise."""
 
 
-class Sent(NamedTuple):
-    """Name a leaf of what is sent: its dotted path, its value, and which of it is sent (None: all)."""
+class SentLeaf(NamedTuple):
+    """Describe one tensor that is sent.
+
+    Attributes:
+        path: Dotted path in the tree.
+        value: The whole tensor.
+        mask: Which entries are sent; None if all are.
+    """
 
     path: str
     value: Tensor
     mask: Tensor | None
 
 
-def packed(about: Mapping[str, Any], trees: Tree, whole: bool = False) -> bytes:
-    """Return a message: plain values, and a tree. whole: what is not selected travels too."""
+def pack_message(fields: Mapping[str, Any], trees: Tree, whole: bool = False) -> bytes:
+    """Return a message of plain values and a tree.
+
+    Args:
+        fields: Values that JSON can hold.
+        trees: Tensors, also in Masked, Agreed or Known trees.
+        whole: Whether entries outside a mask travel too.
+    """
     tensors: dict[str, Tensor] = {}
-    form = _written(trees, tensors, whole)
-    header = json.dumps({"about": about, "form": form}).encode()
-    return _LENGTH.pack(len(header)) + header + save(tensors)
+    form = _encode(trees, tensors, whole)
+    header = json.dumps({"about": fields, "form": form}).encode()
+    return HEADER_LENGTH.pack(len(header)) + header + save(tensors)
 
 
-def unpacked(message: bytes) -> tuple[dict[str, Any], Tree]:
-    """Return what was `packed`. Raises FedpflError for anything else."""
+def unpack_message(message: bytes) -> tuple[dict[str, Any], Tree]:
+    """Return the values and the tree of a message.
+
+    Raises:
+        FedpflError: if it is not what `pack_message` returns.
+    """
     try:
-        (length,) = _LENGTH.unpack_from(message)
-        header = json.loads(message[_LENGTH.size : _LENGTH.size + length])
-        tensors = load(message[_LENGTH.size + length :])
-        return dict(header["about"]), _read(header["form"], tensors)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-        RuntimeError,
-        struct.error,
-        SafetensorError,
-    ) as error:
+        (length,) = HEADER_LENGTH.unpack_from(message)
+        tensors_start = HEADER_LENGTH.size + length
+        header = json.loads(message[HEADER_LENGTH.size : tensors_start])
+        tensors = load(message[tensors_start:])
+        return dict(header["about"]), _decode(header["form"], tensors)
+    except DECODING_ERRORS as error:
         raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
 
 
-def leaves(sent: Tree, prefix: str = "") -> Iterator[Sent]:
-    """Yield the leaves of what `Method.download` returned; of `Known` trees none."""
+def iterate_sent_leaves(sent: Tree, prefix: str = "") -> Iterator[SentLeaf]:
+    """Yield the tensors that `Method.download` sends; those of `Known` trees do not travel."""
     if isinstance(sent, Masked | Agreed):
-        pairs = zip(tree.items(sent.values, prefix), tree.leaves(sent.mask), strict=True)
-        yield from (Sent(path, leaf, mask) for (path, leaf), mask in pairs)
+        entries = tree.items(sent.values, prefix)
+        for (path, leaf), mask in zip(entries, tree.leaves(sent.mask), strict=True):
+            yield SentLeaf(path, leaf, mask)
     elif isinstance(sent, dict):
-        for name, part in sent.items():
-            yield from leaves(part, f"{prefix}.{name}" if prefix else name)
+        for name, subtree in sent.items():
+            yield from iterate_sent_leaves(subtree, f"{prefix}.{name}" if prefix else name)
     elif not isinstance(sent, Known):
-        yield Sent(prefix, sent, None)
+        yield SentLeaf(prefix, sent, None)
 
 
-def _written(value: Tree, tensors: dict[str, Tensor], whole: bool = False) -> Any:
-    """Return the form of a tree in plain values, its numbers put into `tensors`."""
+# ---- Encoding: a form in plain values, and the tensors that it names
+
+
+def _encode(value: Tree, tensors: dict[str, Tensor], whole: bool = False) -> Any:
+    """Return the form of a tree in plain values, and add its tensors to `tensors`."""
     if isinstance(value, Masked | Agreed) and not whole:
-        return _selected(value, tensors)
+        return _encode_selection(value, tensors)
     if isinstance(value, Known):
         return ["known", value.values]
     if isinstance(value, tuple):
-        parts = value._asdict()  # type: ignore[attr-defined]
-        return [
-            "record",
-            type(value).__name__,
-            {name: _written(part, tensors, whole) for name, part in parts.items()},
-        ]
+        fields = value._asdict()  # type: ignore[attr-defined]
+        forms = {name: _encode(field, tensors, whole) for name, field in fields.items()}
+        return ["record", type(value).__name__, forms]
     if isinstance(value, dict):
-        return ["dict", {name: _written(part, tensors, whole) for name, part in value.items()}]
-    once = value.detach().cpu()
+        return ["dict", {name: _encode(part, tensors, whole) for name, part in value.items()}]
+    return _encode_leaf(value, tensors)
+
+
+def _encode_leaf(value: Tensor, tensors: dict[str, Tensor]) -> Any:
+    """Return the form of a tensor, which is stored once along the axes that it is expanded on."""
+    stored = value.detach().cpu()
     for axis in range(value.dim()):
-        if not value.stride(
-            axis
-        ):  # expanded, and so it is again: products of it may be rounded otherwise
-            once = once.narrow(axis, 0, min(1, value.shape[axis]))
-    leaf = once.clone(memory_format=torch.contiguous_format)  # safetensors wants memory of its own
+        # The receiver expands it again: products of a copied tensor may be rounded otherwise.
+        if not value.stride(axis):
+            stored = stored.narrow(axis, 0, min(1, value.shape[axis]))
+    # safetensors refuses tensors that share memory.
+    leaf = stored.clone(memory_format=torch.contiguous_format)
     if leaf.dtype == torch.bool:
-        return ["bits", _put(_bits(leaf.flatten()), tensors), list(leaf.shape), list(value.shape)]
-    return ["leaf", _put(leaf, tensors), list(value.shape)]
+        name = _add_tensor(_pack_bits(leaf.flatten()), tensors)
+        return ["bits", name, list(leaf.shape), list(value.shape)]
+    return ["leaf", _add_tensor(leaf, tensors), list(value.shape)]
 
 
-def _selected(value: Masked | Agreed, tensors: dict[str, Tensor]) -> Any:
-    """Write the selected entries, and over the whole tree which these are, in the cheapest way."""
+def _encode_selection(value: Masked | Agreed, tensors: dict[str, Tensor]) -> Any:
+    """Return the form of the selected entries and, in the cheapest way, of their positions."""
     shapes = tree.map(lambda leaf: list(leaf.shape), value.values)
     pairs = list(zip(tree.leaves(value.values), tree.leaves(value.mask), strict=True))
-    flat = torch.cat([torch.zeros(0).bool(), *(mask.cpu().reshape(-1) for _, mask in pairs)])
-    count, total = int(flat.sum()), flat.numel()
-    if count in (0, total):
-        where = ["all" if count else "none", ""]
-    elif min(count, total - count) * 32 >= total:
-        where = ["bits", _put(_bits(flat), tensors)]
+    flat_masks = [mask.cpu().reshape(-1) for _, mask in pairs]
+    flat_mask = torch.cat([torch.zeros(0).bool(), *flat_masks])
+    selected_count = int(flat_mask.sum())
+    total = flat_mask.numel()
+
+    # Nothing or everything needs no positions; else the shorter list of indices, or a bitmask.
+    if selected_count == 0:
+        positions = ["none", ""]
+    elif selected_count == total:
+        positions = ["all", ""]
+    elif min(selected_count, total - selected_count) * INDEX_BITS >= total:
+        positions = ["bits", _add_tensor(_pack_bits(flat_mask), tensors)]
+    elif selected_count <= total - selected_count:
+        positions = ["these", _add_tensor(_true_indices(flat_mask), tensors)]
     else:
-        kind, listed = ("these", flat) if count <= total - count else ("others", ~flat)
-        where = [kind, _put(listed.nonzero()[:, 0].to(torch.int32), tensors)]
-    return [
-        "selected",
-        type(value).__name__,
-        shapes,
-        where,
-        [_written(leaf[mask], tensors) for leaf, mask in pairs],
-    ]
+        positions = ["others", _add_tensor(_true_indices(~flat_mask), tensors)]
+
+    selected_forms = [_encode(leaf[mask], tensors) for leaf, mask in pairs]
+    return ["selected", type(value).__name__, shapes, positions, selected_forms]
 
 
-def _put(leaf: Tensor, tensors: dict[str, Tensor]) -> str:
+def _add_tensor(leaf: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Store a tensor under a new name, and return the name."""
     name = str(len(tensors))
     tensors[name] = leaf
     return name
 
 
-def _bits(flags: Tensor) -> Tensor:
+def _true_indices(flags: Tensor) -> Tensor:
+    """Return the indices of the true bools of a vector, as int32."""
+    return flags.nonzero()[:, 0].to(torch.int32)
+
+
+def _pack_bits(flags: Tensor) -> Tensor:
     """Return bools `[n]` as bytes `[ceil(n / 8)]`."""
-    padded = F.pad(flags.to(torch.uint8), (0, -len(flags) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+    groups = F.pad(flags.to(torch.uint8), (0, -len(flags) % 8)).view(-1, 8)
+    return (groups << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
 
 
-def _flags(packed: Tensor, count: int) -> Tensor:
-    """Undo `_bits`."""
-    if packed.dtype != torch.uint8 or len(packed) != math.ceil(count / 8):
-        raise ValueError("another number of bits")
-    return (packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten()[:count]
+# ---- Decoding: the tree again, from a form and the tensors that it names
 
 
-def _read(form: Any, tensors: dict[str, Tensor]) -> Tree:
-    kind, *rest = form
+def _decode(form: Any, tensors: dict[str, Tensor]) -> Tree:
+    """Return the tree that `_encode` gave this form."""
+    kind, *arguments = form
     if kind == "dict":
-        return {name: _read(part, tensors) for name, part in rest[0].items()}
+        return {name: _decode(part, tensors) for name, part in arguments[0].items()}
     if kind == "record":
-        return RECORDS[rest[0]](**{name: _read(part, tensors) for name, part in rest[1].items()})
+        type_name, forms = arguments
+        fields = {name: _decode(field, tensors) for name, field in forms.items()}
+        return RECORD_TYPES[type_name](**fields)
     if kind == "leaf":
-        return tensors[rest[0]].expand(rest[1])
+        name, shape = arguments
+        return tensors[name].expand(shape)
     if kind == "bits":
-        return _flags(tensors[rest[0]], math.prod(rest[1])).view(rest[1]).expand(rest[2])
+        name, stored_shape, shape = arguments
+        flags = _unpack_bits(tensors[name], math.prod(stored_shape))
+        return flags.view(stored_shape).expand(shape)
     if kind == "known":
-        return Known(rest[0])
-    if kind != "selected":
-        raise ValueError(kind)
-    name, shapes, where, values = rest
-    return SELECTED[name](
-        *_placed(shapes, where, [_read(part, tensors) for part in values], tensors)
-    )
+        return Known(arguments[0])
+    if kind == "selected":
+        return _decode_selection(arguments, tensors)
+    raise ValueError(kind)
 
 
-def _placed(
-    shapes: Any, where: list[str], chosen: list[Tensor], tensors: dict[str, Tensor]
-) -> tuple[Tree, Tree]:
-    """Return the tree of selected entries, zeros elsewhere, and its mask."""
-    sizes = tree.leaves(shapes)
-    flat = _positions(where[0], where[1], sum(map(math.prod, sizes)), tensors)
-    masks = [
-        own.view(size)
-        for own, size in zip(flat.split([*map(math.prod, sizes)]), sizes, strict=True)
-    ]
-    whole = [own.new_zeros(size) for own, size in zip(chosen, sizes, strict=True)]
-    for leaf, mask, own in zip(whole, masks, chosen, strict=True):
-        if own.shape != (int(mask.sum()),):
+def _decode_selection(arguments: list[Any], tensors: dict[str, Tensor]) -> Tree:
+    """Return a Masked or Agreed tree with the selected entries, and zeros around them."""
+    type_name, shapes, (positions_kind, positions_name), selected_forms = arguments
+    leaf_shapes = tree.leaves(shapes)
+    leaf_sizes = [math.prod(shape) for shape in leaf_shapes]
+    flat_mask = _decode_positions(positions_kind, positions_name, sum(leaf_sizes), tensors)
+    flat_masks = flat_mask.split(leaf_sizes)
+    leaves: list[Tensor] = []
+    masks: list[Tensor] = []
+    for form, flat, shape in zip(selected_forms, flat_masks, leaf_shapes, strict=True):
+        selected_entries = _decode(form, tensors)
+        mask = flat.view(shape)
+        if selected_entries.shape != (int(mask.sum()),):
             raise ValueError("another number of entries")
-        leaf[mask] = own
-    return tree.rebuild(shapes, whole), tree.rebuild(shapes, masks)
+        leaf = selected_entries.new_zeros(shape)
+        leaf[mask] = selected_entries
+        leaves.append(leaf)
+        masks.append(mask)
+    return SELECTION_TYPES[type_name](tree.rebuild(shapes, leaves), tree.rebuild(shapes, masks))
 
 
-def _positions(kind: str, name: str, total: int, tensors: dict[str, Tensor]) -> Tensor:
+def _decode_positions(kind: str, name: str, total: int, tensors: dict[str, Tensor]) -> Tensor:
+    """Return which of `total` entries are selected, as bools `[total]`."""
     if kind in ("all", "none"):
         return torch.full((total,), kind == "all")
     if kind == "bits":
-        return _flags(tensors[name], total)
-    flat = torch.zeros(total, dtype=torch.bool)
-    flat[tensors[name].long()] = True
-    return {"these": flat, "others": ~flat}[kind]
+        return _unpack_bits(tensors[name], total)
+    listed_indices = torch.zeros(total, dtype=torch.bool)
+    listed_indices[tensors[name].long()] = True
+    return {"these": listed_indices, "others": ~listed_indices}[kind]
+
+
+def _unpack_bits(packed_bits: Tensor, count: int) -> Tensor:
+    """Return the `count` bools that `_pack_bits` packed."""
+    if packed_bits.dtype != torch.uint8 or len(packed_bits) != math.ceil(count / 8):
+        raise ValueError("another number of bits")
+    bits = packed_bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return bits.bool().flatten()[:count]

@@ -21,7 +21,7 @@ from fedpfl.engine.training.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
-from fedpfl.remote.app import Federate, shares
+from fedpfl.remote.app import FederateSettings, find_disclosure
 from fedpfl.report import load
 from tests.command import TINY, composed
 from tests.conftest import CPU, LOCAL, as_engine, judged
@@ -221,4 +221,4 @@ def test_a_federation_of_nodes_refuses_them():
     """A node tells accuracies alone: columns would silently stay empty."""
     run = build(check(composed(*SMALL, "validation=0", "eval.common=true")))
     with pytest.raises(FedpflError, match=r"leave out metrics and eval\.common"):
-        shares(run, Federate())
+        find_disclosure(run, FederateSettings())

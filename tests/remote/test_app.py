@@ -9,8 +9,8 @@ import pytest
 from fedpfl import federate
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
-from fedpfl.remote.rehearsal import Here
-from fedpfl.remote.server import Federate
+from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, call
 
 WORDS = ["dataset=digits", *TINY, "model=mlp", "rounds=3", "federate.timeout=0.01"]
@@ -27,20 +27,21 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def nodes(words: list[str]) -> dict:
     return {
-        number: app.node(words, None, number, 2, Path(f"node{number}"), "") for number in range(2)
+        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "")
+        for number in range(2)
     }
 
 
-class Killed(Here):
+class Killed(InProcessGrid):
     """Nodes whose server is killed at a message."""
 
     left = 9
 
-    def send(self, messages, timeout):
+    def send_and_receive(self, messages, timeout):
         self.left -= len(messages)
         if self.left < 0:
             raise KeyboardInterrupt
-        return super().send(messages, timeout)
+        return super().send_and_receive(messages, timeout)
 
 
 @pytest.fixture
@@ -55,8 +56,8 @@ def test_the_files_are_those_of_any_run(here):
     """
     words = ["method=fedper", *WORDS]
     with pytest.raises(KeyboardInterrupt):
-        app.serve(Killed(nodes(words)), words)
-    path = app.serve(Here(nodes(words)), words)
+        app.run_server(Killed(nodes(words)), words)
+    path = app.run_server(InProcessGrid(nodes(words)), words)
     assert call(*words[:-1], cwd=here).code == 0
     alone = Path(str(path).replace("federated/", ""))
     assert {own.name for own in path.iterdir()} == {*FILES, "run.lock", "wire.csv"}
@@ -69,7 +70,7 @@ def test_the_files_are_those_of_any_run(here):
         assert int(row["counted_up"]) < int(row["bytes_up"]) < int(row["counted_up"]) + 2 * 3000
         assert row["answers"] == own["participants"] == "2"
     assert len([*here.glob("node*/*/client*/round*.pt")]) > 3
-    assert federate.ended(path, path) == 0
+    assert federate.report_end(path, path) == 0
 
 
 def test_what_would_leave_clients_is_said_first(here):
@@ -78,9 +79,9 @@ def test_what_would_leave_clients_is_said_first(here):
         FedpflError,
         match=r"method=fedobp needs more .*: clients' states \(model\) would leave them",
     ):
-        app.serve(Here({}), words)
+        app.run_server(InProcessGrid({}), words)
     assert not [*here.rglob("*")]
-    path = app.serve(Here(nodes(words)), [*words, "federate.share_states=true"])
+    path = app.run_server(InProcessGrid(nodes(words)), [*words, "federate.share_states=true"])
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
     assert call(*words[:-1], cwd=here).code == 0
@@ -101,7 +102,7 @@ def test_what_would_leave_clients_is_said_first(here):
 def test_what_is_refused(words, said, here):
     """In one line, and nothing is written."""
     with pytest.raises(FedpflError, match=said):
-        app.serve(Here({}), ["method=fedavg", *WORDS, *words])
+        app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *words])
     assert not [*here.rglob("*")]
 
 
@@ -114,13 +115,13 @@ def test_no_promise_of_privacy_is_made():
         "eval": SimpleNamespace(common=0),
     }
     with pytest.raises(FedpflError, match="before they are clipped and noised; set privacy=none"):
-        app.shares(SimpleNamespace(**plain, privacy=object()), Federate())
+        app.find_disclosure(SimpleNamespace(**plain, privacy=object()), FederateSettings())
 
 
 def test_a_node_of_other_data(here, caplog):
     words = ["method=fedavg", *WORDS]
     there = nodes(words)
-    there[1] = app.node([*words, "partition.alpha=0.7"], None, 1, 2, Path("other"), "")
-    app.serve(Here(there), words)
+    there[1] = app.make_node([*words, "partition.alpha=0.7"], None, 1, 2, Path("other"), "")
+    app.run_server(InProcessGrid(there), words)
     (path,) = here.glob("outputs/federated/**/run.log")
     assert "node 1 is left out: the server has configuration" in path.read_text()

@@ -38,7 +38,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def directory(words: list[str]) -> Path:
-    return Path(app.composed(words)[1].hydra.run.dir)
+    return Path(app.compose_federation(words)[1].hydra.run.dir)
 
 
 def test_the_app_is_written(tmp_path, capsys):
@@ -84,10 +84,14 @@ def test_flower_carries_bytes(monkeypatch):
             ]
 
     grid = flower.FlowerGrid(Grid())
-    assert grid.nodes() == [3, 5]
-    sent = wire.packed({"hello": True}, {})
-    assert grid.send([(3, sent), (5, b"b"), (3, b"c")], 1.0) == [sent, "it raised", None]
-    assert grid.send([], 1.0) == []
+    assert grid.node_ids() == [3, 5]
+    sent = wire.pack_message({"hello": True}, {})
+    assert grid.send_and_receive([(3, sent), (5, b"b"), (3, b"c")], 1.0) == [
+        sent,
+        "it raised",
+        None,
+    ]
+    assert grid.send_and_receive([], 1.0) == []
 
 
 def test_without_flower_it_says_so(tmp_path):
@@ -129,12 +133,12 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["method=ditto", *WORDS[:3], "rounds=4", "eval.every=4", "local.epochs=1"]
     run = directory(words).absolute()
-    local.write(
+    local.write_app(
         tmp_path / "app", [*words, "federate.timeout=60", format_override("hydra.run.dir", run)]
     )
-    link, *ports = local.free(3)
+    link, *ports = local.find_free_ports(3)
     more = {
-        "env": local.around(tmp_path, link),
+        "env": local.flower_environment(tmp_path, link),
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
     }
@@ -147,20 +151,20 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
             time.sleep(0.2)
         raise AssertionError(f"round {number} was not reached")
 
-    with local.started() as start:
+    with local.flower_processes() as start:
         configs = [
             f'partition-id={number} num-partitions=2 state="{tmp_path}/n{number}"'
             for number in (0, 1)
         ]
 
         def begin() -> list[subprocess.Popen]:
-            server = local.superlink(start, link, **more)
+            server = local.start_superlink(start, link, **more)
             nodes = [
-                local.supernode(start, link, port, own, **more)
+                local.start_supernode(start, link, port, own, **more)
                 for port, own in zip(ports, configs, strict=True)
             ]
             subprocess.run(
-                [local.command("flwr"), "run", str(tmp_path / "app"), local.LINK],
+                [local.find_command("flwr"), "run", str(tmp_path / "app"), local.LINK_NAME],
                 check=True,
                 **more,
             )
@@ -175,7 +179,7 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         *_, node = begin()
         reached(2)
         os.killpg(node.pid, 9)
-        local.supernode(start, link, *local.free(1), configs[1], **more)
+        local.start_supernode(start, link, *local.find_free_ports(1), configs[1], **more)
         reached(4)
     assert call(*words, cwd=tmp_path).code == 0
     rows, alone = (

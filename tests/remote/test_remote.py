@@ -20,8 +20,8 @@ from fedpfl.methods import METHODS, SEES, FedAvg, Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import wire
 from fedpfl.remote.node import Node
-from fedpfl.remote.rehearsal import Here
-from fedpfl.remote.server import Federate, Needs, Remote
+from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
 from fedpfl.testing.toy import small
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, sampled, tiny
 
@@ -58,9 +58,11 @@ class Played:
             tiny(norm=True, pairs=method.pairs),
             small(),
         )
-        self.grid = Here({number: self.node(range(number, 6, nodes)) for number in range(nodes)})
-        own, leaves = Federate(timeout=0.01, **own), "all of it" * shares
-        self.remote = Remote(self.net, LOOP, self.grid, KEY, self.first(), own, leaves)
+        self.grid = InProcessGrid(
+            {number: self.node(range(number, 6, nodes)) for number in range(nodes)}
+        )
+        own, leaves = FederateSettings(timeout=0.01, **own), "all of it" * shares
+        self.remote = RemoteBackend(self.net, LOOP, self.grid, KEY, self.first(), own, leaves)
         self.state = self.remote.begun(self.first())
 
     def first(self):
@@ -105,7 +107,7 @@ def test_every_method_as_on_the_loop_backend(name: str, values: dict):
     played = Played(method, shares)
     try:
         assert_played(played, outcomes, judgement)
-    except Needs:  # in a setting that is not the default one
+    except NotSentError:  # in a setting that is not the default one
         assert name in SOMETIMES
         assert not shares
         shares, played = True, Played(method, True)
@@ -146,33 +148,33 @@ def test_methods_that_need_more_are_found_out(name: str):
             played.round(cohort)
         played.judged()
 
-    with pytest.raises((Needs, KeyError)):
+    with pytest.raises((NotSentError, KeyError)):
         play_all()
 
 
 # ---- nodes that fail
 
 
-class Faulty(Here):
+class Faulty(InProcessGrid):
     """Nodes of which one answers something else."""
 
-    def __init__(self, there: Here, node: int, fault: Callable[[bytes], object]):
-        super().__init__(there.there)
+    def __init__(self, there: InProcessGrid, node: int, fault: Callable[[bytes], object]):
+        super().__init__(there.node_by_id)
         self._node, self._fault = node, fault
 
-    def send(self, messages, timeout):
-        found = super().send(messages, timeout)
+    def send_and_receive(self, messages, timeout):
+        found = super().send_and_receive(messages, timeout)
         return [
             self._fault(own)
-            if node == self._node and "hello" not in wire.unpacked(message)[0]
+            if node == self._node and "hello" not in wire.unpack_message(message)[0]
             else own
             for (node, message), own in zip(messages, found, strict=True)
         ]
 
 
 def changed(answer: bytes, change: Callable) -> bytes:
-    about, found = wire.unpacked(answer)
-    return wire.packed(*change(about, found))
+    about, found = wire.unpack_message(answer)
+    return wire.pack_message(*change(about, found))
 
 
 def infinite(about, found):
@@ -234,7 +236,7 @@ def test_too_few_answers_end_the_run():
 
 def test_a_node_that_is_set_up_otherwise_is_left_out(caplog):
     played = Played(METHODS["fedavg"]())
-    played.grid.there[1] = played.node([1, 3, 5], key={**KEY, "version": "0"})
+    played.grid.node_by_id[1] = played.node([1, 3, 5], key={**KEY, "version": "0"})
     played.round([2, 3])
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0].startswith("node 1 is left out: the server has version 1, this node 0")
@@ -248,7 +250,7 @@ def test_a_node_comes_back_with_its_states(tmp_path):
     played = Played(method, nodes=1)
 
     def again():
-        played.grid.there = {max(played.grid.there) + 1: played.node(range(6), tmp_path)}
+        played.grid.node_by_id = {max(played.grid.node_by_id) + 1: played.node(range(6), tmp_path)}
 
     again()
     played.round([0, 2, 3])
@@ -274,7 +276,7 @@ def test_a_run_that_begins_anew_finds_no_states(tmp_path):
     method = METHODS["ditto"]()
     for cohorts in ([[0, 4], [0, 4]], [[0, 2], [0, 2]]):
         played = Played(method, nodes=1)
-        played.grid.there = {0: played.node(range(6), tmp_path)}
+        played.grid.node_by_id = {0: played.node(range(6), tmp_path)}
         for cohort in cohorts:
             played.round(cohort)
     assert_same(played.judged(), in_one_place(method, [[0, 2], [0, 2]])[2])
@@ -308,7 +310,7 @@ def test_what_is_not_sent_is_no_number(caplog):
 def test_a_lost_state_is_told(caplog):
     played = Played(METHODS["ditto"](), nodes=1)
     played.round([0, 2])
-    played.grid.there = {1: played.node(range(6))}
+    played.grid.node_by_id = {1: played.node(range(6))}
     with pytest.raises(FedpflError, match="0 of 2 clients answered"):
         played.round([0, 2])
     assert "the client's state is lost" in caplog.text
@@ -324,19 +326,19 @@ def test_nothing_travels_but_what_is_sent():
     method = METHODS["fedper"]()
     played, messages = Played(method, nodes=1), []
 
-    class Overheard(Here):
-        def send(self, sent, timeout):
-            found = super().send(sent, timeout)
+    class Overheard(InProcessGrid):
+        def send_and_receive(self, sent, timeout):
+            found = super().send_and_receive(sent, timeout)
             messages.extend([*(message for _, message in sent), *found])
             return found
 
-    played.remote._grid = Overheard(played.grid.there)
+    played.remote._grid = Overheard(played.grid.node_by_id)
     for cohort in COHORTS:
         played.round(cohort)
     played.judged()
     heads = {leaf.shape for leaf in played.first().rows.initial["client"]["head"].values()}
     assert len(messages) > 20
     for message in messages:
-        assert not heads & {leaf.shape for leaf in tree.leaves(wire.unpacked(message)[1])}
+        assert not heads & {leaf.shape for leaf in tree.leaves(wire.unpack_message(message)[1])}
     counted = 3 * 549 * 4
-    assert all(own.up < counted for own in played.remote.carried)
+    assert all(message.bytes_up < counted for message in played.remote.answered_messages)

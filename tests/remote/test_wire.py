@@ -38,7 +38,7 @@ def trees(share: float, size: int = 4000) -> dict:
 def test_what_is_packed_comes_back(share: float):
     """Of what is not selected zeros; in the same order."""
     sent = trees(share)
-    about, found = wire.unpacked(wire.packed({"round": 3}, sent))
+    about, found = wire.unpack_message(wire.pack_message({"round": 3}, sent))
     assert about == {"round": 3}
     assert [*found] == [*sent]
     for name in ("masked", "agreed"):
@@ -47,7 +47,10 @@ def test_what_is_packed_comes_back(share: float):
         assert_bits(tree.leaves(found[name]), tree.leaves(kept))
     rest = [name for name in sent if name not in ("masked", "agreed")]
     assert_bits(tree.leaves(tree.select(found, rest)), tree.leaves(tree.select(sent, rest)))
-    assert_bits(tree.leaves(wire.unpacked(wire.packed({}, sent, whole=True))[1]), tree.leaves(sent))
+    assert_bits(
+        tree.leaves(wire.unpack_message(wire.pack_message({}, sent, whole=True))[1]),
+        tree.leaves(sent),
+    )
 
 
 def assert_bits(found, known):
@@ -66,7 +69,7 @@ def test_what_travels_costs_what_is_counted(share: float):
     """But for a header, and for the positions of what both sides know the mask of."""
     masked = trees(share, 40_000)["masked"]
     nothing = len(
-        wire.packed(
+        wire.pack_message(
             {},
             Masked(
                 *(
@@ -77,21 +80,21 @@ def test_what_travels_costs_what_is_counted(share: float):
         )
     )
     counted = int(traffic.count(masked).bits) / 8
-    assert -16 <= len(wire.packed({}, masked)) - nothing - counted < 250
+    assert -16 <= len(wire.pack_message({}, masked)) - nothing - counted < 250
 
 
 def test_known_trees_travel_as_names():
     sent = {"a": torch.ones(3), "b": Known({"c": "x.y"})}
-    found = wire.unpacked(wire.packed({}, sent))[1]
+    found = wire.unpack_message(wire.pack_message({}, sent))[1]
     assert found["b"] == Known({"c": "x.y"})
-    assert [own.path for own in wire.leaves(found)] == ["a"]
+    assert [own.path for own in wire.iterate_sent_leaves(found)] == ["a"]
 
 
 @pytest.mark.parametrize("cut", [0, 5, 8, 20, -1])
 def test_a_message_that_is_cut(cut: int):
-    message = wire.packed({"a": 1}, trees(0.1))
+    message = wire.pack_message({"a": 1}, trees(0.1))
     with pytest.raises(FedpflError, match="a message that is cut or damaged"):
-        wire.unpacked(message[:cut])
+        wire.unpack_message(message[:cut])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_a_message_that_is_cut(cut: int):
     ],
 )
 def test_a_message_that_is_damaged(old: bytes, new: bytes):
-    message = wire.packed({}, trees(0.001))
+    message = wire.pack_message({}, trees(0.001))
     assert old in message
     with pytest.raises(FedpflError, match="a message that is cut or damaged"):
-        wire.unpacked(message.replace(old, new, 1))
+        wire.unpack_message(message.replace(old, new, 1))
