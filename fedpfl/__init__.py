@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedpfl.runner.library import Round, Trained, load, rounds, run, sweep
 
 __all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run", "sweep"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if (
     find_spec("hydra") is None

@@ -192,16 +192,6 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
     (folder / "summary.json").write_text(json.dumps(told))
 
 
-def older(folder: Path) -> None:
-    """Make a run directory as versions left it that knew no digests, fingerprints and codes."""
-    rewrite_summary(folder, without=("digest", "data", "code", "files"))
-    payload = torch.load(folder / "state.pt", weights_only=True)
-    torch.save(
-        {key: value for key, value in payload.items() if key not in ("files", "codes")},
-        folder / "state.pt",
-    )
-
-
 def state(folder: Path) -> dict[str, Any]:
     """The trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)

@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config.choices import GROUPS, OPTIONAL, choices, moved
+from fedpfl.config.choices import GROUPS, OPTIONAL, choices
 from fedpfl.config.overrides import quoted_word
 from fedpfl.ground.errors import FedpflError, near, one_of
 
@@ -52,8 +52,6 @@ def one_line(error: Exception) -> str:
         extra = next((extra for start, extra in EXTRAS.items() if name.startswith(start)), "")
         if group == "hydra/launcher" and extra:
             return f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
-        if now := moved(group, name):
-            return f"{group}={name} is now {now}"
         # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
         if known := choices(group) or error.options:
             return f"{group} must be {one_of(known, name)}"
@@ -169,8 +167,6 @@ def _no_key(key: str, cause: BaseException | None) -> str:
     group = key.split(".")[0]
     if group in OPTIONAL and not known.get(group):
         return f"{key} is for a hyperparameter that the method does not have"
-    if now := moved(str((known.get("method") or {}).get("name")), key):
-        return f"{key} is now {now}"
     asked = "--cfg hydra" if group == "hydra" else "--help"
     meant = _near_key(key, known)
     mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"

@@ -29,7 +29,7 @@ from fedpfl.engine.backends.selection import device as find_device
 from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
 from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence, identity, present
+from fedpfl.ground.identity import essence, identity
 from fedpfl.ground.seeding import seeded
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
@@ -143,10 +143,6 @@ def _plan(config: dict[str, Any]) -> Plan:
     device = find_device(settings.device)
     engine.check(parts["engine"], device)
     mirrors(config["logger"])  # raises for what cannot work
-    if (now := present(config["method"])["name"]) != config["method"]["name"]:
-        raise FedpflError(
-            f"method={config['method']['name']} with these values is now method={now}"
-        )
     method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
     if method.own_steps and not parts["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedpfl.ground import dotted
@@ -26,7 +26,7 @@ WITHOUT = _HOW | {"quantile", "norm", "score", "hydra", "experiment"}
 `method`.
 """
 
-LATER: dict[str, Any] = {
+OPTIONS_OFF: dict[str, Any] = {
     "local": {
         "clip": 0.0,
         "steps": None,
@@ -51,29 +51,9 @@ LATER: dict[str, Any] = {
     "method": {"statistics": "aggregate", "nesterov": False},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
-"""Keys that came later, with the value all runs had before: at that value, or at null, they do not
-tell runs apart.
-"""
+"""Options with the value at which they do nothing: so, or null, they are no part of an identity.
 
-
-_STOPPING = {"early_stopping": False, "lam": 0.7}
-FORMER: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("fedmp", "fedspu", "fjord", "hermes", "prunefl", "random_dropout"), _STOPPING),
-    "fedselect": {"layer": None},
-    "floco": {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"},
-}
-"""Hyperparameters that methods once had, at values that mean what they do now: older runs keep
-their identity.
-"""
-AGAIN = {"scaffold": ("clients",)}
-"""Keys of the run that methods once had as hyperparameters, too."""
-
-APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
-    "fedobp_adaptive": ("fedobp", lambda method: isinstance(method.get("q"), list | tuple)),
-    "floco_plus": ("floco", lambda method: bool(method.get("pers_epochs"))),
-}
-"""Methods that were settings of another one: its name, which identities keep, and what tells such a
-setting.
+An option of a later release leaves the identities of earlier runs as they are.
 """
 
 
@@ -86,11 +66,7 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if isinstance(kept.get(group), Mapping):
             kept[group] = {key: value for key, value in kept[group].items() if decides(key)}
-    if isinstance(method := kept.get("method"), Mapping):
-        name = str(method.get("name"))
-        former = FORMER.get(name, {}) | {key: config.get(key) for key in AGAIN.get(name, ())}
-        kept["method"] = {**former, **method, **({"name": APART[name][0]} if name in APART else {})}
-    for key, since in LATER.items():
+    for key, since in OPTIONS_OFF.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):
             value = {
@@ -126,27 +102,6 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6
 
 def _shown(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
-
-
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of an earlier version with the groups that came later, at the value
-    all runs had.
-    """
-    absent = {key: since for key, since in LATER.items() if key not in config}
-    for key, since in absent.items():
-        if isinstance(since, dict) and "name" in since:  # a group's choice, which has no other keys
-            absent[key] = {"name": since["name"]}
-    return {**absent, **config}
-
-
-def present(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's configuration under the name that the method has today."""
-    now = [
-        name
-        for name, (former, meant) in APART.items()
-        if method.get("name") == former and meant(method)
-    ]
-    return {**method, "name": now[0]} if now else dict(method)
 
 
 def identity(config: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from fedpfl.data.provenance import Provenance
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import differences
+from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_png
 
@@ -330,6 +331,8 @@ class RunDirectory:
         """Look at what is there, and make it ready to be written unless it is finished."""
         files.remove(self.path, *(files.temporary(self.path / name).name for name in _REPLACED))
         self._summary, whole = _read_summary(self.path)
+        if not restart:
+            require_readable(self.path, self._summary)
         if self._summary.get("identity", self._identity) != self._identity:
             raise self._other_run(config_yaml)
         known = self._summary.get("data")
@@ -480,6 +483,7 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     summary, whole = _read_summary(path)
     if not whole:
         raise files.damaged(path / "summary.json")
+    require_readable(path, summary)
     if summary.get("status") != "finished":
         raise FedpflError(
             f"{path} holds no finished run; give the directory of one, outputs/.../seed..."

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError, near
-from fedpfl.ground.identity import LATER
+from fedpfl.ground.identity import OPTIONS_OFF
 from fedpfl.report.text import bare, clip
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
@@ -61,10 +61,8 @@ def choose(
 
 
 def since(key: str) -> Any:
-    """Return the value that all runs had before there was the key, ... where it has always been or
-    is unknown.
-    """
-    return dotted.at(LATER, key, ...)
+    """Return the value at which an option does nothing, or ... if the key is no option."""
+    return dotted.at(OPTIONS_OFF, key, ...)
 
 
 def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:

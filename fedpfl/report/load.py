@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpfl.ground.errors import FedpflError, many
-from fedpfl.ground.identity import identity, present
+from fedpfl.ground.identity import identity
 from fedpfl.ground.lock import living
 from fedpfl.report import labels, reading
 from fedpfl.report.filters import choose
@@ -212,7 +212,6 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
-    config["method"] = present(config["method"])
     if (status := summary.get("status") or "running") not in (
         "finished",
         "running",

@@ -18,6 +18,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.release import require_readable
 from fedpfl.record import digests, rounds
 from fedpfl.report.text import clip
 
@@ -44,6 +45,7 @@ def summary(folder: Path) -> dict[str, Any]:
             raise FedpflError(
                 f"{folder}: summary.json is not as the run wrote it; the run's command says what to do"
             )
+        require_readable(folder, found)
         return found
 
 

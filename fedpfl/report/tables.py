@@ -337,19 +337,13 @@ def _guarantees(gathered: Iterable[Group]) -> list[str]:
     """Say what private runs protect."""
     told: dict[str, list[str]] = {}
     for group in gathered:
-        for said in {_guarantee(run) for run in group.used if run.summary.get("privacy")}:
+        for said in {
+            str(run.summary["privacy"]) for run in group.used if run.summary.get("privacy")
+        }:
             told.setdefault(said, []).append(group.title)
     return [
         note for said, titles in told.items() for note in _note(f"Privacy: {said}; so for", titles)
     ]
-
-
-def _guarantee(run: Run) -> str:
-    """Say what a private run protects; an older one promised more than it held."""
-    said = str(run.summary["privacy"])
-    if said.startswith("no guarantee") or "secret" in run.summary:
-        return said
-    return "no guarantee: an older version drew the noise from the seed, and whoever knows that can take it off"
 
 
 def _caveats(gathered: Iterable[Group]) -> list[str]:

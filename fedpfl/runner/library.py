@@ -29,7 +29,6 @@ from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import device as find_device
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import completed
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
@@ -324,7 +323,7 @@ class Trained(Models):
         """
         where = find_device(self._device)
         told = {
-            **completed(self.config),
+            **self.config,
             "device": self._device,
             "logger": {"name": "none"},
             "state": {"device": "auto"},

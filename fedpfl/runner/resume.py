@@ -70,9 +70,6 @@ def with_secret(run: Run, progress: Progress) -> Run:
     elif not account.noise:  # nothing is promised
         secret = Secret.of_seed(run.settings.seed)
     else:
-        is_under_way = 0 < progress.state.round < run.settings.rounds and not run.settings.extend
-        if ranks.leads() and is_under_way and "secret" not in directory.summary:
-            raise damaged(directory.path, "is of an older version, whose noise the seed gives away")
         secret = Secret(bytes.fromhex(ranks.share(directory.secret())))
     # Equal noise in two runs would cancel in their difference: each has its own, be the key the
     # same.
@@ -223,11 +220,6 @@ def extended(run: Run) -> dict[str, Any] | None:
     if run.privacy and run.privacy.epsilon is not None:
         raise FedpflError(
             "extend is not for privacy.epsilon, which sets the noise by the number of rounds; run it anew"
-        )
-    is_secret = run.account is None or not run.account.noise or "secret" in summary
-    if run.privacy and run.privacy.seed is None and not is_secret:
-        raise FedpflError(
-            f"extend: {place} is of an older version, whose noise the seed gives away; run it anew"
         )
     begun = [
         run.method.init(run.net.params, replace(run.net.parts, rounds=n))

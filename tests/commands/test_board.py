@@ -278,6 +278,8 @@ def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, caps
         "hydra.run.dir=elsewhere",
         "data_dir=elsewhere",
         "dataset.path=data.npz",
+        "dataset.path=folder",  # TEXT lets a name without a dot pass
+        "model.weights=elsewhere",
         "dataset=evil",
         "model.weights=weights.pt",
         "partition.file=parts.csv",

@@ -77,9 +77,9 @@ BAD = [
     ("logger=wandb +logger.foo=1", "logger.foo is not a key here; known keys: project"),
     ("method=fedavg method.q=0.5", "method.q is not a key"),
     # unknown choices
-    ("quantile=adaptive", "quantile=adaptive is now method=fedobp_adaptive"),
-    ("quantile.q=[0.5,0.9]", "method=fedobp with these values is now method=fedobp_adaptive"),
-    ("method=floco method.pers_epochs=5", "method.pers_epochs is now a key of method=floco_plus"),
+    ("quantile=adaptive", "quantile must be one of"),
+    ("quantile.q=[0.5,0.9]", "method.q must be"),
+    ("method=floco method.pers_epochs=5", "method.pers_epochs is not a key"),
     (
         "method=ditto method.pers_epochs=5",
         "cold_start, statistics; did you mean method.personal_epochs?",

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.record import digests
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import call, state, wait
 from tests.conftest import sampled
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
-from tests.report.test_report import write_run
 
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
@@ -299,45 +297,6 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
     empty = told[counts.index(0)]
     assert (empty["train_loss"], empty["values_down"], empty["clipped_share"]) == ("", "0", "")
     assert [float(row["epsilon"]) for row in told] == sorted(float(row["epsilon"]) for row in told)
-
-
-def as_older(path):
-    """Make a run one of before runs had secrets."""
-    summary = json.loads((path / "summary.json").read_text())
-    del summary["secret"]
-    (path / "summary.json").write_text(
-        json.dumps(summary | {"digest": digests.of_summary(summary)})
-    )
-
-
-def test_runs_of_before_there_were_secrets_are_not_gone_on_with(tmp_path):
-    """The noise of what is done follows from the seed."""
-    interrupt(tmp_path / "run", *SMALL, *OWN, after=2)
-    as_older(tmp_path / "run")
-    result = call(*SMALL, *OWN, "hydra.run.dir=run", cwd=tmp_path)
-    assert result.code == 2
-    assert (
-        "is of an older version, whose noise the seed gives away; restart=true"
-        in result.complaints[0]
-    )
-    assert call(*SMALL, *OWN, "hydra.run.dir=two", "rounds=2", cwd=tmp_path).code == 0
-    as_older(tmp_path / "two")
-    result = call(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
-    assert result.code == 2
-    assert (
-        "two is of an older version, whose noise the seed gives away; run it anew"
-        in result.complaints[0]
-    )
-
-
-def test_what_an_older_version_promised_is_not_repeated(tmp_path):
-    """Its noise was a function of the seed."""
-    promise = "(8, 0.01)-differentially private after 3 rounds"
-    summary = write_run(tmp_path / "old", privacy={"name": "client", "noise": 2.0}) / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"privacy": promise}))
-    notes = " ".join(accuracy_table(runs(tmp_path / "old")).notes)
-    assert "no guarantee: an older version drew the noise from the seed" in notes
-    assert promise not in notes
 
 
 def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -27,13 +28,13 @@ from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.record import checkpoint, environment, rundir
+from fedpfl.report import load
 from fedpfl.report.__main__ import main as report
 from tests.command import (
     TINY,
     call,
     composed,
     format_override,
-    older,
     play,
     rewrite_summary,
     snapshot,
@@ -346,36 +347,28 @@ def test_a_finished_run_may_do_without_its_checkpoint(whole: Path, tmp_path: Pat
     assert snapshot(run) == before
 
 
-def test_a_finished_run_of_an_older_version_is_recognised(whole: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_path: Path) -> None:
+    """Its identity is another one, and its files may be."""
     run = copied(whole, tmp_path)
-    older(run)
+    code = [{**entry, "fedpfl": "0.1.0"} for entry in summary(run)["code"]]
+    rewrite_summary(run, code=code, environment={**summary(run)["environment"], "fedpfl": "0.1.0"})
     before = snapshot(run)
-    told = play(run, *RUN)
-    assert "already finished" in told
-    assert "changed since" not in told
+    said = f"{run}: fedpfl 0.1.0 wrote this run, and fedpfl {fedpfl.__version__} does not read it; use fedpfl 0.1.0"
+    assert refusal(run, *RUN).startswith(said)
+    assert (
+        said
+        in call(
+            *RUN, "rounds=4", format_override("extend", run), "hydra.run.dir=more", cwd=tmp_path
+        ).err
+    )
+    with pytest.raises(FedpflError, match=re.escape(said)):
+        fedpfl.load(run)
+    with pytest.raises(FedpflError, match=re.escape(said)):
+        load.begun(run)
+    assert load.look(run).words == "broken"
     assert snapshot(run) == before
-
-
-def test_an_interrupted_run_of_an_older_version_is_refused(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    run = copied(runs["interrupted"], tmp_path)
-    older(run)
-    assert f"{run}/state.pt is of an older version; restart=true" in refusal(run, *RUN)
-
-
-def test_an_interrupted_run_from_before_digests_were_noted_goes_on(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    run = copied(runs["interrupted"], tmp_path)
-    rewrite_summary(run, without=("files",))
-    (run / "run.sums").unlink()
-    payload = torch.load(run / "state.pt", weights_only=True)
-    torch.save({key: value for key, value in payload.items() if key != "data"}, run / "state.pt")
-    assert len(fedpfl.load(run).rounds) == 3
-    assert fedpfl.load(run).personal(0)
-    play(run, *RUN)
-    assert_ends_as(run, runs["finished"])
+    assert call(*RUN, format_override("hydra.run.dir", run), "restart=true", cwd=tmp_path).code == 0
+    assert_ends_as(run, whole)
 
 
 IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {

@@ -27,7 +27,7 @@ from fedpfl.methods import METHODS
 from fedpfl.record import rundir
 from fedpfl.runner import loop, resume
 from fedpfl.runner.faults import Diverged
-from tests.command import TINY, call, older, play, rewrite_summary, state, summary, table
+from tests.command import TINY, call, play, rewrite_summary, state, summary, table
 from tests.conftest import ROOT, assert_same
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -481,24 +481,8 @@ def _no_checkpoint(path):
     (path / "state.pt").unlink()
 
 
-def test_a_run_from_before_a_group_of_keys_is_loaded_as_it_was(copy):
-    text = (copy / "config.yaml").read_text()
-    before = text.replace("adapter:\n  name: none\n", "").replace("\nvalidation: 0.0\n", "\n")
-    assert len(text) - len(before) == len("adapter:\n  name: none\nvalidation: 0.0\n")
-    whole = fedpfl.load(copy).personal(0)
-    older(copy)
-    (copy / "config.yaml").write_text(before)
-    assert_same(fedpfl.load(copy).personal(0), whole)
-
-
 def _other_data(path):
     rewrite_summary(path, data="0123")
-
-
-def _older_settings(path):
-    older(path)
-    text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(text.replace("\nrestart: false\n", "\n"))
 
 
 def _damaged(path):
@@ -512,7 +496,6 @@ def _damaged(path):
     [
         (_no_checkpoint, "state.pt is not there, .* checkpoint.keep=true"),
         (_other_data, "the data are not those of run"),
-        (_older_settings, "config.yaml is not of this version: restart has no value"),
         (_damaged, "state.pt is damaged"),
     ],
 )
