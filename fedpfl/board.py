@@ -1,4 +1,4 @@
-"""Tune every method alike on a suite of settings and make a board of it; `verify` runs a row again.
+"""Tune all methods alike on a suite of settings and rank them; `verify` runs a row again.
 
     python -m fedpfl.board suite=small                       # conf/board/small.yaml; writes outputs/board/small/
     python -m fedpfl.board suite=small method=fedavg,fedper,local_only trials=4 seeds=2
@@ -26,7 +26,7 @@ import hashlib
 import io
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ from fedpfl.methods import METHODS
 from fedpfl.report import html
 from fedpfl.report.fairness import BASELINES, as_table, compared, judged_as
 from fedpfl.report.figures import accuracy_figure
-from fedpfl.report.grouping import groups
+from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import runs
 from fedpfl.report.ranking import complete, diagram, rank_tables, ranked
 from fedpfl.report.render import render, screen
@@ -59,61 +59,72 @@ from fedpfl.runner.spaces import space
 from fedpfl.runner.tuning import places, tune
 from fedpfl.tune import order, play
 
-LISTED = "python -m fedpfl.board --help tells what it takes"
+HELP_ADVICE = "python -m fedpfl.board --help tells what it takes"
 SUITES = Path(overrides.CONF) / "board"
+SUITE_KEYS = ("trials", "seeds", "method")
+"""Keys of a suite that the command line may replace."""
+INTERRUPTED_STATUSES = (130, 143)
+
 MEASURED = (
-    *(
-        "accuracy",
-        "accuracy_worst10",
-        "ft_accuracy",
-        "unseen_accuracy",
-        "unseen_ft_accuracy",
-        "gap",
-    ),
-    *("values_down", "values_up", "bits_down", "bits_up"),
+    "accuracy",
+    "accuracy_worst10",
+    "ft_accuracy",
+    "unseen_accuracy",
+    "unseen_ft_accuracy",
+    "gap",
+    "values_down",
+    "values_up",
+    "bits_down",
+    "bits_up",
 )
 SIMULATED = "sim_seconds"
 """The one column that is a mean over rounds."""
-SHOWN = {
+BOARD_COLUMNS = {
+    "setting": Column("setting"),
+    "rank": Column("rank", "decimal", spare=1),
+    "method": ROW["method"],
+    "accuracy": COLUMNS["accuracy"],
+    "accuracy_worst10": COLUMNS["accuracy_worst10"],
+    "ft_accuracy": COLUMNS["ft_accuracy"],
+    "unseen_accuracy": COLUMNS["unseen_accuracy"],
+    "unseen_ft_accuracy": COLUMNS["unseen_ft_accuracy"],
+    "gap": COLUMNS["gap"],
     **{
-        "setting": Column("setting"),
-        "rank": Column("rank", "decimal", spare=1),
-        "method": ROW["method"],
+        f"harmed_{name}": Column("harmed %", "percent", f"vs {label}")
+        for name, label in BASELINES.items()
     },
-    **{
-        key: COLUMNS[key]
-        for key in ("accuracy", "accuracy_worst10", "ft_accuracy", "unseen_accuracy")
-    },
-    **{key: COLUMNS[key] for key in ("unseen_ft_accuracy", "gap")},
-    **{
-        f"harmed_{name}": Column("harmed %", "percent", f"vs {told}")
-        for name, told in BASELINES.items()
-    },
-    **{key: COLUMNS[key] for key in ("bits_down", "bits_up")},
-    **{SIMULATED: Column("sim s/round", "number"), "seeds": Column("seeds", "whole")},
-    **{"chosen": Column("chosen"), "identity": Column("row")},
+    "bits_down": COLUMNS["bits_down"],
+    "bits_up": COLUMNS["bits_up"],
+    SIMULATED: Column("sim s/round", "number"),
+    "seeds": Column("seeds", "whole"),
+    "chosen": Column("chosen"),
+    "identity": Column("row"),
 }
-TRACED = {
+PROVENANCE_COLUMNS = {
     "data": Column("data"),
     "versions": Column("versions"),
     "command": Column("command", "long"),
 }
 _NUMBER = r"\d+(\.\d+)+\S*"
-VERSIONS = re.compile(
+VERSIONS_PATTERN = re.compile(
     rf"fedpfl {_NUMBER}, torch {_NUMBER}, python {_NUMBER}, commit (None|[0-9a-f]+)( [0-9a-f]+)*"
 )
-"""What `traced` writes of versions."""
+"""The form in which `describe_provenance` writes versions."""
 CAPTION = (
-    "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's round of the best "
-    "validation accuracy; harmed: percent of clients that are worse off than with FedAvg+FT, or alone, after the last "
-    "round; sim s/round: simulated, on equal devices, mean over rounds; rank: mean over settings, FedAvg judged after "
-    "fine-tuning."
+    "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's "
+    "round of the best validation accuracy; harmed: percent of clients that are worse off than "
+    "with FedAvg+FT, or alone, after the last round; sim s/round: simulated, on equal devices, "
+    "mean over rounds; rank: mean over settings, FedAvg judged after fine-tuning."
 )
 
 
-class Asked(NamedTuple):
-    """What a command line asks for: the suite's name and content, its folder, and the words for all
-    its runs.
+class BoardCommand(NamedTuple):
+    """Hold what a command line asks for.
+
+    Attributes:
+        suite: The suite's content.
+        folder: Where the board and its runs are.
+        words: The words for all runs.
     """
 
     suite: Mapping[str, Any]
@@ -121,237 +132,314 @@ class Asked(NamedTuple):
     words: list[str]
 
 
-def read(words: Sequence[str]) -> Asked:
+def read_command_line(words: Sequence[str]) -> BoardCommand:
     """Read the command line. Raises FedpflError."""
-    words = check_words(words, {}, LISTED)
-    if note := replaced_words(words):
+    words = check_words(words, {}, HELP_ADVICE)
+    note = replaced_words(words)
+    if note:
         tell(note)
-    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
-    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
-    if (name := given.pop("suite", "")) not in known:
-        raise FedpflError(f"suite: {one_of(known, name)}")
-    suite = yaml.safe_load((SUITES / f"{name}.yaml").read_text())
-    folder = Path(overrides.text_of(words, "hydra.sweep.dir") or f"outputs/board/{name}")
-    given.pop("hydra.sweep.dir", None)
-    suite |= {key: given.pop(key) for key in ("trials", "seeds", "method") if key in given}
-    kept = [word for word in suite["words"] if word.partition("=")[0] not in given]
-    own = ("suite", "hydra.sweep.dir", "trials", "seeds", "method")
-    return Asked(
-        suite, folder, [*kept, *(word for word in words if word.partition("=")[0] not in own)]
-    )
+    values = {key: value for key, _, value in (word.partition("=") for word in words)}
+
+    # ---- The suite, with what the command line replaces of it
+    suite_names = sorted(path.stem for path in SUITES.glob("*.yaml"))
+    suite_name = values.pop("suite", "")
+    if suite_name not in suite_names:
+        raise FedpflError(f"suite: {one_of(suite_names, suite_name)}")
+    suite = yaml.safe_load((SUITES / f"{suite_name}.yaml").read_text())
+    suite |= {key: values.pop(key) for key in SUITE_KEYS if key in values}
+
+    # ---- The folder
+    sweep_dir = overrides.text_of(words, "hydra.sweep.dir")
+    folder = Path(sweep_dir or f"outputs/board/{suite_name}")
+    values.pop("hydra.sweep.dir", None)
+
+    # ---- All other words are for the runs; they replace the suite's words of the same key
+    suite_words = [word for word in suite["words"] if _key_of(word) not in values]
+    board_keys = ("suite", "hydra.sweep.dir", *SUITE_KEYS)
+    run_words = [word for word in words if _key_of(word) not in board_keys]
+    return BoardCommand(suite, folder, [*suite_words, *run_words])
 
 
-def tuned(asked: Asked) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
-    """Tune every method in every setting; return what was found by the final runs' directories, and
-    what failed.
-    """
-    suite, found, failed = asked.suite, dict[Path, Mapping[str, Any]](), list[str]()
-    every = [
-        name for name in sorted(METHODS) if not METHODS[name].pairs
-    ]  # those are for networks with low-rank pairs
-    methods = every if suite["method"] == "all" else suite["method"].split(",")
-    if unknown := [
-        method for method in methods if method not in METHODS
-    ]:  # told hours before its turn
-        raise FedpflError(f"method: {one_of(sorted(METHODS), unknown[0])}")
-    numbers = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
-    order([f"method={methods[0]}", *numbers])
-    common = [
-        word for word in asked.words if not (word.startswith("method.") or overrides.sweeps(word))
+def _key_of(word: str) -> str:
+    return word.partition("=")[0]
+
+
+FinalRuns = dict[Path, Mapping[str, Any]]
+"""By run directory of a final run: its method's record in the table of `tune`, and the setting."""
+
+
+def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
+    """Tune every method in every setting; return the final runs, and a line for each failure."""
+    suite = command.suite
+    methods = _methods_of_suite(suite)
+    counts = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
+
+    # ---- Whatever is wrong with the command is said now, not hours later
+    order([f"method={methods[0]}", *counts])
+    shared_words = [
+        word for word in command.words if not (word.startswith("method.") or overrides.sweeps(word))
     ]
-    composed = {
-        setting: overrides.composed([*own, *common]) for setting, own in suite["settings"].items()
+    configs = {
+        setting: overrides.composed([*setting_words, *shared_words])
+        for setting, setting_words in suite["settings"].items()
     }
-    for setting, own in suite["settings"].items():
+
+    # ---- One method after another; a setting without its data is left out
+    final_runs: FinalRuns = {}
+    failures: list[str] = []
+
+    def add_failure(failure: str) -> None:
+        failures.append(failure)
+        tell(failure)
+
+    for setting, setting_words in suite["settings"].items():
         try:
-            load_data([composed[setting]])
+            load_data([configs[setting]])
         except FedpflError as error:
-            failed.append(f"{setting}: left out: {error}")
-            tell(failed[-1])
+            add_failure(f"{setting}: left out: {error}")
             continue
+        folder = command.folder / setting
         for method in methods:
-            words = [f"method={method}", *own, *asked.words, *numbers]
-            words += overrides.words("hydra.sweep.dir", str(asked.folder / setting))
+            words = [f"method={method}", *setting_words, *command.words, *counts]
+            words += overrides.words("hydra.sweep.dir", str(folder))
             try:
                 (record,) = tune(order(words), play).frame.to_dict("records")
             except (FedpflError, *overrides.REFUSED) as error:
-                failed.append(f"{setting}, {method}: left out: {one_line(error)}")
-                tell(failed[-1])
+                add_failure(f"{setting}, {method}: left out: {one_line(error)}")
                 continue
-            except SystemExit as end:
-                if end.code in (130, 143):
+            except SystemExit as exit_request:
+                if exit_request.code in INTERRUPTED_STATUSES:
                     raise
-                failed.append(f"{setting}, {method}: left out: its runs failed (status {end.code})")
+                # Its jobs have said by themselves what was wrong.
+                failures.append(
+                    f"{setting}, {method}: left out: its runs failed (status {exit_request.code})"
+                )
                 continue
-            for place in places(asked.folder / setting / "final", *_repeated(record["command"])):
-                found[place.resolve()] = {**record, "setting": setting}
-    return found, failed
+            final_words, seeds = _words_and_seeds(record["command"])
+            for path in places(folder / "final", final_words, seeds):
+                final_runs[path.resolve()] = {**record, "setting": setting}
+    return final_runs, failures
 
 
-def board(
-    found: Mapping[Path, Mapping[str, Any]], failed: Sequence[str], title: str
+def _methods_of_suite(suite: Mapping[str, Any]) -> list[str]:
+    """Return the methods that a suite compares. Raises FedpflError for one that does not exist."""
+    if suite["method"] == "all":
+        # Methods with `pairs` are for networks with low-rank pairs.
+        return [name for name in sorted(METHODS) if not METHODS[name].pairs]
+    methods = suite["method"].split(",")
+    for method in methods:
+        if method not in METHODS:
+            raise FedpflError(f"method: {one_of(sorted(METHODS), method)}")
+    return methods
+
+
+def make_board(
+    final_runs: Mapping[Path, Mapping[str, Any]], failures: Sequence[str], title: str
 ) -> tuple[Table, list[Run]]:
-    """Make the table of the final runs. found: what `tuned` returns. Returns also the runs."""
-    members = [run for run in runs(*found) if run.status == "finished"]
-    gathered, told = groups(members), accuracy_table(members, "validation", chosen=MEASURED)
-    fair, strange = compared(gathered)
-    judged = [one.group for one in fair if one.own]
-    harms = dict(zip(judged, as_table(fair, ()).frame.to_dict("records"), strict=True))
-    try:
-        tables, ranked = rank_tables(members, select="validation")
-        rank, notes = (
-            ranked.places.mean().to_dict(),
-            [note for note in tables[-1].notes if note.startswith("Left out")],
-        )
-    except FedpflError as error:
-        rank, notes = {}, [f"No ranks: {error}."]
+    """Return the table of the final runs, and the finished ones among these.
+
+    Args:
+        final_runs: What `tune_suite` returns.
+        failures: Lines for the notes.
+        title: The table's title.
+    """
+    # ---- Accuracies, harms and ranks
+    finished_runs = [run for run in runs(*final_runs) if run.status == "finished"]
+    run_groups = groups(finished_runs)
+    accuracies = accuracy_table(finished_runs, "validation", chosen=MEASURED)
+    harms, fairness_notes = _harms_by_group(run_groups)
+    mean_ranks, rank_notes = _mean_ranks(finished_runs)
+
+    # ---- A row for each configuration
     records = []
-    for group, row in zip(gathered, told.frame.to_dict("records"), strict=True):
-        run, record = group.runs[0], found[group.runs[0].path.resolve()]
+    for group, row in zip(run_groups, accuracies.frame.to_dict("records"), strict=True):
+        run = group.runs[0]
+        tuning_record = final_runs[run.path.resolve()]
         label = BASELINES["fedavg"] if run.method_name == "fedavg" else judged_as(group)[0]
-        harmed = {
-            key: harms.get(group, {}).get(key)
-            for name in BASELINES
-            for key in _both(f"harmed_{name}")
-        }
-        own = {
-            key: value
-            for name in MEASURED
-            for key in _both(name)
-            if (value := row.get(key)) is not None
-        }
+        sim_seconds, _ = over_seeds([_mean_sim_seconds(run) for run in group.used])
+        measured = {key: row[key] for key in _with_spreads(MEASURED) if row.get(key) is not None}
         records.append(
             {
-                "setting": f"{record['setting']}: {group.setting}",
-                "rank": rank.get(run.called, rank.get(label)),
+                "setting": f"{tuning_record['setting']}: {group.setting}",
+                "rank": mean_ranks.get(run.called, mean_ranks.get(label)),
                 "method": run.called,
-                **own,
-                **harmed,
-                SIMULATED: over_seeds([_simulated(run) for run in group.used])[0],
+                **measured,
+                **_select_harms(harms.get(group, {})),
+                SIMULATED: sim_seconds,
                 "seeds": len(group.used),
-                "chosen": record["chosen"],
+                "chosen": tuning_record["chosen"],
                 "identity": run.identity,
-                **traced(group.used),
-                "command": record["command"],
+                **describe_provenance(group.used),
+                "command": tuning_record["command"],
             }
         )
-    records.sort(key=lambda one: (one["setting"], -float(np.nan_to_num(one["accuracy"], nan=-1.0))))
-    there = {run.path.resolve() for run in members}
-    lost = dict.fromkeys(
-        f"{one['setting']}, {one['method']}" for place, one in found.items() if place not in there
-    )
-    failed = [
-        *failed,
-        *(f"{name}: runs with fresh seeds diverged, and are in no mean." for name in lost),
-    ]
-    frame = pd.DataFrame(records)
-    notes = [*notes, *failed, *strange, *(note for note in told.notes if note.startswith("Empty"))]
+    records.sort(key=_by_setting_and_accuracy)
+
+    # ---- Notes: what is missing, and why
+    empty_notes = [note for note in accuracies.notes if note.startswith("Empty")]
+    diverged_notes = _diverged_notes(final_runs, finished_runs)
+    notes = (*rank_notes, *failures, *diverged_notes, *fairness_notes, *empty_notes)
     table = Table.of(
         records,
-        {**SHOWN, **TRACED},
+        {**BOARD_COLUMNS, **PROVENANCE_COLUMNS},
         title=title,
-        frame=frame,
+        frame=pd.DataFrame(records),
         caption=CAPTION,
-        notes=tuple(notes),
+        notes=notes,
         by=1,
     )
-    return table, members
+    return table, finished_runs
 
 
-def traced(members: Sequence[Run]) -> dict[str, str]:
-    """Return what the runs were made from: data fingerprints, versions, and a digest of all numbers
-    but times.
-    """
-    ordered, digest = sorted(members, key=lambda run: run.seed), hashlib.blake2b(digest_size=8)
-    for run in ordered:
+def _by_setting_and_accuracy(record: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the key by which rows are sorted: the best of each setting first, empty ones last."""
+    return record["setting"], -float(np.nan_to_num(record["accuracy"], nan=-1.0))
+
+
+def _with_spreads(names: Iterable[str]) -> Iterator[str]:
+    """Yield each column's name, then that of its standard deviation over seeds."""
+    for name in names:
+        yield name
+        yield f"{name}_seed_std"
+
+
+def _select_harms(harm_record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's columns `harmed_<baseline>`, None without that baseline."""
+    names = _with_spreads(f"harmed_{baseline}" for baseline in BASELINES)
+    return {name: harm_record.get(name) for name in names}
+
+
+def _harms_by_group(
+    run_groups: Sequence[Group],
+) -> tuple[dict[Group, dict[str, Any]], tuple[str, ...]]:
+    """Return each configuration's record of `fairness`, and the notes on baselines."""
+    comparisons, notes = compared(run_groups)
+    judged_groups = [comparison.group for comparison in comparisons if comparison.own]
+    records = as_table(comparisons, ()).frame.to_dict("records")
+    return dict(zip(judged_groups, records, strict=True)), notes
+
+
+def _mean_ranks(finished_runs: Sequence[Run]) -> tuple[dict[str, float], list[str]]:
+    """Return each method's mean rank over settings, and notes; no ranks where too little is run."""
+    try:
+        tables, ranks = rank_tables(finished_runs, select="validation")
+    except FedpflError as error:
+        return {}, [f"No ranks: {error}."]
+    notes = [note for note in tables[-1].notes if note.startswith("Left out")]
+    return ranks.places.mean().to_dict(), notes
+
+
+def _diverged_notes(
+    final_runs: Mapping[Path, Mapping[str, Any]], finished_runs: Sequence[Run]
+) -> list[str]:
+    """Return a note for each method of which a final run is not finished."""
+    finished_paths = {run.path.resolve() for run in finished_runs}
+    names = dict.fromkeys(
+        f"{record['setting']}, {record['method']}"
+        for path, record in final_runs.items()
+        if path not in finished_paths
+    )
+    return [f"{name}: runs with fresh seeds diverged, and are in no mean." for name in names]
+
+
+def describe_provenance(group_runs: Sequence[Run]) -> dict[str, str]:
+    """Return data fingerprints, versions, and a digest of all numbers but times."""
+    ordered_runs = sorted(group_runs, key=lambda run: run.seed)
+    digest = hashlib.blake2b(digest_size=8)
+    for run in ordered_runs:
         digest.update(run.digits.to_csv(index=False).encode())
-    versions = [
-        f"{key} {run.environment.get(key)}"
-        for run in ordered[:1]
-        for key in ("fedpfl", "torch", "python")
-    ]
-    commits = dict.fromkeys(str(run.environment.get("commit"))[:10] for run in ordered)
+    environment = ordered_runs[0].environment
+    versions = [f"{key} {environment.get(key)}" for key in ("fedpfl", "torch", "python")]
+    commits = dict.fromkeys(str(run.environment.get("commit"))[:10] for run in ordered_runs)
     return {
-        "data": " ".join(str(run.summary.get("data")) for run in ordered),
+        "data": " ".join(str(run.summary.get("data")) for run in ordered_runs),
         "versions": ", ".join([*versions, f"commit {' '.join(commits)}"]),
         "digest": digest.hexdigest(),
     }
 
 
-def write(asked: Asked, table: Table, members: Sequence[Run]) -> None:
-    """Write the board as CSV, Markdown and a page, with figures and a page of each setting beside
-    it.
-    """
-    folder = asked.folder
-    shown = Table.of(
-        table.frame.to_dict("records"), SHOWN, caption=table.caption, notes=table.notes, by=1
-    )
+def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run]) -> None:
+    """Write the board as CSV, Markdown and a page, with figures and a page of each setting."""
+    folder = command.folder
+    records = table.frame.to_dict("records")
+    short_table = Table.of(records, BOARD_COLUMNS, caption=table.caption, notes=table.notes, by=1)
     (folder / "board.csv").write_text(render(table, "csv"))
-    (folder / "board.md").write_text(render(shown, "markdown") + "\n")
+    (folder / "board.md").write_text(render(short_table, "markdown") + "\n")
     with output(folder / "board.html") as file:
         file.write_text(html.single(table), encoding="utf-8")
-    finals = [folder / setting / "final" for setting in asked.suite["settings"]]
-    html.write([final for final in finals if final.is_dir()], folder / "pages", "validation")
-    accuracy_figure(members, folder / "accuracy")
+    final_folders = [folder / setting / "final" for setting in command.suite["settings"]]
+    existing_folders = [path for path in final_folders if path.is_dir()]
+    html.write(existing_folders, folder / "pages", "validation")
+    accuracy_figure(finished_runs, folder / "accuracy")
     try:
-        diagram(rank_tables(members, select="validation")[1], folder / "ranks")
+        _, ranks = rank_tables(finished_runs, select="validation")
+        diagram(ranks, folder / "ranks")
     except FedpflError as error:
         tell(f"no diagram of ranks: {error}")
-    print(render(shown, width=screen()))
+    print(render(short_table, width=screen()))
     tell(f"wrote {folder / 'board.html'}")
 
 
-def verify(row: str, asked: Asked) -> int:
-    """Run a row of the board again, in a folder of its own, and say whether all that it shows is
-    equal; 1 if not.
+# ---- verify
+
+
+def verify_row(identity_prefix: str, command: BoardCommand) -> int:
+    """Run a row of the board again; return 0 if all that it shows is equal, 1 if not.
 
     The row is data of a stranger's: of its command nothing is run but known keys with plain values.
-    What it shows beside FedAvg and Local-Only needs the runs of their rows, too. Raises FedpflError
-    where there is no such row.
+    What it shows beside FedAvg and Local-Only needs the runs of their rows, too.
+
+    Raises:
+        FedpflError: if there is no such row.
     """
-    path = asked.folder / "board.csv"
-    listed = read_rows(path)
-    chosen = listed[listed["identity"].str.startswith(row)]
-    if len(chosen) != 1:
-        rows = few((listed if chosen.empty else chosen)["identity"])
+    # ---- Find the row
+    path = command.folder / "board.csv"
+    board_rows = read_rows(path)
+    matching_rows = board_rows[board_rows["identity"].str.startswith(identity_prefix)]
+    if len(matching_rows) != 1:
+        candidates = board_rows if matching_rows.empty else matching_rows
         raise FedpflError(
-            f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {rows}"
+            f"{path}: {len(matching_rows) or 'no'} rows begin with {identity_prefix!r}; "
+            f"there are {few(candidates['identity'])}"
         )
-    (shown,) = chosen.to_dict("records")
+    (row,) = matching_rows.to_dict("records")
+    row_name = f"{row['method']}, {row['setting']}"
 
-    # ---- the runs of the row, and of those that it is measured beside
-    played: dict[Path, Mapping[str, Any]] = {}
-    for record in (shown, *_baseline_rows(listed, shown)):
-        runs_of_row = _with_known_data(read_command(record["command"]), asked)
-        setting = _setting_of(record, runs_of_row, asked)
-        for place in _play_again(runs_of_row, asked.folder / "verify"):
-            played[place.resolve()] = {**record, "setting": setting}
+    # ---- Run it again, and the rows that it is measured against
+    final_runs: FinalRuns = {}
+    for record in (row, *_baseline_rows(board_rows, row)):
+        foreign_runs = _with_known_data(read_command(record["command"]), command)
+        setting = _setting_of(record, foreign_runs, command)
+        for run_path in _play_again(foreign_runs, command.folder / "verify"):
+            final_runs[run_path.resolve()] = {**record, "setting": setting}
 
-    # ---- every column again
-    table, _ = board(played, [], "")
-    again = pd.read_csv(_text(table.frame), dtype=str, keep_default_na=False).to_dict("records")
-    (here,) = [record for record in again if record["identity"] == shown["identity"]] or [{}]
-    if not here:
-        made = few(record["identity"] for record in again) or "no finished run"
-        tell(
-            f"{shown['method']}, {shown['setting']}: not equal: its command makes {made}, no {shown['identity']}"
+    # ---- Make its columns from the new runs
+    new_table, _ = make_board(final_runs, [], "")
+    new_rows = pd.read_csv(_as_csv(new_table.frame), dtype=str, keep_default_na=False)
+    new_row = next(
+        (new for new in new_rows.to_dict("records") if new["identity"] == row["identity"]), None
+    )
+    if new_row is None:
+        identities = few(new_rows["identity"]) if len(new_rows) else "no finished run"
+        tell(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
+        return 1
+    new_row |= {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
+
+    # ---- Compare all columns
+    # Another machine has other versions: they are reported, and make no row unequal.
+    has_known_versions = "versions" not in row or VERSIONS_PATTERN.fullmatch(row["versions"])
+    different_columns = [key for key in row if row[key] != new_row.get(key, "")]
+    if has_known_versions:
+        different_columns = [key for key in different_columns if key != "versions"]
+    if different_columns:
+        differences = "; ".join(
+            f"{key} {row[key]} there, {new_row.get(key, '')} here" for key in different_columns
         )
+        tell(f"{row_name}: not equal: {differences}; versions {new_row['versions']}")
         return 1
-    here |= {"rank": _rank(listed, shown), "chosen": _chosen(shown, asked)}
-    # Versions follow from no run made here: those of another machine are told, not held against the
-    # row.
-    form = "versions" not in shown or VERSIONS.fullmatch(shown["versions"])
-    different = [
-        key for key in shown if shown[key] != here.get(key, "") and (key != "versions" or not form)
-    ]
-    name = f"{shown['method']}, {shown['setting']}"
-    if different:
-        what = "; ".join(f"{key} {shown[key]} there, {here.get(key, '')} here" for key in different)
-        tell(f"{name}: not equal: {what}; versions {here['versions']}")
-        return 1
-    print(f"{name}: equal, every number of {here['seeds']} runs")
-    if shown.get("versions", here["versions"]) != here["versions"]:
-        print(f"  made with other versions: {shown['versions']} there, {here['versions']} here")
+    print(f"{row_name}: equal, every number of {new_row['seeds']} runs")
+    if row.get("versions", new_row["versions"]) != new_row["versions"]:
+        print(f"  made with other versions: {row['versions']} there, {new_row['versions']} here")
     return 0
 
 
@@ -371,123 +459,127 @@ def read_rows(path: Path) -> pd.DataFrame:
             header, *lines = csv.reader(file, strict=True)
     except (OSError, ValueError, csv.Error) as error:
         raise FedpflError(f"{path} cannot be read as a board: {reason(error)}") from None
-    if lacking := {"identity", "command", "setting", "method", "chosen"} - {*header}:
-        raise FedpflError(f"{path} is no board: it has no column {min(lacking)}")
+    missing_columns = {"identity", "command", "setting", "method", "chosen"} - {*header}
+    if missing_columns:
+        raise FedpflError(f"{path} is no board: it has no column {min(missing_columns)}")
     for number, line in enumerate([header, *lines], start=1):
         if len(line) != len(header) or len({*header}) < len(header):
             raise FedpflError(
-                f"{path}: line {number} has not one cell for each of {len(header)} different columns"
+                f"{path}: line {number} has not one cell for each of {len(header)} different "
+                "columns"
             )
         cells = [re.sub(r"\s", " ", cell) for cell in line]
-        if strange := [cell for cell in cells if csv_cell(cell) != cell]:
-            raise FedpflError(
-                f"{path}: line {number} has a cell that is no plain text: {clip(strange[0])!r}"
-            )
+        for cell in cells:
+            if csv_cell(cell) != cell:
+                raise FedpflError(
+                    f"{path}: line {number} has a cell that is no plain text: {clip(cell)!r}"
+                )
     return pd.DataFrame(lines, columns=header, dtype=str)
 
 
-def _with_known_data(foreign: ForeignRuns, asked: Asked) -> ForeignRuns:
+def _with_known_data(foreign_runs: ForeignRuns, command: BoardCommand) -> ForeignRuns:
     """Return a stranger's runs, which download no data set but those of the suite."""
-    suite_words = [word for words in asked.suite["settings"].values() for word in words]
-    if all(word in suite_words for word in foreign.words if word.startswith("dataset=")):
-        return foreign
-    return foreign._replace(words=[*foreign.words, "dataset.download=false"])
+    suite_words = {word for words in command.suite["settings"].values() for word in words}
+    dataset_words = {word for word in foreign_runs.words if word.startswith("dataset=")}
+    if dataset_words <= suite_words:
+        return foreign_runs
+    return foreign_runs._replace(words=[*foreign_runs.words, "dataset.download=false"])
 
 
-def _setting_of(record: Mapping[str, str], foreign: ForeignRuns, asked: Asked) -> str:
-    """Return the setting of the suite whose words a row has: the one that it names, where several
-    fit.
-    """
-    name, settings = record["setting"].partition(": ")[0], asked.suite["settings"]
-    fitting = [setting for setting in settings if {*settings[setting]} <= {*foreign.words}]
-    return name if name in fitting else (*fitting, "none of the suite")[0]
-
-
-def _baseline_rows(listed: pd.DataFrame, shown: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of the same setting that `harmed` is told by. Raises FedpflError where there
-    are two of one.
-    """
-    names = [
-        name for name in BASELINES if f"harmed_{name}" in shown
-    ]  # an emptied cell is an altered one
-    here = listed[
-        (listed["setting"] == shown["setting"]) & (listed["identity"] != shown["identity"])
+def _setting_of(record: Mapping[str, str], foreign_runs: ForeignRuns, command: BoardCommand) -> str:
+    """Return the setting of the suite whose words a row has; of several, the one that it names."""
+    fitting_settings = [
+        setting
+        for setting, words in command.suite["settings"].items()
+        if {*words} <= {*foreign_runs.words}
     ]
-    methods = here["command"].str.extract(r" method=(\w+) ", expand=False)
-    if twice := [name for name in names if (methods == name).sum() > 1]:
-        raise FedpflError(
-            f"{shown['setting']} has several rows of method={twice[0]}, which others are measured by"
-        )
-    return [record for name in names for record in here[methods == name].to_dict("records")]
+    setting_name = record["setting"].partition(": ")[0]
+    if setting_name in fitting_settings:
+        return setting_name
+    return fitting_settings[0] if fitting_settings else "none of the suite"
 
 
-def _play_again(foreign: ForeignRuns, root: Path) -> list[Path]:
-    """Run a stranger's words anew; return the run directories."""
-    seeds = ",".join(map(str, foreign.seeds))
-    words = [*foreign.words, f"seed=choice({seeds})", "hydra.sweeper.table=false", "restart=true"]
-    play(["-m", *overrides.words("hydra.sweep.dir", str(root))], words, bears=STATUS[Diverged])
-    return places(root, foreign.words, foreign.seeds)
+def _baseline_rows(board_rows: pd.DataFrame, row: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the rows of the baselines that a row's columns `harmed_...` compare it with.
 
-
-def _rank(listed: pd.DataFrame, shown: Mapping[str, str]) -> str:
-    """Return a row's mean rank as the accuracies of all rows make it, "" where nothing can be
-    ranked.
+    Raises:
+        FedpflError: if a baseline has several rows in the setting.
     """
+    # A column that is there but empty counts: the cell may have been emptied.
+    baselines = [name for name in BASELINES if f"harmed_{name}" in row]
+    is_same_setting = board_rows["setting"] == row["setting"]
+    other_rows = board_rows[is_same_setting & (board_rows["identity"] != row["identity"])]
+    methods = other_rows["command"].str.extract(r" method=(\w+) ", expand=False)
+    records: list[dict[str, str]] = []
+    for name in baselines:
+        baseline_rows = other_rows[methods == name].to_dict("records")
+        if len(baseline_rows) > 1:
+            raise FedpflError(
+                f"{row['setting']} has several rows of method={name}, which others are measured by"
+            )
+        records += baseline_rows
+    return records
+
+
+def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
+    """Run a stranger's words anew; return the run directories."""
+    seeds = ",".join(map(str, foreign_runs.seeds))
+    options = ["-m", *overrides.words("hydra.sweep.dir", str(root))]
+    words = [f"seed=choice({seeds})", "hydra.sweeper.table=false", "restart=true"]
+    play(options, [*foreign_runs.words, *words], bears=STATUS[Diverged])
+    return places(root, foreign_runs.words, foreign_runs.seeds)
+
+
+def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
+    """Return a row's mean rank by the accuracies of all rows, "" where nothing can be ranked."""
     accuracies: dict[str, dict[str, float]] = {}
-    for record in listed.to_dict("records"):
-        column = (
-            "ft_accuracy"
-            if record["method"].startswith("FedAvg") and _is_fedavg(record)
-            else "accuracy"
-        )
-        with contextlib.suppress(ValueError):  # no number: that row is not equal, this one may be
-            if value := record.get(column):
+    for record in board_rows.to_dict("records"):
+        is_fedavg = record["method"].startswith("FedAvg") and " method=fedavg " in record["command"]
+        value = record.get("ft_accuracy" if is_fedavg else "accuracy")
+        # A row whose number is damaged is not equal; this one may be.
+        with contextlib.suppress(ValueError):
+            if value:
                 accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
     try:
-        rank = ranked(complete(accuracies)[0]).places.mean().get(shown["method"])
+        without_gaps, _ = complete(accuracies)
+        rank = ranked(without_gaps).places.mean().get(row["method"])
     except FedpflError:
         return ""
-    return "" if rank is None else _as_text(rank)
+    if rank is None:
+        return ""
+    return pd.read_csv(_as_csv(pd.DataFrame({"value": [rank]})), dtype=str)["value"][0]
 
 
-def _is_fedavg(record: Mapping[str, str]) -> bool:
-    return " method=fedavg " in record["command"]
-
-
-def _as_text(value: float) -> str:
-    """Return a number as the board's CSV has it."""
-    return pd.read_csv(_text(pd.DataFrame({"value": [value]})), dtype=str)["value"][0]
-
-
-def _chosen(shown: Mapping[str, str], asked: Asked) -> str:
+def _chosen_words(row: Mapping[str, str], command: BoardCommand) -> str:
     """Return which words of a row's command its search has chosen."""
-    words = read_command(shown["command"]).words
+    words = read_command(row["command"]).words
     method = next((word.partition("=")[2] for word in words if word.startswith("method=")), "")
-    of_setting = asked.suite["settings"].get(shown["setting"].partition(": ")[0], [])
-    searched = {word.partition("=")[0] for word in space(method, [*of_setting, *asked.words])}
-    return " ".join(word for word in words if word.partition("=")[0] in searched)
+    setting_name = row["setting"].partition(": ")[0]
+    setting_words = command.suite["settings"].get(setting_name, [])
+    search_space = space(method, [*setting_words, *command.words])
+    searched_keys = {_key_of(word) for word in search_space}
+    return " ".join(word for word in words if _key_of(word) in searched_keys)
 
 
-def _simulated(run: Run) -> float:
+def _mean_sim_seconds(run: Run) -> float:
+    """Return a run's simulated seconds a round, nan where it has none."""
     return float(run.rounds.reindex(columns=[SIMULATED]).mean().item())
 
 
-def _text(frame: pd.DataFrame) -> io.StringIO:
+def _as_csv(frame: pd.DataFrame) -> io.StringIO:
+    """Return a table's numbers as the board's CSV has them."""
     return io.StringIO(render(Table("", (), [], frame), "csv"))
 
 
-def _both(name: str) -> tuple[str, str]:
-    return name, f"{name}_seed_std"
-
-
-def _repeated(command: str) -> tuple[list[str], list[int]]:
+def _words_and_seeds(command: str) -> tuple[list[str], list[int]]:
     """Return the words and the seeds of a row's command."""
-    *words, seeds = shlex.split(command)[4:]
-    return words, [int(seed) for seed in seeds.partition("=")[2].split(",")]
+    *words, seed_word = shlex.split(command)[4:]
+    seeds = seed_word.partition("=")[2].split(",")
+    return words, [int(seed) for seed in seeds]
 
 
 def main() -> int:
-    """Run the command: faults of the user's making are one line and a non-zero exit."""
+    """Run the command; a mistake of the user's is one line and a non-zero exit status."""
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words} or not words:
         print(__doc__)
@@ -495,32 +587,38 @@ def main() -> int:
     try:
         register()
         if words[0] == "verify":
-            if len(words) < 2:
-                raise FedpflError(
-                    "verify needs a row: python -m fedpfl.board verify ROW suite=small"
-                )
-            if more := [
-                word for word in words[2:] if not word.startswith(("suite=", "hydra.sweep.dir="))
-            ]:
-                raise FedpflError(
-                    f"{more[0]}: verify runs the words of the row itself; leave it out"
-                )
-            check_words(words[1:2], {}, LISTED)
-            return verify(words[1], read(words[2:]))
-        asked = read(words)
-        found, failed = tuned(asked)
-        if not found:
-            raise FedpflError(
-                f"no method came to its end: {failed[0] if failed else 'none was named'}"
-            )
-        write(asked, *board(found, failed, f"Board {asked.folder.name}"))
-        return 1 if failed else 0
+            return _run_verify(words[1:])
+        return _run_board(words)
     except (FedpflError, *overrides.REFUSED) as error:
         tell(one_line(error))
         return 2
     except KeyboardInterrupt as error:
         interrupts.ended(error, tell)
         return 130
+
+
+def _run_board(words: Sequence[str]) -> int:
+    """Tune a suite and write its board; return 1 where something failed."""
+    command = read_command_line(words)
+    final_runs, failures = tune_suite(command)
+    if not final_runs:
+        explanation = failures[0] if failures else "none was named"
+        raise FedpflError(f"no method came to its end: {explanation}")
+    table, finished_runs = make_board(final_runs, failures, f"Board {command.folder.name}")
+    write_board(command, table, finished_runs)
+    return 1 if failures else 0
+
+
+def _run_verify(words: Sequence[str]) -> int:
+    """Run a row again: `ROW suite=NAME [hydra.sweep.dir=DIR]`."""
+    if not words:
+        raise FedpflError("verify needs a row: python -m fedpfl.board verify ROW suite=small")
+    identity_prefix, *board_words = words
+    for word in board_words:
+        if not word.startswith(("suite=", "hydra.sweep.dir=")):
+            raise FedpflError(f"{word}: verify runs the words of the row itself; leave it out")
+    check_words([identity_prefix], {}, HELP_ADVICE)
+    return verify_row(identity_prefix, read_command_line(board_words))
 
 
 if __name__ == "__main__":

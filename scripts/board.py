@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedpfl.board import CAPTION, SHOWN, TRACED, read_rows
+from fedpfl.board import BOARD_COLUMNS, CAPTION, PROVENANCE_COLUMNS, read_rows
 from fedpfl.methods import METHODS
 from fedpfl.report.names import METHODS as NAMES
 from fedpfl.report.render import render
@@ -40,7 +40,11 @@ def table(frame: pd.DataFrame) -> str:
     made = frame["versions"].unique()
     records = frame.to_dict("records")
     shown = Table.of(
-        records, SHOWN, caption=f"{CAPTION} Made with {'; '.join(made)}.", notes=tuple(notes), by=1
+        records,
+        BOARD_COLUMNS,
+        caption=f"{CAPTION} Made with {'; '.join(made)}.",
+        notes=tuple(notes),
+        by=1,
     )
     return render(shown, "markdown").strip()
 
@@ -53,7 +57,7 @@ def filled(page: str, text: str) -> str:
 
 def rows(path: Path = ROWS) -> pd.DataFrame:
     """Return a board's rows, none where there is no file."""
-    columns = [*SHOWN, *TRACED]
+    columns = [*BOARD_COLUMNS, *PROVENANCE_COLUMNS]
     return (
         pd.read_csv(path, dtype={"identity": str})
         if path.is_file()

@@ -112,7 +112,7 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         assert row["data"] == run.summary["data"]
         assert f"torch {run.environment['torch']}" in row["versions"]
         assert row["command"].startswith("python -m fedpfl.train -m method=")
-        words, seeds = board._repeated(row["command"])
+        words, seeds = board._words_and_seeds(row["command"])
         assert (
             overrides.composed_once([*words, f"seed={seeds[0]}"]).hydra.sweep.subdir.split("/")[-2]
             == row["identity"]
@@ -163,7 +163,7 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     def played(foreign, root):
         return tuning.places(root, foreign.words, foreign.seeds)  # the runs of just now
 
-    make, boards, compose = board.board, {}, functools.cache(overrides.composed)
+    make, boards, compose = board.make_board, {}, functools.cache(overrides.composed)
 
     def board_of_same_rows(found, failed, title):  # which takes longest
         told = [
@@ -181,7 +181,7 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
         text = rewritten(folder, row, **values)
         with (
             mock.patch.object(board, "_play_again", played),
-            mock.patch.object(board, "board", board_of_same_rows),
+            mock.patch.object(board, "make_board", board_of_same_rows),
             mock.patch.object(overrides, "composed", composed_once),
         ):
             status = call(folder, "verify", row["identity"][:6])
@@ -216,7 +216,7 @@ def test_a_row_of_another_method_does_not_stop_verifying_by_its_damage(made):
     ]
     several = pd.concat(frames, ignore_index=True)
     several["accuracy"] = several.index.map(lambda at: f"{90 - at}.5" if at % 2 else "damaged")
-    assert board._rank(several, several.iloc[1].to_dict()) == "1.0"
+    assert board._rank_of(several, several.iloc[1].to_dict()) == "1.0"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_file_that_is_no_board_is_one_line(tmp_path, text, told):
 
 def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
     with mock.patch.object(board, "SUITES", made[0]):
-        asked = board.read(["suite=tiny"])
+        asked = board.read_command_line(["suite=tiny"])
     words = [
         board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).words
         for name in DATA_SETS
