@@ -19,11 +19,13 @@ demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; pri
 
 test test-all: export PYTHONDONTWRITEBYTECODE = # they start hundreds of processes, which need not compile all anew
 
-test: setup ## Every test, and every method on every backend, in a part of the settings
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+TESTS = $(BIN)/pytest -n auto --dist worksteal $(addprefix tests/,$(ROOM))
 
-test-all: setup ## The same in all settings
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "full or not full"
+test: setup ## Each promise once, on two cores in four minutes (ROOM="engine methods": these rooms' alone)
+	$(TESTS)
+
+test-all: setup ## The same with all products: methods by settings by engines, fuzzing, clusters
+	$(TESTS) -m "full or not full"
 
 smoke: setup ## The quickest end-to-end check: a few rounds of every method on digits
 	$(BIN)/python -m fedpfl.train experiment=smoke

@@ -4,13 +4,10 @@ import copy
 import dataclasses
 import gc
 import io
-import itertools
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -192,99 +189,84 @@ CASES = [
     for name in METHODS
     for values in SETTINGS.get(name, [{}])
 ]
-EVERY = 3  # tests of a file, of which one asks a method
-_turns: dict[str, count] = defaultdict(count)
+REPRESENTATIVES = (
+    "fedavg",  # one model
+    "fedper",  # a body and a head
+    "ditto",  # two models
+    "fedobp",  # entries that stay
+    "scaffold",  # states on both sides
+    "heterofl",  # parts of the network
+    "seqfededt",  # turns
+)
+"""Methods of each kind, which stand for the others where `make test` asks no more."""
 
 
-def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
-    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named
-    (`product`).
+def every_method(*engines: str) -> Callable[[Callable], Callable]:
+    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named.
+
+    `make test` asks each of REPRESENTATIVES in its first setting on one of the engines; the other
+    methods, settings and engines are `full`.
     """
 
-    def ask(test: Callable) -> Callable:
+    def parametrize_test(test: Callable) -> Callable:
         names = ("name", "values", "backend") if engines else ("name", "values")
-        return pytest.mark.parametrize(names, product(test.__module__, engines, also))(test)
+        return pytest.mark.parametrize(names, method_cases(engines))(test)
 
-    return ask
+    return parametrize_test
 
 
-def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -> list[Any]:
-    """Parameters for a test of every method, with an engine each if there are any.
-
-    Each method is asked by one of EVERY tests of a file, in one of its settings and on one of the
-    engines, by the next
-    in another or on another: so all are met in a file of enough of them. The rest of the product is
-    marked `full`, and so are the engines in `also`, on which each method runs in its first setting.
-    """
-    turn, parameters = next(_turns[module]), []
-    for number, name in enumerate(METHODS):
-        own = [case for case in CASES if case.values[0] == name]
-        pairs = list(itertools.product(own, engines or (None,)))
-        asked = [] if (turn + number) % EVERY else [pairs[(turn // EVERY + number) % len(pairs)]]
-        for case, engine in (*pairs, *((own[0], engine) for engine in also)):
-            values, suffix = (
-                (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
+def method_cases(engines: tuple[str, ...]) -> list[Any]:
+    """Return every setting of every method, on each of the engines if there are any."""
+    parameters, first_settings = [], set[str]()
+    for case in CASES:
+        name = case.values[0]
+        quick_engine = None
+        if engines and name in REPRESENTATIVES:
+            quick_engine = engines[REPRESENTATIVES.index(name) % len(engines)]
+        for engine in engines or (None,):
+            is_quick = (
+                name in REPRESENTATIVES and name not in first_settings and engine == quick_engine
             )
-            marks = [] if (case, engine) in asked else [pytest.mark.full]
-            parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
+            parameters.append(
+                pytest.param(
+                    *(case.values if engine is None else (*case.values, engine)),
+                    id=case.id if engine is None else f"{case.id}-{engine}",
+                    marks=[] if is_quick else [pytest.mark.full],
+                )
+            )
+        first_settings.add(name)
     return parameters
 
 
-def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Cases for parametrize, of which `make test` tries the first and every so-and-so-many-th: the
-    rest is `full`.
+def keep_quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """Leave the first `count` cases, which stand for the others, to `make test`; the rest is
+    `full`.
     """
-    given = [
-        case
-        if hasattr(case, "marks")
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)))
-        for case in cases
-    ]
-    return [
-        case if place % every == 0 else case._replace(marks=(*case.marks, pytest.mark.full))
-        for place, case in enumerate(given)
-    ]
+    parameters = []
+    for number, case in enumerate(cases):
+        if not hasattr(case, "marks"):
+            case = pytest.param(*(case if isinstance(case, tuple) else (case,)))
+        if number >= count:
+            case = case._replace(marks=(*case.marks, pytest.mark.full))
+        parameters.append(case)
+    return parameters
 
 
-LONG = (
-    *(
-        "tune",
-        "ranks",
-        "pretend",
-        "package",
-        "readers",
-        "html",
-        "resume",
-        "faults",
-        "library",
-        "docs",
-    ),
-    *("contract", "expectations", "reference"),
-)
-"""Files that take long: first, so that no core ends up waiting for another."""
+def keep_one_backend(items: list[pytest.Item]) -> None:
+    """Leave the methods' own tests on the loop backend to `make test`.
 
-
-def take_turns(items: list[pytest.Item]) -> None:
-    """Leave each case of a method's own tests on one of two backends; that these agree is for the
-    contract to say.
+    That the batched one agrees with it is for the contract to say.
     """
-    cases = defaultdict[Any, list[pytest.Item]](list)
     for item in items:
         call = getattr(item, "callspec", None)
-        if (
-            call
-            and call.params.get("backend") in BACKENDS
-            and item.path.is_relative_to(ROOT / "tests/methods")
-        ):
-            cases[item.function, call.id.replace(call.params["backend"], "")].append(item)
-    for turn, pair in enumerate(pair for pair in cases.values() if len(pair) == len(BACKENDS)):
-        pair[turn % len(BACKENDS)].add_marker(pytest.mark.full)
+        is_methods_own = item.path.is_relative_to(ROOT / "tests/methods")
+        if is_methods_own and call and call.params.get("backend") == "batched":
+            item.add_marker(pytest.mark.full)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first; tests marked `cuda` need a GPU."""
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
-    take_turns(items)
+    """Mark what is `full`, and skip what is marked `cuda` where there is no GPU."""
+    keep_one_backend(items)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -1,11 +1,10 @@
 """Imports run one way, from room to room as RANK has them."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from fedpfl.__main__ import COMMANDS
 from tests.conftest import ROOT
@@ -39,6 +38,7 @@ def part(path: Path) -> str:
     return first if rest and path.stem != "__main__" else "commands"
 
 
+@functools.cache
 def imports(path: Path) -> list[tuple[str, str | None]]:
     """(module, name) of every import anywhere in the file; name is None for `import module`. All
     are absolute.
@@ -78,13 +78,12 @@ def test_only_commands_stand_in_the_hallway():
     }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down(path):
-    here = part(path)
-    for other in parts_imported(path) - {here, None}:
-        assert RANK[other] < RANK[here], f"{here} imports {other}"
-    if here == "report":
-        assert parts_imported(path) <= {"report", "ground", "record"}, path
+def test_imports_point_down():
+    for path in FILES:
+        here = part(path)
+        upward = {other for other in parts_imported(path) - {here} if RANK[other] >= RANK[here]}
+        assert not upward, f"{path} imports {upward}"
+        assert here != "report" or parts_imported(path) <= {"report", "ground", "record"}, path
 
 
 def test_methods_know_no_files_devices_or_configuration():
@@ -138,20 +137,21 @@ def test_the_engine_knows_no_methods_name():
         assert not constants & REGISTERED, f"{path} names {constants & REGISTERED}"
 
 
-@pytest.mark.parametrize(
-    "path", files("methods"), ids=lambda path: str(path.relative_to(PACKAGE / "methods"))
-)
-def test_a_method_is_made_of_models_trees_and_what_methods_share(path):
-    shared = path.parent.name == "shared"
-    for module, name in imports(path):
-        if module.split(".")[0] != "fedpfl":
+GROUND = tuple(f"fedpfl.ground.{room}" for room in ("tree", "errors", "ranges", "casting"))
+METHOD_PARTS = (*GROUND, "fedpfl.models", "fedpfl.methods.shared")
+
+
+def test_a_method_is_made_of_models_trees_and_what_methods_share():
+    other_methods = {f"fedpfl.methods.{method}" for method in REGISTERED}
+    for path in files("methods"):
+        is_shared = path.parent.name == "shared"
+        if path.stem == "__init__" and not is_shared:
             continue
-        module = f"{module}.{name}" if module in ("fedpfl", "fedpfl.ground") else module
-        ground = tuple(f"fedpfl.ground.{room}" for room in ("tree", "errors", "ranges", "casting"))
-        allowed = (*ground, "fedpfl.models", "fedpfl.methods.shared")
-        own = not shared and module in {f"fedpfl.methods.{method}" for method in REGISTERED}
-        from_root = path.stem == "__init__" and not shared
-        assert own or module.startswith(allowed) or from_root, f"{path} imports {module}"
+        for module, name in imports(path):
+            module = f"{module}.{name}" if module in ("fedpfl", "fedpfl.ground") else module
+            is_method = not is_shared and module in other_methods
+            is_allowed = is_method or module.startswith(METHOD_PARTS)
+            assert is_allowed or module.split(".")[0] != "fedpfl", f"{path} imports {module}"
 
 
 def test_tree_operations_are_nobody_elses():

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from fedpfl.config import help_page, overrides
 from fedpfl.methods import METHODS
 from tests.command import call
-from tests.conftest import ROOT, sampled
+from tests.conftest import ROOT, keep_quick
 
 WORDS = ("method=fedobp", "dataset=cifar100", "rounds=7")
 
@@ -71,7 +71,7 @@ def test_a_narrow_terminal_gets_narrow_lines(monkeypatch):
     assert max(map(len, help_page.page(WORDS).splitlines()[4:])) <= 70
 
 
-@pytest.mark.parametrize("name", sampled(METHODS, 12))
+@pytest.mark.parametrize("name", keep_quick(METHODS))
 def test_every_method_has_its_page(name):
     assert f"\nmethod={name}: " in help_page.page([f"method={name}"])
 

@@ -20,7 +20,7 @@ CHECKS = "tests/pretend/checks.py"
 @pytest.mark.parametrize(
     "chosen",
     [
-        pytest.param([CHECKS, "-m", "not full"], id="a sample of methods"),
+        pytest.param([CHECKS, "-m", "not full"], id="one method"),
         pytest.param([CHECKS, "-m", "full"], id="all methods", marks=pytest.mark.full),
         pytest.param(["-m", "cuda"], id="all tests that need CUDA", marks=pytest.mark.full),
     ],

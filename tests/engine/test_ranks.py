@@ -322,6 +322,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "run"
 
 
+@pytest.mark.full
 def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_talks(
     tmp_path, alone
 ):
@@ -395,18 +396,10 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
     return result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rank", "moment", "then"),
-    [
-        (1, "in a round", 1),
-        *(
-            pytest.param(rank, moment, then, marks=pytest.mark.full)
-            for rank in (0, 1)
-            for moment in KILLS
-            for then in (1, 2, 3)
-            if (rank, moment, then) != (1, "in a round", 1)
-        ),
-    ],
+    [(rank, moment, then) for rank in (0, 1) for moment in KILLS for then in (1, 2, 3)],
 )
 def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
     rank, moment, then, tmp_path, alone

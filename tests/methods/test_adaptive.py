@@ -27,8 +27,8 @@ from tests.conftest import (
     assert_same,
     federate,
     holding,
+    keep_quick,
     rounds,
-    sampled,
     tiny,
 )
 from tests.report.test_report import write_run
@@ -69,14 +69,13 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
 
 @pytest.mark.parametrize(
     "values",
-    sampled(
+    keep_quick(
         [
             {"score": "obp"},
             {"score": "obp_as_published", "ema": 0.3, "norm": "layer"},
             {"score": "gradient", "scope": "tensor", "cold_start": "global"},
             {"score": "fisher", "classifier_only": True},
         ],
-        2,
     ),
     ids=str,
 )

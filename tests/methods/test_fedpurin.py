@@ -28,10 +28,10 @@ from tests.conftest import (
     assert_same,
     differing,
     federate,
+    keep_quick,
     participate,
     rounds,
     row,
-    sampled,
     tiny,
     trajectory,
 )
@@ -42,7 +42,7 @@ MIB = 2**20
 
 KINDS = {"fedpurin": FedPURIN(), "fedpurin-delta": FedPURIN(score="delta"), "fedcac": FedCAC()}
 kinds = pytest.mark.parametrize(
-    "method", sampled([pytest.param(kind, id=name) for name, kind in KINDS.items()], 2)
+    "method", keep_quick([pytest.param(kind, id=name) for name, kind in KINDS.items()])
 )
 
 

@@ -32,9 +32,9 @@ from tests.conftest import (
     differing,
     federate,
     given,
+    keep_quick,
     participate,
     row,
-    sampled,
     tiny,
     trajectory,
 )
@@ -218,7 +218,7 @@ def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
     assert torch.equal(~mask, scores == scores.min())
 
 
-@pytest.mark.parametrize("score", sampled(SCORES, 3))
+@pytest.mark.parametrize("score", keep_quick(SCORES))
 def test_norm_none_is_norm_global(score, backend, net, federation):
     none, whole = (
         trajectory(FedOBP(q=0.8, norm=norm, score=score), net, federation, engine=backend)
@@ -512,7 +512,7 @@ def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, feder
 
 
 @pytest.mark.parametrize(
-    "method", sampled([FedOBP(q=0.9), FedAvg(), FedPer(), Ditto(), LocalOnly()], 5), ids=str
+    "method", keep_quick([FedOBP(q=0.9), FedAvg(), FedPer(), Ditto(), LocalOnly()]), ids=str
 )
 def test_everybody_learns_this_easy_task(method):
     federation, net = federate((60,) * 4, (40,) * 4), tiny()

@@ -21,10 +21,10 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
+    keep_quick,
     participate,
     rounds,
     row,
-    sampled,
     tiny,
     trajectory,
 )
@@ -220,7 +220,7 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
 
 
 @pytest.mark.parametrize(
-    "method", sampled([LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)], 3), ids=repr
+    "method", keep_quick([LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)]), ids=repr
 )
 def test_they_learn(method, net, federation):
     """Each beats its own beginning on what clients have seen."""

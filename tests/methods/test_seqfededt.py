@@ -21,10 +21,10 @@ from tests.conftest import (
     HEAD,
     assert_same,
     differing,
+    keep_quick,
     participate,
     rounds,
     row,
-    sampled,
     tiny,
     trajectory,
 )
@@ -65,7 +65,7 @@ def last(state, client):
     return {name: {**own["scored"], **own["rest"]}[name] for name in state.server}
 
 
-@pytest.mark.parametrize("values", sampled([{}, {"classifier_only": True}], 2), ids=str)
+@pytest.mark.parametrize("values", keep_quick([{}, {"classifier_only": True}]), ids=str)
 def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation):
     net = tiny(norm=True)
     own, plain = (

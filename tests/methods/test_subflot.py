@@ -30,10 +30,10 @@ from tests.conftest import (
     assert_same,
     differing,
     federate,
+    keep_quick,
     participate,
     rounds,
     row,
-    sampled,
     tiny,
     trajectory,
 )
@@ -391,7 +391,7 @@ RATES = (0.75, 0.5, 0.25, 0.0)
 PREFIX = SubFLOT(rates=RATES, assign="blocks", initial="prefix", alpha=1.0, lam=0.0)
 
 
-@pytest.mark.parametrize("transported", sampled([True, False], 2))
+@pytest.mark.parametrize("transported", keep_quick([True, False]))
 def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, backend, federation):
     method = dataclasses.replace(PREFIX, otp=transported, ota=transported)
     other = FjORD(widths=tuple(1 - rate for rate in RATES), assign="blocks", rounding="round")
@@ -585,7 +585,7 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         assert differing(merged["model"], moved["model"])
 
 
-@pytest.mark.parametrize("part", sampled(["otp", "ota"], 2))
+@pytest.mark.parametrize("part", keep_quick(["otp", "ota"]))
 def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, federation):
     own, first = (
         trajectory(

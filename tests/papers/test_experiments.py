@@ -24,7 +24,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import call, table
-from tests.conftest import ROOT, sampled
+from tests.conftest import ROOT, keep_quick
 
 EXPERIMENTS = choices("experiment")
 PAPERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
@@ -98,7 +98,7 @@ def assert_fits(composed: DictConfig) -> None:
     assert cfg["dataset"]["name"] in datasets.SETS
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 6))
+@pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
 def test_an_experiment_composes(name):
     """The ends of its sweep."""
     assert_compose(jobs(name)[:: max(1, len(jobs(name)) - 1)])
@@ -153,7 +153,7 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
         assert path.stem in {"_".join(names) for names in dealt}
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))
+@pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
 def test_what_sweeps_needs_no_option(name: str):
     cfg = composed(f"experiment={name}")
     several = any(len(values) > 1 for values in swept(cfg).values())
@@ -166,7 +166,7 @@ SEEDS |= dict.fromkeys(
 )
 
 
-@pytest.mark.parametrize("name", sampled(SEEDS, 3))
+@pytest.mark.parametrize("name", keep_quick(SEEDS, 2))
 def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
     seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
     assert len(set(seeds)) == len(seeds) == SEEDS[name]
@@ -240,7 +240,7 @@ def test_the_default_is_the_papers_fedobp():
 # In small
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 12))
+@pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
 def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
     """Those of networks and splits that digits cannot have, too."""
     values = swept(composed(f"experiment={name}", "debug=quick"))
@@ -342,7 +342,7 @@ it.
 """
 
 
-@pytest.mark.parametrize("name", sampled([*IDENTITIES], 6))
+@pytest.mark.parametrize("name", keep_quick([*IDENTITIES], 2))
 def test_the_jobs_of_an_experiment_are_the_same_as_ever(name: str) -> None:
     assert tuple(identity(resolved(*words)) for words in ends(name)) == IDENTITIES[name]
 

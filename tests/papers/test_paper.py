@@ -32,7 +32,7 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.load import begun
 from fedpfl.report.names import DATASETS
 from fedpfl.report.render import render
-from tests.conftest import sampled
+from tests.conftest import keep_quick
 from tests.papers.test_experiments import composed, swept
 from tests.report.test_report import amend, name_of, write_run
 
@@ -358,7 +358,7 @@ def test_a_command_needs_no_multirun() -> None:
         assert composed(f"experiment={experiment}").hydra.mode == RunMode.MULTIRUN, experiment
 
 
-@pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - set(FEDOBP)), 6))
+@pytest.mark.parametrize("name", keep_quick(sorted(PLANS.keys() - set(FEDOBP)), 2))
 def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     """Every line in one column, every column in one line."""
     plan = PLANS[name]
@@ -961,7 +961,7 @@ def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [*lines.values()] == [[73, 71], [77, 75]]
 
 
-@pytest.mark.parametrize("name", sampled(FIGURES, 2))
+@pytest.mark.parametrize("name", keep_quick(FIGURES, 2))
 def test_every_figure_is_drawn(
     name: str, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

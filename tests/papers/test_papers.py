@@ -19,7 +19,7 @@ from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
 from fedpfl.report.names import DATASETS
-from tests.conftest import ROOT, sampled
+from tests.conftest import ROOT, keep_quick
 from tests.papers.test_experiments import EXPERIMENTS, composed, swept
 
 SEVERAL = "fedobp/table3 fedobp/table4 fedobp/figure2 fedobp/figure3"
@@ -764,7 +764,7 @@ def settings(experiment: str, choice: str = "") -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("experiment", sampled(PAPERS, 2))
+@pytest.mark.parametrize("experiment", keep_quick(PAPERS, 4))
 def test_an_experiment_has_the_papers_settings(experiment: str) -> None:
     wrong = {}
     for key, wanted, where in (
@@ -785,7 +785,7 @@ def test_an_experiment_has_the_papers_settings(experiment: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("experiment", sampled(PAPERS, 2))
+@pytest.mark.parametrize("experiment", keep_quick(PAPERS, 4))
 def test_no_setting_of_an_experiment_is_left_out(experiment: str) -> None:
     told = {key for name, key, _, _ in rows() if name == experiment}
     assert set(ALWAYS) <= told | {

@@ -33,14 +33,15 @@ from tests.conftest import (
     assert_same,
     federate,
     flatten,
+    keep_quick,
     tiny,
 )
 from tests.pretend import Graph, Refused, seen
 
 GPU, OTHER = torch.device("cuda:0"), torch.device("cuda:1")
 EVERYONE = list(range(10))
-SAMPLE = {"fedavg": False, "fedobp-q=0.9": False, "fedselect-p=0.5": False, "pfedme": True}
-"""Cases that `make test` plays, and whether with BatchNorm; `make test-all` plays all."""
+QUICK = ("fedobp-q=0.9", False)
+"""The case that `make test` plays, and whether with BatchNorm; `make test-all` plays all."""
 
 REASONS = {
     "engine/round.py _outcome: copy from cuda to cpu": "what the round has measured, all at once",
@@ -111,7 +112,7 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
             *case.values,
             norm,
             id=f"{case.id}{'-norm' * norm}",
-            marks=[] if SAMPLE.get(case.id) == norm else [pytest.mark.full],
+            marks=[] if (case.id, norm) == QUICK else [pytest.mark.full],
         )
         for case in CASES
         for norm in (False, True)
@@ -152,7 +153,9 @@ def test_no_step_makes_the_host_wait(method, graphs):
     assert waits[0] == waits[1]
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedSelect(p=0.5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", keep_quick([FedAvg(), FedSelect(p=0.5)]), ids=lambda m: type(m).__name__
+)
 def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method):
     local = dataclasses.replace(LOCAL, optimizer="adamw", decay=0.5, eps=0.1)
     ends, waits = [], []
@@ -181,6 +184,7 @@ def test_an_evaluation_is_fetched_at_once():
     assert seen.waits == {"engine/backend.py Backend.judge: copy from cuda to cpu": 1}
 
 
+@pytest.mark.full
 def test_a_step_launches_and_moves_little():
     """Of cnn4, with 10 clients x 32 images 3x32x32; four of its launches copy its inputs into the
     program's memory.
@@ -199,6 +203,7 @@ def test_a_step_launches_and_moves_little():
     assert moved <= 765  # MiB; it was 1,025
 
 
+@pytest.mark.full
 def test_another_device_than_the_current_one_trains_the_same():
     here, there = (
         played(FedAvg(), device, Engine("batched", graphs=True))[0] for device in (GPU, OTHER)
@@ -291,6 +296,7 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
     assert seen.now == held
 
 
+@pytest.mark.full
 def test_programs_that_are_kept_make_room_for_what_has_none():
     federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make(Engine("batched", graphs=True), net, GPU)
@@ -374,6 +380,7 @@ def test_the_pretended_gpu_replays_what_was_captured():
         graph.replay()
 
 
+@pytest.mark.full
 def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
     command = ("method=fedobp", "quantile.q=0.9", *TINY, "model=mlp", "hydra.run.dir=run")
     first = call(*command, cwd=tmp_path)

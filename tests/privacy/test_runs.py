@@ -14,7 +14,7 @@ from fedpfl.ground import tree
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import call, state, wait
-from tests.conftest import sampled
+from tests.conftest import keep_quick
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
 
@@ -110,7 +110,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), sampled(LINES, 3))
+@pytest.mark.parametrize(("words", "told"), keep_quick(LINES, 4))
 def test_a_bad_configuration_is_one_line(words, told, tmp_path):
     given = words.split()
     method = [] if any(word.startswith("method=") for word in given) else ["method=fedavg"]

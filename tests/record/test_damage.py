@@ -5,7 +5,6 @@ One bit of a file, whole files, the lock, the data and the code, all changed fro
 """
 
 import importlib
-import itertools
 import os
 import random
 import re
@@ -44,7 +43,7 @@ from tests.command import (
     table,
     wait,
 )
-from tests.conftest import assert_same, sampled
+from tests.conftest import assert_same, keep_quick
 from tests.report.test_listing import HOUR, age
 
 RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
@@ -121,7 +120,7 @@ def refusal(folder: Path, *overrides: str) -> str:
 # Bits
 
 
-@pytest.mark.parametrize("flips", sampled(FLIPS, 2))
+@pytest.mark.parametrize("flips", keep_quick(FLIPS))
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_bit_that_flips_changes_nothing_or_is_told(
@@ -228,9 +227,11 @@ VANISHED: dict[str, Callable[[Path], Any]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
     "foreign": lambda path: path.write_text("a: 1\n"),
 }
-LOST = sampled(
-    itertools.product(["config.yaml", "rounds.csv", "clients.csv", "partition.npz"], VANISHED), 3
-)
+LOST = [  # each file in one way, and the others
+    case
+    for name in ("config.yaml", "rounds.csv", "clients.csv", "partition.npz")
+    for case in keep_quick((name, how) for how in VANISHED)
+]
 
 
 @pytest.mark.parametrize(("name", "how"), LOST)
@@ -382,9 +383,11 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    sampled(
-        [(status, kind) for kind in IRREGULAR for status in ("new", "finished", "interrupted")], 2
-    ),
+    [
+        case
+        for status in ("new", "finished", "interrupted")
+        for case in keep_quick((status, kind) for kind in IRREGULAR)
+    ],
 )
 def test_what_is_no_regular_file_is_refused(
     kind: str, status: str, runs: dict[str, Path], tmp_path: Path
@@ -535,7 +538,7 @@ HOLDS = ("config.yaml", "rounds.csv", "summary.json", "state.pt", "run.log", "no
 
 @pytest.mark.parametrize(
     ("holds", "where"),
-    sampled([(holds, where) for holds in HOLDS for where in ("own", ".", "''")], 2),
+    keep_quick([(holds, where) for holds in HOLDS for where in ("own", ".", "''")]),
 )
 def test_a_folder_that_is_no_run_directory_is_left_alone(
     holds: str, where: str, tmp_path: Path

@@ -29,7 +29,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
 from tests.command import TINY, format_override, play
-from tests.conftest import sampled
+from tests.conftest import keep_quick
 from tests.record.test_damage import interrupt, overwritten, samples
 
 CASES = (16, 200)  # damaged files of a finished and of an interrupted run each
@@ -215,7 +215,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("cases", sampled(CASES, 2))
+@pytest.mark.parametrize("cases", keep_quick(CASES))
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
 def test_no_reader_shows_what_the_run_did_not_write(
     status: str, cases: int, ran: dict[str, Ran], tmp_path: Path

@@ -23,7 +23,7 @@ from fedpfl.remote.node import Node
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
 from fedpfl.testing.toy import small
-from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, sampled, tiny
+from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, keep_quick, tiny
 
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
 ONE = replace(LOCAL, epochs=None, steps=1)
@@ -138,7 +138,7 @@ def assert_played(played: Played, outcomes, judgement):
     assert_same(played.judged(), judgement)
 
 
-@pytest.mark.parametrize("name", sampled(["fedobp", *MORE], 3))
+@pytest.mark.parametrize("name", keep_quick(["fedobp", *MORE]))
 def test_methods_that_need_more_are_found_out(name: str):
     """By asking for what is not there, never by other numbers."""
     played = Played(METHODS[name](**SETTINGS.get(name, [{}])[0]))

@@ -19,7 +19,7 @@ import pytest
 
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, play, start, wait
-from tests.conftest import sampled
+from tests.conftest import keep_quick
 from tests.record.test_damage import assert_ends_as, refusal
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto", "model=mlp", "model.hidden=[8]")
@@ -126,7 +126,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("kills", sampled(KILLS, 2))
+@pytest.mark.parametrize("kills", keep_quick(KILLS))
 def test_killed_again_and_again_a_run_ends_as_if_it_never_was(
     kills: int, whole: Path, tmp_path: Path
 ) -> None:
@@ -179,10 +179,10 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
         yield calls
 
 
-@pytest.mark.parametrize("faults", sampled(FAULTS, 2))
+@pytest.mark.parametrize("faults", keep_quick(FAULTS))
 @pytest.mark.parametrize(
     "code",
-    sampled([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG], 2),
+    keep_quick([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG]),
 )
 def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
     code: int, faults: int, whole: Path, tmp_path: Path

@@ -23,7 +23,7 @@ from fedpfl.report.tables import chosen_round
 from fedpfl.runner import spaces, trials, tuning
 from tests.command import TINY, composed, format_override, start, wait
 from tests.command import call as command
-from tests.conftest import ROOT, sampled
+from tests.conftest import ROOT, keep_quick
 
 optuna = pytest.importorskip("optuna")
 COMPLETE, PRUNED, RUNNING = (
@@ -133,7 +133,7 @@ KILLS.insert(
 )  # first, so that make test has it: it once was not survived
 
 
-@pytest.mark.parametrize(("batch", "kill", "where"), sampled(KILLS, 4))
+@pytest.mark.parametrize(("batch", "kill", "where"), keep_quick(KILLS, 2))
 def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, tmp_path):
     own, calls = search(tmp_path, batch), [0]
 
@@ -513,7 +513,7 @@ def test_bad_input_is_one_line(words, message, tmp_path):
 SPACES = sorted(path.stem for path in spaces.FILES.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", sampled([name for name in SPACES if name != "all"], 3))
+@pytest.mark.parametrize("name", keep_quick([name for name in SPACES if name != "all"], 2))
 def test_every_space_is_of_its_method(name):
     assert name in METHODS
     space = distributions(*spaces.space(name, ()))
