@@ -6,7 +6,7 @@ import gc
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,16 @@ def keep_quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
             case = case._replace(marks=(*case.marks, pytest.mark.full))
         parameters.append(case)
     return parameters
+
+
+def keep_only(names: Iterable[str], quick_names: Collection[str]) -> list[Any]:
+    """Leave the names that are quick, which stand for the others, to `make test`; the rest is
+    `full`.
+    """
+    return [
+        name if name in quick_names else pytest.param(name, marks=pytest.mark.full)
+        for name in names
+    ]
 
 
 def keep_one_backend(items: list[pytest.Item]) -> None:

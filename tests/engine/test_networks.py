@@ -23,7 +23,7 @@ from fedpfl.testing.network_promises import (
 from fedpfl.testing.promises import Unkept
 from fedpfl.testing.toy import CPU
 from tests import networks
-from tests.conftest import SETTINGS
+from tests.conftest import REPRESENTATIVES, SETTINGS, keep_only
 
 ON_LOOP_ALONE = {
     "checkpointed": "recomputes activations",
@@ -85,7 +85,15 @@ def broken_promises(trial):
     return broken
 
 
-@pytest.mark.parametrize("name", networks.KEPT)
+QUICK = {
+    *("plain", "batchnorm_1d", "counter_assigned", "not_persistent", "dropped", "noisy_by_numpy"),
+    *("python_init", "tied", "changes_input", "frozen_average", "checkpointed", "two_heads"),
+    "instance_norm_with_statistics",
+}
+"""One network of each kind: what moves beside parameters, draws, sharing, refusals of the engine."""
+
+
+@pytest.mark.parametrize("name", keep_only(networks.KEPT, QUICK))
 def test_a_network_of_ones_own_keeps_every_promise(name):
     broken = broken_promises(NetworkTrial(partial(models.build, name), FedAvg(), networks.SHAPE))
     expected = {}
@@ -150,7 +158,7 @@ def test_values_of_a_run_are_where_another_begins(name):
     assert all(torch.equal(started.params[key], values[key]) for key in first.params)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", keep_only(METHODS, REPRESENTATIVES))
 def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(method):
     net, made = build("convolution_head"), METHODS[method](**SETTINGS.get(method, [{}])[0])
     if made.pairs or made.validates:
@@ -185,7 +193,7 @@ BUILT_IN = {
 }
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", keep_only(BUILT_IN, ("lenet5", "mlp")))
 def test_built_in_networks_keep_every_promise(name):
     broken = broken_promises(NetworkTrial(partial(models.build, name), FedAvg(), BUILT_IN[name]))
     assert not broken

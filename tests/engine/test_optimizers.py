@@ -32,6 +32,7 @@ from tests.conftest import (
     assert_same,
     differing,
     federate,
+    keep_quick,
     rounds,
     tiny,
     trajectory,
@@ -314,9 +315,9 @@ def scheduled(runner, method, federation, net, local, total=4):
     return states
 
 
-@pytest.mark.parametrize("kind", ["nesterov", "adam-decayed", "adamw"])
+@pytest.mark.parametrize("kind", keep_quick(["nesterov", "adam-decayed", "adamw"]))
 @pytest.mark.parametrize(
-    "method", [FedAvg(), FedSelect(p=0.5, lr_v=0.02)], ids=lambda m: type(m).__name__
+    "method", keep_quick([FedAvg(), FedSelect(p=0.5, lr_v=0.02)]), ids=lambda m: type(m).__name__
 )
 def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
     method, kind, net, federation

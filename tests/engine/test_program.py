@@ -26,6 +26,7 @@ from tests.conftest import (
     assert_same,
     every_method,
     federate,
+    keep_quick,
     tiny,
     trajectory,
 )
@@ -149,7 +150,7 @@ def test_widths_are_few():
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), Ditto(lam=0.3), FedPer()], ids=lambda m: type(m).__name__
+    "method", keep_quick([FedAvg(), Ditto(lam=0.3), FedPer()]), ids=lambda m: type(m).__name__
 )
 def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_moves(method):
     """Twelve clients that all end at another step: one capture per width and kind of phase, not per

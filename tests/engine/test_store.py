@@ -26,6 +26,7 @@ from tests.conftest import (
     differing,
     every_method,
     federate,
+    keep_quick,
     row,
     tiny,
     trajectory,
@@ -43,7 +44,9 @@ def played(store, folder, backend, method, federation, device=CPU):
     return now, runner.evaluate(method, federation.to(device), now, list(range(federation.clients)))
 
 
-@pytest.mark.parametrize("method", [OBP, Ditto(), FedAvg()], ids=["fedobp", "ditto", "fedavg"])
+@pytest.mark.parametrize(
+    "method", keep_quick([OBP, Ditto(), FedAvg()]), ids=["fedobp", "ditto", "fedavg"]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
