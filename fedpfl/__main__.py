@@ -57,7 +57,7 @@ def _complete(words: list[str]) -> None:
     typed = os.environ.get("COMP_LINE", "").lstrip().partition(" ")[2].lstrip()
     name, space, more = typed.partition(" ")
     if not words[0].startswith("query=") or (space and name == "train"):
-        overrides.complete(words[0], f"fedpfl {more}")
+        overrides.print_completion(words[0], f"fedpfl {more}")
     elif not space:
         print("\n".join(command for command in COMMANDS if command.startswith(name)))
 

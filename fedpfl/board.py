@@ -35,9 +35,9 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.foreign import ForeignRuns, read_command
-from fedpfl.config.messages import one_line
-from fedpfl.config.plan import load_data, register
+from fedpfl.config.foreign import ForeignRuns, read_untrusted_command
+from fedpfl.config.messages import format_error
+from fedpfl.config.plan import preload_datasets, register_resolver
 from fedpfl.ground.errors import FedpflError, one_of, reason
 from fedpfl.ground.files import output
 from fedpfl.ground.terminal import tell
@@ -54,10 +54,10 @@ from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import COLUMNS, ROW, accuracy_table
 from fedpfl.report.text import clip, csv_cell, few
-from fedpfl.runner.faults import STATUS, Diverged
-from fedpfl.runner.spaces import space
-from fedpfl.runner.tuning import places, tune
-from fedpfl.tune import order, play
+from fedpfl.runner.faults import EXIT_STATUS, Diverged
+from fedpfl.runner.spaces import make_search_space
+from fedpfl.runner.tuning import find_run_directories, tune_methods
+from fedpfl.tune import parse_request, run_or_exit
 
 HELP_ADVICE = "python -m fedpfl.board --help tells what it takes"
 SUITES = Path(overrides.CONF) / "board"
@@ -149,7 +149,7 @@ def read_command_line(words: Sequence[str]) -> BoardCommand:
     suite |= {key: values.pop(key) for key in SUITE_KEYS if key in values}
 
     # ---- The folder
-    sweep_dir = overrides.text_of(words, "hydra.sweep.dir")
+    sweep_dir = overrides.read_text_value(words, "hydra.sweep.dir")
     folder = Path(sweep_dir or f"outputs/board/{suite_name}")
     values.pop("hydra.sweep.dir", None)
 
@@ -175,12 +175,14 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
     counts = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
 
     # ---- Whatever is wrong with the command is said now, not hours later
-    order([f"method={methods[0]}", *counts])
+    parse_request([f"method={methods[0]}", *counts])
     shared_words = [
-        word for word in command.words if not (word.startswith("method.") or overrides.sweeps(word))
+        word
+        for word in command.words
+        if not (word.startswith("method.") or overrides.is_sweep(word))
     ]
     configs = {
-        setting: overrides.composed([*setting_words, *shared_words])
+        setting: overrides.compose_config([*setting_words, *shared_words])
         for setting, setting_words in suite["settings"].items()
     }
 
@@ -194,18 +196,18 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
 
     for setting, setting_words in suite["settings"].items():
         try:
-            load_data([configs[setting]])
+            preload_datasets([configs[setting]])
         except FedpflError as error:
             add_failure(f"{setting}: left out: {error}")
             continue
         folder = command.folder / setting
         for method in methods:
             words = [f"method={method}", *setting_words, *command.words, *counts]
-            words += overrides.words("hydra.sweep.dir", str(folder))
+            words += overrides.format_words("hydra.sweep.dir", str(folder))
             try:
-                (record,) = tune(order(words), play).frame.to_dict("records")
-            except (FedpflError, *overrides.REFUSED) as error:
-                add_failure(f"{setting}, {method}: left out: {one_line(error)}")
+                (record,) = tune_methods(parse_request(words), run_or_exit).frame.to_dict("records")
+            except (FedpflError, *overrides.HYDRA_ERRORS) as error:
+                add_failure(f"{setting}, {method}: left out: {format_error(error)}")
                 continue
             except SystemExit as exit_request:
                 if exit_request.code in INTERRUPTED_STATUSES:
@@ -216,7 +218,7 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
                 )
                 continue
             final_words, seeds = _words_and_seeds(record["command"])
-            for path in places(folder / "final", final_words, seeds):
+            for path in find_run_directories(folder / "final", final_words, seeds):
                 final_runs[path.resolve()] = {**record, "setting": setting}
     return final_runs, failures
 
@@ -408,7 +410,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     # ---- Run it again, and the rows that it is measured against
     final_runs: FinalRuns = {}
     for record in (row, *_baseline_rows(board_rows, row)):
-        foreign_runs = _with_known_data(read_command(record["command"]), command)
+        foreign_runs = _with_known_data(read_untrusted_command(record["command"]), command)
         setting = _setting_of(record, foreign_runs, command)
         for run_path in _play_again(foreign_runs, command.folder / "verify"):
             final_runs[run_path.resolve()] = {**record, "setting": setting}
@@ -524,10 +526,10 @@ def _baseline_rows(board_rows: pd.DataFrame, row: Mapping[str, str]) -> list[dic
 def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
     """Run a stranger's words anew; return the run directories."""
     seeds = ",".join(map(str, foreign_runs.seeds))
-    options = ["-m", *overrides.words("hydra.sweep.dir", str(root))]
+    options = ["-m", *overrides.format_words("hydra.sweep.dir", str(root))]
     words = [f"seed=choice({seeds})", "hydra.sweeper.table=false", "restart=true"]
-    play(options, [*foreign_runs.words, *words], bears=STATUS[Diverged])
-    return places(root, foreign_runs.words, foreign_runs.seeds)
+    run_or_exit(options, [*foreign_runs.words, *words], bears=EXIT_STATUS[Diverged])
+    return find_run_directories(root, foreign_runs.words, foreign_runs.seeds)
 
 
 def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
@@ -552,11 +554,11 @@ def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
 
 def _chosen_words(row: Mapping[str, str], command: BoardCommand) -> str:
     """Return which words of a row's command its search has chosen."""
-    words = read_command(row["command"]).words
+    words = read_untrusted_command(row["command"]).words
     method = next((word.partition("=")[2] for word in words if word.startswith("method=")), "")
     setting_name = row["setting"].partition(": ")[0]
     setting_words = command.suite["settings"].get(setting_name, [])
-    search_space = space(method, [*setting_words, *command.words])
+    search_space = make_search_space(method, [*setting_words, *command.words])
     searched_keys = {_key_of(word) for word in search_space}
     return " ".join(word for word in words if _key_of(word) in searched_keys)
 
@@ -585,12 +587,12 @@ def main() -> int:
         print(__doc__)
         return 0
     try:
-        register()
+        register_resolver()
         if words[0] == "verify":
             return _run_verify(words[1:])
         return _run_board(words)
-    except (FedpflError, *overrides.REFUSED) as error:
-        tell(one_line(error))
+    except (FedpflError, *overrides.HYDRA_ERRORS) as error:
+        tell(format_error(error))
         return 2
     except KeyboardInterrupt as error:
         interrupts.ended(error, tell)

@@ -24,10 +24,10 @@ from hydra.errors import HydraException
 
 from fedpfl import models
 from fedpfl.config import overrides, plan, plugins
-from fedpfl.config.choices import choices
-from fedpfl.config.messages import one_line
-from fedpfl.config.plugins import KINDS
-from fedpfl.config.schema import Start
+from fedpfl.config.choices import list_choices
+from fedpfl.config.messages import format_error
+from fedpfl.config.plugins import PLUGIN_KINDS
+from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import check_keys, options, typed
 from fedpfl.ground.errors import FedpflError, brief, near, printable
@@ -47,8 +47,11 @@ PROMISES_BY_KIND: dict[str, list[Promise]] = {
     "partition": PARTITION_PROMISES,
 }
 """What each kind of choice is tried on."""
-REGISTRIES = {kind.group: kind for kind in KINDS.values()}
-BESIDE: dict[str, tuple[Callable[..., Any], ...]] = {"model": (Start,), "dataset": (datasets.load,)}
+REGISTRIES = {kind.group: kind for kind in PLUGIN_KINDS.values()}
+BESIDE: dict[str, tuple[Callable[..., Any], ...]] = {
+    "model": (ModelOptions,),
+    "dataset": (datasets.load,),
+}
 """What takes options beside the choice itself."""
 TRIED_WITH = {"model": ("shape",), "dataset": ("data_dir",), "partition": ("clients",)}
 """Keys that are no options of the choice, but of the trial."""
@@ -139,7 +142,7 @@ def read_command(what: str, values: Sequence[str]) -> Command:
             named.append(Choice(key, text))
         else:
             settings.append(word)
-    plugins.load([])
+    plugins.load_plugins([])
     if what.endswith(".npz"):
         raise FedpflError(f"{what} is a data set's archive: fedpfl check dataset=npz path={what}")
     if _is_file(what):
@@ -155,11 +158,11 @@ def read_command(what: str, values: Sequence[str]) -> Command:
 def _load_plugin(file: str) -> list[Choice]:
     """Return what a file adds. Raises FedpflError."""
     before = {group: {*kind.registry} for group, kind in REGISTRIES.items()}
-    plugins.load([file])
+    plugins.load_plugins([file])
     added = [Choice(group, name) for group, kind in REGISTRIES.items() for name in kind.registry]
     added = [choice for choice in added if choice.name not in before[choice.kind]]
     if not added:
-        needed = ", ".join(KINDS)
+        needed = ", ".join(PLUGIN_KINDS)
         raise FedpflError(
             f"{file} has nothing to try; it needs a dictionary {needed} of names and values"
         )
@@ -198,7 +201,7 @@ def _kinds_of(name: str) -> list[str]:
 
 def _names_of(group: str) -> set[str]:
     """Return all names of a kind: those of files of values, and those that plugins add."""
-    return {*choices(group), *REGISTRIES[group].registry}
+    return {*list_choices(group), *REGISTRIES[group].registry}
 
 
 # ---- with which options
@@ -235,7 +238,7 @@ def _make_trial(
     group, read = config[choice.kind], partial(elsewhere.digest, choice)
     if choice.kind == "method":
         return typed(METHODS[group["name"]], options(group), "")
-    chosen = {**plan.chosen_options(config, choice.kind)}
+    chosen = {**plan.read_options(config, choice.kind)}
     if choice.kind == "model":
         options_of_network = {
             key: value for key, value in chosen.items() if key not in ("name", "overlap")
@@ -322,9 +325,9 @@ def _compose(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]:
             )
     words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
     try:
-        return plan.resolve(overrides.composed([str(choice), *words]))
-    except overrides.REFUSED as error:
-        raise FedpflError(one_line(error)) from None
+        return plan.resolve_config(overrides.compose_config([str(choice), *words]))
+    except overrides.HYDRA_ERRORS as error:
+        raise FedpflError(format_error(error)) from None
 
 
 def _read_shape(text: str | None) -> tuple[int, ...] | None:

@@ -10,14 +10,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpfl.config.overrides import chosen
-from fedpfl.config.plan import check
+from fedpfl.config.overrides import read_list_value
+from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, outlive_readers, tell
 from fedpfl.record.loggers import mirrors
 from fedpfl.remote import app, local
-from fedpfl.runner.export import log, write
-from fedpfl.runner.library import load, logger
+from fedpfl.runner.export import send_to_loggers, write_models
+from fedpfl.runner.library import load, read_logger_settings
 
 USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]
@@ -61,12 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     try:
         if not words:
-            count = write(
-                load(places[0], "cpu", options.data_dir, chosen(named, "plugins")), places[1]
+            count = write_models(
+                load(places[0], "cpu", options.data_dir, read_list_value(named, "plugins")),
+                places[1],
             )
             print(f"wrote {count} models to {places[1]}")
             return 0
-        loggers = logger(words)
+        loggers = read_logger_settings(words)
         if not mirrors(loggers):
             raise FedpflError(
                 f"{' '.join(words)} logs nothing beside the run directory; choose others"
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     for path in places:
         try:
-            print(f"logged {log(load(path), loggers)} rounds of {path}")
+            print(f"logged {send_to_loggers(load(path), loggers)} rounds of {path}")
         except FedpflError as error:
             tell(error)
             failed = True
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _app(folder: Path, words: Sequence[str]) -> int:
     """Write a Flower app; return the exit status."""
     try:
-        check(app.compose_federation(words)[1])
+        check_config(app.compose_federation(words)[1])
         local.write_app(folder, words)
     except FedpflError as error:
         tell(error)

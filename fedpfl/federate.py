@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
@@ -56,7 +56,7 @@ def play_federation(words: Sequence[str]) -> int:
         tell(note)
     if importlib.util.find_spec("flwr") is None:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
-    run = build(check(cfg))
+    run = build_run(check_config(cfg))
     disclosure = app.find_disclosure(run, settings)
     if disclosure:
         print(disclosure)
@@ -68,7 +68,7 @@ def play_federation(words: Sequence[str]) -> int:
         nodes_folder.mkdir(parents=True, exist_ok=True)
     # The app runs in a folder of its own, so it is given the whole path.
     app_words = [word for word in words if not word.startswith("hydra.run.dir=")]
-    app_words += overrides.words("hydra.run.dir", str(run_directory))
+    app_words += overrides.format_words("hydra.run.dir", str(run_directory))
     log = nodes_folder / "flower.log"
     local.play_locally(
         words=app_words,

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     terminal.outlive_readers()
     from fedpfl.config import early
 
-    early.refuse(word for word in sys.argv[1:] if word != "--dry-run")
+    early.exit_if_refused(word for word in sys.argv[1:] if word != "--dry-run")
 
 import logging
 import os
@@ -35,16 +35,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import help_page, overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.messages import one_line
+from fedpfl.config.messages import format_error
 from fedpfl.config.overrides import CONF
-from fedpfl.config.plan import register, require_place
+from fedpfl.config.plan import register_resolver, require_run_directory
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
 from fedpfl.ground.words import replaced_words
 from fedpfl.record import console
 from fedpfl.runner import dry_run, session, trials
-from fedpfl.runner.faults import STATUS, GivenUp, mended
+from fedpfl.runner.faults import EXIT_STATUS, TrialPruned, user_errors
 
 DRY_RUN = "--dry-run"
 _begun: list[bool] = []  # whether a job was reached
@@ -62,13 +62,13 @@ def job(cfg: DictConfig) -> str | None:
             raise FedpflError(
                 "hydra.job.chdir must be false under torchrun: one process alone has the run directory"
             )
-        if alone and (dropped := overrides.dropped_sweeps(hydra_cfg)):
+        if alone and (dropped := overrides.find_dropped_sweeps(hydra_cfg)):
             _one_run_of_several(hydra_cfg, dropped)
-        more = {} if alone else trials.of_search(hydra_cfg.sweeper, hydra_cfg.job.num)
-        with mended(cfg, path, whole=bool(_full)):
-            require_place(cfg, path)
+        more = {} if alone else trials.make_trial_arguments(hydra_cfg.sweeper, hydra_cfg.job.num)
+        with user_errors(cfg, path, whole=bool(_full)):
+            require_run_directory(cfg, path)
             session.play(cfg, path, experiment=hydra_cfg.runtime.choices.get("experiment"), **more)
-    except GivenUp:
+    except TrialPruned:
         return trials.PRUNED
     except FedpflError as fault:
         if alone:
@@ -83,7 +83,7 @@ def job(cfg: DictConfig) -> str | None:
         sys.exit(1)
     finally:
         # A single run's begin was noted; in a sweep Hydra has made this folder.
-        tidy.prune(path, otherwise=None if alone else Path(hydra_cfg.sweep.dir))
+        tidy.remove_empty_directories(path, otherwise=None if alone else Path(hydra_cfg.sweep.dir))
     return None
 
 
@@ -105,14 +105,14 @@ def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
 
 
 def _give_up(error: Exception) -> NoReturn:
-    _tell(one_line(error))
-    sys.exit(STATUS.get(type(error), 2))
+    _tell(format_error(error))
+    sys.exit(EXIT_STATUS.get(type(error), 2))
 
 
 def _rehearse(words: Sequence[str]) -> None:
     """Say what a command would run, and run nothing."""
     try:
-        dry_run.show(words)
+        dry_run.print_dry_run(words)
     except FedpflError as error:
         _give_up(error)
 
@@ -122,7 +122,7 @@ def _tell(text: str) -> None:
         tell(text)
 
 
-def status(words: Sequence[str]) -> int:
+def run_command(words: Sequence[str]) -> int:
     """Do as the command line with these words, and return its exit status."""
     sys.argv[1:] = words
     try:
@@ -137,7 +137,7 @@ def main() -> None:
     interrupts.answer(interrupts.playing)
     _begun.clear()
     try:
-        register()
+        register_resolver()
         logging.captureWarnings(True)
         _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
@@ -145,22 +145,24 @@ def main() -> None:
         is_dry_run = DRY_RUN in sys.argv
         sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
         try:
-            words = overrides.options_first(sys.argv[1:])
-            plugins.load(overrides.chosen(words, "plugins"))  # so that Hydra knows what they add
+            words = overrides.move_options_first(sys.argv[1:])
+            plugins.load_plugins(
+                overrides.read_list_value(words, "plugins")
+            )  # so that Hydra knows what they add
         except FedpflError as error:
             _give_up(error)
         if {"-h", "--help"} & {*words}:
-            print(help_page.page(words))
+            print(help_page.format_help(words))
             return
-        words = overrides.for_sweeps(words, GROUPS)
+        words = overrides.adapt_for_sweeps(words, GROUPS)
         if is_dry_run:
             _rehearse(words)
             return
-        sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
+        sys.argv[1:] = words if ranks.leads() else overrides.disable_hydra_files(words)
         job()
         ranks.part()
     except FedpflError as error:  # from a sweep; its lines are told
-        sys.exit(STATUS.get(type(error), 2))
+        sys.exit(EXIT_STATUS.get(type(error), 2))
     except KeyboardInterrupt as error:
         interrupts.ended(error, _tell)
     except Exception as error:
@@ -168,7 +170,7 @@ def main() -> None:
             raise
         # Composing the configuration and making the directory: the command line's faults, which
         # Hydra may not name.
-        tidy.prune()
+        tidy.remove_empty_directories()
         if type(error) is ValueError:
             error = ValueError(f"{error}, in the command {' '.join(sys.argv[1:])}")
         _give_up(error)

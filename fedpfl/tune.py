@@ -20,7 +20,7 @@ if __name__ == "__main__":
     terminal.outlive_readers()
     from fedpfl.config import early
 
-    early.refuse(
+    early.exit_if_refused(
         ["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))]
     )
 
@@ -29,22 +29,22 @@ from pathlib import Path
 
 from fedpfl import train
 from fedpfl.config import overrides, plugins
-from fedpfl.config.messages import one_line
-from fedpfl.config.plan import register
+from fedpfl.config.messages import format_error
+from fedpfl.config.plan import register_resolver
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, screen
-from fedpfl.runner.tuning import Order, tune
+from fedpfl.runner.tuning import TuningRequest, tune_methods
 
 NUMBERS = {"trials": 20, "seeds": 5}
 
 
-def order(words: Sequence[str]) -> Order:
+def parse_request(words: Sequence[str]) -> TuningRequest:
     """Read the command line. Raises FedpflError."""
     numbers, methods, folder, rest = dict(NUMBERS), list[str](), Path("outputs/tune"), list[str]()
-    for word in overrides.option_as_word(words):
+    for word in overrides.replace_config_dir_option(words):
         key, _, value = word.partition("=")
         if key in numbers:
             if not value.isdecimal() or int(value) < 1:
@@ -53,12 +53,12 @@ def order(words: Sequence[str]) -> Order:
         elif key == "method":
             methods = value.split(",")
         elif key == "hydra.sweep.dir":
-            folder = Path(str(overrides.composed([word]).hydra.sweep.dir))
+            folder = Path(str(overrides.compose_config([word]).hydra.sweep.dir))
         elif word not in ("-m", "--multirun"):
             rest.append(word)
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
-    plugins.load(overrides.chosen(rest, "plugins"))
+    plugins.load_plugins(overrides.read_list_value(rest, "plugins"))
     if unknown := [method for method in methods if method not in METHODS]:
         raise FedpflError(
             f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}"
@@ -68,19 +68,21 @@ def order(words: Sequence[str]) -> Order:
     ):
         raise FedpflError(f"{own}: tune sweeps by itself; leave it out")
     if bad := next(
-        (word for word in rest if word.startswith("seed=") and overrides.sweeps(word)), None
+        (word for word in rest if word.startswith("seed=") and overrides.is_sweep(word)), None
     ):
         raise FedpflError(
             f"{bad}: tune searches with one seed, and takes the next ones to judge by"
         )
-    return Order(list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest)
+    return TuningRequest(
+        list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest
+    )
 
 
-def play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
+def run_or_exit(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
     """Do as fedpfl.train's command line; ends the process where that failed, but with status
     `bears`.
     """
-    status = train.status([*options, *words])
+    status = train.run_command([*options, *words])
     if status not in (0, bears):
         sys.exit(status)
 
@@ -93,20 +95,22 @@ def main() -> None:
         return
     interrupts.answer(interrupts.playing)
     try:
-        register()
-        asked = order(
+        register_resolver()
+        asked = parse_request(
             check_words(
-                words, overrides.MULTIRUN, "python -m fedpfl.tune --help tells what it takes"
+                words,
+                overrides.MULTIRUN_OPTIONS,
+                "python -m fedpfl.tune --help tells what it takes",
             )
         )
         if note := replaced_words(words):
             tell(note)
-        table = tune(asked, play)
+        table = tune_methods(asked, run_or_exit)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
-    except (FedpflError, *overrides.REFUSED) as error:
-        tell(one_line(error))
+    except (FedpflError, *overrides.HYDRA_ERRORS) as error:
+        tell(format_error(error))
         sys.exit(2)
     except KeyboardInterrupt as error:
         interrupts.ended(error, tell)

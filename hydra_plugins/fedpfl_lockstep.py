@@ -49,9 +49,8 @@ class LockstepLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run jobs, given the overrides of each."""
-        from fedpfl.engine import (
-            lockstep,
-        )  # imports torch, which other Hydra programs need not wait for
+        # Imports torch, which other Hydra programs need not wait for.
+        from fedpfl.engine.backends import lockstep
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)

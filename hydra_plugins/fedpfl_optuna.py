@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from fedpfl.config import tidy
-from fedpfl.config.overrides import requote
+from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import many
 from fedpfl.ground.terminal import tell
 from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
@@ -86,7 +86,7 @@ class OptunaSweeper(Sweeper):
 
         returns: list[JobReturn] = []
 
-        def play(jobs: list[tuple[int, list[str]]]) -> list[trials.Ended]:
+        def play(jobs: list[tuple[int, list[str]]]) -> list[trials.TrialResult]:
             batch: list[JobReturn] = []
             cuts = [
                 0,
@@ -116,9 +116,9 @@ class OptunaSweeper(Sweeper):
                 tell(error)  # else it is among the failures below
             raise
         finally:
-            tidy.prune()
+            tidy.remove_empty_directories()
             tell_failures([job for job in returns if not _diverged(job)])
-        trials.found.append(best)
+        trials.search_results.append(best)
         counts = ", ".join(f"{count} {what}" for what, count in best.trials.items())
         tell(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
         return [returns]
@@ -130,7 +130,7 @@ class OptunaSweeper(Sweeper):
         `origin(words)` is what the run of a trial's words must come from.
         """
         from fedpfl.config import overrides
-        from fedpfl.config.plan import check, prepare_sweep
+        from fedpfl.config.plan import check_config, prepare_sweep
         from fedpfl.runner import trials
 
         assert self.hydra_context is not None
@@ -157,7 +157,7 @@ class OptunaSweeper(Sweeper):
             raise ValueError(
                 f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value"
             )
-        space = {key: trials.distribution(word) for key, word in swept.items()}
+        space = {key: trials.parse_distribution(word) for key, word in swept.items()}
         common = loader.load_sweep_config(self.config, fixed)
         first = {
             key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space
@@ -166,9 +166,9 @@ class OptunaSweeper(Sweeper):
             key: kind.choices[0] if hasattr(kind, "choices") else kind.low
             for key, kind in space.items()
         }
-        some = [requote(f"{key}={value}") for key, value in lowest.items()]
+        some = [requote_word(f"{key}={value}") for key, value in lowest.items()]
         proposed = loader.load_sweep_config(self.config, [*fixed, *some])
-        plan = check(proposed)
+        plan = check_config(proposed)
         settings = plan.settings
         if not settings.validation and plan.config["partition"]["name"] != "file":
             raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
@@ -183,15 +183,15 @@ class OptunaSweeper(Sweeper):
             )
             if deciding not in origins:
                 config = loader.load_sweep_config(self.config, [*fixed, *proposed])
-                origins[deciding] = trials.find_origin(check(config))
+                origins[deciding] = trials.find_origin(check_config(config))
             return origins[deciding]
 
         words_of_space = [str(word.input_line) for word in swept.values()]
-        name = trials.named(plan.identity, settings.seed, words_of_space, origin(some))
+        name = trials.name_study(plan.identity, settings.seed, words_of_space, origin(some))
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
         here = [
             f"hydra.sweeper.study={name}",
-            *overrides.words("hydra.sweeper.folder", str(folder)),
+            *overrides.format_words("hydra.sweeper.folder", str(folder)),
         ]
         search = trials.Search(folder, name, space, first, *asked)
         if settings.restart:
@@ -219,6 +219,6 @@ def _ended(job: JobReturn) -> Any:
     if job.status == JobStatus.FAILED and not diverged:
         raise job._return_value
     folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.ended(
+    return trials.read_trial_result(
         folder, "diverged" if diverged else "given up" if job.return_value == trials.PRUNED else ""
     )

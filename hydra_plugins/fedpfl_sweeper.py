@@ -27,7 +27,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from fedpfl.config import tidy
-from fedpfl.config.overrides import requote
+from fedpfl.config.overrides import requote_word
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, printable, reason
 from fedpfl.ground.terminal import tell
@@ -87,7 +87,7 @@ class Sweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         split = self.split_arguments(overrides, self.max_batch_size)
-        batches = [[[*map(requote, job)] for job in batch] for batch in split]
+        batches = [[[*map(requote_word, job)] for job in batch] for batch in split]
         jobs = [list(words) for batch in batches for words in batch]
         composed = [self._check(words) for words in jobs]
         if not self._is_remote():
@@ -103,7 +103,7 @@ class Sweeper(BasicSweeper):
                 for batch in batches:
                     returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         finally:
-            tidy.prune()
+            tidy.remove_empty_directories()
             if self._table:
                 show(returns)
             tell_failures(returns)

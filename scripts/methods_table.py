@@ -19,7 +19,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from fedpfl import engine, models
-from fedpfl.config.plan import check, register
+from fedpfl.config.plan import check_config, register_resolver
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
@@ -31,9 +31,9 @@ BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
 
 def configured(name: str, *overrides: str) -> Method:
     """A method with the values of its configuration file."""
-    register()
+    register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
-        return check(compose("train", [f"method={name}", *overrides])).method
+        return check_config(compose("train", [f"method={name}", *overrides])).method
 
 
 def counted(name: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config.messages import described, one_line
-from fedpfl.config.plan import build, check, register
+from fedpfl.config.messages import describe_choice, format_error
+from fedpfl.config.plan import build_run, check_config, register_resolver
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.picture import partition_picture
 from fedpfl.train import CONF
@@ -31,12 +31,12 @@ def main(arguments: list[str]) -> None:
             picture = Path(argument.removeprefix("picture="))
         else:
             overrides.append(argument)
-    register()
+    register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
-        run = build(check(compose("train", overrides)))
+        run = build_run(check_config(compose("train", overrides)))
     counts = run.federation.label_counts()
     sizes, classes = counts.sum(1), (counts > 0).sum(1)
-    name = f"{run.federation.name}, {run.federation.clients} clients, {described(run.config['partition'])}"
+    name = f"{run.federation.name}, {run.federation.clients} clients, {describe_choice(run.config['partition'])}"
     print(name)
     for label, values in (
         ("samples", sizes),
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (FedpflError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"fedpfl: {one_line(error)}")
+        sys.exit(f"fedpfl: {format_error(error)}")

@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
-from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, register
+from fedpfl.config.messages import format_error
+from fedpfl.config.plan import Run, build_run, check_config, register_resolver
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import whole
 from fedpfl.train import CONF
@@ -54,9 +54,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_intermixed_args(arguments)
     torch.set_num_threads(options.threads)
-    register()
+    register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
-        run = build(check(compose("train", [*SETTINGS, *options.overrides])))
+        run = build_run(check_config(compose("train", [*SETTINGS, *options.overrides])))
     module = run.net.module
     print(
         f"{run.federation.name}: {len(run.federation.train[0]):,} samples of {run.federation.classes} classes to train"
@@ -129,4 +129,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (FedpflError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"fedpfl: {one_line(error)}")
+        sys.exit(f"fedpfl: {format_error(error)}")

@@ -25,7 +25,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fedpfl.config.plan import register
+from fedpfl.config.plan import register_resolver
 from fedpfl.train import CONF
 
 COLUMNS = (
@@ -78,7 +78,7 @@ def rows(rounds: int, chance: random.Random) -> str:
 
 def write(root: Path, experiment: str, seeds: int, rounds: int) -> list[Path]:
     """An experiment's runs below `root`, `seeds` of each."""
-    register()
+    register_resolver()
     chance, folders = random.Random(0), []
     with initialize_config_dir(CONF, version_base="1.3"):
         swept = compose(

@@ -32,8 +32,8 @@ from omegaconf import DictConfig
 
 from fedpfl.config import overrides, plugins
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.plan import register
-from fedpfl.config.resolvers import folder
+from fedpfl.config.plan import register_resolver
+from fedpfl.config.resolvers import choice_folder
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -200,9 +200,13 @@ def words(text: str) -> list[str]:
 
 def base(text: str) -> tuple[list, DictConfig]:
     """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
-    plugins.load(str(ROOT / file) for file in overrides.chosen(words(text), "plugins"))
-    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), GROUPS))
-    register()
+    plugins.load_plugins(
+        str(ROOT / file) for file in overrides.read_list_value(words(text), "plugins")
+    )
+    parsed = OverridesParser.create().parse_overrides(
+        overrides.adapt_for_sweeps(words(text), GROUPS)
+    )
+    register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
         lines = [override.input_line for override in parsed if not override.is_sweep_override()]
         return parsed, compose("train", lines, return_hydra_config=True)
@@ -243,7 +247,9 @@ def runnable(text: str) -> Line:
     if cfg.model.get("weights"):
         small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
     chosen = cfg.hydra.runtime.choices
-    return Line(" ".join((line, *small)), f"{folder(chosen.experiment or '')} {chosen.debug}")
+    return Line(
+        " ".join((line, *small)), f"{choice_folder(chosen.experiment or '')} {chosen.debug}"
+    )
 
 
 def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:

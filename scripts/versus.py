@@ -181,7 +181,7 @@ def fedpfl(task: Task, method: str, precision: str = "fp32") -> Program:
         "partition.path": task.folder / "split.json",
         "hydra.run.dir": out,
     }
-    told += [word for key, path in paths.items() for word in overrides.words(key, str(path))]
+    told += [word for key, path in paths.items() for word in overrides.format_words(key, str(path))]
     told += [f"rounds={task.rounds}", f"eval.every={task.rounds}"]
     told += [
         f"local.epochs={task.epochs}",

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from fedpfl import train
 from fedpfl.config import overrides
-from fedpfl.config.plan import register
+from fedpfl.config.plan import register_resolver
 from fedpfl.ground import interrupts
 from fedpfl.record import digests
 from fedpfl.runner import resume, session
@@ -64,7 +64,7 @@ def format_override(key: str, value: Any) -> str:
     A path needs this: where the tree or its temporary files lie, a name may hold what overrides
     have a meaning for.
     """
-    (word,) = overrides.words(key, value)
+    (word,) = overrides.format_words(key, value)
     return word
 
 
@@ -76,7 +76,7 @@ def _environment() -> dict[str, str]:
 
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
-    register()
+    register_resolver()
     with initialize_config_dir(train.CONF, version_base="1.3"):
         return compose("train", overrides=list(overrides))
 
@@ -197,5 +197,5 @@ def state(folder: Path) -> dict[str, Any]:
     payload = torch.load(folder / "state.pt", weights_only=True)
     return {
         "round": torch.tensor(payload["round"]),
-        **{part: payload[part] for part in ("rows", *resume.STATE)},
+        **{part: payload[part] for part in ("rows", *resume.STATE_TREES)},
     }

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 
 from fedpfl import papers
 from fedpfl.config import overrides
-from fedpfl.config.choices import choices
+from fedpfl.config.choices import list_choices
 from fedpfl.data import datasets
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
@@ -71,7 +71,7 @@ def test_links_lead_somewhere():
 def test_the_pages_show_commands():
     texts = [command.text for command in COMMANDS]
     assert len(texts) == len(set(texts)) > 150
-    for experiment in choices("experiment"):
+    for experiment in list_choices("experiment"):
         assert experiment == "smoke" or any(
             f"experiment={experiment} " in f"{text} " for text in texts
         )
@@ -119,7 +119,7 @@ def test_commands_compose(command: str, everything: bool):
 def test_sweeps_say_so():
     """With -m or in an experiment that sweeps by itself; Hydra refuses the others."""
     for command in TRAIN:
-        sweeps = any(map(overrides.sweeps, try_docs.words(command)))
+        sweeps = any(map(overrides.is_sweep, try_docs.words(command)))
         if sweeps and not {"-m", "--multirun"} & {*shlex.split(command)[3:]}:
             _, composed = try_docs.base(try_docs.filled(command))
             assert composed.hydra.mode == RunMode.MULTIRUN, command

@@ -13,7 +13,7 @@ import pytest
 
 import fedpfl
 from fedpfl import __main__ as command
-from fedpfl.config.choices import choices
+from fedpfl.config.choices import list_choices
 from tests.conftest import ROOT
 
 TINY = (
@@ -55,7 +55,7 @@ def test_completion_answers_commands_keys_and_choices(line, some, shell, ask):
 def test_completion_offers_every_choice_of_a_group(ask):
     for group in ("method", "dataset", "experiment"):
         assert set(ask(f"fedpfl train {group}=")) == {
-            f"{group}={choice}" for choice in choices(group)
+            f"{group}={choice}" for choice in list_choices(group)
         }
     assert {"experiment=fedobp/table3", "experiment=fedobp/table5"} <= set(
         ask("fedpfl train experiment=fedobp/t")

@@ -12,15 +12,15 @@ from pathlib import Path
 import fedpfl
 from fedpfl.record.environment import imports
 
-Texts = dict[str, tuple[Path, bytes]]
+ModuleSources = dict[str, tuple[Path, bytes]]
 """Where a module's text is, and the text, by the module's name."""
 
 
-def beside(file: Path, text: bytes) -> Texts:
+def find_local_imports(file: Path, text: bytes) -> ModuleSources:
     """Return the modules in or below a file's folder that it imports, wherever in its text, and
     these in turn.
     """
-    found: Texts = {}
+    found: ModuleSources = {}
     waiting = [(text, "")]  # with the package that relative imports start from
     while waiting:
         for name in [part for whole in imports(*waiting.pop()) for part in _path(whole)]:
@@ -29,7 +29,7 @@ def beside(file: Path, text: bytes) -> Texts:
                 name in found
                 or not place
                 or not _own(place, file.parent)
-                or (read := text_of(place)) is None
+                or (read := read_source(place)) is None
             ):
                 continue
             found[name] = place, read
@@ -37,7 +37,7 @@ def beside(file: Path, text: bytes) -> Texts:
     return found
 
 
-def text_of(place: Path) -> bytes | None:
+def read_source(place: Path) -> bytes | None:
     """Return a file's text, None where it cannot be read."""
     with contextlib.suppress(OSError):
         return place.read_bytes()

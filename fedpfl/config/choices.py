@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 CONF = Path(__file__).parents[1] / "conf"
-OPTIONAL: dict[str, tuple[str, ...]] = {
+OPTIONAL_GROUPS: dict[str, tuple[str, ...]] = {
     "quantile": ("q", "otherwise", "table", "title", "ema"),
     "norm": (),
     "score": (),
@@ -21,18 +21,18 @@ GROUPS = (
     "model",
     "adapter",
     "method",
-    *OPTIONAL,
+    *OPTIONAL_GROUPS,
     "privacy",
     "system",
     *FIXED,
     "logger",
 )
-NESTED = ("experiment",)
+NESTED_GROUPS = ("experiment",)
 """Groups whose folders hold choices; those of others hold what comes with a choice."""
 
 
-def choices(group: str) -> list[str]:
+def list_choices(group: str) -> list[str]:
     """Return the names of a group's files, `folder/name` for those in a folder."""
     place = CONF / group
-    files = place.rglob("*.yaml") if group in NESTED else place.glob("*.yaml")
+    files = place.rglob("*.yaml") if group in NESTED_GROUPS else place.glob("*.yaml")
     return sorted(str(path.relative_to(place).with_suffix("")) for path in files)

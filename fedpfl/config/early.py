@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from fedpfl.config import overrides
-from fedpfl.config.choices import GROUPS, choices
-from fedpfl.config.messages import one_line
+from fedpfl.config.choices import GROUPS, list_choices
+from fedpfl.config.messages import format_error
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
 
 
-def refuse(words: Iterable[str]) -> None:
+def exit_if_refused(words: Iterable[str]) -> None:
     """End the process with status 2 and one line where the command line is refused whatever else is
     looked at.
 
@@ -31,17 +31,21 @@ def refuse(words: Iterable[str]) -> None:
 
 def _fault(words: Sequence[str]) -> str:
     try:
-        words = overrides.options_first(words)
+        words = overrides.move_options_first(words)
         keys = [word for word in words if word not in ("-m", "--multirun")]
-        if any(word.startswith("-") for word in keys) or overrides.chosen(keys, "plugins"):
+        if any(word.startswith("-") for word in keys) or overrides.read_list_value(keys, "plugins"):
             return ""
         swept = any(word not in keys or word.startswith(("experiment=", "hydra")) for word in words)
-        words = overrides.for_sweeps(keys, GROUPS)
-        overrides.composed([word for word in words if not (swept and overrides.sweeps(word))])
-        groups = {word: word.partition("=")[0] for word in words if overrides.sweeps(word)}
+        words = overrides.adapt_for_sweeps(keys, GROUPS)
+        overrides.compose_config(
+            [word for word in words if not (swept and overrides.is_sweep(word))]
+        )
+        groups = {word: word.partition("=")[0] for word in words if overrides.is_sweep(word)}
         for word, group in groups.items():
-            unknown = {*overrides.values(word)} - {*choices(group)} if group in GROUPS else ()
-            overrides.composed([f"{group}={name}" for name in unknown][:1])
-    except (FedpflError, *overrides.REFUSED) as error:
-        return one_line(error)
+            unknown = (
+                {*overrides.split_values(word)} - {*list_choices(group)} if group in GROUPS else ()
+            )
+            overrides.compose_config([f"{group}={name}" for name in unknown][:1])
+    except (FedpflError, *overrides.HYDRA_ERRORS) as error:
+        return format_error(error)
     return ""

@@ -13,14 +13,23 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from fedpfl.config.choices import OPTIONAL, choices
+from fedpfl.config.choices import OPTIONAL_GROUPS, list_choices
 from fedpfl.ground.errors import FedpflError
 
 PREFIX = ["python", "-m", "fedpfl.train", "-m"]
 """How the command of a row begins."""
 SETTINGS = ("rounds", "clients", "participation", "validation", "unseen", "metrics")
 """Settings of a run that a row may give a value; others say where a run lies and what it may do."""
-CHOSEN = ("dataset", "partition", "model", "adapter", "method", "privacy", "system", *OPTIONAL)
+CHOSEN = (
+    "dataset",
+    "partition",
+    "model",
+    "adapter",
+    "method",
+    "privacy",
+    "system",
+    *OPTIONAL_GROUPS,
+)
 """Groups of which a row may choose what comes along with the package."""
 WITH_KEYS = (*CHOSEN, "local", "eval", "stopping", "augment", "engine", "checkpoint")
 PATHS = re.compile(
@@ -45,7 +54,7 @@ class ForeignRuns(NamedTuple):
     seeds: list[int]
 
 
-def read_command(command: str) -> ForeignRuns:
+def read_untrusted_command(command: str) -> ForeignRuns:
     """Return the words and seeds of `python -m fedpfl.train -m KEY=VALUE ... seed=1,2`.
 
     Raises:
@@ -90,7 +99,7 @@ def _check_word(word: str) -> str:
     if group not in allowed or (group == "checkpoint" and key != "checkpoint.keep"):
         raise _refusal(word, "is no key of a board's run")
     value = _parse_value(word)
-    if key in CHOSEN and value not in choices(key):
+    if key in CHOSEN and value not in list_choices(key):
         raise _refusal(word, f"chooses what fedpfl has not brought along in {key}")
     if not _is_plain(value):
         raise _refusal(word, "has no plain value")

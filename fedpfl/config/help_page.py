@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import overrides
-from fedpfl.config.choices import GROUPS, choices
-from fedpfl.config.messages import UNSEEN
-from fedpfl.config.plan import register
+from fedpfl.config.choices import GROUPS, list_choices
+from fedpfl.config.messages import HIDDEN_KEYS
+from fedpfl.config.plan import register_resolver
 from fedpfl.config.schema import SCHEMAS, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.ground.casting import allowed, hints
@@ -43,12 +43,12 @@ With -m, values separated by commas make a sweep. --cfg job prints the YAML, --h
 --dry-run says what would run, and writes nothing. With words such as method=fedper, --help has their keys."""
 
 
-def page(words: Sequence[str]) -> str:
+def format_help(words: Sequence[str]) -> str:
     """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they
     cannot take.
     """
-    register()
-    cfg = overrides.composed([word for word in words if not word.startswith("-")])
+    register_resolver()
+    cfg = overrides.compose_config([word for word in words if not word.startswith("-")])
     chosen = {
         group: str(name)
         for group, name in cfg.hydra.runtime.choices.items()
@@ -78,7 +78,7 @@ def page(words: Sequence[str]) -> str:
         )
         if group == "method":
             title += _sees(cfg[group])
-        keys = [key for key in cfg[group] if key not in UNSEEN]
+        keys = [key for key in cfg[group] if key not in HIDDEN_KEYS]
         lines = [
             _key(cfg[group], key, f"{group}.", said, _schema(group, cfg[group])) for key in keys
         ]
@@ -89,7 +89,7 @@ def page(words: Sequence[str]) -> str:
 def _names(group: str) -> list[str]:
     """Return the choices of a group, but not Hydra's own."""
     registry = REGISTRIES.get(group, {})
-    return sorted({*choices(group), *registry})
+    return sorted({*list_choices(group), *registry})
 
 
 def _comments(file: Path) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _sees(values: DictConfig) -> str:
     """Say what a method's server sees, unless its values are incomplete or wrong."""
     try:
         given: Any = OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
-        kept = {key: value for key, value in given.items() if key not in UNSEEN}
+        kept = {key: value for key, value in given.items() if key not in HIDDEN_KEYS}
         method = typed(METHODS[given["name"]], options(kept), "method")
         return f" (the server sees: {method.server_sees})"
     except (FedpflError, OmegaConfBaseException):
@@ -141,7 +141,7 @@ def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], 
         text = "; ".join(filter(None, (text, allowed(hint))))
     value = given[key]
     if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
-        value = next(overrides.words("", value)).removeprefix("=")
+        value = next(overrides.format_words("", value)).removeprefix("=")
     return _line(f"{place}{key}={value}", text)
 
 

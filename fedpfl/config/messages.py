@@ -10,8 +10,8 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config.choices import GROUPS, OPTIONAL, choices
-from fedpfl.config.overrides import quoted_word
+from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS, list_choices
+from fedpfl.config.overrides import quote_word
 from fedpfl.ground.errors import FedpflError, near, one_of
 
 NOISE = (
@@ -33,14 +33,14 @@ KNOWN = {
     "seed=range(1,4)",
 }
 """What to say instead of messages of Hydra's that begin so."""
-UNSEEN = ("name", "title", "groups", "table")
+HIDDEN_KEYS = ("name", "title", "groups", "table")
 """Keys that nobody sets."""
 EXTRAS = {"submitit": "slurm", "ray": "ray"}
 """What of fedpfl's extras brings launchers whose names begin so."""
 PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
 
 
-def one_line(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return an error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
@@ -53,7 +53,7 @@ def one_line(error: Exception) -> str:
         if group == "hydra/launcher" and extra:
             return f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
         # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
-        if known := choices(group) or error.options:
+        if known := list_choices(group) or error.options:
             return f"{group} must be {one_of(known, name)}"
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override), text)
@@ -95,7 +95,7 @@ def needs_multirun(word: str) -> str:
     )
     return (
         f"{word} is a sweep, which needs -m; if it is one value, write a list as {key}=[{value}], "
-        f"a text as {quoted_word(key, value)}{number}"
+        f"a text as {quote_word(key, value)}{number}"
     )
 
 
@@ -115,7 +115,7 @@ def _unreadable(word: str, text: str) -> str:
         line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line
     ]
     reasons = [line for line in lines if not line.startswith(("no viable", "token recognition"))]
-    return "; ".join([said, *reasons, f"a text is quoted: {quoted_word(key, value)}"])
+    return "; ".join([said, *reasons, f"a text is quoted: {quote_word(key, value)}"])
 
 
 def _group_and_choice(missing: str) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def _group_and_choice(missing: str) -> tuple[str, str]:
     return start + group, name
 
 
-def at_its_source(message: str, cfg: DictConfig) -> str:
+def name_source_key(message: str, cfg: DictConfig) -> str:
     """Return a message about `method.q` as one about `quantile.q`, where `method.q` takes its value
     from there.
     """
@@ -137,7 +137,7 @@ def at_its_source(message: str, cfg: DictConfig) -> str:
     return f"{source[1]}{space}{rest}" if source else message
 
 
-def described(choice: Mapping[str, Any]) -> str:
+def describe_choice(choice: Mapping[str, Any]) -> str:
     """Return a group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
     values = ", ".join(
         f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None
@@ -165,7 +165,7 @@ def _no_key(key: str, cause: BaseException | None) -> str:
         dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
     )
     group = key.split(".")[0]
-    if group in OPTIONAL and not known.get(group):
+    if group in OPTIONAL_GROUPS and not known.get(group):
         return f"{key} is for a hyperparameter that the method does not have"
     asked = "--cfg hydra" if group == "hydra" else "--help"
     meant = _near_key(key, known)
@@ -177,7 +177,7 @@ def _no_key(key: str, cause: BaseException | None) -> str:
         and isinstance(values, Mapping)
         and (group == "method" or not meant)
     ):
-        listed = ", ".join(own for own in values if own not in (*UNSEEN, "hydra"))
+        listed = ", ".join(own for own in values if own not in (*HIDDEN_KEYS, "hydra"))
         name = f" of {group}={values['name']}" if values is not known and "name" in values else ""
         mend = f"known keys{name}: {listed}" + (f"; {mend}" if meant else "")
     return f"{key or 'nothing'} is not a key here; {mend}"

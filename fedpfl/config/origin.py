@@ -17,7 +17,7 @@ from fedpfl.record import rundir
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class WeightsOrigin:
     """Say where a run's initial values are from.
 
     place: a file or a run, "" for none. line: what a user is told of it. caveat: what tables say of
@@ -61,7 +61,7 @@ def trace_origin(
     unseen: Federation | None,
     overlap: bool,
     privacy: Privacy | None,
-) -> Origin:
+) -> WeightsOrigin:
     """Return where the values are from. hashes: of all samples. overlap: `model.overlap`.
 
     Raises FedpflError where they were trained on samples that are tested here, or break a promise
@@ -69,7 +69,7 @@ def trace_origin(
     """
     trained_here = pick_hashes(hashes, federation.train)
     if weights is None:
-        return Origin("", "", "", Provenance().joined_with(trained_here))
+        return WeightsOrigin("", "", "", Provenance().joined_with(trained_here))
     splits = [*federation.test, *federation.validation]
     if unseen:
         splits += [*unseen.train, *unseen.test, *unseen.validation]
@@ -100,7 +100,7 @@ def trace_origin(
             f"what {names} was trained on is not recorded, perhaps on samples that are tested here"
         )
         told = caveat
-    return Origin(
+    return WeightsOrigin(
         weights.place, f"{weights.place}: {told}", caveat, source.joined_with(trained_here)
     )
 

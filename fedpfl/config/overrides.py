@@ -29,17 +29,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
-from fedpfl.config.choices import NESTED, choices
+from fedpfl.config.choices import NESTED_GROUPS, list_choices
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, parser_options
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
-MULTIRUN = {"-m": "", "--multirun": "", "--config-dir": "config_dir"}
+MULTIRUN_OPTIONS = {"-m": "", "--multirun": "", "--config-dir": "config_dir"}
 """The options of commands that sweep by themselves, where they change nothing."""
 SEARCHPATH, FILE = "hydra.searchpath", "file://"
-REFUSED = HydraException, OmegaConfBaseException
+HYDRA_ERRORS = HydraException, OmegaConfBaseException
 """What is raised for words that Hydra refuses."""
 
 
@@ -62,26 +62,26 @@ def _hydra() -> Iterator[Hydra]:
                 Singleton._instances[kind] = instance
 
 
-def composed(words: Sequence[str]) -> DictConfig:
+def compose_config(words: Sequence[str]) -> DictConfig:
     """Return the configuration, with Hydra's part. Raises what Hydra and OmegaConf do."""
     with _hydra():
         return compose("train", list(words), return_hydra_config=True)
 
 
-def composed_once(words: Sequence[str]) -> DictConfig:
+def compose_single_run(words: Sequence[str]) -> DictConfig:
     """Return `composed` of one run, with what its experiment sets for its jobs.
 
     Raises FedpflError for a sweep, and as `composed`.
     """
     cfg, more = _with_experiment(words)
-    for word in filter(sweeps, (*words, *more)):
+    for word in filter(is_sweep, (*words, *more)):
         raise FedpflError(
             f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time"
         )
-    return composed([*words, *more]) if more else cfg
+    return compose_config([*words, *more]) if more else cfg
 
 
-def jobs(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
+def expand_sweep(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
     """Return each run of a sweep, as `-m` makes them: its words, and its values of what is swept
     over, by key.
 
@@ -92,7 +92,7 @@ def jobs(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
         parsed = OverridesParser.create(hydra.config_loader).parse_overrides(
             [*more, *words]
         )  # which glob(*) asks
-        split = [[*map(requote, job)] for job in BasicSweeper.split_arguments(parsed, None)[0]]
+        split = [[*map(requote_word, job)] for job in BasicSweeper.split_arguments(parsed, None)[0]]
     swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
     found = []
     for job in split:
@@ -112,7 +112,7 @@ def _with_experiment(words: Sequence[str]) -> tuple[DictConfig, list[str]]:
     jobs besides.
     """
     given = {override.key_or_group for word in words if (override := _parsed(word))}
-    cfg = composed([word for word in words if not sweeps(word)])
+    cfg = compose_config([word for word in words if not is_sweep(word)])
     return cfg, [
         f"{key}={value}"
         for key, value in (cfg.hydra.sweeper.params or {}).items()
@@ -120,14 +120,14 @@ def _with_experiment(words: Sequence[str]) -> tuple[DictConfig, list[str]]:
     ]
 
 
-def words(key: str, value: Any, choices: bool = False) -> Iterator[str]:
+def format_words(key: str, value: Any, choices: bool = False) -> Iterator[str]:
     """Yield `key=value` as the command line says it; of a mapping, one for each value in it.
 
     choices: whether several values are a sweep's, of which a run has one, and no list.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from words(f"{key}.{name}", inner, choices)
+            yield from format_words(f"{key}.{name}", inner, choices)
     elif choices and isinstance(value, Iterable) and not isinstance(value, str):
         yield f"{key}=choice({','.join(map(_said, value))})"
     else:
@@ -146,7 +146,7 @@ def _said(value: Any) -> str:
     )
 
 
-def requote(word: str) -> str:
+def requote_word(word: str) -> str:
     """Return a word of a sweep's job as Hydra reads it, which leaves out the quotes that letters
     beyond ASCII need.
     """
@@ -157,30 +157,30 @@ def requote(word: str) -> str:
     return f"{key}{equals}{_said(unescaped)}"
 
 
-def quoted_word(key: str, value: str) -> str:
+def quote_word(key: str, value: str) -> str:
     """Return `"key='value'"`: a text as a shell hands it to Hydra, whatever is in it."""
     word = f"{key}={_said(value)}"
     return shlex.quote(word) if set("'\"$`\\!") & set(value) else f'"{word}"'
 
 
-def quoted_list(key: str, values: Iterable[str]) -> str:
+def quote_list(key: str, values: Iterable[str]) -> str:
     """Return `key=[...]` as a shell hands it to Hydra, with quotes only where a value needs them."""
     texts = [*values]
     word = f"{key}=[{','.join(texts)}]"
-    if chosen([word], key) != texts:
-        (word,) = words(key, texts)
+    if read_list_value([word], key) != texts:
+        (word,) = format_words(key, texts)
     return shlex.quote(word) if re.search(r"[^\w./,=\[\]:@%+-]", word) else word
 
 
-def complete(word: str, line: str) -> None:
+def print_completion(word: str, line: str) -> None:
     """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may
     go on with.
     """
     group, equals, begun = line.rpartition(" ")[2].partition("=")
     if (
-        equals and group in NESTED and word.startswith("query=")
+        equals and group in NESTED_GROUPS and word.startswith("query=")
     ):  # Hydra offers no choices in folders
-        print(*(f"{group}={choice}" for choice in choices(group) if choice.startswith(begun)))
+        print(*(f"{group}={choice}" for choice in list_choices(group) if choice.startswith(begun)))
         return
     os.environ["COMP_LINE"] = line
     hidden = (
@@ -196,7 +196,7 @@ def complete(word: str, line: str) -> None:
     )
 
 
-def options_first(words: Sequence[str]) -> list[str]:
+def move_options_first(words: Sequence[str]) -> list[str]:
     """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what
     is no option.
     """
@@ -218,7 +218,7 @@ def options_first(words: Sequence[str]) -> list[str]:
     return [*(word for word in words if word not in keys), *keys]
 
 
-def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
+def adapt_for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
     """Return `method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with
     `++` before it.
 
@@ -256,7 +256,7 @@ def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
     return words
 
 
-def unwritten(words: Iterable[str]) -> list[str]:
+def disable_hydra_files(words: Iterable[str]) -> list[str]:
     """Return the words for a process that leaves files to another: Hydra then makes no directory
     and no log.
     """
@@ -278,7 +278,7 @@ def _parsed(word: str) -> Override | None:
         return None
 
 
-def chosen(words: Iterable[str], key: str) -> list[str]:
+def read_list_value(words: Iterable[str], key: str) -> list[str]:
     """Return the list of texts that the words set a key to; empty for a sweep, and for what is no
     such list.
     """
@@ -289,7 +289,7 @@ def chosen(words: Iterable[str], key: str) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else []
 
 
-def text_of(words: Iterable[str], key: str) -> str:
+def read_text_value(words: Iterable[str], key: str) -> str:
     """Return the text that the words set a key to, without quotes; "" where they do not."""
     given = [
         override for override in filter(None, map(_parsed, words)) if override.key_or_group == key
@@ -297,13 +297,13 @@ def text_of(words: Iterable[str], key: str) -> str:
     return str(given[-1].value()) if given else ""
 
 
-def sweeps(word: str) -> bool:
+def is_sweep(word: str) -> bool:
     """Return whether a word gives its key several values."""
     override = _parsed(word)
     return override is not None and override.is_sweep_override()
 
 
-def option_as_word(words: Sequence[str]) -> list[str]:
+def replace_config_dir_option(words: Sequence[str]) -> list[str]:
     """Return words with `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`, which
     composes alike.
 
@@ -320,25 +320,25 @@ def option_as_word(words: Sequence[str]) -> list[str]:
         raise FedpflError(
             f"--config-dir {options.config_dir} is no folder; give the one that holds yours"
         )
-    searched = [place for word in rest for place in chosen([word], SEARCHPATH)]
+    searched = [place for word in rest for place in read_list_value([word], SEARCHPATH)]
     rest = [word for word in rest if not word.startswith(f"{SEARCHPATH}=")]
     return [*rest, f"{SEARCHPATH}={_said([*searched, f'{FILE}{folder}'])}"]
 
 
-def config_dirs(words: Iterable[str]) -> list[Path]:
+def find_config_dirs(words: Iterable[str]) -> list[Path]:
     """Return the folders beside ours in which words have configurations looked for."""
-    places = [place.removeprefix(FILE) for place in chosen(words, SEARCHPATH)]
+    places = [place.removeprefix(FILE) for place in read_list_value(words, SEARCHPATH)]
     return [Path(place) for place in places if "://" not in place]
 
 
-def is_of_command(word: str) -> bool:
+def is_hydra_setting(word: str) -> bool:
     """Return whether a word is about how Hydra runs, and not about what a run is or where its files
     are.
     """
     return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
-def values(word: str) -> list[str]:
+def split_values(word: str) -> list[str]:
     """Return the values that a word gives its key, `[]` where they cannot be counted."""
     override = _parsed(word)
     if override is None or not override.is_sweep_override():
@@ -350,7 +350,7 @@ def values(word: str) -> list[str]:
     )
 
 
-def dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
+def find_dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
     """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run
     do not.
     """
@@ -371,7 +371,7 @@ def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     if not chosen:
         return
     try:
-        sweeper = composed(chosen).hydra.sweeper
-    except REFUSED:
+        sweeper = compose_config(chosen).hydra.sweeper
+    except HYDRA_ERRORS:
         return  # Hydra will tell
     yield from map(str, sweeper.params or {})

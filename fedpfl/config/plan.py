@@ -18,11 +18,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import origin, plugins
-from fedpfl.config.choices import GROUPS, OPTIONAL
-from fedpfl.config.messages import at_its_source, one_line
-from fedpfl.config.origin import Origin
-from fedpfl.config.resolvers import folder
-from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
+from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS
+from fedpfl.config.messages import format_error, name_source_key
+from fedpfl.config.origin import WeightsOrigin
+from fedpfl.config.resolvers import choice_folder
+from fedpfl.config.schema import (
+    SCHEMAS,
+    SETTINGS,
+    Checkpoint,
+    Eval,
+    ModelOptions,
+    PartitionOptions,
+    Settings,
+)
 from fedpfl.data import Augment, Federation, datasets, partition, provenance
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import device as find_device
@@ -81,7 +89,7 @@ class Run(Plan):
     read: str
     fingerprint: str
     account: Account | None
-    origin: Origin
+    origin: WeightsOrigin
     secret: Secret | None = None
     notes: tuple[str, ...] = ()
 
@@ -113,17 +121,17 @@ class Run(Plan):
         return min(1.0, self.settings.participation * (self.system.over if self.system else 1.0))
 
 
-def alone(key: Hashable, make: Callable[[], Any]) -> Any:
+def share_nothing(key: Hashable, make: Callable[[], Any]) -> Any:
     """Share nothing with other runs."""
     return make()
 
 
-def check(cfg: DictConfig) -> Plan:
+def check_config(cfg: DictConfig) -> Plan:
     """Check the whole configuration. Raises FedpflError, about the key that the user set."""
     try:
-        return _plan(resolve(cfg))
+        return _plan(resolve_config(cfg))
     except FedpflError as error:
-        raise FedpflError(at_its_source(str(error), cfg)) from None
+        raise FedpflError(name_source_key(str(error), cfg)) from None
 
 
 def _plan(config: dict[str, Any]) -> Plan:
@@ -133,7 +141,7 @@ def _plan(config: dict[str, Any]) -> Plan:
                 f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}"
             )
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
-    config["plugins"] = plugins.load(settings.plugins)
+    config["plugins"] = plugins.load_plugins(settings.plugins)
     config |= {
         "restart": False,
         "extend": "",
@@ -168,7 +176,7 @@ def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
         )
 
 
-def load_data(configs: Iterable[DictConfig]) -> None:
+def preload_datasets(configs: Iterable[DictConfig]) -> None:
     """Read the data that runs name, each once, so that what is absent is told before any run.
     Raises FedpflError.
 
@@ -177,7 +185,7 @@ def load_data(configs: Iterable[DictConfig]) -> None:
     read = set()
     for cfg in configs:
         try:
-            config = check(cfg).config
+            config = check_config(cfg).config
             source = _source(config)
         except FedpflError:
             continue
@@ -191,14 +199,14 @@ def prepare_sweep(configs: Sequence[DictConfig]) -> None:
     """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all of
     them.
     """
-    load_data(configs)
+    preload_datasets(configs)
     if (fault := _fault(configs[0])) and fault == _fault(configs[-1]):
         raise FedpflError(fault)
 
 
 def _fault(cfg: DictConfig) -> str:
     try:
-        build(check(cfg))
+        build_run(check_config(cfg))
     except FedpflError as error:
         return str(error)
     except Exception:  # the run itself tells of it, with its log
@@ -206,7 +214,9 @@ def _fault(cfg: DictConfig) -> str:
     return ""
 
 
-def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
+def build_run(
+    plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = share_nothing
+) -> Run:
     """Load the data and build the network. Raises FedpflError.
 
     share: `share(key, make)` makes what runs of one process may have in common, their samples.
@@ -315,7 +325,7 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the network's options."""
     network = chosen("model", config["model"], MODELS)
     return arguments(
-        (network, Start), options(config["model"]), "model", given=("shape", "classes")
+        (network, ModelOptions), options(config["model"]), "model", given=("shape", "classes")
     )
 
 
@@ -395,7 +405,9 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scheme's options, and the seed if it is not the run's."""
     scheme = chosen("partition", config["partition"], partition.SCHEMES)
     given = tuple(key for key in partition.GIVEN if key != "seed")
-    return arguments((scheme, Deal), options(config["partition"]), "partition", given=given)
+    return arguments(
+        (scheme, PartitionOptions), options(config["partition"]), "partition", given=given
+    )
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -409,7 +421,7 @@ def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def literal(config: Mapping[str, Any]) -> DictConfig:
+def escape_interpolations(config: Mapping[str, Any]) -> DictConfig:
     """Return a configuration of these very values: what a file of somebody else's interpolates is
     text.
     """
@@ -424,7 +436,7 @@ def literal(config: Mapping[str, Any]) -> DictConfig:
     return OmegaConf.create(escaped(config))
 
 
-def resolve(cfg: DictConfig) -> dict[str, Any]:
+def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain values, with what its optional groups choose written into
     the method.
 
@@ -432,7 +444,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     have.
     """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    groups = [group for group in GROUPS if group not in OPTIONAL]
+    groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     try:
         if missing := OmegaConf.missing_keys(cfg):
             raise _without_value(min(missing))
@@ -441,11 +453,13 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
         # These are in the method by now; what it takes nothing from, as where the user sets
         # method.q, is not looked up.
-        optional = {group: plain[group] for group in OPTIONAL if plain.get(group) is not None}
-        cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL])
+        optional = {
+            group: plain[group] for group in OPTIONAL_GROUPS if plain.get(group) is not None
+        }
+        cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL_GROUPS])
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise FedpflError(one_line(error)) from None
+        raise FedpflError(format_error(error)) from None
     for key in (*SETTINGS, *groups):
         if config.get(key) is None:
             raise _without_value(key)
@@ -461,7 +475,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
             raise FedpflError(
                 f"{group} is for a hyperparameter that method={method.get('name')} does not have"
             )
-        check_keys(options(values), OPTIONAL[group], group)
+        check_keys(options(values), OPTIONAL_GROUPS[group], group)
         representable(values, group)
     return config
 
@@ -474,12 +488,12 @@ INVALID = "no-run-of-these-settings"
 """Where a run would lie whose configuration is refused."""
 
 
-def require_place(cfg: DictConfig, path: Path) -> None:
+def require_run_directory(cfg: DictConfig, path: Path) -> None:
     """Raise FedpflError where a run has no place: it is refused, or a key takes its value from
     Hydra's own.
     """
     if INVALID in path.parts:
-        check(cfg)
+        check_config(cfg)
         values: Any = OmegaConf.to_container(cfg)
         asking = [key for key, value in flat(values) if "${hydra:" in str(value)]
         raise FedpflError(
@@ -496,12 +510,14 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
     versions lie where they are looked for.
     """
     place = "_".join(
-        filter(None, (folder(experiment) if experiment else config["dataset"]["name"], debug))
+        filter(
+            None, (choice_folder(experiment) if experiment else config["dataset"]["name"], debug)
+        )
     )
     return f"{place}/{essence(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
-def register() -> None:
+def register_resolver() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
     # A value that asks where the run belongs is part of what says so. Other threads may ask at the
     # same time.
@@ -516,7 +532,7 @@ def register() -> None:
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
         token = inside.set(True)
         try:
-            config = check(_root_).config
+            config = check_config(_root_).config
         except Exception:
             return INVALID  # the run itself tells what is wrong, and nothing is written before that
         finally:
@@ -530,7 +546,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)
 
 
-def chosen_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+def read_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Return the checked options of a model, data set or partition. Raises FedpflError."""
     read = {"model": _model, "dataset": _source, "partition": _partition}[group]
     return read(config)

@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 import fedpfl
-from fedpfl.config.beside import Texts, beside, text_of
+from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
 from fedpfl.data import datasets, partition
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.ranges import HOLDS
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
     common: Mapping[str, Any] = {}
 
 
-KINDS = {
+PLUGIN_KINDS = {
     "METHODS": Kind("method", METHODS),
     "MODELS": Kind("model", MODELS, ("shape", "classes"), {"weights": None}),
     "DATASETS": Kind("dataset", datasets.SETS, ("source",)),
@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
     """
 
     module: ModuleType
-    texts: Texts
+    texts: ModuleSources
 
 
 LIMITS = "limits"
@@ -75,7 +75,7 @@ _loaded: dict[Path, Loaded] = {}
 _added: list[tuple[Kind, str]] = []
 
 
-def load(files: Iterable[str]) -> list[str]:
+def load_plugins(files: Iterable[str]) -> list[str]:
     """Import files and make what they hold choices, and nothing that other files held; return their
     whole paths.
 
@@ -86,7 +86,7 @@ def load(files: Iterable[str]) -> list[str]:
     """
     paths = [Path(file).expanduser().absolute() for file in files]
     texts = [item for path in paths if path in _loaded for item in _loaded[path].texts.items()]
-    if any(text_of(place) != text for _, (place, text) in texts):
+    if any(read_source(place) != text for _, (place, text) in texts):
         _forget(name for name, _ in texts)
         for path in paths:
             _loaded.pop(path, None)
@@ -98,22 +98,22 @@ def load(files: Iterable[str]) -> list[str]:
     for path, module in zip(paths, modules, strict=True):
         added = {
             name: value
-            for name in KINDS
+            for name in PLUGIN_KINDS
             if isinstance(value := getattr(module, name, None), Mapping)
         }
         if not any(added.values()) and not _callbacks(path):
-            known = ", ".join(KINDS)
+            known = ", ".join(PLUGIN_KINDS)
             raise FedpflError(
                 f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values, or a list CALLBACKS"
             )
         for name, choices in added.items():
             for key, value in choices.items():
-                _add(path, KINDS[name], key, value)
+                _add(path, PLUGIN_KINDS[name], key, value)
         _add_spaces(path, getattr(module, "SPACES", {}), added.get("METHODS", {}))
     return [str(path) for path in paths]
 
 
-def code(files: Iterable[str]) -> dict[str, str]:
+def digest_plugins(files: Iterable[str]) -> dict[str, str]:
     """Return a digest of each file's text as it was loaded, by the file's name; files of one name
     share an entry.
 
@@ -132,7 +132,7 @@ def code(files: Iterable[str]) -> dict[str, str]:
     return {name: " ".join(sorted(own)) for name, own in digests.items()}
 
 
-def callbacks(files: Iterable[str]) -> list[Callback]:
+def make_callbacks(files: Iterable[str]) -> list[Callback]:
     """Return one of each callback that loaded files have. Raises FedpflError where one cannot be
     made.
     """
@@ -168,7 +168,7 @@ def _module(file: Path) -> ModuleType:
             ) from None
         name = f"fedpfl_plugin_{file.stem}_{hashlib.blake2b(text, digest_size=8).hexdigest()}"
         _loaded[file] = Loaded(
-            _imported(file, name, text), {name: (file, text), **beside(file, text)}
+            _imported(file, name, text), {name: (file, text), **find_local_imports(file, text)}
         )
     return _loaded[file].module
 
@@ -179,7 +179,7 @@ def _imported(file: Path, name: str, text: bytes) -> ModuleType:
     try:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
-        _forget([name, *beside(file, text)])
+        _forget([name, *find_local_imports(file, text)])
         said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
         raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
@@ -252,7 +252,7 @@ def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
     _added.append((kind, name))
 
 
-def require_space(space: Any) -> dict[str, Any]:
+def check_search_space(space: Any) -> dict[str, Any]:
     """Return a search space as it is. Raises FedpflError for what is none, in the words of who
     wrote it.
     """
@@ -301,7 +301,7 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
                 f"plugins: {file}: SPACES: {name!r} is no method of this file's METHODS"
             )
         try:
-            SPACES[name] = require_space(space)
+            SPACES[name] = check_search_space(space)
         except FedpflError as error:
             raise FedpflError(f"plugins: {file}: SPACES: {name}: {error}") from None
 

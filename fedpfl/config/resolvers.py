@@ -11,12 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from fedpfl.ground.errors import FedpflError
 
 
-def folder(choice: str | None) -> str:
+def choice_folder(choice: str | None) -> str:
     """Return the folder of a choice such as `fedobp/table3`; of one in no folder, the choice."""
     return str(choice).partition("/")[0]
 
 
-def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
+def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     """Return the value of `key` for the run's data set and Dirichlet alpha.
 
     It is taken from `table` (data sets to alphas to values) beside the key, or else from
@@ -41,5 +41,5 @@ def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     return value
 
 
-for _name, _function in (("lookup", lookup), ("folder", folder)):
+for _name, _function in (("lookup", look_up_value), ("folder", choice_folder)):
     OmegaConf.register_new_resolver(f"fedpfl.{_name}", _function, replace=True, use_cache=False)

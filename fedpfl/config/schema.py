@@ -79,14 +79,14 @@ class Settings(Checked):
 
 
 @dataclass(frozen=True)
-class Deal:
+class PartitionOptions:
     """Hold what all partitions may have: a seed in place of the run's; see docs/data.md."""
 
     seed: Seed | None = None
 
 
 @dataclass(frozen=True)
-class Start:
+class ModelOptions:
     """Hold what any network may start from; see docs/run.md."""
 
     weights: Path | None = None

@@ -30,7 +30,7 @@ class Footprints(Callback):
         _note(config, "hydra.sweep.dir")
 
 
-def prune(path: Path | None = None, otherwise: Path | None = None) -> None:
+def remove_empty_directories(path: Path | None = None, otherwise: Path | None = None) -> None:
     """Remove `path`, or what Hydra made, and its ancestors as far as they are empty and were not
     there before.
 
@@ -38,10 +38,10 @@ def prune(path: Path | None = None, otherwise: Path | None = None) -> None:
     """
     made, kept = _footprints or (path, otherwise)
     if made is not None and kept is not None:
-        unmake(path or made, kept)
+        remove_empty_parents(path or made, kept)
 
 
-def unmake(path: Path, stop: Path) -> None:
+def remove_empty_parents(path: Path, stop: Path) -> None:
     """Remove `path` and its ancestors below `stop` as far as they are empty."""
     path, stop = path.resolve(), stop.resolve()
     with contextlib.suppress(OSError):
@@ -55,10 +55,10 @@ def _note(config: DictConfig, key: str) -> None:
     _footprints.clear()
     with contextlib.suppress(OmegaConfBaseException):  # which Hydra will tell
         made = Path(OmegaConf.select(config, key))
-        _footprints[:] = made, nearest(made)
+        _footprints[:] = made, find_existing_parent(made)
 
 
-def nearest(path: Path) -> Path:
+def find_existing_parent(path: Path) -> Path:
     """Return the deepest directory of `path` that exists."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if os.path.isdir(place)), Path("/"))

@@ -10,8 +10,8 @@ import yaml
 
 from fedpfl import __version__, engine
 from fedpfl.config import overrides, plugins
-from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, register
+from fedpfl.config.messages import format_error
+from fedpfl.config.plan import Run, build_run, check_config, register_resolver
 from fedpfl.data import fingerprint
 from fedpfl.ground.checks import typed
 from fedpfl.ground.errors import FedpflError
@@ -20,7 +20,7 @@ from fedpfl.remote import rehearsal
 from fedpfl.remote.node import Node
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import resume, session
-from fedpfl.runner.faults import mended
+from fedpfl.runner.faults import user_errors
 
 SETTINGS_PREFIX = "federate."
 RUN_DIRECTORY = "outputs/federated/${fedpfl.run_subdir:}"
@@ -48,7 +48,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     Raises:
         FedpflError: for what Hydra or the settings refuse.
     """
-    register()
+    register_resolver()
     settings: dict[str, Any] = {}
     run_words: list[str] = []
     for word in words:
@@ -66,11 +66,11 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
         if key not in user_keys:
             run_words.append(f"{key}={value}")
     try:
-        plugins.load(overrides.chosen(run_words, "plugins"))
+        plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
         federate_settings = typed(FederateSettings, settings, "federate")
-        return federate_settings, overrides.composed_once(run_words)
-    except overrides.REFUSED as error:
-        raise FedpflError(one_line(error)) from None
+        return federate_settings, overrides.compose_single_run(run_words)
+    except overrides.HYDRA_ERRORS as error:
+        raise FedpflError(format_error(error)) from None
 
 
 def find_disclosure(run: Run, settings: FederateSettings) -> str:
@@ -116,7 +116,7 @@ def compatibility_key(run: Run) -> dict[str, str]:
     return {
         "configuration": f"{run.identity}-seed{run.settings.seed}",
         "data": run.fingerprint,
-        "version": f"{__version__}-{fingerprint(resume.written(run))[:8]}",
+        "version": f"{__version__}-{fingerprint(resume.digest_code(run))[:8]}",
     }
 
 
@@ -148,7 +148,7 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
         wire_log.backend = backend
         return backend
 
-    with mended(cfg, path):
+    with user_errors(cfg, path):
         session.play(cfg, path, elsewhere=make_remote_backend, callbacks=[wire_log])
     return path
 
@@ -176,7 +176,7 @@ def make_node(
     """
     node_words = [*words, f"data_dir={data_dir}"] if data_dir else [*words]
     _, cfg = compose_federation(node_words)
-    run = build(check(cfg))
+    run = build_run(check_config(cfg))
     client_count = run.federation.clients
     if clients is None:
         clients = range(node_number, client_count, node_count)

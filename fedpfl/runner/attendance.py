@@ -10,11 +10,11 @@ from fedpfl.record.columns import FEW
 
 PATIENCE = 3
 """Rounds before a run is said to train almost nobody; one empty round may be chance."""
-WITHOUT_STEPS = ("cohort_before", "cohort_after", "train_loss")
+MODEL_COLUMNS = ("cohort_before", "cohort_after", "train_loss")
 """Columns that would show a model of which no client has trained a part."""
 
 
-def trained_clients(state: engine.State) -> set[int]:
+def find_trained_clients(state: engine.State) -> set[int]:
     """Return the clients that have ever made a step, by their place in the federation."""
     rows = state.rows
     flags = rows.take("facts", rows.written)["trained"].tolist() if rows.written else []
@@ -24,7 +24,7 @@ def trained_clients(state: engine.State) -> set[int]:
     return {client for clients in everywhere for client in clients}
 
 
-def foreseen(run: Run, reached: int) -> str:
+def warn_if_few_train(run: Run, reached: int) -> str:
     """Return a line about a run that can train at most a tenth of its clients; "" of others.
 
     Args:
@@ -62,7 +62,7 @@ class Attendance:
 
     def __init__(self, run: Run, state: engine.State):
         self._run = run
-        self._trained = trained_clients(state)
+        self._trained = find_trained_clients(state)
         self._planned = self._taken = self._late = self._lost = self._idle = self._rounds = 0
         able = run.federation.clients - run.federation.idle(run.local.batch_size)
         self._has_warned = able <= FEW * run.federation.clients  # `foreseen` has

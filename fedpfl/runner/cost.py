@@ -11,7 +11,9 @@ from fedpfl.models import Net
 from fedpfl.models.shapes import kind
 
 
-def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str, float]]:
+def count_submodel_costs(
+    method: Submodel, net: Net, shape: tuple[int, ...]
+) -> list[dict[str, float]]:
     """Count what the sub-model of each width comes to, and the full network: one row each, the
     widest last.
 

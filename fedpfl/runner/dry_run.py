@@ -14,18 +14,18 @@ from omegaconf import DictConfig
 from fedpfl import engine
 from fedpfl.config import overrides, tidy
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Plan, Run, build, check
+from fedpfl.config.messages import format_error
+from fedpfl.config.plan import Plan, Run, build_run, check_config
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, many
 from fedpfl.record import console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 from fedpfl.runner import resume, timing
-from fedpfl.runner.attendance import foreseen
-from fedpfl.runner.everyone import Everyone
-from fedpfl.runner.header import header
-from fedpfl.runner.needs import Needs, foresee, mib, tight
+from fedpfl.runner.attendance import warn_if_few_train
+from fedpfl.runner.everyone import ClientTable
+from fedpfl.runner.header import format_header
+from fedpfl.runner.needs import ResourceNeeds, estimate_needs, format_mib, warn_of_shortage
 
 SWEEP_OPTIONS = ("-m", "--multirun")
 CHOICES = ("paper", "experiment", "debug", *GROUPS)
@@ -58,7 +58,7 @@ class Rehearsed(NamedTuple):
     """
 
     lines: list[str]
-    needs: Needs
+    needs: ResourceNeeds
     remaining: Remaining
     forecast: Forecast | None
     found: Found
@@ -93,7 +93,7 @@ class Cache:
         return self._made[key]
 
 
-def show(words: Sequence[str]) -> None:
+def print_dry_run(words: Sequence[str]) -> None:
     """Print what a command line would run.
 
     Args:
@@ -111,28 +111,31 @@ def show(words: Sequence[str]) -> None:
             _show(keys, is_sweep=bool(options))
     except source.WouldDownload as absent:
         print(f"data        {absent}")
-    except overrides.REFUSED as error:
-        raise FedpflError(one_line(error)) from None
+    except overrides.HYDRA_ERRORS as error:
+        raise FedpflError(format_error(error)) from None
     print("dry run     nothing was trained or written")
 
 
 def _show(keys: Sequence[str], is_sweep: bool) -> None:
     """Print what a run, a sweep or a search of these keys comes to."""
-    common, cache = overrides.composed([key for key in keys if not overrides.sweeps(key)]), Cache()
+    common, cache = (
+        overrides.compose_config([key for key in keys if not overrides.is_sweep(key)]),
+        Cache(),
+    )
     if not is_sweep and common.hydra.mode != RunMode.MULTIRUN:
-        cfg = overrides.composed_once(keys)
+        cfg = overrides.compose_single_run(keys)
         _print_composition(cfg)
-        print(*rehearse(check(cfg), Path(cfg.hydra.run.dir), cache).lines, sep="\n")
+        print(*rehearse(check_config(cfg), Path(cfg.hydra.run.dir), cache).lines, sep="\n")
     elif "optuna" in str(common.hydra.sweeper.get("_target_")).lower():
         _show_search(common, cache)
     else:
-        _show_sweep(overrides.jobs(keys), cache)
+        _show_sweep(overrides.expand_sweep(keys), cache)
 
 
 def _show_search(common: DictConfig, cache: Cache) -> None:
     """Print what the trials of a search come to, by the values that the configuration itself has."""
     _print_composition(common)
-    rehearsed = rehearse(check(common), Path(common.hydra.sweep.dir, "(a trial)"), cache)
+    rehearsed = rehearse(check_config(common), Path(common.hydra.sweep.dir, "(a trial)"), cache)
     print(*rehearsed.lines, sep="\n")
     trials = int(common.hydra.sweeper.trials)
     total = console.duration(trials * rehearsed.seconds)
@@ -147,11 +150,11 @@ def _show_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Cach
     for number, (words, swept) in enumerate(jobs, 1):
         title = f"run {number} of {len(jobs)}  {' '.join(f'{key}={value}' for key, value in swept.items())}"
         try:
-            cfg = overrides.composed_once(words)
+            cfg = overrides.compose_single_run(words)
             if number == 1:
                 _print_composition(cfg)
             path = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-            rehearsed = rehearse(check(cfg), path, cache)
+            rehearsed = rehearse(check_config(cfg), path, cache)
         except source.WouldDownload:
             raise
         except FedpflError as error:
@@ -178,7 +181,7 @@ def _print_total(all_rehearsed: Sequence[Rehearsed], jobs: int) -> None:
     disk = sum(own.needs.checkpoint for own in all_rehearsed)
     print(f"sweep       {many(jobs, 'run')}{done}: about {seconds} one after another")
     print(
-        f"memory      client states up to {mib(largest)} MiB a run; checkpoints up to {mib(disk)} MiB in all"
+        f"memory      client states up to {format_mib(largest)} MiB a run; checkpoints up to {format_mib(disk)} MiB in all"
     )
 
 
@@ -205,22 +208,24 @@ def rehearse(plan: Plan, path: Path, cache: Cache) -> Rehearsed:
         cache: of what it shares with other runs of the command.
     """
     found = _look_into(path, plan)
-    run = build(plan, cache.share)
-    needs, state = foresee(run), resume.begin(run, {}, None)
+    run = build_run(plan, cache.share)
+    needs, state = estimate_needs(run), resume.restore_state(run, {}, None)
     rounds = run.settings.rounds
     remaining = Schedule.of(rounds, run.config).remaining(found.rounds)
-    forecast = cache.share(("forecast", plan.identity), lambda: timing.forecast(run, state))
+    forecast = cache.share(("forecast", plan.identity), lambda: timing.forecast_run(run, state))
     rehearsed = Rehearsed([], needs, remaining, forecast, found)
     backend = engine.choose(run.engine, run.net, run.device)
     held = sum(map(tree.nbytes, state.rows.trees))
-    counts = Everyone(run).counts
-    lines = header(run, path, run.cohort, counts, backend.name, held, needs, time=rehearsed.time)
-    place = tidy.nearest(path)
+    counts = ClientTable(run).counts
+    lines = format_header(
+        run, path, run.cohort, counts, backend.name, held, needs, time=rehearsed.time
+    )
+    place = tidy.find_existing_parent(path)
     notes = [
         *run.notes,
-        foreseen(run, needs.clients),
+        warn_if_few_train(run, needs.clients),
         *engine.slow(run.engine, run.device),
-        *tight(run, place, needs, held),
+        *warn_of_shortage(run, place, needs, held),
     ]
     splits = f"split       {_describe_split(run)}; data_dir={run.settings.data_dir}"
     rehearsed.lines.extend([*lines, splits, f"status      {found}", *filter(None, notes)])

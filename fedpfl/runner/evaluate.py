@@ -17,7 +17,7 @@ from fedpfl.methods import Method
 from fedpfl.runner.faults import Diverged
 
 
-class Judged(NamedTuple):
+class Evaluation(NamedTuple):
     """Hold an evaluation: columns of the row, accuracies by column and the client's number, lines
     for the user.
 
@@ -35,9 +35,9 @@ MATRIX = 100
 """Clients of a federation whose matrix is kept, at most."""
 
 
-def judge(
+def evaluate_clients(
     run: Run, backend: engine.Backend, state: engine.State, alone: bool, last: bool
-) -> Judged:
+) -> Evaluation:
     """Evaluate every client. Raises Diverged where a personal model is not finite.
 
     alone: whether the server sends nothing, so that a newcomer's model is the one that all began
@@ -48,7 +48,7 @@ def judge(
         draws = Draws(run.settings.seed, "finetune", state.round)
         local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
         tunings.append(engine.Tuning(local, draws, run.eval.finetune_part))
-    judged = Judged({}, {}, [], [])
+    judged = Evaluation({}, {}, [], [])
     for tuning in tunings:
         _judge(
             judged, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"}
@@ -62,13 +62,19 @@ def judge(
             )
         for tuning in tunings[1 if alone else 0 :]:
             _judge(
-                judged, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"}
+                judged,
+                run,
+                backend,
+                run.unseen,
+                make_newcomer_state(run, state),
+                tuning,
+                {"test": "unseen_"},
             )
     return judged
 
 
 def _judge(
-    judged: Judged,
+    judged: Evaluation,
     run: Run,
     backend: engine.Backend,
     federation: Federation,
@@ -82,7 +88,7 @@ def _judge(
     common = federation.merged(MATRIX) if ours else None
     asked = {"metrics": run.settings.metrics, "common": common}
     tallies = backend.judge(
-        run.method, federation, state, everyone, tuning, looking(run, state), **asked
+        run.method, federation, state, everyone, tuning, make_adaptation(run, state), **asked
     )
     counts = {
         f"{prefix}{when}": tallies[split] for split, prefix in prefixes.items() if split in tallies
@@ -114,7 +120,7 @@ def _judge(
         judged.notes.append(f"round {state.round}: {note}; its columns stay empty")
 
 
-def at_server(run: Run, state: engine.State) -> dict[str, Tensor]:
+def collect_server_parameters(run: Run, state: engine.State) -> dict[str, Tensor]:
     """Return what the server holds of the network's parameters, by name; {} where all stays with
     the clients.
     """
@@ -136,7 +142,7 @@ def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | N
 
     It is judged as FedAvg's would be.
     """
-    model, everyone = at_server(run, state), list(range(run.federation.clients))
+    model, everyone = collect_server_parameters(run, state), list(range(run.federation.clients))
     buffers: tree.Tree = next(iter(state.server_buffers.values()), {})
     if model.keys() != run.net.params.keys() or buffers.keys() != run.net.buffers.keys():
         return None
@@ -146,7 +152,7 @@ def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | N
     return None if unsound(counts) else pooled(counts)
 
 
-def newcomers(run: Run, state: engine.State) -> engine.State:
+def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
     """Return the state as clients meet it who have never taken part: the server's, and theirs from
     the beginning.
     """
@@ -157,6 +163,6 @@ def newcomers(run: Run, state: engine.State) -> engine.State:
     return replace(state, rows=fresh.rows, members=state.rows)
 
 
-def looking(run: Run, state: engine.State) -> engine.Tuning:
+def make_adaptation(run: Run, state: engine.State) -> engine.Tuning:
     """Return how methods look at training data in `before_evaluation`."""
     return engine.Tuning(run.local, Draws(run.settings.seed, "adapt", state.round))

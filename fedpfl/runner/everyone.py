@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from fedpfl.config.messages import described
+from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.record.rundir import RunDirectory
 
 
-def places(run: Run) -> list[tuple[Federation, int]]:
+def locate_clients(run: Run) -> list[tuple[Federation, int]]:
     """Return where each client of the partition is, in its order: the federation and the number
     there.
     """
@@ -25,7 +25,7 @@ def _federations(run: Run) -> list[Federation]:
     return [run.federation, *([run.unseen] if run.unseen else [])]
 
 
-class Everyone:
+class ClientTable:
     """Know each client's place and samples.
 
     places: by the client's number in the partition, its federation and the number there. counts:
@@ -34,7 +34,7 @@ class Everyone:
 
     def __init__(self, run: Run):
         federations = _federations(run)
-        self.places = places(run)
+        self.places = locate_clients(run)
         order = torch.tensor(
             [one.number(client) for one in federations for client in range(one.clients)]
         )
@@ -52,7 +52,7 @@ class Everyone:
             ]
             for split in ("train", "test", "validation")
         )
-        how = described(run.config["partition"])
+        how = describe_choice(run.config["partition"])
         title = f"{run.federation.name}, {run.settings.clients} clients, {how}"
         unseen = run.unseen.numbers if run.unseen else ()
         directory.write_partition(

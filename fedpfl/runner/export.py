@@ -14,11 +14,11 @@ from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import essence, identity
 from fedpfl.record.loggers import mirrors
-from fedpfl.runner.header import info
+from fedpfl.runner.header import make_run_info
 from fedpfl.runner.library import Trained
 
 
-def write(run: Trained, out: Path) -> int:
+def write_models(run: Trained, out: Path) -> int:
     """Write `client<k>.pt` for every client into a new folder, all or none; returns how many.
     Raises FedpflError.
 
@@ -39,7 +39,7 @@ def write(run: Trained, out: Path) -> int:
     return len(run)
 
 
-def log(run: Trained, logger: Mapping[str, Any]) -> int:
+def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     """Send a run that is over to loggers, as it would have done, but for rounds that they have;
     returns its rounds.
 
@@ -62,7 +62,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
         if (used.get("backend"), used.get("device")) == ("auto", "cpu")
         else used.get("backend")
     )
-    told = info(config, run.path, summary, group, backend, start_round=done)
+    told = make_run_info(config, run.path, summary, group, backend, start_round=done)
     with files.writing(run.path):
         held = lock.take(run.path)
     try:

@@ -34,16 +34,16 @@ class Diverged(FedpflError):
     """Training produced numbers that are not finite."""
 
 
-class GivenUp(FedpflError):
+class TrialPruned(FedpflError):
     """A search for hyperparameters has no more use for the run."""
 
 
-STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
+EXIT_STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
 """The exit status by the kind of error; 2 for the others."""
 
 
 @contextmanager
-def mended(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
+def user_errors(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
     """Raise FedpflError for whatever a user or the method's author can mend.
 
     path: the run directory. whole: whether the errors of a method's code stay as they are, with

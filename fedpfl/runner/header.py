@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedpfl import engine
-from fedpfl.config.messages import described
+from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
@@ -24,12 +24,12 @@ from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.forecast import Forecast, Schedule
 from fedpfl.record.logfile import add_to_log
 from fedpfl.record.rundir import RunDirectory
-from fedpfl.runner.attendance import foreseen
-from fedpfl.runner.cost import devices
-from fedpfl.runner.needs import Needs, mib, tight
+from fedpfl.runner.attendance import warn_if_few_train
+from fedpfl.runner.cost import count_submodel_costs
+from fedpfl.runner.needs import ResourceNeeds, format_mib, warn_of_shortage
 
 
-def facts(run: Run) -> dict[str, Any]:
+def make_summary_facts(run: Run) -> dict[str, Any]:
     """Return what the summary says of a run from its first moment on."""
     settings, method = run.settings, run.method
     return {
@@ -41,7 +41,7 @@ def facts(run: Run) -> dict[str, Any]:
         "parameters": tree.size(run.net.params),
         **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
         **(
-            {"devices": devices(method, run.net, run.federation.shape)}
+            {"devices": count_submodel_costs(method, run.net, run.federation.shape)}
             if isinstance(method, Submodel)
             else {}
         ),
@@ -63,7 +63,7 @@ def promise(run: Run) -> str:
     )
 
 
-def info(
+def make_run_info(
     config: dict[str, Any],
     path: Path,
     summary: Mapping[str, Any],
@@ -97,14 +97,14 @@ def info(
     )
 
 
-def header(
+def format_header(
     run: Run,
     path: Path,
     cohort: int,
     counts: torch.Tensor,
     backend: str,
     held: int,
-    needs: Needs,
+    needs: ResourceNeeds,
     pace: engine.Pace | None = None,
     time: str = "",
 ) -> list[str]:
@@ -121,23 +121,23 @@ def header(
     never = f"; {idle} never train, for lack of samples" if idle else ""
     never += f"; {run.unseen.clients} others never take part" if run.unseen else ""
     shape, frozen = "x".join(map(str, federation.shape)), run.net.frozen
-    once = f"; {tree.size(frozen):,} frozen ones, {mib(tree.nbytes(frozen))} MiB to send once, are not counted"
+    once = f"; {tree.size(frozen):,} frozen ones, {format_mib(tree.nbytes(frozen))} MiB to send once, are not counted"
     return [
         *([f"name        {settings.name}"] if settings.name else []),
         *([f"of a sweep  {console.label.get()}"] if console.label.get() else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
-        f"partition   {described(run.config['partition'])}",
-        f"method      {described(run.config['method'])}",
+        f"partition   {describe_choice(run.config['partition'])}",
+        f"method      {describe_choice(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "
         f"{_head_share(run.net)}{once if frozen else ''}",
-        *([f"devices     {described(run.config['system'])}"] if run.clock else []),
+        *([f"devices     {describe_choice(run.config['system'])}"] if run.clock else []),
         *([f"weights     {run.origin.line}"] if run.origin.line else []),
         *([f"privacy     {promise(run)}"] if run.account else []),
         f"engine      {backend} on {run.device}, {run.engine.precision}",
         *([f"precision   {pace}"] if pace and pace.pays else []),
-        f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
-        f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
+        f"memory      client states {format_mib(held)} MiB{where}, up to {format_mib(needs.states)} once {needs.clients:,} clients "
+        f"have trained; checkpoint up to {format_mib(needs.checkpoint)} MiB",
         *([f"time        {time}"] if time else []),
         f"directory   {path}",
     ]
@@ -152,14 +152,14 @@ def _head_share(net: Net) -> str:
     return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
 
 
-def introduced(
+def introduce_run(
     run: Run,
     directory: RunDirectory,
     group: str,
     backend: engine.Backend,
     state: engine.State,
     counts: torch.Tensor,
-    needs: Needs,
+    needs: ResourceNeeds,
     forecast: Forecast | None = None,
 ) -> RunInfo:
     """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in
@@ -168,21 +168,21 @@ def introduced(
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
     pace = engine.pace(run.engine, run.device, run.net, run.federation, run.local.batch_size)
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
-    few = filter(None, [foreseen(run, needs.clients)])
+    few = filter(None, [warn_if_few_train(run, needs.clients)])
     notes = (
         *directory.notes,
         *run.notes,
         *few,
         *engine.slow(run.engine, run.device),
         *slow,
-        *tight(run, path, needs, held),
+        *warn_of_shortage(run, path, needs, held),
     )
     remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
     time = console.expected(remaining, forecast) if forecast else ""
-    lines = header(
+    lines = format_header(
         run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time
     )
-    return info(
+    return make_run_info(
         run.config,
         path,
         directory.summary,
@@ -195,7 +195,7 @@ def introduced(
     )
 
 
-def tell_finished(directory: RunDirectory, quiet: bool) -> None:
+def report_finished(directory: RunDirectory, quiet: bool) -> None:
     """Say that the run is finished already. quiet: to run.log alone."""
     last = directory.summary.get("last", {})
     words = {

@@ -23,8 +23,16 @@ from omegaconf import DictConfig, OmegaConf
 from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, literal, prepare_sweep, register, resolve
+from fedpfl.config.messages import format_error
+from fedpfl.config.plan import (
+    Run,
+    build_run,
+    check_config,
+    escape_interpolations,
+    prepare_sweep,
+    register_resolver,
+    resolve_config,
+)
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import device as find_device
@@ -35,10 +43,10 @@ from fedpfl.record.callbacks import Callback
 from fedpfl.record.rundir import saved
 from fedpfl.report.load import begun
 from fedpfl.runner import resume
-from fedpfl.runner.faults import Diverged, mended
+from fedpfl.runner.faults import Diverged, user_errors
 from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
-from fedpfl.runner.session import session
+from fedpfl.runner.session import play_session
 
 
 def run(
@@ -148,18 +156,18 @@ def _jobs(
     """Return by run directory what `_asked` says of it, and its values of what is swept over.
     Raises as `sweep`.
     """
-    register()
+    register_resolver()
     with _in_one_line():
-        words = overrides.for_sweeps(_words(settings, keys, choices=True), GROUPS)
+        words = overrides.adapt_for_sweeps(_words(settings, keys, choices=True), GROUPS)
         if given := next((word for word in words if word.lstrip("+~").startswith("hydra")), None):
             raise FedpflError(
                 f"{given} is for sweeps of the command line; here one run follows the other"
             )
-        jobs = overrides.jobs(words)
+        jobs = overrides.expand_sweep(words)
     found: dict[Path, Any] = {}
     for own, swept in jobs:
         cfg, _, experiment = _asked(tuple(own), {}, None, callbacks)
-        check(cfg)
+        check_config(cfg)
         path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
         if path in found:
             raise FedpflError(
@@ -187,7 +195,7 @@ def _asked(
         raise FedpflError(
             f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}"
         )
-    register()
+    register_resolver()
     with _in_one_line():
         cfg, experiment = _composed(settings, keys)
         return cfg, Path(directory or cfg.hydra.run.dir), experiment
@@ -198,8 +206,8 @@ def _in_one_line() -> Iterator[None]:
     """Raise FedpflError for what Hydra refuses."""
     try:
         yield
-    except overrides.REFUSED as error:
-        raise FedpflError(one_line(error)) from None
+    except overrides.HYDRA_ERRORS as error:
+        raise FedpflError(format_error(error)) from None
 
 
 def _played(
@@ -207,18 +215,18 @@ def _played(
 ) -> Generator[Round]:
     """Yield a session's rounds, and leave threads, logging and folders as they were."""
     stop, threads, package = (
-        tidy.nearest(path),
+        tidy.find_existing_parent(path),
         torch.get_num_threads(),
         logging.getLogger("fedpfl"),
     )
     level = package.level
     try:
-        with mended(cfg, path):
-            yield from session(cfg, path, experiment, quiet, callbacks)
+        with user_errors(cfg, path):
+            yield from play_session(cfg, path, experiment, quiet, callbacks)
     finally:
         torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
         package.setLevel(level)
-        tidy.unmake(path, stop)
+        tidy.remove_empty_parents(path, stop)
 
 
 def _loaded(path: Path, cfg: DictConfig) -> Trained:
@@ -245,13 +253,13 @@ def load(
     return Trained(Path(directory), device, data_dir, plugins)
 
 
-def logger(words: Sequence[str]) -> dict[str, Any]:
+def read_logger_settings(words: Sequence[str]) -> dict[str, Any]:
     """Return the `logger` part of a configuration that such words of the command line make. Raises
     FedpflError.
     """
-    register()
+    register_resolver()
     with _in_one_line():
-        return resolve(overrides.composed_once(words))["logger"]
+        return resolve_config(overrides.compose_single_run(words))["logger"]
 
 
 class Trained(Models):
@@ -335,21 +343,21 @@ class Trained(Models):
         if (wanted := told.get("plugins")) and not self._plugins:
             raise FedpflError(
                 f"{self.path} is of a run with plugins, whose code is only run for who names it: give "
-                f"{overrides.quoted_list('plugins', map(str, wanted))}, or where these files are now"
+                f"{overrides.quote_list('plugins', map(str, wanted))}, or where these files are now"
             )
         told["plugins"] = self._plugins
         try:
-            plan = check(literal(told))
+            plan = check_config(escape_interpolations(told))
         except FedpflError as error:
             raise FedpflError(
                 f"{self.path / 'config.yaml'} is not of this version: {error}"
             ) from None
-        run = build(plan)
+        run = build_run(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
                 f"the data are not those of run {self.path} ({COVERED}); give data_dir=... where they are"
             )
-        code = resume.written(run)
+        code = resume.digest_code(run)
         if any(code != known for known in self.summary.get("code", [])):
             warnings.warn(f"{self.path}: the method's code has changed since the run", stacklevel=2)
         return run
@@ -362,7 +370,7 @@ class Trained(Models):
                 f"{file} is not there, and the models with it: the run kept none (checkpoint.keep=false), or has not "
                 "come to its first checkpoint; run it with checkpoint.keep=true restart=true"
             )
-        return resume.begin(self._run, saved(self.path, self._tables.summary), self.path)
+        return resume.restore_state(self._run, saved(self.path, self._tables.summary), self.path)
 
 
 def _composed(
@@ -375,11 +383,11 @@ def _composed(
             raise FedpflError(
                 "a whole configuration stands alone; change it, or give words such as 'rounds=5'"
             )
-        own = whole if OmegaConf.is_config(whole) else literal(whole)
+        own = whole if OmegaConf.is_config(whole) else escape_interpolations(whole)
         return OmegaConf.merge(
             {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own
         ), None  # type: ignore[return-value]
-    cfg = overrides.composed_once(_words(settings, keys))
+    cfg = overrides.compose_single_run(_words(settings, keys))
     return cfg, cfg.hydra.runtime.choices.get("experiment")
 
 
@@ -389,10 +397,10 @@ def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = Fal
     """
     words = [
         *map(str, settings),
-        *(word for key in keys for word in overrides.words(key, keys[key], choices)),
+        *(word for key in keys for word in overrides.format_words(key, keys[key], choices)),
     ]
     words = check_words(words, {}, "here are no options, only words such as 'rounds=5'")
     if note := replaced_words(words):
         warnings.warn(note, stacklevel=5)
-    plugins.load(overrides.chosen(words, "plugins"))
+    plugins.load_plugins(overrides.read_list_value(words, "plugins"))
     return words

@@ -16,8 +16,8 @@ from fedpfl.config.plan import Run
 from fedpfl.engine.evaluate import pooled
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import columns
-from fedpfl.runner.attendance import WITHOUT_STEPS, Attendance
-from fedpfl.runner.evaluate import Judged, judge
+from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
+from fedpfl.runner.evaluate import Evaluation, evaluate_clients
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
 
@@ -65,7 +65,7 @@ class Round(Models):
         return self.state
 
 
-def rounds(
+def train_rounds(
     run: Run,
     backend: engine.Backend,
     state: engine.State,
@@ -98,19 +98,19 @@ def rounds(
         row |= _trained(outcome, [federation.number(client) for client in outcome.cohort])
         attendance.count(outcome, len(cohort), timed)
         if attendance.is_empty:
-            row |= dict.fromkeys(WITHOUT_STEPS)
+            row |= dict.fromkeys(MODEL_COLUMNS)
         if run.account:
             row["epsilon"] = run.account.epsilon(state.round)
         row["seconds"] = time.monotonic() - began
         cohort = _pick_next(run, state, planned)
 
         # ---- judge
-        judged, last = Judged({}, {}, [], []), cohort is None
+        judged, last = Evaluation({}, {}, [], []), cohort is None
         # What nobody has trained is no result of the method's.
         if (state.round % run.eval.every == 0 or last) and not attendance.is_empty:
             evaluating(state.round)
             began = time.monotonic()
-            judged = judge(
+            judged = evaluate_clients(
                 run, backend, state, bool(outcome.cohort) and not outcome.sent.values_down, last
             )
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}

@@ -25,8 +25,8 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
-from fedpfl.runner.evaluate import at_server, looking, newcomers
-from fedpfl.runner.everyone import places
+from fedpfl.runner.evaluate import collect_server_parameters, make_adaptation, make_newcomer_state
+from fedpfl.runner.everyone import locate_clients
 
 
 class Models(ABC):
@@ -125,7 +125,7 @@ class Models(ABC):
         Raises FedpflError where that is everything.
         """
         run = self._run
-        values = at_server(run, self._state)
+        values = collect_server_parameters(run, self._state)
         if not values:
             raise FedpflError(
                 f"method={run.config['method']['name']} has no global model: all stays with the clients"
@@ -166,7 +166,9 @@ class Models(ABC):
         the client.
         """
         run, (federation, state, number) = self._run, self._place(client)
-        call = met(EvalCall(run.method, federation, state, [number], before=looking(run, state)))
+        call = met(
+            EvalCall(run.method, federation, state, [number], before=make_adaptation(run, state))
+        )
         key, drawn = call.draws.own(number), run.net.traits.draws
         with (
             arithmetic(run.device, run.engine.precision),
@@ -207,7 +209,7 @@ class Models(ABC):
             raise FedpflError(
                 f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
             )
-        federation, number = places(run)[number]
+        federation, number = locate_clients(run)[number]
         state = self._newcomers if federation is run.unseen else self._state
         if state.rows.mine and not state.rows.mine(number):
             raise FedpflError(
@@ -217,7 +219,7 @@ class Models(ABC):
 
     @cached_property
     def _newcomers(self) -> engine.State:
-        return newcomers(self._run, self._state)
+        return make_newcomer_state(self._run, self._state)
 
 
 def _shown(run: Run, samples: Tensor) -> Batch:

@@ -14,7 +14,7 @@ from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 
 
-class Needs(NamedTuple):
+class ResourceNeeds(NamedTuple):
     """Count what a run comes to: clients that will have trained, bytes of their states, bytes of a
     checkpoint.
     """
@@ -24,7 +24,7 @@ class Needs(NamedTuple):
     checkpoint: int
 
 
-def foresee(run: Run) -> Needs:
+def estimate_needs(run: Run) -> ResourceNeeds:
     """Foresee what a run will hold. Raises FedpflError where that can never be."""
     settings, federation, store = run.settings, run.federation, run.state
     if run.account:
@@ -40,19 +40,19 @@ def foresee(run: Run) -> Needs:
     else:
         clients = engine.participants(run.method, *draws, run.stopping.early, run.poisson)
     rows = 1 + min(federation.clients, clients + clients // engine.SPARE)
-    needs = Needs(clients, rows * each, clients * each + tree.nbytes(server))
+    needs = ResourceNeeds(clients, rows * each, clients * each + tree.nbytes(server))
     place = store.on(run.device)
     whole = memory.of(place)[1]
     if store.device != "disk" and needs.states > whole:
         others = "disk" if place.type == "cpu" else "cpu or disk"
         raise FedpflError(
-            f"the states of the {clients:,} clients that will train take up to {mib(needs.states)} MiB, and "
-            f"{_named(place)} has {mib(whole)}; use state.device={others}"
+            f"the states of the {clients:,} clients that will train take up to {format_mib(needs.states)} MiB, and "
+            f"{_named(place)} has {format_mib(whole)}; use state.device={others}"
         )
     return needs
 
 
-def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
+def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, held: int) -> list[str]:
     """Return a line for each place that has too little room now. held: bytes of client states that
     are there.
     """
@@ -61,7 +61,7 @@ def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
     if run.state.device != "disk" and more > room:
         others = "disk" if place.type == "cpu" else "cpu or disk"
         lines.append(
-            f"tight: client states take up to {mib(more)} MiB more, and {_named(place)} has {mib(room)} free; use "
+            f"tight: client states take up to {format_mib(more)} MiB more, and {_named(place)} has {format_mib(room)} free; use "
             f"state.device={others}"
         )
     before = (path / "state.pt").stat().st_size if (path / "state.pt").exists() else 0
@@ -70,8 +70,8 @@ def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
     if more > room:
         what = "checkpoints and client states" if run.state.device == "disk" else "checkpoints"
         lines.append(
-            f"tight: {what} take up to {mib(more)} MiB more, the old checkpoint being there until the new one is, and "
-            f"{path} has {mib(room)} free; make room, or use hydra.run.dir=..."
+            f"tight: {what} take up to {format_mib(more)} MiB more, the old checkpoint being there until the new one is, and "
+            f"{path} has {format_mib(room)} free; make room, or use hydra.run.dir=..."
         )
     return lines
 
@@ -80,6 +80,6 @@ def _named(place: torch.device) -> str:
     return "this machine's memory" if place.type == "cpu" else str(place)
 
 
-def mib(size: float) -> str:
+def format_mib(size: float) -> str:
     """Return bytes as MiB."""
     return f"{size / 2**20:,.0f}"

@@ -32,31 +32,31 @@ from fedpfl.record.rundir import Absent, RunDirectory
 from fedpfl.runner.loop import Round
 
 Begun = Callable[[engine.State], engine.State]
-STATE = ("server", "server_buffers", "stopping", "privacy")
+STATE_TREES = ("server", "server_buffers", "stopping", "privacy")
 """Trees of a state that a checkpoint holds beside the clients' rows."""
 
 
-def opened(run: Run, path: Path) -> AbstractContextManager[Any]:
+def open_directory(run: Run, path: Path) -> AbstractContextManager[Any]:
     """Open the run's directory; processes beside the first get an Absent. Raises FedpflError."""
     text, name = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{run.settings.seed}"
-    code = written(run)
+    code = digest_code(run)
     ranks.agree(configuration=name, data=run.fingerprint, code=code, torch=torch.__version__)
     if not ranks.leads():
         return Absent(path)
     return RunDirectory.open(path, text, name, run.fingerprint, code, run.settings.restart)
 
 
-def written(run: Plan) -> dict[str, str]:
+def digest_code(run: Plan) -> dict[str, str]:
     """Return digests of the code that a run's numbers come from."""
-    return environment.source(type(run.method)) | plugins.code(run.config["plugins"])
+    return environment.source(type(run.method)) | plugins.digest_plugins(run.config["plugins"])
 
 
-def finished(directory: RunDirectory | Absent) -> bool:
+def is_finished(directory: RunDirectory | Absent) -> bool:
     """Return whether the run is finished already."""
     return ranks.share(directory.status) == "finished"
 
 
-def with_secret(run: Run, progress: Progress) -> Run:
+def add_secret(run: Run, progress: Progress) -> Run:
     """Return a private run with the secret of its noise and cohorts.
 
     Raises FedpflError where it is not the one that the run began with.
@@ -73,7 +73,7 @@ def with_secret(run: Run, progress: Progress) -> Run:
         secret = Secret(bytes.fromhex(ranks.share(directory.secret())))
     # Equal noise in two runs would cancel in their difference: each has its own, be the key the
     # same.
-    code = sorted(written(run).items())
+    code = sorted(digest_code(run).items())
     return replace(
         run, secret=secret.bind_to((run.identity, run.settings.seed, run.fingerprint, code))
     )
@@ -82,7 +82,7 @@ def with_secret(run: Run, progress: Progress) -> Run:
 # ---- begin
 
 
-def begin(
+def restore_state(
     run: Run, past: dict[str, Any], path: Path | None, begun: Begun | None = None
 ) -> engine.State:
     """Return the state of a checkpoint, of which nothing is left in `past`; for {} a fresh one.
@@ -101,11 +101,11 @@ def begin(
             how = "holds client states of another form than the method now has"
             raise damaged((path or Path()) / "state.pt", how)
         state.rows.load_([block])
-    saved = ranks.share({part: past.pop(part, {}) for part in ("round", *STATE)})
+    saved = ranks.share({part: past.pop(part, {}) for part in ("round", *STATE_TREES)})
     if not saved["round"]:
         return state
-    trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE}
-    if any(tree.specs(trees[part]) != tree.specs(getattr(state, part)) for part in STATE):
+    trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE_TREES}
+    if any(tree.specs(trees[part]) != tree.specs(getattr(state, part)) for part in STATE_TREES):
         how = "holds a server state of another form than the method now has"
         raise damaged((path or Path()) / "state.pt", how)
     return replace(state, round=saved["round"], **trees)
@@ -144,7 +144,7 @@ class Progress:
         FedpflError.
         """
         past = directory.restore(earlier) or {}
-        state = begin(run, past, directory.path, begun)
+        state = restore_state(run, past, directory.path, begun)
         known = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
         saved = ranks.share({key: past.get(key, value) for key, value in known.items()})
         return cls(run, directory, started, state, *saved.values())
@@ -191,7 +191,7 @@ class Progress:
         """Write a checkpoint."""
         began, rows = time.monotonic(), self.state.rows
         saved = ranks.collect(rows.saved()) if rows.mine else rows.saved()
-        trees = {part: getattr(self.state, part) for part in STATE}
+        trees = {part: getattr(self.state, part) for part in STATE_TREES}
         told = {"best": self.best, "last": self.last, "seconds": self.spent, "engine": self.used}
         self.directory.checkpoint({"round": self.state.round, "rows": saved, **trees, **told})
         self._saved, self._kept = time.monotonic(), self.state.round
@@ -201,7 +201,7 @@ class Progress:
 # ---- extend
 
 
-def extended(run: Run) -> dict[str, Any] | None:
+def load_shorter_run(run: Run) -> dict[str, Any] | None:
     """Return the last checkpoint of the shorter run that `extend` names, as this run would have
     made it, or None.
 

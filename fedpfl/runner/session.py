@@ -15,31 +15,31 @@ from omegaconf import DictConfig
 
 from fedpfl import engine
 from fedpfl.config import plugins
-from fedpfl.config.plan import Run, alone, build, check
+from fedpfl.config.plan import Run, build_run, check_config, share_nothing
 from fedpfl.data import fingerprint
 from fedpfl.engine.backends import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
 from fedpfl.runner import header, resume, timing
-from fedpfl.runner.attendance import trained_clients
-from fedpfl.runner.everyone import Everyone
-from fedpfl.runner.faults import Diverged, GivenUp
-from fedpfl.runner.loop import Round, rounds
-from fedpfl.runner.needs import foresee
-from fedpfl.runner.trials import Watch, replay
+from fedpfl.runner.attendance import find_trained_clients
+from fedpfl.runner.everyone import ClientTable
+from fedpfl.runner.faults import Diverged, TrialPruned
+from fedpfl.runner.loop import Round, train_rounds
+from fedpfl.runner.needs import estimate_needs
+from fedpfl.runner.trials import ShouldPrune, replay_evaluations
 
 CHOSEN = ("backend", "graphs", "width")
 """What engine=auto finds out, of the engine's keys."""
 
 
-def session(
+def play_session(
     cfg: DictConfig,
     path: Path,
     experiment: str | None = None,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
-    watch: Watch = lambda number, row: False,
+    watch: ShouldPrune = lambda number, row: False,
     elsewhere: Callable[[Run], engine.Backend] | None = None,
     search: str = "",
 ) -> Iterator[Round]:
@@ -54,37 +54,37 @@ def session(
     """
     started, stage = time.monotonic(), lockstep.stage.get()
     path = Path(ranks.share(str(path)))
-    run = build(check(cfg), stage.share if stage else alone)
-    needs, remote = foresee(run), elsewhere(run) if elsewhere else None
-    added = plugins.callbacks(run.config["plugins"]) if ranks.leads() else []
-    earlier = resume.extended(run)
-    with resume.opened(run, path) as directory:
-        if resume.finished(directory):
+    run = build_run(check_config(cfg), stage.share if stage else share_nothing)
+    needs, remote = estimate_needs(run), elsewhere(run) if elsewhere else None
+    added = plugins.make_callbacks(run.config["plugins"]) if ranks.leads() else []
+    earlier = resume.load_shorter_run(run)
+    with resume.open_directory(run, path) as directory:
+        if resume.is_finished(directory):
             if ranks.leads():
-                header.tell_finished(directory, quiet)
-            if search and replay(path, watch, finished=True):
-                raise GivenUp("given up")
+                header.report_finished(directory, quiet)
+            if search and replay_evaluations(path, watch, finished=True):
+                raise TrialPruned("given up")
             return
         progress = resume.Progress.of(
             run, directory, earlier, started, remote.begun if remote else None
         )
-        run = resume.with_secret(run, progress)
-        backend, everyone = remote or _backend(run, stage, progress.known), Everyone(run)
+        run = resume.add_secret(run, progress)
+        backend, everyone = remote or _backend(run, stage, progress.known), ClientTable(run)
         mark = {"search": search} if search else {}
-        directory.write_summary(status="running", **header.facts(run), **mark)
+        directory.write_summary(status="running", **header.make_summary_facts(run), **mark)
         everyone.write_partition(directory)
         heard = Callbacks()
         if ranks.leads():
             group = experiment or run.federation.name
             # In lockstep and at nodes it depends on others.
-            timed = not (stage or remote) and timing.is_worthwhile(run, progress.state.round)
-            forecast = timing.forecast(run, progress.state) if timed else None
+            timed = not (stage or remote) and timing.is_worth_timing(run, progress.state.round)
+            forecast = timing.forecast_run(run, progress.state) if timed else None
             about = directory, group, backend, progress.state, everyone.counts, needs
-            info = header.introduced(run, *about, forecast=forecast)
+            info = header.introduce_run(run, *about, forecast=forecast)
             heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(progress, heard):
-            if search and replay(path, watch, finished=False):
-                raise GivenUp("given up")
+            if search and replay_evaluations(path, watch, finished=False):
+                raise TrialPruned("given up")
             yield from _recorded(run, progress, backend, everyone, heard, watch)
 
 
@@ -92,15 +92,15 @@ def _recorded(
     run: Run,
     progress: resume.Progress,
     backend: engine.Backend,
-    everyone: Everyone,
+    everyone: ClientTable,
     callbacks: Callbacks,
-    watch: Watch,
+    watch: ShouldPrune,
 ) -> Iterator[Round]:
     """Yield each round when all is done that there is to do with it."""
     directory = progress.directory
     if watch(progress.state.round, None):
-        raise GivenUp("given up")
-    for round in rounds(run, backend, progress.state, callbacks.on_evaluation):
+        raise TrialPruned("given up")
+    for round in train_rounds(run, backend, progress.state, callbacks.on_evaluation):
         # ---- run directory
         if round.judged:
             directory.write_clients(everyone.rows(round.clients))
@@ -124,7 +124,7 @@ def _recorded(
 
         # ---- search
         if round.judged and not round.last and watch(round.state.round, progress.last):
-            raise GivenUp("given up")
+            raise TrialPruned("given up")
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
     except (GeneratorExit, KeyboardInterrupt):
         progress.save_if_left()
         raise
-    except GivenUp:
+    except TrialPruned:
         done = progress.state.round
         why = f"given up after round {done}: its validation accuracy is below the others' median"
         callbacks.on_end("interrupted", {**directory.summary, "error": why})
@@ -147,7 +147,7 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
         directory.write_summary(status="diverged", error=str(error))
         callbacks.on_end("diverged", directory.summary)
         raise
-    trained = len(trained_clients(progress.state))
+    trained = len(find_trained_clients(progress.state))
     masks = engine.compared(run.method, progress.state)
     directory.write_masks(
         masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]}
@@ -163,7 +163,7 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
 
 def play(cfg: DictConfig, path: Path, **more: Any) -> None:
     """Play a `session` to its end. Raises FedpflError."""
-    for _ in session(cfg, path, **more):
+    for _ in play_session(cfg, path, **more):
         pass
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import build, check
-from fedpfl.config.plugins import LIMITS, SPACES, require_space
+from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plugins import LIMITS, SPACES, check_search_space
 from fedpfl.config.schema import SCHEMAS
 from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import FedpflError, reason
@@ -22,12 +22,12 @@ from fedpfl.ground.ranges import HOLDS
 from fedpfl.ground.terminal import tell
 from fedpfl.methods import METHODS
 
-FILES = Path(overrides.CONF) / "tune"
+SPACES_FOLDER = Path(overrides.CONF) / "tune"
 EPOCHS = "local.epochs"
 MARGIN = 0.05  # of an interval, that count as its end
 
 
-def space(method: str, words: Sequence[str]) -> list[str]:
+def make_search_space(method: str, words: Sequence[str]) -> list[str]:
     """Return the words of a method's search space, without keys that the user has set. Raises
     FedpflError.
 
@@ -35,28 +35,28 @@ def space(method: str, words: Sequence[str]) -> list[str]:
     (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    known = {**_read("all", words), **_read(method, words)}
+    known = {**_read_space("all", words), **_read_space(method, words)}
     known.pop(LIMITS, None)
     searched = [
         f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)
     ]
-    if not searched and not any(map(overrides.sweeps, words)):
+    if not searched and not any(map(overrides.is_sweep, words)):
         return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
     return searched
 
 
-def within(method: str, words: Sequence[str]) -> list[str]:
+def keep_within_limits(method: str, words: Sequence[str]) -> list[str]:
     """Return words of a search without values that make the method another one, and say which.
     Raises FedpflError.
     """
-    limits = _read(method, words).get(LIMITS, {})
+    limits = _read_space(method, words).get(LIMITS, {})
     bounded = [
-        word for word in words if word.partition("=")[0] in limits and overrides.values(word)
+        word for word in words if word.partition("=")[0] in limits and overrides.split_values(word)
     ]
-    swept, left = [word for word in bounded if overrides.sweeps(word)], list(words)
+    swept, left = [word for word in bounded if overrides.is_sweep(word)], list(words)
     facts = _facts(words, " ".join(limits.values())) if swept else {}
     for word in swept:
-        key, values = word.partition("=")[0], overrides.values(word)
+        key, values = word.partition("=")[0], overrides.split_values(word)
         kept = [value for value in values if _holds(limits[key], float(value), facts)]
         if kept != values:
             rule = _rule(limits[key], facts)
@@ -74,7 +74,7 @@ def within(method: str, words: Sequence[str]) -> list[str]:
     return left
 
 
-def ends(
+def find_edge_values(
     method: str, chosen: Sequence[str], kinds: Mapping[str, Any], words: Sequence[str] = ()
 ) -> list[str]:
     """Return the chosen words whose value is at an end of what was searched, and could lie beyond.
@@ -82,22 +82,25 @@ def ends(
     kinds: Optuna's distributions by key. words: of the command, which may name a folder of the
     user's.
     """
-    limits = _read(method, words).get(LIMITS, {})
+    limits = _read_space(method, words).get(LIMITS, {})
     there = [word for word in chosen if word.partition("=")[0] in kinds]
     return [word for word in there if _at_end(method, word, kinds[word.partition("=")[0]], limits)]
 
 
-def _read(name: str, words: Sequence[str] = ()) -> dict[str, Any]:
+def _read_space(name: str, words: Sequence[str] = ()) -> dict[str, Any]:
     """Return a search space by key: of the user's folder, of the plugin with the method, or of
     conf/tune/.
 
     Raises FedpflError for a file that is no such space.
     """
-    for folder in (*(folder / "tune" for folder in overrides.config_dirs(words)), FILES):
+    for folder in (
+        *(folder / "tune" for folder in overrides.find_config_dirs(words)),
+        SPACES_FOLDER,
+    ):
         path = folder / f"{name}.yaml"
         if path.is_file():
             with _readable(path):
-                return require_space(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+                return check_search_space(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     return dict(SPACES.get(name, {}))
 
 
@@ -126,7 +129,7 @@ def _open(key: str, given: Mapping[str, str]) -> bool:
     group, _, name = key.partition(".")
     if group not in given:
         return True
-    path = FILES.parent / group / f"{given[group]}.yaml"
+    path = SPACES_FOLDER.parent / group / f"{given[group]}.yaml"
     return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
 
 
@@ -135,20 +138,25 @@ def _facts(words: Sequence[str], limits: str) -> dict[str, float]:
     these words.
     """
     plain = [
-        word for word in words if not (overrides.sweeps(word) or overrides.is_of_command(word))
+        word for word in words if not (overrides.is_sweep(word) or overrides.is_hydra_setting(word))
     ]
     swept = {
-        word.partition("=")[0]: overrides.values(word) for word in words if overrides.sweeps(word)
+        word.partition("=")[0]: overrides.split_values(word)
+        for word in words
+        if overrides.is_sweep(word)
     }
     plans = [
-        check(overrides.composed([*plain, f"model={name}"])) for name in swept.get("model", [])
+        check_config(overrides.compose_config([*plain, f"model={name}"]))
+        for name in swept.get("model", [])
     ]
-    plans = plans or [check(overrides.composed(plain))]
+    plans = plans or [check_config(overrides.compose_config(plain))]
     epochs = [
         *map(float, swept.get("local.epochs", [])),
         *(plan.local.epochs or math.inf for plan in plans),
     ]
-    layers = [len(build(plan).net.parts.layers) for plan in plans] if "layers" in limits else [0]
+    layers = (
+        [len(build_run(plan).net.parts.layers) for plan in plans] if "layers" in limits else [0]
+    )
     return {"layers": min(layers), "epochs": min(epochs)}
 
 

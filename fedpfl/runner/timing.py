@@ -22,7 +22,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase, Turn
 from fedpfl.record.forecast import Forecast
-from fedpfl.runner.evaluate import looking
+from fedpfl.runner.evaluate import make_adaptation
 
 SLOW, VERY_SLOW = 0.3, 2.0
 """Seconds that the longer of two timed calls may take where the shorter allows it, and from which
@@ -50,7 +50,7 @@ class Line(NamedTuple):
         return self.fixed + self.each * amount
 
 
-def is_worthwhile(run: Run, done: int) -> bool:
+def is_worth_timing(run: Run, done: int) -> bool:
     """Tell whether what is left of a run after so many rounds takes long enough to be timed first."""
     left = run.settings.rounds - done
     samples = (
@@ -59,7 +59,7 @@ def is_worthwhile(run: Run, done: int) -> bool:
     return left > FEW_ROUNDS or samples * tree.size(run.net.params) > LITTLE_WORK
 
 
-def forecast(run: Run, state: engine.State) -> Forecast | None:
+def forecast_run(run: Run, state: engine.State) -> Forecast | None:
     """Time a few steps and a part of an evaluation, and return what rounds and evaluations take;
     None if that fails.
 
@@ -164,7 +164,7 @@ class _Stopwatch:
 
         def judge(samples: int) -> None:
             federation = _with_fewer_tests(run.federation, self._clients, samples)
-            about = federation, self._state, self._clients, None, looking(run, self._state)
+            about = federation, self._state, self._clients, None, make_adaptation(run, self._state)
             self._backend.judge(self._method, *about, metrics=run.settings.metrics)
 
         def judged(samples: int) -> float:
@@ -182,7 +182,13 @@ class _Stopwatch:
         def tune(steps: int) -> None:
             local = replace(self._local, epochs=None, steps=steps)
             tuning = engine.Tuning(local, self._draws, run.eval.finetune_part)
-            about = federation, self._state, self._clients, tuning, looking(run, self._state)
+            about = (
+                federation,
+                self._state,
+                self._clients,
+                tuning,
+                make_adaptation(run, self._state),
+            )
             self._backend.judge(self._method, *about)
 
         return self._line(tune, 1, MOST_STEPS)

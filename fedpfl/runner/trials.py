@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from fedpfl.config.overrides import requote
-from fedpfl.config.plan import Plan, build
+from fedpfl.config.overrides import requote_word
+from fedpfl.config.plan import Plan, build_run
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record.columns import VALIDATION as COLUMN
 from fedpfl.record.console import duration
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 PRUNED = "pruned"
 """What a job returns that was given up."""
-Watch = Callable[[int, Mapping[str, Any] | None], bool]
+ShouldPrune = Callable[[int, Mapping[str, Any] | None], bool]
 
 
-class Origin(NamedTuple):
+class TrialOrigin(NamedTuple):
     """What a run's numbers come from, as its summary says it.
 
     data: fingerprint of samples, split and initial weights. code: digests of the method's and the
@@ -50,20 +50,20 @@ class Origin(NamedTuple):
     code: Mapping[str, str]
 
 
-def find_origin(plan: Plan) -> Origin:
+def find_origin(plan: Plan) -> TrialOrigin:
     """Read the data that a plan is about, and return what its runs come from. Raises FedpflError."""
-    run = build(
+    run = build_run(
         replace(plan, device=torch.device("cpu"))
     )  # an accelerator's memory is for the trials
-    return Origin(run.fingerprint, resume.written(run))
+    return TrialOrigin(run.fingerprint, resume.digest_code(run))
 
 
-found: list[Found] = []
+search_results: list[SearchResult] = []
 """What the searches of this process found, in order."""
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Hold a search's outcome.
 
     words: the overrides that were chosen. value: their validation accuracy in percent. trials: by
@@ -93,7 +93,7 @@ def _optuna() -> Any:
 DATABASE = "trials.db"
 
 
-def storage(folder: Path) -> Any:
+def open_storage(folder: Path) -> Any:
     """Return the trials kept below a folder. Raises FedpflError where the file is damaged."""
     with _reading(folder):
         return _storage(folder)
@@ -131,7 +131,7 @@ def _opened(path: Path) -> Any:
     return _optuna().storages.RDBStorage(f"sqlite:///{path.resolve()}", engine_kwargs=wait)
 
 
-def distribution(override: Override) -> Any:
+def parse_distribution(override: Override) -> Any:
     """Return what Optuna draws from for a sweep in Hydra's words.
 
     `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any,
@@ -193,14 +193,14 @@ class Search:
         self._first = {
             key: known
             for key, value in first.items()
-            if (known := _within(space[key], value)) is not None
+            if (known := _match_value(space[key], value)) is not None
         }
         with _reading(folder):
             self.study = self._open()
 
     def _open(self) -> Any:
         study = _optuna().create_study(
-            storage=storage(self._folder),
+            storage=open_storage(self._folder),
             study_name=self._name,
             direction="maximize",
             load_if_exists=True,
@@ -216,7 +216,9 @@ class Search:
         _optuna().delete_study(study_name=self._name, storage=self.study._storage)
         self.study = self._open()
 
-    def verify(self, origin: Callable[[list[str]], Origin], tell: Callable[[str], None]) -> None:
+    def verify(
+        self, origin: Callable[[list[str]], TrialOrigin], tell: Callable[[str], None]
+    ) -> None:
         """Check every stored trial against its run, and forget all where one is not what its run
         says.
 
@@ -239,7 +241,7 @@ class Search:
                 self.forget()
                 return
 
-    def _fault(self, trial: Any, origin: Callable[[list[str]], Origin]) -> str:
+    def _fault(self, trial: Any, origin: Callable[[list[str]], TrialOrigin]) -> str:
         """Return in what a stored trial differs from its run, empty where in nothing."""
         complete = trial.state == _optuna().trial.TrialState.COMPLETE
         value = trial.value if complete else None
@@ -262,9 +264,9 @@ class Search:
 
     def run(
         self,
-        play: Callable[[list[tuple[int, list[str]]]], list[Ended]],
+        play: Callable[[list[tuple[int, list[str]]]], list[TrialResult]],
         tell: Callable[[str], None],
-    ) -> Found:
+    ) -> SearchResult:
         """Run what is missing. play: of numbers and overrides of jobs to what became of them, in
         order.
         """
@@ -341,11 +343,11 @@ class Search:
         return [
             f"{key}={value:.4g}"
             if isinstance(value := params[key], float)
-            else requote(f"{key}={value}")
+            else requote_word(f"{key}={value}")
             for key in self._space
         ]
 
-    def _found(self, states: Any) -> Found:
+    def _found(self, states: Any) -> SearchResult:
         over = [
             trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)
         ]
@@ -359,7 +361,7 @@ class Search:
         counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
         # Equal ones are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
-        return Found(
+        return SearchResult(
             tuple(self.words(best.params)),
             best.value,
             counts,
@@ -370,7 +372,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrialResult:
     """Hold what became of a trial: its validation accuracy, None if it is `lost`; where it is."""
 
     value: float | None
@@ -385,7 +387,9 @@ def _is_untrained(folder: Path) -> bool:
     return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
 
 
-def ended(folder: Path, lost: Literal["", "given up", "diverged", "untrained"] = "") -> Ended:
+def read_trial_result(
+    folder: Path, lost: Literal["", "given up", "diverged", "untrained"] = ""
+) -> TrialResult:
     """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but
     `round`.
     """
@@ -399,7 +403,7 @@ def ended(folder: Path, lost: Literal["", "given up", "diverged", "untrained"] =
         raise FedpflError(
             f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples"
         )
-    return Ended(
+    return TrialResult(
         None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost
     )
 
@@ -421,7 +425,7 @@ def _digest(trial: Any, value: float | None) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def foreign(summary: Mapping[str, Any], origin: Origin) -> str:
+def foreign(summary: Mapping[str, Any], origin: TrialOrigin) -> str:
     """Return why a run's numbers do not belong to a search, empty where they do. summary: of the
     run.
     """
@@ -432,7 +436,7 @@ def foreign(summary: Mapping[str, Any], origin: Origin) -> str:
     return ""
 
 
-def require_origin(folder: Path, origin: Origin) -> None:
+def require_origin(folder: Path, origin: TrialOrigin) -> None:
     """Raise FedpflError where a trial's run comes from other data or code than its search.
 
     They may have changed since the search began, and a finished run of other code is taken as it
@@ -447,17 +451,17 @@ def require_origin(folder: Path, origin: Origin) -> None:
         )
 
 
-def of_search(sweeper: Mapping[str, Any], number: int) -> dict[str, Any]:
+def make_trial_arguments(sweeper: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return what a session is told of the search that it is a trial of, {} where the sweep is
     none.
 
     Arguments are those of `watch`.
     """
     study = sweeper.get("study")
-    return {"watch": watch(sweeper, number), "search": study} if study else {}
+    return {"watch": make_should_prune(sweeper, number), "search": study} if study else {}
 
 
-def replay(folder: Path, give_up: Watch, finished: bool) -> bool:
+def replay_evaluations(folder: Path, give_up: ShouldPrune, finished: bool) -> bool:
     """Tell a search of the evaluations that a run directory holds, and return whether it gives the
     run up.
 
@@ -475,7 +479,7 @@ def replay(folder: Path, give_up: Watch, finished: bool) -> bool:
     return any(give_up(int(row["round"] or 0), row) for row in judged)
 
 
-def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
+def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
     """Return what tells a job after an evaluation whether to give up: never where the sweep is no
     search.
 
@@ -485,7 +489,9 @@ def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
     if not sweeper.get("study"):
         return lambda round_number, row: False
     optuna = _optuna()
-    study = optuna.load_study(study_name=sweeper["study"], storage=storage(Path(sweeper["folder"])))
+    study = optuna.load_study(
+        study_name=sweeper["study"], storage=open_storage(Path(sweeper["folder"]))
+    )
     attributes = study.user_attrs
     study.pruner = (
         optuna.pruners.MedianPruner(
@@ -512,14 +518,14 @@ def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
     return give_up
 
 
-def named(identity: str, seed: int, words: Sequence[str], origin: Origin) -> str:
+def name_study(identity: str, seed: int, words: Sequence[str], origin: TrialOrigin) -> str:
     """Return a study's name, from what its trials have in common and the words of its search space."""
     come_from = json.dumps(origin, sort_keys=True)
     text = "\n".join([identity, str(seed), come_from, *sorted(words)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _within(space: Any, value: Any) -> Any:
+def _match_value(space: Any, value: Any) -> Any:
     """Return the value as the space holds it, None if it does not."""
     for known in getattr(space, "choices", ()):
         if str(value) == known or _number(value) == _number(known) is not None:

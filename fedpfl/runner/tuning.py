@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.plan import check
+from fedpfl.config.plan import check_config
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError, many
 from fedpfl.ground.terminal import tell
@@ -21,8 +21,8 @@ from fedpfl.report.names import METHODS
 from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import resume, trials
-from fedpfl.runner.faults import STATUS, Diverged
-from fedpfl.runner.spaces import ends, space, within
+from fedpfl.runner.faults import EXIT_STATUS, Diverged
+from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_search_space
 
 JUDGED = {
     "accuracy": Column("mean", "percent", "test accuracy"),
@@ -43,7 +43,7 @@ COLUMNS = {
 }
 
 
-class Order(NamedTuple):
+class TuningRequest(NamedTuple):
     """What is asked for: the methods, how many trials and fresh seeds, where to write, and words
     for all.
     """
@@ -55,7 +55,7 @@ class Order(NamedTuple):
     words: list[str]
 
 
-def tune(asked: Order, play: Callable[..., None]) -> Table:
+def tune_methods(asked: TuningRequest, play: Callable[..., None]) -> Table:
     """Search for each method's values, run them with fresh seeds, and return a table of what came
     of it.
 
@@ -68,13 +68,14 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
     by_method = _words_by_method(asked.methods, words)
     # Fine-tuned columns choose nothing.
     spaces = {
-        method: [*own, *space(method, own), "eval.finetune_epochs=0"]
+        method: [*own, *make_search_space(method, own), "eval.finetune_epochs=0"]
         for method, own in by_method.items()
     }
     for method, searched in spaces.items():  # what one lacks is told hours before its turn
         _require_keys(method, searched)
     searches = {
-        method: within(method, [f"method={method}", *own]) for method, own in spaces.items()
+        method: keep_within_limits(method, [f"method={method}", *own])
+        for method, own in spaces.items()
     }
     records = [
         _tuned(asked, method, by_method[method], searched, play)
@@ -116,11 +117,12 @@ def _words_by_method(methods: Sequence[str], words: Sequence[str]) -> dict[str, 
     One that none has stays, to be refused.
     """
     others = [
-        word for word in words if not word.startswith("method.") and not overrides.sweeps(word)
+        word for word in words if not word.startswith("method.") and not overrides.is_sweep(word)
     ]
     others = [word for word in others if not word.startswith("hydra.sweeper.")]
     keys = {
-        method: {*overrides.composed([f"method={method}", *others]).method} for method in methods
+        method: {*overrides.compose_config([f"method={method}", *others]).method}
+        for method in methods
     }
     anywhere = set[str]().union(*keys.values())
     by_method = {}
@@ -139,19 +141,19 @@ def _require_keys(method: str, words: Sequence[str]) -> None:
     """Compose a method's words, whatever the values of what is searched. Raises what Hydra does for
     unknown keys.
     """
-    swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
+    swept = [word.partition("=")[0] for word in words if overrides.is_sweep(word)]
     plain = [
         word
         for word in words
         if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)
     ]
-    overrides.composed(
+    overrides.compose_config(
         [f"method={method}", *plain, *(f"{key}=null" for key in swept if key not in GROUPS)]
     )
 
 
 def _tuned(
-    asked: Order,
+    asked: TuningRequest,
     method: str,
     words: Sequence[str],
     searched: Sequence[str],
@@ -160,7 +162,7 @@ def _tuned(
     """Search for one method's values, run them with fresh seeds, and return what came of it."""
     options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
     play([*options, *_below(asked.folder / "trials")], searched)
-    found = trials.found[-1]
+    found = trials.search_results[-1]
     draw(found, asked.folder, method)
     chosen = {word.partition("=")[0] for word in found.words}
     fixed = [
@@ -169,7 +171,7 @@ def _tuned(
         if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
     ]
     fixed = [f"method={method}", *fixed, *found.words]
-    first = int(overrides.composed_once(fixed).seed) + 1
+    first = int(overrides.compose_single_run(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
     tell(f"method={method}: {many(asked.seeds, 'fresh seed')} of {' '.join(found.words)}")
     outdated = _by_other_code(asked.folder / "final", fixed, seeds)
@@ -184,7 +186,7 @@ def _tuned(
                 "hydra.sweeper.table=false",
                 *more,
             ]
-            play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
+            play(["-m", *_below(asked.folder / "final")], final, bears=EXIT_STATUS[Diverged])
     record = {
         "method": method,
         "chosen": " ".join(found.words),
@@ -193,23 +195,23 @@ def _tuned(
     }
     record |= {
         "validation": found.value,
-        "at_end": " ".join(ends(method, found.words, found.space, words)),
+        "at_end": " ".join(find_edge_values(method, found.words, found.space, words)),
     }
-    again = [word for word in fixed if not overrides.is_of_command(word)]
+    again = [word for word in fixed if not overrides.is_hydra_setting(word)]
     record["command"] = shlex.join(
         ["python", "-m", "fedpfl.train", "-m", *again, f"seed={','.join(map(str, seeds))}"]
     )
-    return record | _tested(asked.folder / "final", fixed, seeds)
+    return record | _read_test_results(asked.folder / "final", fixed, seeds)
 
 
 def _below(folder: Path) -> Iterator[str]:
-    return overrides.words("hydra.sweep.dir", str(folder))
+    return overrides.format_words("hydra.sweep.dir", str(folder))
 
 
-def places(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
+def find_run_directories(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
     """Return the run directories of these words, one per seed."""
     return [
-        root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir
+        root / overrides.compose_single_run([*words, f"seed={seed}"]).hydra.sweep.subdir
         for seed in seeds
     ]
 
@@ -218,22 +220,22 @@ def _by_other_code(root: Path, words: Sequence[str], seeds: Sequence[int]) -> li
     """Return the seeds whose runs another version of the code made, which cannot stand beside what
     was searched.
     """
-    code = resume.written(check(overrides.composed_once(words)))
+    code = resume.digest_code(check_config(overrides.compose_single_run(words)))
     outdated = []
-    for seed, place in zip(seeds, places(root, words, seeds), strict=True):
+    for seed, place in zip(seeds, find_run_directories(root, words, seeds), strict=True):
         if (place / "summary.json").is_file():
             codes = reading.summary(place).get("code", [])
             outdated += [seed] if any(other != code for other in codes) else []
     return outdated
 
 
-def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+def _read_test_results(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Return test accuracies of the runs of these seeds, each at its best validation round; nan
     where one diverged.
     """
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
     diverged = 0
-    for place in places(root, words, seeds):
+    for place in find_run_directories(root, words, seeds):
         status = load.begun(place).status
         if status not in ("finished", "diverged"):
             raise FedpflError(f"{place}: {status}; the same command tries it again")
@@ -250,7 +252,7 @@ def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str,
     }
 
 
-def draw(found: trials.Found, folder: Path, method: str) -> None:
+def draw(found: trials.SearchResult, folder: Path, method: str) -> None:
     """Draw how the search went and what mattered, into `<method>_history.png` and
     `<method>_importance.png`.
     """

@@ -13,7 +13,7 @@ import yaml
 
 from fedpfl import board
 from fedpfl.config import overrides
-from fedpfl.config.foreign import read_command
+from fedpfl.config.foreign import read_untrusted_command
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.runner import tuning
@@ -114,7 +114,9 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         assert row["command"].startswith("python -m fedpfl.train -m method=")
         words, seeds = board._words_and_seeds(row["command"])
         assert (
-            overrides.composed_once([*words, f"seed={seeds[0]}"]).hydra.sweep.subdir.split("/")[-2]
+            overrides.compose_single_run([*words, f"seed={seeds[0]}"]).hydra.sweep.subdir.split(
+                "/"
+            )[-2]
             == row["identity"]
         )
     assert frame.set_index("method")["harmed_fedavg"].notna().to_dict() == {
@@ -161,9 +163,11 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     assert "equal, every number of 1 runs" in capsys.readouterr().out
 
     def played(foreign, root):
-        return tuning.places(root, foreign.words, foreign.seeds)  # the runs of just now
+        return tuning.find_run_directories(
+            root, foreign.words, foreign.seeds
+        )  # the runs of just now
 
-    make, boards, compose = board.make_board, {}, functools.cache(overrides.composed)
+    make, boards, compose = board.make_board, {}, functools.cache(overrides.compose_config)
 
     def board_of_same_rows(found, failed, title):  # which takes longest
         told = [
@@ -182,7 +186,7 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
         with (
             mock.patch.object(board, "_play_again", played),
             mock.patch.object(board, "make_board", board_of_same_rows),
-            mock.patch.object(overrides, "composed", composed_once),
+            mock.patch.object(overrides, "compose_config", composed_once),
         ):
             status = call(folder, "verify", row["identity"][:6])
         (folder / "out" / "board.csv").write_text(text)
@@ -339,7 +343,7 @@ def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values(made
 )
 def test_a_command_of_another_form_is_refused(command):
     with pytest.raises(FedpflError, match="the row's command"):
-        read_command(command)
+        read_untrusted_command(command)
 
 
 @pytest.mark.parametrize(
@@ -347,12 +351,12 @@ def test_a_command_of_another_form_is_refused(command):
 )
 def test_a_name_that_could_be_a_files_is_refused(word):
     with pytest.raises(FedpflError, match="has no plain value"):
-        read_command(f"python -m fedpfl.train -m method=fedavg {word} seed=1")
+        read_untrusted_command(f"python -m fedpfl.train -m method=fedavg {word} seed=1")
 
 
 def test_every_row_of_the_docs_can_be_verified():
     for command in board_page.rows()["command"]:
-        assert read_command(command).seeds
+        assert read_untrusted_command(command).seeds
 
 
 def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, capsys):

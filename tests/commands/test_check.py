@@ -12,7 +12,7 @@ import pytest
 from fedpfl import check
 from fedpfl.check import PROMISES_BY_KIND
 from fedpfl.config import plugins
-from fedpfl.config.choices import choices
+from fedpfl.config.choices import list_choices
 from fedpfl.models import MODELS
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.method_promises import PROMISES
@@ -598,7 +598,7 @@ ELSEWHERE = {
 def forgotten():
     """What files added."""
     yield
-    plugins.load([])
+    plugins.load_plugins([])
 
 
 @pytest.fixture
@@ -700,7 +700,7 @@ def test_every_promise_is_broken_by_a_planted_fault():
         },
     }
     for registry, (_, broken, _) in ELSEWHERE.items():
-        planted[plugins.KINDS[registry].group] |= broken
+        planted[plugins.PLUGIN_KINDS[registry].group] |= broken
     for kind, names in planted.items():
         assert names == {own.check.__name__ for own in PROMISES_BY_KIND[kind]}
 
@@ -748,7 +748,7 @@ def test_what_differs_between_processes_is_told(tmp_path: Path, told):
     status, lines = told(write_plugin(tmp_path / "mine.py", **bodies))
     assert status == 1
     for registry, (_, broken, text) in ELSEWHERE.items():
-        kind = plugins.KINDS[registry].group
+        kind = plugins.PLUGIN_KINDS[registry].group
         assert words(*broken, kind=kind) <= unkept(lines), lines
         assert any(text in line for line in lines), lines
     assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
@@ -797,7 +797,7 @@ def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
 
 
 BUILT_IN = {
-    **{name: set() for name in choices("partition")},
+    **{name: set() for name in list_choices("partition")},
     "file": {"follows_the_seed", "shares_nothing"},
     "fixed_dirichlet": {"shares_nothing"},
 }

@@ -31,7 +31,7 @@ from fedpfl.record import console, rundir
 from fedpfl.record.columns import columns
 from fedpfl.report import __main__ as report
 from fedpfl.runner import loop
-from fedpfl.runner.faults import mended
+from fedpfl.runner.faults import user_errors
 from tests.command import (
     FILES,
     TINY,
@@ -706,7 +706,7 @@ def test_what_the_machine_lacks_is_one_line(
 )
 def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> None:
     cfg = OmegaConf.create({"method": {"name": "fedavg"}})
-    with pytest.raises(FedpflError, match=re.escape(says)), mended(cfg, tmp_path):
+    with pytest.raises(FedpflError, match=re.escape(says)), user_errors(cfg, tmp_path):
         exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
 
 
@@ -1174,7 +1174,7 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
 )
 def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None) -> None:
     given = shlex.split(words)
-    assert overrides.for_sweeps(given, GROUPS) == (shlex.split(wanted) if wanted else given)
+    assert overrides.adapt_for_sweeps(given, GROUPS) == (shlex.split(wanted) if wanted else given)
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:

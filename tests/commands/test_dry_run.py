@@ -84,7 +84,7 @@ def test_a_sweep_has_a_line_a_run_and_a_total(
         timed.append(run.config["method"]["name"])
         return timing.Forecast(2.0 if timed[-1] == "fedavg" else 4.0, 1.0, 0.0)
 
-    monkeypatch.setattr(timing, "forecast", forecast)
+    monkeypatch.setattr(timing, "forecast_run", forecast)
     assert call(*WORDS, "hydra.sweep.dir=outputs", "seed=1", cwd=tmp_path).code == 0
     timed.clear()
     told = foretold("-m", *WORDS, "eval.every=8", "method=fedavg,ditto", "seed=1,2", cwd=tmp_path)

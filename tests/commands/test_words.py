@@ -16,7 +16,7 @@ import fedpfl
 from fedpfl import __main__ as fedpfl_command
 from fedpfl import board, check, export, federate, tune
 from fedpfl.config import early, help_page
-from fedpfl.config.overrides import quoted_word
+from fedpfl.config.overrides import quote_word
 from fedpfl.ground.words import DASHES, check_words, replaced_words
 from fedpfl.report import __main__ as report
 from fedpfl.runner import session
@@ -201,7 +201,7 @@ def test_keys_that_are_given_twice_are_told():
 )
 def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(text: str, tmp_path: Path) -> None:
     """As a shell reads the words; `$` alone would be an interpolation of Hydra's."""
-    shell = ["bash", "-c", f"printf %s {quoted_word('name', text)}"]
+    shell = ["bash", "-c", f"printf %s {quote_word('name', text)}"]
     word = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
     with mock.patch.object(session, "play") as play:
         assert call(word, cwd=tmp_path).code == 0
@@ -348,5 +348,5 @@ for number, line in enumerate(sys.argv[1:]):
 def test_a_word_that_is_no_option_is_told_before_torch_is_loaded(capsys):
     for words, says in ((["-participation=1.0"], NO_DASH), (["-m", "seed=1,2", ""], EMPTY)):
         with pytest.raises(SystemExit, match="2"):
-            early.refuse(words)
+            early.exit_if_refused(words)
         assert says in capsys.readouterr().err

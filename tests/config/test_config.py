@@ -19,7 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import train
 from fedpfl.config import overrides, plan
-from fedpfl.config.plan import build, check, register, resolve, run_subdir
+from fedpfl.config.plan import (
+    build_run,
+    check_config,
+    register_resolver,
+    resolve_config,
+    run_subdir,
+)
 from fedpfl.config.schema import Settings
 from fedpfl.engine import Local
 from fedpfl.ground.casting import Checked
@@ -58,14 +64,14 @@ UNSET = {
 
 
 def compose(*overrides: str) -> DictConfig:
-    register()
+    register_resolver()
     with hydra.initialize_config_dir(train.CONF, version_base="1.3"):
         return hydra.compose("train", overrides=list(overrides))
 
 
 @functools.cache
 def resolved(*overrides: str) -> dict[str, Any]:
-    return resolve(compose(*overrides))
+    return resolve_config(compose(*overrides))
 
 
 def key_of(*overrides: str) -> str:
@@ -489,7 +495,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
         if chance.random() < 0.1:
             del place[key]
         try:
-            check(OmegaConf.create(config_))
+            check_config(OmegaConf.create(config_))
         except FedpflError as error:
             refused.append(str(error))
     assert 150 < len(refused) < 250
@@ -511,7 +517,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
 )
 def test_a_configuration_that_cannot_be_resolved_is_one_line(overrides: str, message: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        check(compose(*overrides.split()))
+        check_config(compose(*overrides.split()))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -588,7 +594,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 )
 def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        build(check(compose(*overrides.split())))
+        build_run(check_config(compose(*overrides.split())))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -597,7 +603,7 @@ def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> No
 
 
 def test_build_gives_checked_objects() -> None:
-    run = build(check(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1")))
+    run = build_run(check_config(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1")))
     assert run.method == FedOBP(q=0.9)
     assert (run.settings.rounds, run.local.lr, run.eval.every) == (2, 1.0, 1)
     assert run.federation.clients == 4
@@ -607,7 +613,9 @@ def test_build_gives_checked_objects() -> None:
 
 
 def test_a_share_is_held_out_for_validation() -> None:
-    plain, held = (build(check(compose(*TINY, f"validation={share}"))) for share in (0, 0.25))
+    plain, held = (
+        build_run(check_config(compose(*TINY, f"validation={share}"))) for share in (0, 0.25)
+    )
     assert plain.federation.validation == ()
     for client in range(4):
         parts = held.federation.train[client], held.federation.validation[client]
@@ -629,11 +637,11 @@ def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
         test_from=30,
     )
     own = ["dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn"]
-    run = build(check(compose(*own, "partition=groups", "clients=6")))
+    run = build_run(check_config(compose(*own, "partition=groups", "clients=6")))
     assert run.federation.shape == (9, 128)
     assert run.federation.train_sizes.tolist() == [8] * 6
-    run = build(
-        check(
+    run = build_run(
+        check_config(
             compose(
                 *own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"
             )
@@ -645,7 +653,9 @@ def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
 
 def test_a_partitions_own_seed_decides_it_alone() -> None:
     runs = [
-        build(check(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")))
+        build_run(
+            check_config(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}"))
+        )
         for seed, own in ((3, "null"), (1, 3), (2, 3))
     ]
     splits = [
@@ -659,7 +669,7 @@ def test_a_partitions_own_seed_decides_it_alone() -> None:
 
 
 def test_the_seed_decides_partition_and_model() -> None:
-    runs = [build(check(compose(*TINY, f"seed={seed}"))) for seed in (1, 1, 2)]
+    runs = [build_run(check_config(compose(*TINY, f"seed={seed}"))) for seed in (1, 1, 2)]
     first, again, other = (torch.cat(run.federation.train) for run in runs)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -677,10 +687,10 @@ def test_groups_that_no_client_is_made_of_are_told(tmp_path):
     )
     x = np.zeros((80, 4), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(80) % 2, groups=np.arange(80) // 20)
-    (note,) = build(check(compose(*words, "partition=iid"))).notes
+    (note,) = build_run(check_config(compose(*words, "partition=iid"))).notes
     assert "the samples are from 4 groups" in note
     assert "partition=groups" in note
-    assert build(check(compose(*words, "partition=groups"))).notes == ()
+    assert build_run(check_config(compose(*words, "partition=groups"))).notes == ()
 
 
 @pytest.mark.parametrize("key", ["name", "checkpoint.seconds"])
@@ -722,7 +732,7 @@ def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
 
 def test_runs_ask_for_their_places_side_by_side():
     """As those of `fedpfl.run` in threads do."""
-    cfg = overrides.composed(TINY)
+    cfg = overrides.compose_config(TINY)
     with ThreadPoolExecutor(4) as pool:
         places = [*pool.map(lambda _: cfg.copy().hydra.sweep.subdir, range(12))]
     assert len({*places}) == 1

@@ -17,7 +17,7 @@ WORDS = ("method=fedobp", "dataset=cifar100", "rounds=7")
 def page():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
-        return help_page.page(WORDS)
+        return help_page.format_help(WORDS)
 
 
 def leaves(values, path=""):
@@ -29,7 +29,7 @@ def leaves(values, path=""):
 
 
 def test_every_key_has_a_line_with_its_value_and_its_comment(page):
-    cfg = overrides.composed(WORDS)
+    cfg = overrides.compose_config(WORDS)
     told = dict(re.findall(r"^  ([\w.]+)=(\S*)", page, re.MULTILINE))
     wanted = {
         key: value
@@ -68,19 +68,19 @@ def test_choices_are_the_files_and_what_the_schema_allows(page):
 
 def test_a_narrow_terminal_gets_narrow_lines(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    assert max(map(len, help_page.page(WORDS).splitlines()[4:])) <= 70
+    assert max(map(len, help_page.format_help(WORDS).splitlines()[4:])) <= 70
 
 
 @pytest.mark.parametrize("name", keep_quick(METHODS))
 def test_every_method_has_its_page(name):
-    assert f"\nmethod={name}: " in help_page.page([f"method={name}"])
+    assert f"\nmethod={name}: " in help_page.format_help([f"method={name}"])
 
 
 def test_a_methods_page_says_what_the_server_sees():
     for score, seen in (("obp", "client states"), ("fisher", "mean of uploads")):
-        page = help_page.page(["method=fedobp", "method.q=0.9", f"method.score={score}"])
+        page = help_page.format_help(["method=fedobp", "method.q=0.9", f"method.score={score}"])
         assert f"(the server sees: {seen})" in " ".join(page.split())
-    assert "the server sees" not in help_page.page(["method=fedobp", "method.q=7"])
+    assert "the server sees" not in help_page.format_help(["method=fedobp", "method.q=7"])
 
 
 def test_the_command_prints_it_and_does_nothing(tmp_path):

@@ -41,7 +41,7 @@ def folder(tmp_path: Path):
     """A folder with the page's file; what it added is forgotten afterwards."""
     (tmp_path / "mine.py").write_text(MINE)
     yield tmp_path
-    plugins.load([])
+    plugins.load_plugins([])
 
 
 def test_the_documented_file_runs_whole_and_part_by_part(folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(
 ) -> None:
     """To look at a run's models is not to run the code that its config.yaml names."""
     assert call(*ALL, *SMALL, cwd=folder).code == 0
-    plugins.load([])
+    plugins.load_plugins([])
     (folder / "mine.py").write_text("raise SystemExit('ran')")
     run = fedpfl.load(folder / "run")
     assert len(run.rounds) == 2
@@ -87,7 +87,7 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(
         run.personal(0)
     assert export.main([str(folder / "run"), str(folder / "out")]) == 2
     (advice,) = shlex.split(re.search(line, capsys.readouterr().err)[1])
-    assert overrides.chosen([advice], "plugins") == [str(folder / "mine.py")]
+    assert overrides.read_list_value([advice], "plugins") == [str(folder / "mine.py")]
     (folder / "here").mkdir()
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
@@ -120,7 +120,7 @@ DATASETS, PARTITIONS = {"noise": noise}, {"dice": dice}
 def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(folder: Path) -> None:
     """And labels that a partition spoils are its own copy."""
     (folder / "mine.py").write_text(CARELESS)
-    plugins.load([folder / "mine.py"])
+    plugins.load_plugins([folder / "mine.py"])
     words = (
         format_override("plugins", [folder / "mine.py"]),
         "dataset=noise",
@@ -132,7 +132,7 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
     def made(state: int, *more: str) -> plan.Run:
         np.random.seed(state)
         torch.manual_seed(state)
-        return plan.build(plan.check(composed(*words, *more)))
+        return plan.build_run(plan.check_config(composed(*words, *more)))
 
     one, again, other = made(1), made(2), made(3, "seed=43")
     assert one.fingerprint == again.fingerprint
@@ -174,14 +174,14 @@ def test_where_a_file_lies_is_no_part_of_what_a_run_is(folder: Path) -> None:
 
 
 def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) -> None:
-    before = [list(kind.registry) for kind in plugins.KINDS.values()]
+    before = [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
     for _ in range(2):
-        plugins.load([str(folder / "mine.py")])
-        assert [len(kind.registry) for kind in plugins.KINDS.values()] == [
+        plugins.load_plugins([str(folder / "mine.py")])
+        assert [len(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == [
             len(names) + 1 for names in before
         ]
-        plugins.load([])
-        assert [list(kind.registry) for kind in plugins.KINDS.values()] == before
+        plugins.load_plugins([])
+        assert [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
     result = call("method=halfway", *SMALL, cwd=folder)
     assert (
         result.complaints
@@ -234,13 +234,13 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    plugins.load([])
+    plugins.load_plugins([])
     for name in ("lean", "kit", "kit.tools", "kit.parts", "late", "pack", "pack.leaf", "tool"):
         sys.modules.pop(name, None)
 
 
 def code(*files: Path) -> str:
-    return plugins.code(plugins.load(map(str, files)))["mine.py"]
+    return plugins.digest_plugins(plugins.load_plugins(map(str, files)))["mine.py"]
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -293,7 +293,7 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         (file.parent / "mine.py").write_text(file.read_text() + "#")
         assert code(*files) != both
         both = code(*files)
-    plugins.load([])
+    plugins.load_plugins([])
 
 
 @pytest.mark.parametrize(
@@ -353,13 +353,16 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
 def test_what_is_wrong_is_one_line_and_nothing_is_added(
     text: str | None, message: str, tmp_path: Path
 ) -> None:
-    file, before = tmp_path / "mine.py", [dict(kind.registry) for kind in plugins.KINDS.values()]
+    file, before = (
+        tmp_path / "mine.py",
+        [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()],
+    )
     if text is not None:
         file.write_text(text)
     with pytest.raises(FedpflError) as error:
-        plugins.load([str(file)])
+        plugins.load_plugins([str(file)])
     assert str(error.value).startswith(message.format(file)), error.value
-    assert [dict(kind.registry) for kind in plugins.KINDS.values()] == before
+    assert [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
     result = call(format_override("plugins", [file]), *SMALL, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1)
     assert not (tmp_path / "run").exists()
@@ -377,7 +380,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(
 def test_an_import_of_what_has_moved_says_where_it_is(text: str, now: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(FedpflError, match=r"mine\.py:1: \w+: [^;]*; ") as error:
-        plugins.load([str(tmp_path / "mine.py")])
+        plugins.load_plugins([str(tmp_path / "mine.py")])
     assert str(error.value).endswith(now)
 
 

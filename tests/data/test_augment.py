@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.data import Augment
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.backend import TrainCall
@@ -242,7 +242,9 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
 
 def test_the_groups_and_their_identity():
     names = "none", "crop_flip", "flip_rotate_crop"
-    plain, cut, paper = (build(check(compose(*TINY, f"augment={name}"))) for name in names)
+    plain, cut, paper = (
+        build_run(check_config(compose(*TINY, f"augment={name}"))) for name in names
+    )
     assert plain.federation.augment is None
     assert cut.federation.augment == Augment(flip=True, crop=4)
     assert paper.federation.augment == Augment(True, 15.0, 4, "mean")
@@ -262,7 +264,7 @@ def test_the_groups_and_their_identity():
 )
 def test_settings_out_of_range_are_named(override, message):
     with pytest.raises(FedpflError) as caught:
-        build(check(compose(*TINY, override)))
+        build_run(check_config(compose(*TINY, override)))
     assert message in str(caught.value)
 
 
@@ -279,4 +281,4 @@ def test_what_are_no_images_cannot_be_augmented(tmp_path):
     with pytest.raises(
         FedpflError, match="augment is for images, but data set npz has none; set augment=none"
     ):
-        build(check(compose(*own, "augment=crop_flip")))
+        build_run(check_config(compose(*own, "augment=crop_flip")))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config.plan import Run, build, check
+from fedpfl.config.plan import Run, build_run, check_config
 from fedpfl.data.datasets import femnist, load, shakespeare
 from tests.command import composed, format_override
 from tests.conftest import BACKENDS, assert_close, rounds
@@ -265,7 +265,7 @@ METHODS = pytest.mark.parametrize(
 
 
 def built(*overrides: str) -> Run:
-    return build(check(composed("clients=3", *overrides)))
+    return build_run(check_config(composed("clients=3", *overrides)))
 
 
 def play_on_both(run: Run) -> None:

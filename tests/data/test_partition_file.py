@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build as federation_of
@@ -127,7 +127,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     assert again.code == 0, again.err
     assert table(tmp_path / "first" / "rounds.csv") == table(tmp_path / "again" / "rounds.csv")
     runs = [
-        build(check(composed(*keys, "model=mlp", *own, "seed=42")))
+        build_run(check_config(composed(*keys, "model=mlp", *own, "seed=42")))
         for own in (
             ("partition.samples_per_client=24", "validation=0.2"),
             ("partition=file", path, "partition.seed=7"),
@@ -138,7 +138,9 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         assert all(torch.equal(a, b) for a, b in pairs)
     message = r"^validation must be 0, as the partition holds samples out itself, got 0\.1; set validation=0$"
     with pytest.raises(FedpflError, match=message):
-        build(check(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1")))
+        build_run(
+            check_config(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1"))
+        )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ anything is read.
 import pytest
 
 from fedpfl.config import plan
-from fedpfl.config.overrides import composed
+from fedpfl.config.overrides import compose_config
 from fedpfl.ground.errors import FedpflError
 
 
@@ -40,5 +40,5 @@ from fedpfl.ground.errors import FedpflError
 )
 def test_what_is_out_of_range_is_refused(words, message):
     with pytest.raises(FedpflError) as said:
-        plan.check(composed(words.split()))
+        plan.check_config(compose_config(words.split()))
     assert str(said.value) == message

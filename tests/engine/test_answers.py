@@ -18,7 +18,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
 from fedpfl.methods.shared.method import hooks
-from fedpfl.runner.faults import mended
+from fedpfl.runner.faults import user_errors
 from tests.command import TINY, call
 from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, federate, rounds, tiny
 
@@ -492,7 +492,7 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path):
     try:
         result = call("plugins=[mine.py]", "method=mine", *TINY, cwd=tmp_path)
     finally:
-        plugins.load([])
+        plugins.load_plugins([])
     assert result.code == 1
     assert result.complaints == [
         "fedpfl: method=mine: Mine.finish returned a dict; it must return two things: the upload, a tree, and the "
@@ -522,7 +522,7 @@ METHODS = {"mine": Mine}
     try:
         result = call("plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path)
     finally:
-        plugins.load([])
+        plugins.load_plugins([])
     assert result.code == 1
     (line,) = result.complaints
     assert line.startswith("fedpfl: method=mine: Mine.finish looks at the values of a tensor (")
@@ -567,11 +567,11 @@ def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_pat
     (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))
     told = rf"^method=leaving: Leaving\.{hook} raised {error}: 0 \({tmp_path}/mine\.py:10\);"
     try:
-        plugins.load([str(tmp_path / "mine.py")])
+        plugins.load_plugins([str(tmp_path / "mine.py")])
         cfg = OmegaConf.create({"method": {"name": "leaving"}})
-        with pytest.raises(Broken, match=told), mended(cfg, tmp_path):
+        with pytest.raises(Broken, match=told), user_errors(cfg, tmp_path):
             rounds(
                 METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
             )
     finally:
-        plugins.load([])
+        plugins.load_plugins([])

@@ -12,7 +12,7 @@ import torch
 from sklearn import metrics as sk
 
 import fedpfl
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.engine import begin, make, measures, play
 from fedpfl.engine.backend import Counts
 from fedpfl.engine.evaluate import accuracies, everywhere, per_client
@@ -219,6 +219,6 @@ def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
 
 def test_a_federation_of_nodes_refuses_them():
     """A node tells accuracies alone: columns would silently stay empty."""
-    run = build(check(composed(*SMALL, "validation=0", "eval.common=true")))
+    run = build_run(check_config(composed(*SMALL, "validation=0", "eval.common=true")))
     with pytest.raises(FedpflError, match=r"leave out metrics and eval\.common"):
         find_disclosure(run, FederateSettings())

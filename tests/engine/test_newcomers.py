@@ -12,7 +12,7 @@ import torch
 
 import fedpfl
 from fedpfl import data
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -187,7 +187,8 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
 
 def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
     plans = [
-        build(check(composed(*SETTINGS, "partition.seed=3", f"seed={seed}"))) for seed in (1, 2)
+        build_run(check_config(composed(*SETTINGS, "partition.seed=3", f"seed={seed}")))
+        for seed in (1, 2)
     ]
     assert plans[0].unseen.numbers == plans[1].unseen.numbers
     assert_same(plans[0].federation.train, plans[1].federation.train)
@@ -195,7 +196,7 @@ def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
 
 
 def test_samples_are_scaled_by_what_those_who_take_part_train_on():
-    plan = build(check(composed(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
+    plan = build_run(check_config(composed(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
     assert plan.unseen.clients == 2
     assert plan.federation.validation
     pixels = plan.federation.x[torch.cat(plan.federation.train)] / 255
@@ -206,19 +207,19 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
 
 
 def test_scaffold_counts_those_who_take_part():
-    run = build(check(composed(*SETTINGS, "method=scaffold")))
+    run = build_run(check_config(composed(*SETTINGS, "method=scaffold")))
     assert run.settings.clients == 6
     assert run.method.init(run.net.params, run.net.parts)[0]["clients"] == 4
 
 
 def test_it_tells_runs_apart_and_0_is_what_all_had_before():
-    plain, zero = (check(composed(*TINY, *more)).identity for more in ((), ("unseen=0",)))
+    plain, zero = (check_config(composed(*TINY, *more)).identity for more in ((), ("unseen=0",)))
     assert plain == zero
-    others = {check(composed(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)}
+    others = {check_config(composed(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)}
     assert len({plain, *others}) == 3
 
 
 @pytest.mark.parametrize("share", ["0.1", "1", "-0.1"])
 def test_a_share_that_is_nobody_or_all(share):
     with pytest.raises(FedpflError, match="unseen must be "):
-        check(composed(*TINY, f"unseen={share}"))
+        check_config(composed(*TINY, f"unseen={share}"))

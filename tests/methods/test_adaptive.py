@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -227,8 +227,8 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
 
 def test_the_list_is_the_methods():
     whole = ("method=fedobp_adaptive", "dataset=digits", "validation=0.1")
-    assert check(composed(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
-    one, other = (check(composed(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
+    assert check_config(composed(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
+    one, other = (check_config(composed(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
     assert one.method.q == (0.5, 1.0)
     assert identity(one.config) != identity(other.config)
 
@@ -251,15 +251,15 @@ def test_the_list_is_the_methods():
 )
 def test_lists_that_are_refused(values, message):
     with pytest.raises(FedpflError) as caught:
-        check(composed("method=fedobp_adaptive", "validation=0.1", *values.split()))
+        check_config(composed("method=fedobp_adaptive", "validation=0.1", *values.split()))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
 def test_without_held_out_samples_it_is_refused(share):
-    plan = check(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
+    plan = check_config(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
     with pytest.raises(FedpflError) as caught:
-        build(plan)
+        build_run(plan)
     named = (
         "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
     )

@@ -14,9 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl.config.choices import choices
-from fedpfl.config.plan import _partition, register, resolve, run_subdir
-from fedpfl.config.schema import SETTINGS, Eval, Settings, Start
+from fedpfl.config.choices import list_choices
+from fedpfl.config.plan import _partition, register_resolver, resolve_config, run_subdir
+from fedpfl.config.schema import SETTINGS, Eval, ModelOptions, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
 from fedpfl.ground.checks import arguments, typed
@@ -26,7 +26,7 @@ from fedpfl.models import MODELS
 from tests.command import call, table
 from tests.conftest import ROOT, keep_quick
 
-EXPERIMENTS = choices("experiment")
+EXPERIMENTS = list_choices("experiment")
 PAPERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
 MOST = 8  # jobs of a sweep that are all composed; of larger ones each value once
 
@@ -34,14 +34,14 @@ MOST = 8  # jobs of a sweep that are all composed; of larger ones each value onc
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
     """The whole configuration, Hydra's own with it."""
-    register()
+    register_resolver()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         return compose("train", overrides=list(overrides), return_hydra_config=True)
 
 
 def resolved(*overrides: str) -> dict[str, Any]:
     """The plain values of a configuration."""
-    return resolve(composed(*overrides))
+    return resolve_config(composed(*overrides))
 
 
 def swept(cfg: DictConfig) -> dict[str, list[str]]:
@@ -84,7 +84,7 @@ def ends(name: str) -> list[list[str]]:
 
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
-    cfg = resolve(composed)
+    cfg = resolve_config(composed)
     rest = {
         group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")
     }
@@ -92,7 +92,7 @@ def assert_fits(composed: DictConfig) -> None:
     typed(Local, cfg["local"], "local")
     typed(Eval, cfg["eval"], "eval")
     typed(Settings, {key: cfg[key] for key in SETTINGS}, "")
-    network = (MODELS[cfg["model"]["name"]], Start)
+    network = (MODELS[cfg["model"]["name"]], ModelOptions)
     arguments(network, rest["model"], "model", given=("shape", "classes"))
     _partition(cfg)
     assert cfg["dataset"]["name"] in datasets.SETS
@@ -112,7 +112,7 @@ def test_all_of_an_experiment_composes(name):
 
 def assert_compose(chosen: list[list[str]]) -> None:
     """Each of these jobs fits."""
-    register()
+    register_resolver()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         for overrides in chosen:
             assert_fits(compose("train", overrides=overrides))
@@ -171,7 +171,7 @@ def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
     seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
     assert len(set(seeds)) == len(seeds) == SEEDS[name]
     job = jobs(name)[0]
-    assert len({identity(resolve(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
+    assert len({identity(resolve_config(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
 
 
 ADAPTED = {name for name, method in METHODS.items() if method.pairs}

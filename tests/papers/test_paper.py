@@ -19,7 +19,7 @@ import yaml
 from hydra.types import RunMode
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from fedpfl.config.plan import resolve
+from fedpfl.config.plan import resolve_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
@@ -372,7 +372,7 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
         words = plan.words(i, j, alpha)
         path = tmp_path / f"{i}_{j}"
         path.mkdir()
-        own = resolve(composed(*(f"{key}={value}" for key, value in words.items())))
+        own = resolve_config(composed(*(f"{key}={value}" for key, value in words.items())))
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
         assert plan.fits(begun(path), i, j, alpha), words

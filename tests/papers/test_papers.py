@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedpfl.config.plan import resolve
+from fedpfl.config.plan import resolve_config
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
@@ -759,7 +759,7 @@ def settings(experiment: str, choice: str = "") -> dict[str, Any]:
     own = {key: values[0] for key, values in sweep(experiment).items()} | (
         {group or "method": name} if name else {}
     )
-    return resolve(
+    return resolve_config(
         composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in own.items()))
     )
 
@@ -877,7 +877,7 @@ def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
         job = ("experiment=fedobp/as_published", f"dataset={dataset}", f"partition.alpha={alpha}")
         where = "tables", "fedobp", DATASETS[dataset], f"Dir({alpha})"
         [known] = [log.ema for log in logs.logs() if log[:4] == where]
-        assert resolve(composed(*job))["method"]["ema"] == known
+        assert resolve_config(composed(*job))["method"]["ema"] == known
 
 
 SCALED = {

@@ -22,7 +22,7 @@ import torch
 
 import fedpfl
 from fedpfl import data, export
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -660,7 +660,7 @@ def test_a_finished_run_has_no_older_state(
 
 def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
     own = (*RUN, "model.weights=first.pt", format_override("data_dir", tmp_path))
-    net = build(check(composed(*RUN))).net
+    net = build_run(check_config(composed(*RUN))).net
     torch.save(net.params, tmp_path / "first.pt")
     play(tmp_path / "run", *own)
     assert "already finished" in play(tmp_path / "run", *own)
@@ -928,6 +928,6 @@ def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
 
 
 def test_restart_is_no_part_of_what_a_run_is() -> None:
-    plain, anew = (check(composed(*RUN, f"restart={value}")) for value in ("false", "true"))
+    plain, anew = (check_config(composed(*RUN, f"restart={value}")) for value in ("false", "true"))
     assert (plain.identity, plain.config) == (anew.identity, anew.config)
     assert (plain.settings.restart, anew.settings.restart) == (False, True)

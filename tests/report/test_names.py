@@ -3,7 +3,7 @@
 from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import resolve
+from fedpfl.config.plan import resolve_config
 from fedpfl.data import datasets
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
@@ -32,9 +32,9 @@ def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypat
 
 
 def test_a_title_decides_nothing():
-    cfg = overrides.composed(["method=fedprox", "dataset=mnist"])
+    cfg = overrides.compose_config(["method=fedprox", "dataset=mnist"])
     assert (cfg.method.title, cfg.dataset.title) == ("FedProx", "MNIST")
-    resolved = resolve(cfg)
+    resolved = resolve_config(cfg)
     assert "title" not in resolved["method"].keys() | resolved["dataset"].keys()
     other = OmegaConf.merge(cfg, {"method": {"title": "Other"}, "dataset": {"title": "Other"}})
-    assert identity(resolve(other)) == identity(resolved)
+    assert identity(resolve_config(other)) == identity(resolved)

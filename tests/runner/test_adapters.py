@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 import fedpfl
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import tree
 from tests.command import TINY, call, composed, state, table
 from tests.conftest import assert_close
@@ -23,7 +23,7 @@ TRAINED = 4 * (784 + 32) + 4 * (32 + 16) + 16 * 10 + 10
 
 
 def plan(*words):
-    return check(composed(*TINY, *words))
+    return check_config(composed(*TINY, *words))
 
 
 def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
@@ -32,7 +32,7 @@ def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
     monkeypatch.chdir(tmp_path)
     run = fedpfl.run(*TINY, *LORA, "method=ditto", "participation=1.0")
     saved = state(run.path)
-    names = {*build(plan(*LORA)).net.params}
+    names = {*build_run(plan(*LORA)).net.params}
     assert {*saved["server"]} == names
     assert all(
         name.rpartition(".")[2] in ("lora_A", "lora_B") or name.startswith("classifier")
@@ -53,14 +53,14 @@ def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
         network.load_state_dict(values)  # which refuses names too many or too few
     x, _ = models.samples(0)
     network.load_state_dict(models.personal(0))
-    federation = build(plan(*LORA)).federation
+    federation = build_run(plan(*LORA)).federation
     logits = network.eval()(federation.normalize(x))
     assert_close({"": logits.detach()}, {"": models.predict(0, x)}, atol=1e-5)
 
 
 def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     """Those of a file, and those that are drawn, of which only digests are kept."""
-    whole = build(plan(*LORA[:2])).net.params
+    whole = build_run(plan(*LORA[:2])).net.params
     save_file(whole, tmp_path / "own.safetensors")
     words = (
         *TINY,
@@ -72,7 +72,7 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     )
     interrupt(monkeypatch, tmp_path, *words)
     held = {name for name, _ in tree.items(state(tmp_path / "run")["server"])}
-    assert held == {*build(plan(*LORA)).net.params}
+    assert held == {*build_run(plan(*LORA)).net.params}
     save_file({name: value + 1e-3 for name, value in whole.items()}, tmp_path / "own.safetensors")
     result = call(*words, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1), result
@@ -81,7 +81,7 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
         in (result.complaints[0])
     )
     prints = [
-        [build(plan("partition.seed=0", f"seed={s}", *w)).fingerprint for s in (1, 2)]
+        [build_run(plan("partition.seed=0", f"seed={s}", *w)).fingerprint for s in (1, 2)]
         for w in (LORA, LORA[:2])
     ]
     assert [one == other for one, other in prints] == [False, True]
@@ -117,8 +117,8 @@ def test_a_run_without_an_adapter_is_the_run_that_it_was(words):
 def test_clients_are_judged_over_their_own_classes_if_it_is_said():
     plain, own = (plan("method=fedavg", f"eval.classes={which}") for which in ("all", "own"))
     assert plain.identity == plan("method=fedavg").identity != own.identity
-    assert build(plain).federation.barred is None
-    federation = build(own).federation
+    assert build_run(plain).federation.barred is None
+    federation = build_run(own).federation
     for client, index in enumerate(federation.train):
         there = set(federation.y[index].tolist())
         assert [not barred for barred in federation.barred[client].tolist()] == [

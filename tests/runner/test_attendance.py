@@ -77,7 +77,7 @@ def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_p
 
     rows = table(run / "rounds.csv")
     assert len(rows) == 4
-    untold = (*ACCURACIES, *attendance.WITHOUT_STEPS)
+    untold = (*ACCURACIES, *attendance.MODEL_COLUMNS)
     assert {row[name] for row in rows for name in untold} == {""}
     assert {row["accuracy"] for row in table(run / "clients.csv")} == {""}
     told = summary(run)
@@ -98,7 +98,7 @@ def test_phases_that_train_nothing_make_no_step(tmp_path):
             cwd=tmp_path,
         )
     finally:
-        plugins.load([])
+        plugins.load_plugins([])
     assert result.code == 0, result.err
     assert (
         "15 took part without a step, for lack of samples or as nothing moves in the method's phases"
@@ -147,7 +147,7 @@ def outcome(cohort, trained):
 @pytest.fixture
 def attended(monkeypatch):
     """Make an Attendance of a hundred clients, of which a round is meant for ten."""
-    monkeypatch.setattr(attendance, "trained_clients", lambda state: set())
+    monkeypatch.setattr(attendance, "find_trained_clients", lambda state: set())
 
     def build(idle=0, early=False, deadline=None, poisson=False):
         federation = SimpleNamespace(clients=100, idle=lambda size: idle)
@@ -213,11 +213,11 @@ def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path)
 def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_path):
     words = (*WORDS, "partition.samples_per_client=30", "validation=0.1", "system=simulated")
     play(tmp_path / "run", *words, "system.deadline=1e-6")
-    assert trials.ended(tmp_path / "run").lost == "untrained"
-    assert trials.ended(tmp_path / "run").value is None
+    assert trials.read_trial_result(tmp_path / "run").lost == "untrained"
+    assert trials.read_trial_result(tmp_path / "run").value is None
     rewrite_summary(tmp_path / "run", trained=1)
     with pytest.raises(fedpfl.FedpflError, match="no sample was held out"):
-        trials.ended(tmp_path / "run")
+        trials.read_trial_result(tmp_path / "run")
 
 
 # What is reported

@@ -16,7 +16,7 @@ from fedpfl.models import MODELS, Net
 from fedpfl.papers.fedspu.tables import memory
 from fedpfl.report.load import begun
 from fedpfl.report.run import Run
-from fedpfl.runner.cost import devices
+from fedpfl.runner.cost import count_submodel_costs
 from tests.report.test_report import write_run
 
 # Values that travel of FedSPU's three networks (AAAI 2025, section 4 and public code), at widths
@@ -36,7 +36,7 @@ DATA = {
 @pytest.mark.parametrize("name", ENTRIES)
 def test_entries_of_the_papers_networks(name: str) -> None:
     net = Net(MODELS[name](*DATA[name]))
-    rows = devices(METHODS["fedspu"](), net, DATA[name][0])
+    rows = count_submodel_costs(METHODS["fedspu"](), net, DATA[name][0])
     assert [row["width"] for row in rows] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert tuple(row["entries"] for row in rows) == ENTRIES[name]
 
@@ -46,14 +46,14 @@ def test_values_by_hand() -> None:
     are 4.
     """
     net = Net(MODELS["fedspu_emnist"](*DATA["fedspu_emnist"]))
-    narrow, *_, whole = devices(METHODS["fedspu"](), net, (1, 28, 28))
+    narrow, *_, whole = count_submodel_costs(METHODS["fedspu"](), net, (1, 28, 28))
     # Each stage makes its values twice, in convolution and normalisation; 62 classes.
     assert whole["values"] == 2 * 20 * 784 + 2 * 20 * 196 + 62
     assert narrow["values"] == 2 * 4 * 784 + 2 * 4 * 196 + 62
 
 
 def test_strides_and_paddings_by_hand() -> None:
-    speech = devices(
+    speech = count_submodel_costs(
         METHODS["fjord"](), Net(MODELS["fedspu_speech"](*DATA["fedspu_speech"])), (1, 32, 32)
     )
     assert speech[-1]["values"] == 2 * 50 * 18 * 18 + 2 * 50 * 6 * 6 + 35
@@ -72,7 +72,9 @@ def test_embeddings_by_hand() -> None:
     class Tokens(tuple):
         kind = "token ids"
 
-    half, whole = devices(METHODS["heterofl"](widths=(0.5,)), Net(Words()), Tokens((7,)))
+    half, whole = count_submodel_costs(
+        METHODS["heterofl"](widths=(0.5,)), Net(Words()), Tokens((7,))
+    )
     assert half == {"width": 0.5, "entries": 30 * 2 + 2 * 3 + 3, "values": 7 * 2 + 3}
     assert whole == {"width": 1.0, "entries": 30 * 4 + 4 * 3 + 3, "values": 7 * 4 + 3}
 
@@ -81,7 +83,7 @@ def test_counting_leaves_the_network_alone() -> None:
     net = Net(MODELS["fedspu_emnist"](*DATA["fedspu_emnist"]))
     net.module.train()
     before = {name: value.clone() for name, value in net.module.state_dict().items()}
-    devices(METHODS["fedspu"](), net, (1, 28, 28))
+    count_submodel_costs(METHODS["fedspu"](), net, (1, 28, 28))
     assert net.module.training
     assert not any(module._forward_hooks for module in net.module.modules())
     assert all(torch.equal(value, before[name]) for name, value in net.module.state_dict().items())

@@ -368,14 +368,14 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
 def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(
     tmp_path, monkeypatch
 ):
-    judge = loop.judge
+    judge = loop.evaluate_clients
 
     def diverging(run, backend, state, *rest):
         if (state.round, run.local.lr) == (2, 0.5):
             raise Diverged("in the second round")
         return judge(run, backend, state, *rest)
 
-    monkeypatch.setattr(loop, "judge", diverging)
+    monkeypatch.setattr(loop, "evaluate_clients", diverging)
     swept = {"local.lr": [0.01, 0.5], "method": ["fedper", "fedavg"]}
     runs, found = fedpfl.sweep(*MANY[:-1], **swept, directory=tmp_path, progress=False)
     assert all(run.rounds["accuracy"].notna().any() for run in runs)
@@ -433,14 +433,16 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
 
 def test_one_value_of_what_an_experiment_sweeps_over():
     """Its other jobs' values that are no sweep hold; others must be chosen."""
-    cfg = overrides.composed_once(["experiment=demo", "method=fedper"])
+    cfg = overrides.compose_single_run(["experiment=demo", "method=fedper"])
     assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
-    cfg = overrides.composed_once(
+    cfg = overrides.compose_single_run(
         ["experiment=fedobp/figure3", "dataset=fmnist", "method=fedper", "seed=1"]
     )
     assert (cfg.dataset.name, cfg.partition.alpha) == ("fmnist", 0.5)
     with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
-        overrides.composed_once(["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"])
+        overrides.compose_single_run(
+            ["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -461,8 +463,8 @@ def test_one_value_of_what_an_experiment_sweeps_over():
     ],
 )
 def test_values_arrive_as_they_are(value):
-    (word,) = overrides.words("+own", value)
-    assert overrides.composed([word]).own == (
+    (word,) = overrides.format_words("+own", value)
+    assert overrides.compose_config([word]).own == (
         f"it's \\' {42}" if value == "it's \\' ${seed}" else value
     )
 
@@ -510,7 +512,7 @@ def test_models_are_refused_where_they_would_not_be_the_runs(change, line, copy)
 
 def test_changed_code_of_the_method_is_told(copy, monkeypatch):
     (code,) = summary(copy)["code"]
-    monkeypatch.setattr(resume, "written", lambda run: {**code, "method": "0"})
+    monkeypatch.setattr(resume, "digest_code", lambda run: {**code, "method": "0"})
     with pytest.warns(UserWarning, match="the method's code has changed since the run"):
         fedpfl.load(copy).personal(0)
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import fedpfl
 from fedpfl import export
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.data.state_dict import read_weights
 from fedpfl.ground import identity
@@ -57,8 +57,10 @@ def place(tmp_path_factory):
 def began(place, weights, *words):
     """The run that these words make, built and not played."""
     method = () if any(word.startswith("method=") for word in words) else ("method=fedavg",)
-    return build(
-        check(composed(*WORDS, *method, format_override("model.weights", place / weights), *words))
+    return build_run(
+        check_config(
+            composed(*WORDS, *method, format_override("model.weights", place / weights), *words)
+        )
     )
 
 
@@ -201,8 +203,11 @@ def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
         format_override("model.weights", place / "vit.safetensors"),
     )
     with pytest.raises(FedpflError, match=TRAINED):
-        build(check(composed(*given)))
-    assert len(build(check(composed(*given, "model.overlap=true"))).origin.trained.samples) > 1500
+        build_run(check_config(composed(*given)))
+    assert (
+        len(build_run(check_config(composed(*given, "model.overlap=true"))).origin.trained.samples)
+        > 1500
+    )
 
 
 PRIVATE = ("privacy=client", "privacy.noise=2")

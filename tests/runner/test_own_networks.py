@@ -34,7 +34,7 @@ STATEFUL = (
 def forgotten():
     """Leave the choices as they were."""
     yield
-    plugins.load([])
+    plugins.load_plugins([])
 
 
 def play(path, *words):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedpfl.config import plugins
-from fedpfl.config.plan import build, check
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.record import console
 from fedpfl.record.console import Console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
@@ -70,9 +70,9 @@ def mine(tmp_path):
     process.
     """
     (tmp_path / "mine.py").write_text(PLUGIN)
-    plugins.load([str(tmp_path / "mine.py")])
+    plugins.load_plugins([str(tmp_path / "mine.py")])
     yield tmp_path / "mine.py"
-    plugins.load([])
+    plugins.load_plugins([])
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def mine(tmp_path):
     ids=" ".join,
 )
 def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "is_worthwhile", lambda run, done: True)
+    monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: True)
     told = play(tmp_path / "timed", *EQUAL, *words)
     assert "\ntime        about 0:00:" in told
-    monkeypatch.setattr(timing, "is_worthwhile", lambda run, done: False)
+    monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: False)
     assert "\ntime  " not in play(tmp_path / "plain", *EQUAL, *words)
     assert table(tmp_path / "timed/rounds.csv") == table(tmp_path / "plain/rounds.csv")
     assert table(tmp_path / "timed/clients.csv") == table(tmp_path / "plain/clients.csv")
@@ -112,8 +112,8 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
     words = (*EQUAL, format_override("plugins", [mine]), "method=fedavg", "model=mlp")
     cfg = copy.deepcopy(composed(*words))
     cfg.method.name, cfg.model = "drawing", {"name": "counting"}
-    run = build(check(cfg))
-    began = resume.begin(run, {}, None)
+    run = build_run(check_config(cfg))
+    began = resume.restore_state(run, {}, None)
     before = [torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()]
     rows = [
         {
@@ -126,7 +126,7 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, rows
     )
     modes = [module.training for module in run.net.module.modules()]
-    assert timing.forecast(run, began) is not None
+    assert timing.forecast_run(run, began) is not None
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
     assert before[2] == random.getstate()
@@ -135,7 +135,7 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
     assert modes == [module.training for module in run.net.module.modules()]
     for name, worthwhile in (("timed", True), ("plain", False)):
         monkeypatch.setattr(
-            timing, "is_worthwhile", lambda run, done, worthwhile=worthwhile: worthwhile
+            timing, "is_worth_timing", lambda run, done, worthwhile=worthwhile: worthwhile
         )
         session.play(cfg, mine.parent / name, quiet=True)
     assert table(mine.parent / "timed/rounds.csv") == table(mine.parent / "plain/rounds.csv")
@@ -174,11 +174,11 @@ def ticking(monkeypatch):
             composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words)
         )
         cfg.model = {"name": "ticking"}
-        run = build(check(cfg))
-        began = resume.begin(run, {}, None)
-        told = timing.forecast(run, began)
+        run = build_run(check_config(cfg))
+        began = resume.restore_state(run, {}, None)
+        told = timing.forecast_run(run, began)
         backend = timing.engine.make(run.engine, run.net, run.device)
-        return told, [round.row for round in loop.rounds(run, backend, began)]
+        return told, [round.row for round in loop.train_rounds(run, backend, began)]
 
     return play_rounds
 
@@ -237,15 +237,15 @@ def test_a_slow_network_is_timed_by_few_steps(ticking, monkeypatch):
 
     run, began = _begun()
     monkeypatch.setattr(Ticking, "forward", slow)
-    assert timing.forecast(run, began) is not None
+    assert timing.forecast_run(run, began) is not None
     assert len(calls) == 1
 
 
 def _begun():
     cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "method=fedavg", *EQUAL))
     cfg.model = {"name": "ticking"}
-    run = build(check(cfg))
-    return run, resume.begin(run, {}, None)
+    run = build_run(check_config(cfg))
+    return run, resume.restore_state(run, {}, None)
 
 
 def test_what_fails_is_left_to_the_first_round(ticking, monkeypatch):
@@ -254,18 +254,18 @@ def test_what_fails_is_left_to_the_first_round(ticking, monkeypatch):
 
     run, began = _begun()
     monkeypatch.setattr(Ticking, "forward", broken)
-    assert timing.forecast(run, began) is None
+    assert timing.forecast_run(run, began) is None
 
 
 @pytest.mark.parametrize(("words", "timed"), [(("rounds=2",), False), (("rounds=6",), True)])
 def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
-    run = build(check(composed("model=mlp", "method=fedavg", *TINY, *words)))
-    assert timing.is_worthwhile(run, 0) == timed
-    assert not timing.is_worthwhile(run, run.settings.rounds)
-    large = build(
-        check(composed("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000"))
+    run = build_run(check_config(composed("model=mlp", "method=fedavg", *TINY, *words)))
+    assert timing.is_worth_timing(run, 0) == timed
+    assert not timing.is_worth_timing(run, run.settings.rounds)
+    large = build_run(
+        check_config(composed("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000"))
     )
-    assert timing.is_worthwhile(large, 0)
+    assert timing.is_worth_timing(large, 0)
 
 
 # What is said
@@ -327,8 +327,8 @@ def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch)
 
 def test_a_run_that_goes_on_tells_what_is_left(tmp_path, monkeypatch):
     words = ("model=mlp", "method=fedavg", *TINY, "rounds=12", "eval.every=6")
-    monkeypatch.setattr(timing, "forecast", lambda run, began: Forecast(2.0, 3.0, 0.0))
-    for round in session.session(composed(*words), tmp_path / "run", quiet=True):
+    monkeypatch.setattr(timing, "forecast_run", lambda run, began: Forecast(2.0, 3.0, 0.0))
+    for round in session.play_session(composed(*words), tmp_path / "run", quiet=True):
         if round.row["round"] == 5:
             break
     told = play(tmp_path / "run", *words)

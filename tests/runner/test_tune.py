@@ -16,7 +16,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedpfl import tune
-from fedpfl.config.plan import check
+from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import chosen_round
@@ -39,7 +39,7 @@ FIRST = {"local.lr": 0.01, "method.mu": 0.1, "rounds": 400}
 
 def distributions(*words):
     return {
-        own.key_or_group: trials.distribution(own)
+        own.key_or_group: trials.parse_distribution(own)
         for own in OverridesParser.create().parse_overrides(list(words))
     }
 
@@ -54,7 +54,7 @@ def judged(jobs):
     for _, words in jobs:
         lr, mu, rounds = (float(word.partition("=")[2]) for word in words)
         value = None if lr < 0.003 else 90 - 10 * abs(np.log(lr / 0.03)) + mu
-        found.append(trials.Ended(value, int(rounds), f"run{lr}"))
+        found.append(trials.TrialResult(value, int(rounds), f"run{lr}"))
     return found
 
 
@@ -89,8 +89,8 @@ def test_what_the_configuration_has_comes_first_only_where_the_space_holds_it():
         ("b", (2, 4.5), (1, 6, None)),
         ("c", (2, "x"), (3,)),
     ):
-        assert all(trials._within(space[key], value) is not None for value in inside)
-        assert all(trials._within(space[key], value) is None for value in outside)
+        assert all(trials._match_value(space[key], value) is not None for value in inside)
+        assert all(trials._match_value(space[key], value) is None for value in outside)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
 
     def play(jobs):
         asked.append([words for _, words in jobs])
-        return [trials.Ended(float(words[0][-1]), 3, words[0]) for _, words in jobs]
+        return [trials.TrialResult(float(words[0][-1]), 3, words[0]) for _, words in jobs]
 
     own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, 6, 6, 6, 1, 3)
     found = own.run(play, lambda line: None)
@@ -186,7 +186,7 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
 
 def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
     def play(jobs):
-        return [trials.Ended(50.0 if number else 40.0, 3, str(number)) for number, _ in jobs]
+        return [trials.TrialResult(50.0 if number else 40.0, 3, str(number)) for number, _ in jobs]
 
     own = search(tmp_path, batch=2)
     found = own.run(play, lambda line: None)
@@ -208,7 +208,7 @@ def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
     with pytest.raises(FedpflError, match="none of 8 trials came to its end"):
         search(tmp_path).run(
-            lambda jobs: [trials.Ended(None, 1, "") for _ in jobs], lambda line: None
+            lambda jobs: [trials.TrialResult(None, 1, "") for _ in jobs], lambda line: None
         )
 
 
@@ -216,13 +216,13 @@ def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
     (tmp_path / "rounds.csv").write_text(text)
-    assert trials.ended(tmp_path) == trials.Ended(50.5, 3, str(tmp_path))
-    lost = trials.ended(tmp_path, "given up")
+    assert trials.read_trial_result(tmp_path) == trials.TrialResult(50.5, 3, str(tmp_path))
+    lost = trials.read_trial_result(tmp_path, "given up")
     assert (lost.value, lost.lost) == (None, "given up")
     for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
         (tmp_path / "rounds.csv").write_text(text)
         with pytest.raises(FedpflError, match=r"set validation=0\.1"):
-            trials.ended(tmp_path)
+            trials.read_trial_result(tmp_path)
 
 
 def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
@@ -234,16 +234,18 @@ def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
     options = {"study": "study", "folder": str(tmp_path), "prune": True}
     for value, lost in ((59.0, True), (60.0, False)):
         number = own.study.ask(own._space).number
-        watch = trials.watch(options, number)
+        watch = trials.make_should_prune(options, number)
         assert not watch(0, None)
         assert not watch(1, {"val_accuracy": 1.0})  # too early
         assert not watch(2, {"val_accuracy": None, "accuracy": 0.0})
         assert watch(4, {"val_accuracy": value, "accuracy": 99.0}) is lost
-        assert trials.watch(options, number)(4, None) is lost  # begun again
+        assert trials.make_should_prune(options, number)(4, None) is lost  # begun again
         own.study.tell(number, state=PRUNED)
     number = own.study.ask(own._space).number
-    assert not trials.watch({**options, "prune": False}, number)(4, {"val_accuracy": 1.0})
-    assert not trials.watch({}, 0)(1, {"val_accuracy": 0.0})
+    assert not trials.make_should_prune({**options, "prune": False}, number)(
+        4, {"val_accuracy": 1.0}
+    )
+    assert not trials.make_should_prune({}, 0)(1, {"val_accuracy": 0.0})
 
 
 def test_a_trial_is_compared_by_its_best_round_so_far(tmp_path):
@@ -254,7 +256,7 @@ def test_a_trial_is_compared_by_its_best_round_so_far(tmp_path):
         number = own.study.ask(own._space).number
         answers = []
         for step, value in enumerate(values, 4):
-            watch = trials.watch(options, number)  # each time begun again
+            watch = trials.make_should_prune(options, number)  # each time begun again
             answers.append(watch(step, {"val_accuracy": value}))
         reported = own.study.trials[number].intermediate_values
         own.study.tell(number, values[0])
@@ -265,7 +267,7 @@ def test_a_trial_is_compared_by_its_best_round_so_far(tmp_path):
     assert played(75.0, 20.0) == ([False] * 2, {4: 75.0, 5: 75.0})
     assert played(60.0, 69.0, 71.0) == ([True, True, False], {4: 60.0, 5: 69.0, 6: 71.0})
     number = own.study.ask(own._space).number
-    watch = trials.watch(options, number)
+    watch = trials.make_should_prune(options, number)
     assert not watch(4, {"val_accuracy": 80.0})
     assert not watch(5, {"val_accuracy": float("nan")})
     assert not watch(6, {"val_accuracy": 1.0})
@@ -387,7 +389,9 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
         "fedavg: local.lr=0.05: at the end of what was searched; better values may lie beyond."
         in text
     )
-    bad = trials.Found(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
+    bad = trials.SearchResult(
+        ("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock()
+    )
     with (
         mock.patch.object(trials.Search, "_found", return_value=bad),
         mock.patch.object(tuning, "draw"),
@@ -441,11 +445,11 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
         mock.patch.object(tuning.load, "begun", return_value=broken),
         pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
     ):
-        tuning._tested(Path("final"), ["method=fedavg"], [4])
+        tuning._read_test_results(Path("final"), ["method=fedavg"], [4])
 
 
 def test_words_are_read_as_hydra_reads_them():
-    asked = tune.order(
+    asked = tune.parse_request(
         [
             "method=halfway",
             format_override("plugins", [ROOT / "docs/mine.py"]),
@@ -453,15 +457,17 @@ def test_words_are_read_as_hydra_reads_them():
         ]
     )
     assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
-    assert spaces.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
-    assert spaces.space("fedavg", ["local.lr=0.1,0.2"]) == []
+    assert spaces.make_search_space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
+    assert spaces.make_search_space("fedavg", ["local.lr=0.1,0.2"]) == []
 
 
 def test_searches_may_begin_at_once_in_one_folder(tmp_path):
     for repeat in range(4):
         with ThreadPoolExecutor(4) as pool:
             found = list(
-                pool.map(lambda _, repeat=repeat: trials.storage(tmp_path / str(repeat)), range(4))
+                pool.map(
+                    lambda _, repeat=repeat: trials.open_storage(tmp_path / str(repeat)), range(4)
+                )
             )
         assert all(own.get_all_studies() == [] for own in found)
         assert [path.name for path in (tmp_path / str(repeat)).iterdir()] == ["trials.db"]
@@ -510,25 +516,27 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert len(out.getvalue().splitlines()) == 1
 
 
-SPACES = sorted(path.stem for path in spaces.FILES.glob("*.yaml"))
+SPACES = sorted(path.stem for path in spaces.SPACES_FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", keep_quick([name for name in SPACES if name != "all"], 2))
 def test_every_space_is_of_its_method(name):
     assert name in METHODS
-    space = distributions(*spaces.space(name, ()))
+    space = distributions(*spaces.make_search_space(name, ()))
     assert "local.lr" in space
     for end in (0, -1):
         ends = {
             key: (getattr(own, "choices", None) or (own.low, own.high))[end]
             for key, own in space.items()
         }
-        check(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
-    assert {*spaces._read(name).get("limits", {})} <= {*space}
+        check_config(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
+    assert {*spaces._read_space(name).get("limits", {})} <= {*space}
     left = [
-        word for word in spaces.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))
+        word
+        for word in spaces.make_search_space(name, ())
+        if not word.startswith(("local.lr=", "quantile.q="))
     ]
-    assert spaces.space(name, ("local.lr=0.1", "quantile.q=0.5")) == (
+    assert spaces.make_search_space(name, ("local.lr=0.1", "quantile.q=0.5")) == (
         left or ["local.lr=choice(0.1)"]
     )
 
@@ -563,7 +571,7 @@ MLP, DEEP = "model=mlp", "model=cnn4"  # of three and of four layers
 )
 def test_what_makes_the_method_another_one_is_not_searched(method, words, left, capsys):
     searched = [f"method={method}", "clients=4", *words]
-    assert spaces.within(method, searched) == [*searched[:-1], left]
+    assert spaces.keep_within_limits(method, searched) == [*searched[:-1], left]
     told = capsys.readouterr().err
     if "(0,1,2,3,4)" in words[-1]:
         lost, rule = {"fedper": ("0, 3, 4", "below 3"), "fedala": ("0, 4", "at most 3")}[method]
@@ -576,7 +584,9 @@ def test_where_nothing_leaves_the_method_itself_it_says_so():
     with pytest.raises(
         FedpflError, match=r"=3,4: method=fedper is itself only with method\.layers above 0 and"
     ):
-        spaces.within("fedper", ["method=fedper", MLP, "clients=4", "method.layers=3,4"])
+        spaces.keep_within_limits(
+            "fedper", ["method=fedper", MLP, "clients=4", "method.layers=3,4"]
+        )
 
 
 def test_a_value_at_the_end_of_what_was_searched_is_told():
@@ -602,14 +612,14 @@ def test_a_value_at_the_end_of_what_was_searched_is_told():
         },  # it is 0 or more
         **{"method.head_init=initial": False, "seed=3": False},
     }.items():
-        assert spaces.ends("fedper", [word], kinds) == [word] * told, word
+        assert spaces.find_edge_values("fedper", [word], kinds) == [word] * told, word
     alike = distributions("method.share=choice(0.2,1)", "method.layers=choice(3)")
     for word, told in {
         "method.share=1": False,
         "method.share=0.2": True,
         "method.layers=3": False,
     }.items():
-        assert spaces.ends("fedala", [word], alike) == [word] * told, word
+        assert spaces.find_edge_values("fedala", [word], alike) == [word] * told, word
 
 
 @pytest.mark.parametrize(
@@ -617,8 +627,11 @@ def test_a_value_at_the_end_of_what_was_searched_is_told():
     [("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
 )
 def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
-    assert any(own.startswith("quantile.q=") for own in spaces.space("fedobp", (word,))) is searched
-    assert any(own.startswith("method.lam=") for own in spaces.space("ditto", (word,)))
+    assert (
+        any(own.startswith("quantile.q=") for own in spaces.make_search_space("fedobp", (word,)))
+        is searched
+    )
+    assert any(own.startswith("method.lam=") for own in spaces.make_search_space("ditto", (word,)))
 
 
 SEARCH = (
@@ -649,7 +662,7 @@ def test_a_killed_search_ends_as_if_it_never_was(tmp_path):
     assert wait(start(*SEARCH, cwd=folders[1])).code == 0
     studies = []
     for folder in folders:
-        storage = trials.storage(folder / "runs")
+        storage = trials.open_storage(folder / "runs")
         (name,) = optuna.get_all_study_names(storage)
         studies.append(told(optuna.load_study(study_name=name, storage=storage)))
     assert studies[0] == studies[1]

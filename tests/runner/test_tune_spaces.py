@@ -34,7 +34,7 @@ def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
         mock.patch.object(tuning, "_tuned", tuned),
         contextlib.suppress(KeyError),
     ):  # there is nothing for a table
-        tuning.tune(tune.order([*SMALL, *words]), lambda *given: None)
+        tuning.tune_methods(tune.parse_request([*SMALL, *words]), lambda *given: None)
     return found
 
 
@@ -59,7 +59,7 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
     assert (row["finished"] + row["given up"], row["seeds"]) == (2, 1)
     assert [*tmp_path.glob("final/digits/halfway/*/seed43/rounds.csv")]
     assert plugins.SPACES
-    plugins.load([])
+    plugins.load_plugins([])
     assert not plugins.SPACES, "a later command may have another method of that name"
 
 
@@ -87,7 +87,7 @@ def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
     assert "method.layers=choice(1,2)" in [word.replace(", ", ",") for word in found["fedper"][0]]
     for words, final in found.values():
         assert f"hydra.searchpath=['file://{folder}']" in words or options[0] in words
-        assert tuning.overrides.composed_once([*final, "method=halfway"]).method.share == 0.4
+        assert tuning.overrides.compose_single_run([*final, "method=halfway"]).method.share == 0.4
 
 
 def test_a_command_that_is_told_finds_the_folder_again(folder, tmp_path):
@@ -167,7 +167,7 @@ WRONG = {
 def test_a_file_that_is_no_space_is_one_line_with_its_name(text, folder):
     (folder / "tune" / "halfway.yaml").write_text(text + "\n")
     with pytest.raises(FedpflError) as raised:
-        spaces.space("halfway", [f"hydra.searchpath=['file://{folder}']"])
+        spaces.make_search_space("halfway", [f"hydra.searchpath=['file://{folder}']"])
     assert str(raised.value).startswith(f"{folder / 'tune' / 'halfway.yaml'}: ")
     assert WRONG[text] in str(raised.value)
 
@@ -189,12 +189,14 @@ def test_a_plugins_spaces_are_checked(given, told, tmp_path):
         f"from fedpfl.methods import FedAvg\nMETHODS = {{'own': FedAvg}}\nSPACES = {given}\n"
     )
     with pytest.raises(FedpflError, match="plugins: ") as raised:
-        plugins.load([str(path)])
+        plugins.load_plugins([str(path)])
     assert f"{path}: {told}" in str(raised.value)
 
 
 def test_gpfl_is_searched_on_both_sides_of_pfllibs_value():
-    (word,) = [word for word in spaces.space("gpfl", ()) if word.startswith("method.lam=")]
-    values = [float(value) for value in tuning.overrides.values(word)]
+    (word,) = [
+        word for word in spaces.make_search_space("gpfl", ()) if word.startswith("method.lam=")
+    ]
+    values = [float(value) for value in tuning.overrides.split_values(word)]
     assert values[0] < 1.0 < values[-1]
     assert 1.0 in values

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from fedpfl.config.plan import check
+from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.system import PROFILES, Device, System, devices, stragglers
 from tests.command import composed
@@ -125,5 +125,5 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 )
 def test_a_wrong_configuration_is_one_line(words, told):
     with pytest.raises(FedpflError, match=told) as error:
-        check(composed("system=simulated", *words.split()))
+        check_config(composed("system=simulated", *words.split()))
     assert "\n" not in str(error.value)
