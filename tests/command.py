@@ -31,14 +31,8 @@ from fedpfl.runner import resume, session
 from tests.conftest import ROOT
 
 TINY = (
-    *(
-        "rounds=2",
-        "clients=4",
-        "participation=0.5",
-        "partition.samples_per_client=24",
-        "local.epochs=1",
-    ),
-    *("eval.every=1", "checkpoint.seconds=0"),
+    *("rounds=2", "clients=4", "participation=0.5", "partition.samples_per_client=24"),
+    *("local.epochs=1", "eval.every=1", "checkpoint.seconds=0"),
 )
 FILES = {
     *("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "run.log"),

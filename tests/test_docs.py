@@ -76,11 +76,7 @@ def test_the_pages_show_commands():
             f"experiment={experiment} " in f"{text} " for text in texts
         )
     assert {
-        "make demo",
-        "make smoke",
-        "make tables",
-        "make bench",
-        "python -m fedpfl.report",
+        *("make demo", "make smoke", "make tables", "make bench", "python -m fedpfl.report"),
     } <= set(texts)
     assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
@@ -369,17 +365,8 @@ def test_the_readme_lists_every_choice():
     """FedOBP's own groups stand where its keys are told."""
     pages = dict.fromkeys(("quantile", "norm", "score"), ROOT / "docs/run.md")
     for group in (
-        "dataset",
-        "partition",
-        "model",
-        "adapter",
-        "quantile",
-        "norm",
-        "score",
-        "engine",
-        "logger",
-        "debug",
-        "experiment",
+        *("dataset", "partition", "model", "adapter", "quantile", "norm", "score", "engine"),
+        *("logger", "debug", "experiment"),
     ):
         readme = pages.get(group, ROOT / "README.md").read_text()
         row = next(

@@ -106,18 +106,8 @@ def test_only_configuration_and_training_know_hydra():
 
 
 CONTRACT = {
-    "FACTS",
-    "STORED",
-    "ORDER",
-    "SEES",
-    "misplaced",
-    "METHODS",
-    "Batch",
-    "Data",
-    "Method",
-    "Phase",
-    "Shard",
-    "Turn",
+    *("FACTS", "STORED", "ORDER", "SEES", "misplaced", "METHODS", "Batch", "Data", "Method"),
+    *("Phase", "Shard", "Turn"),
 }
 REGISTERED = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}
 

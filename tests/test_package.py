@@ -205,12 +205,7 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = clone(folder / "source")
     build = (
-        "wheel",
-        source,
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
+        *("wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"),
         folder,
     )
     run(sys.executable, "-m", "pip", *build, cwd=folder)

@@ -30,27 +30,10 @@ SUITE = {
     "trials": 2,
     "seeds": 2,
     "words": [
-        *(
-            "clients=6",
-            "participation=0.5",
-            "rounds=2",
-            "validation=0.2",
-            "unseen=0.34",
-            "eval.every=1",
-        ),
-        *(
-            "eval.finetune_epochs=1",
-            "eval.finetune_every=1",
-            "partition.samples_per_client=24",
-            "local.epochs=1",
-        ),
-        *(
-            "model=mlp",
-            "model.hidden=[8]",
-            "checkpoint.keep=false",
-            "system=simulated",
-            "system.profile=uniform",
-        ),
+        *("clients=6", "participation=0.5", "rounds=2", "validation=0.2", "unseen=0.34"),
+        *("eval.every=1", "eval.finetune_epochs=1", "eval.finetune_every=1"),
+        *("partition.samples_per_client=24", "local.epochs=1", "model=mlp", "model.hidden=[8]"),
+        *("checkpoint.keep=false", "system=simulated", "system.profile=uniform"),
     ],
     "settings": {
         "skewed": ["dataset=digits", "partition.alpha=0.1"],

@@ -716,11 +716,7 @@ def write_plugin(file: Path, **bodies: tuple[str, str]) -> Path:
 
 
 NOTED = {
-    "follows_the_seed",
-    "shares_nothing",
-    "has_no_twins",
-    "has_all_classes",
-    "keeps_its_memory",
+    *("follows_the_seed", "shares_nothing", "has_no_twins", "has_all_classes", "keeps_its_memory"),
 }
 
 

@@ -775,11 +775,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
     assert list(rows[0])[: 1 + len(columns())] == ["round", *columns()]
     assert [row["round"] for row in rows] == ["1", "2"]
     judged = (
-        "accuracy",
-        "accuracy_pooled",
-        "accuracy_std",
-        "accuracy_worst10",
-        "cohort_before",
+        *("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before"),
         "cohort_after",
     )
     assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)
@@ -817,19 +813,13 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     """Its last round is judged and saved, and the directory is a finished one."""
     overrides = (
-        "method=fedspu",
-        "stopping.early=true",
-        "method.widths=[1.0]",
-        "participation=1",
+        *("method=fedspu", "stopping.early=true", "method.widths=[1.0]", "participation=1"),
         "rounds=60",
     )
     overrides = (
         *TINY,
         *overrides,
-        "local.lr=0.5",
-        "eval.every=1000",
-        "checkpoint.seconds=1000",
-        "hydra.run.dir=run",
+        *("local.lr=0.5", "eval.every=1000", "checkpoint.seconds=1000", "hydra.run.dir=run"),
     )
     assert call(*overrides, cwd=tmp_path).code == 0
     rows, told = table(tmp_path / "run/rounds.csv"), summary(tmp_path / "run")
@@ -848,10 +838,7 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
 def test_the_first_lines_say_what_runs(tmp_path: Path) -> None:
     result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
     for text in (
-        "1,797 samples 1x28x28",
-        "min/median/max 24/24/24",
-        "582,026 parameters",
-        "MiB",
+        *("1,797 samples 1x28x28", "min/median/max 24/24/24", "582,026 parameters", "MiB"),
         str(tmp_path / "here"),
     ):
         assert text in result.err
@@ -1258,10 +1245,7 @@ def test_a_signal_saves_the_run_and_has_a_status(
 ) -> None:
     # FedAvg: where clients keep states, the last round is lost if the next is just writing its own.
     words = (
-        "method=fedavg",
-        "rounds=1000000000",
-        "eval.every=1000000000",
-        "checkpoint.seconds=1e6",
+        *("method=fedavg", "rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6"),
         "hydra.run.dir=here",
     )
     process = start(*TINY, *words, cwd=tmp_path)

@@ -18,14 +18,8 @@ from tests.runner.test_resume import assert_ends_alike
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 LONG = (
-    *(
-        "rounds=3000",
-        "clients=4",
-        "participation=0.5",
-        "partition.samples_per_client=24",
-        "local.epochs=1",
-    ),
-    *("eval.every=3000", "checkpoint.seconds=1e6", "model=mlp"),
+    *("rounds=3000", "clients=4", "participation=0.5", "partition.samples_per_client=24"),
+    *("local.epochs=1", "eval.every=3000", "checkpoint.seconds=1e6", "model=mlp"),
 )
 SLOW = """
 import time, torch

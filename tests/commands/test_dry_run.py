@@ -25,10 +25,7 @@ def foretold(*words: str, cwd: Path) -> str:
 def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
     words = (
         *WORDS,
-        "eval.every=3",
-        "eval.finetune_epochs=2",
-        "eval.finetune_every=6",
-        "validation=0.1",
+        *("eval.every=3", "eval.finetune_epochs=2", "eval.finetune_every=6", "validation=0.1"),
         "unseen=0.25",
     )
     told = foretold(*words, cwd=tmp_path)
@@ -111,9 +108,7 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
     ]
     assert "experiment=demo" in told
     words = (
-        "hydra/sweeper=optuna",
-        "hydra.sweeper.trials=7",
-        "local.lr=interval(0.01,0.1)",
+        *("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)"),
         "validation=0.1",
     )
     assert "\nsearch      7 trials, at most 0:00:" in foretold("-m", *WORDS, *words, cwd=tmp_path)

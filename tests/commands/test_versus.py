@@ -28,16 +28,9 @@ SAID = {  # the words of the programs, as they print them
         '{ "10": { "all_clients": { "test": { "loss": "0.5", "accuracy": "81.25% -> 0.00%" } } } }',
     ),
     "pfllib": (
-        *(
-            "Averaged Test Accuracy: 0.1000",
-            "------ time cost ------ 9.5",
-            "------ time cost ------ 2.0",
-        ),
-        *(
-            "------ time cost ------ 3.0",
-            "Averaged Test Accuracy: 0.8125",
-            "------ time cost ------ 7.5",
-        ),
+        *("Averaged Test Accuracy: 0.1000", "------ time cost ------ 9.5"),
+        *("------ time cost ------ 2.0", "------ time cost ------ 3.0"),
+        *("Averaged Test Accuracy: 0.8125", "------ time cost ------ 7.5"),
     ),
     "fedpfl": ("directory   outputs/own",),
     "Flower": ("round 9.0", "round 2.0", "round 3.0", "accuracy 81.25"),
@@ -186,10 +179,7 @@ def test_all_are_told_the_same_split_and_settings(task, work):
             )
     told = {word for word in flbench.command if "=" in word}
     assert told >= {
-        "method=fedper",
-        "optimizer.lr=0.05",
-        "common.local_epoch=5",
-        "common.batch_size=32",
+        *("method=fedper", "optimizer.lr=0.05", "common.local_epoch=5", "common.batch_size=32"),
     }
     assert told >= {"common.join_ratio=0.1", "common.global_epoch=3", "common.use_cuda=False"}
     told = pfllib.command[pfllib.command.index("-data") :]
@@ -228,10 +218,7 @@ def test_fedpfls_command_is_one(task, method):
     told = versus.fedpfl(task, method).command[3:]
     plan = check_config(composed(*(word for word in told if not word.startswith("hydra."))))
     assert (plan.settings.rounds, plan.local.epochs, plan.local.lr, plan.local.momentum) == (
-        3,
-        5,
-        0.05,
-        0.0,
+        *(3, 5, 0.05, 0.0),
     )
 
 

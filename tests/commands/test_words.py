@@ -161,12 +161,7 @@ def test_what_is_not_understood_is_refused_in_one_line(tmp_path, capsys, monkeyp
 def test_options_that_there_are_may_stand_anywhere_and_twice():
     words = ["seed=1", "-m", "--caption", "x", "-1", "--", "b=2"]
     assert check_words(words, {"-m": "", "--caption": "caption"}) == [
-        "seed=1",
-        "-m",
-        "--caption",
-        "x",
-        "-1",
-        "b=2",
+        *("seed=1", "-m", "--caption", "x", "-1", "b=2"),
     ]
     assert check_words(["-m", "-m"], {"-m": ""}) == ["-m", "-m"]
     for dash in DASHES:
@@ -176,18 +171,8 @@ def test_options_that_there_are_may_stand_anywhere_and_twice():
 
 def test_keys_that_are_given_twice_are_told():
     words = [
-        "rounds=2",
-        "-m",
-        "a=1",
-        "rounds=2",
-        "a=1",
-        "+a=2",
-        "~b",
-        "b=1",
-        "rounds=3",
-        "method=x",
-        "method.x=y",
-        "rounds=4",
+        *("rounds=2", "-m", "a=1", "rounds=2", "a=1", "+a=2", "~b", "b=1", "rounds=3", "method=x"),
+        *("method.x=y", "rounds=4"),
     ]
     assert (
         replaced_words(words)
@@ -300,10 +285,7 @@ def test_help_says_what_there_is(capsys):
 
 TWICE = "fedpfl: given twice, and the last one counts: seed=1, then seed=2"
 PRINTING = [
-    "train --help",
-    "train --cfg job seed=1 seed=2",
-    "train --hydra-help",
-    "train --info",
+    *("train --help", "train --cfg job seed=1 seed=2", "train --hydra-help", "train --info"),
     "-sc install=bash",
 ]
 PRINTING += [

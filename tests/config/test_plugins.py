@@ -21,11 +21,7 @@ from tests.conftest import ROOT
 MINE = (ROOT / "docs/mine.py").read_text()
 ALL = ("plugins=[mine.py]", "method=halfway", "model=wide", "dataset=stripes", "partition=equal")
 SMALL = (
-    "rounds=2",
-    "clients=4",
-    "participation=0.5",
-    "local.epochs=1",
-    "eval.every=1",
+    *("rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "eval.every=1"),
     "hydra.run.dir=run",
 )
 METHOD = """
@@ -123,10 +119,7 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
     plugins.load_plugins([folder / "mine.py"])
     words = (
         format_override("plugins", [folder / "mine.py"]),
-        "dataset=noise",
-        "partition=dice",
-        "model=mlp",
-        "clients=4",
+        *("dataset=noise", "partition=dice", "model=mlp", "clients=4"),
     )
 
     def made(state: int, *more: str) -> plan.Run:

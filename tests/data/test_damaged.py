@@ -210,10 +210,7 @@ def clips(patch: pytest.MonkeyPatch) -> World:
     patch.setattr(speech_commands, "WORDS", 2)
     base = "SpeechCommands/speech_commands_v0.02"
     names = [
-        "no/aa_nohash_0.wav",
-        "no/bb_nohash_0.wav",
-        "yes/aa_nohash_0.wav",
-        "yes/bb_nohash_0.wav",
+        *("no/aa_nohash_0.wav", "no/bb_nohash_0.wav", "yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav"),
     ]
     files: dict[str, bytes | str] = {
         f"{base}/{name}": sound(tone(440 + 200 * i)) for i, name in enumerate(names)
@@ -620,17 +617,8 @@ def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch, world):
 @pytest.mark.parametrize(
     "name",
     [
-        "npz",
-        "idx",
-        "png",
-        "lists",
-        "wav",
-        "text",
-        "mat",
-        "json of texts",
-        "partition",
-        "weights",
-        "cifar",
+        *("npz", "idx", "png", "lists", "wav", "text", "mat", "json of texts", "partition"),
+        *("weights", "cifar"),
     ],
 )
 def test_pipes_are_not_waited_for(tmp_path, monkeypatch, name):

@@ -213,13 +213,7 @@ def test_a_wrong_download_is_not_kept(tmp_path, idx_files, monkeypatch):
 
 
 WITHOUT_ADDRESS = (
-    "mini_imagenet",
-    "office_home",
-    "pacs",
-    "digit5",
-    "femnist",
-    "shakespeare",
-    "har",
+    *("mini_imagenet", "office_home", "pacs", "digit5", "femnist", "shakespeare", "har"),
 )
 
 
@@ -392,18 +386,7 @@ def test_svhn(tmp_path, monkeypatch):
     )
     assert got.test_from == 7
     assert got.y.tolist() == [
-        0,
-        1,
-        2,
-        3,
-        0,
-        1,
-        2,
-        0,
-        1,
-        2,
-        3,
-        0,
+        *(0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0),
     ]  # the digit 0, stored as 10, is class 0
     assert_promises("svhn", tmp_path)
 

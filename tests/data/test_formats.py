@@ -210,12 +210,7 @@ def test_ag_news(tmp_path, texts):
         [1, 1, the, bears, 1, 1, 1, 1],
     ]
     assert ag_news.words("Short-sellers, Wall's\\band #39;") == [
-        "short",
-        "sellers",
-        "wall",
-        "s",
-        "band",
-        "39",
+        *("short", "sellers", "wall", "s", "band", "39"),
     ]
     assert (got.mean, got.std) == ((), ())
     assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
@@ -531,16 +526,7 @@ def cinic(monkeypatch):
     """Two images of each of the ten classes in every part."""
     monkeypatch.setattr(cinic10, "SIZE", 20)
     kinds = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
+        *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     )
     names = ("cifar10-train-{}.png", "n02119789_{}.png")
     places = [
@@ -743,31 +729,7 @@ def test_digit5(tmp_path, digits):
     assert got.groups.tolist() == [g for n in (3, 2) for g in range(5) for _ in range(n)]
     assert got.test_from == 15
     assert got.y.tolist() == [
-        7,
-        0,
-        3,
-        7,
-        0,
-        3,
-        0,
-        1,
-        9,
-        4,
-        0,
-        5,
-        2,
-        0,
-        8,
-        1,
-        9,
-        1,
-        9,
-        0,
-        2,
-        6,
-        0,
-        2,
-        5,
+        *(7, 0, 3, 7, 0, 3, 0, 1, 9, 4, 0, 5, 2, 0, 8, 1, 9, 1, 9, 0, 2, 6, 0, 2, 5),
     ]
     assert_promises("digit5", tmp_path, "has_all_classes", classes=10)
     assert np.array_equal(got.x[:3, 1], arrays["mnist"][0])

@@ -378,13 +378,7 @@ def _forgets(self, *given):
         ({}, lambda self, *given: (FedAvg.loss(self, *given).detach(), {}), "what has no gradient"),
     ],
     ids=[
-        "list",
-        "step",
-        "step-form",
-        "after_gradient",
-        "loss",
-        "kept",
-        "detached",
+        *("list", "step", "step-form", "after_gradient", "loss", "kept", "detached"),
         "kept-detached",
     ],
 )

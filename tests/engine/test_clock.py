@@ -124,10 +124,7 @@ def test_samples_are_counted_as_they_are_dealt():
                     )
                     count = passed(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
                     assert count == int((dealt.positions >= 0).sum()), (
-                        batches,
-                        fixed,
-                        epochs,
-                        client,
+                        *(batches, fixed, epochs, client),
                     )
 
 

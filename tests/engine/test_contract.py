@@ -63,18 +63,8 @@ SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client s
 """What a server sees that shows in more than two rounds of a few clients alone."""
 
 CUTS_NEURONS = {
-    *(
-        "fedmp",
-        "fedrolex",
-        "fedspu",
-        "fjord",
-        "flexfl",
-        "heterofl",
-        "hermes",
-        "prunefl",
-        "random_dropout",
-        "subflot",
-    ),
+    *("fedmp", "fedrolex", "fedspu", "fjord", "flexfl", "heterofl", "hermes", "prunefl"),
+    *("random_dropout", "subflot"),
 }
 
 
@@ -145,20 +135,11 @@ def engines_of(promise: Promise, turn: int | None, low_precision: bool) -> tuple
 
 
 ROUNDS_AGAIN = {
-    "asking_changes_nothing",
-    "backends_agree_with_norm",
-    "bf16_is_near",
-    "changes_only_the_cohorts_rows",
-    "clients_are_apart",
-    "drops_out_without_a_trace",
-    "is_the_same_beside_other_runs",
-    "order_does_not_matter",
-    "runs_repeat",
-    "statistics_are_mixed",
-    "stops_clients_early",
-    "tells_that_training_diverged",
-    "width_does_not_matter",
-    "workers_do_not_matter",
+    *("asking_changes_nothing", "backends_agree_with_norm", "bf16_is_near"),
+    *("changes_only_the_cohorts_rows", "clients_are_apart", "drops_out_without_a_trace"),
+    *("is_the_same_beside_other_runs", "order_does_not_matter", "runs_repeat"),
+    *("statistics_are_mixed", "stops_clients_early", "tells_that_training_diverged"),
+    *("width_does_not_matter", "workers_do_not_matter"),
 }
 """Promises, by the name of what tries them, that play rounds once more."""
 

@@ -166,9 +166,7 @@ def test_a_run_writes_what_it_is_asked_for(tmp_path):
     none at the server.
     """
     asked = (
-        "eval.common=true",
-        "metrics=[ece,f1]",
-        "eval.finetune_epochs=1",
+        *("eval.common=true", "metrics=[ece,f1]", "eval.finetune_epochs=1"),
         "eval.finetune_every=2",
     )
     run = fedpfl.run(

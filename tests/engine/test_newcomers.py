@@ -33,11 +33,7 @@ from tests.conftest import (
 COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
 SETTINGS = (
     *TINY,
-    "model=lenet5",
-    "clients=6",
-    "validation=0.25",
-    "unseen=0.34",
-    "eval.finetune_epochs=1",
+    *("model=lenet5", "clients=6", "validation=0.25", "unseen=0.34", "eval.finetune_epochs=1"),
 )
 VALIDATE = {"fedfomo": {}, "fedobp_adaptive": {"q": (0.5, 0.9)}}
 JUDGED = ("eval.finetune_every=2", "local.batch_size=8")

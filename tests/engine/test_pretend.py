@@ -27,13 +27,7 @@ CHECKS = "tests/pretend/checks.py"
 )
 def test_on_a_pretended_gpu(chosen):
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.pretend",
-        "-p",
-        "no:cacheprovider",
+        *(sys.executable, "-m", "pytest", "-p", "tests.pretend", "-p", "no:cacheprovider"),
         "--tb=short",
         *chosen,
     ]

@@ -220,10 +220,7 @@ def test_a_run_with_its_states_elsewhere_is_the_same_run(where, tmp_path):
 
 LARGE = (
     *TINY,
-    "rounds=4",
-    "quantile.q=0.9",
-    "model=mlp",
-    "model.hidden=[1000]",
+    *("rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]"),
 )  # 3 MiB of parameters
 
 
@@ -232,11 +229,7 @@ def test_what_a_run_will_take_is_told(tmp_path):
     more is the initial.
     """
     own = (
-        "method=local_only",
-        "model=mlp",
-        "model.hidden=[4000]",
-        "rounds=2",
-        "clients=8",
+        *("method=local_only", "model=mlp", "model.hidden=[4000]", "rounds=2", "clients=8"),
         "participation=0.25",
     )
     told = call(*TINY, *own, cwd=tmp_path).err

@@ -29,10 +29,7 @@ def test_leaves_come_in_order_with_dotted_paths():
     assert [path for path, _ in tree.items(nested())] == ["w", "deep.b", "deep.scalar"]
     assert [leaf.numel() for leaf in tree.leaves(nested())] == [6, 1, 1]
     assert [path for path, _ in tree.items(Pair(torch.ones(1), nested()))] == [
-        "a",
-        "b.w",
-        "b.deep.b",
-        "b.deep.scalar",
+        *("a", "b.w", "b.deep.b", "b.deep.scalar"),
     ]
 
 

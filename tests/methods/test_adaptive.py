@@ -272,9 +272,7 @@ def test_without_held_out_samples_it_is_refused(share):
 def test_a_run_records_what_was_chosen(tmp_path):
     words = (
         *TINY,
-        "method=fedobp_adaptive",
-        "method.q=[0.5,0.999]",
-        "validation=0.25",
+        *("method=fedobp_adaptive", "method.q=[0.5,0.999]", "validation=0.25"),
         "eval.finetune_epochs=0",
     )
     play(tmp_path, *words, "model=mlp", "model.hidden=[8]")

@@ -108,10 +108,7 @@ def test_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others():
 
 def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact():
     assert highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.25, 1e-10).tolist() == [
-        False,
-        True,
-        True,
-        True,
+        *(False, True, True, True),
     ]
     for cutoff in (1e-10, -1.0):
         assert highest(torch.zeros(2, 3), 0.5, cutoff).all()

@@ -65,12 +65,7 @@ def test_parts_of_a_network_with_normalisation():
     assert parts.normalisation == ("norm.weight", "norm.bias")
     assert parts.head == HEAD
     assert parts.body == (
-        "conv.weight",
-        "conv.bias",
-        "norm.weight",
-        "norm.bias",
-        "fc.weight",
-        "fc.bias",
+        *("conv.weight", "conv.bias", "norm.weight", "norm.bias", "fc.weight", "fc.bias"),
     )
 
 

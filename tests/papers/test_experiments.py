@@ -263,11 +263,7 @@ def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
     words = [f"experiment={name}", "debug=quick"]
     words += [f"{key}={values[0]}" for key, values in swept(composed(*words)).items()]
     small = [
-        "rounds=1",
-        "clients=4",
-        "local.epochs=1",
-        "eval.every=1",
-        "hydra.run.dir=run",
+        *("rounds=1", "clients=4", "local.epochs=1", "eval.every=1", "hydra.run.dir=run"),
         "hydra.mode=RUN",
     ]
     assert call(*words, *small, "eval.finetune_every=1", cwd=tmp_path).code == 0

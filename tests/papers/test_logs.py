@@ -76,10 +76,7 @@ def test_files_are_what_the_tables_say() -> None:
             "ablation",
         ]
         if kind == ["global", True] and dataset in (
-            "MNIST",
-            "FMNIST",
-            "OrganAMNIST",
-            "OrganCMNIST",
+            *("MNIST", "FMNIST", "OrganAMNIST", "OrganCMNIST"),
         ):
             assert value != known.value
             value = max(before for before, _ in averaged[dataset].accuracy.values())
@@ -124,10 +121,7 @@ def test_runs_of_the_files_settings_stand_beside_them(
     assert frame["round"].tolist() == [100, 200] * 2
     avg = frame[frame["method"].str.startswith("FedAvg")].iloc[0]
     assert (avg["before"], avg["before_logged"], avg["after"], avg["after_logged"]) == (
-        25.25,
-        25.48,
-        27.25,
-        49.14,
+        *(25.25, 25.48, 27.25, 49.14),
     )
     assert avg["before_difference"] == pytest.approx(25.25 - 25.48)
     obp = frame[frame["method"].str.startswith("FedOBP")]

@@ -1007,10 +1007,7 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     assert methods["fedobp/figure2"] == ["FedAvg", "FedOBP (q=0.99993)", "FedPer"]
     assert methods["fedobp/figure3"] == ["FedAvg"]
     assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].of(every)} == {
-        0.0,
-        0.9,
-        0.99993,
-        1.0,
+        *(0.0, 0.9, 0.99993, 1.0),
     }
     assert {
         group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].of(every)
@@ -1073,15 +1070,8 @@ def test_without_names_all_there_are_runs_of(
     written = {path.name for path in (root / "out").iterdir()}
     tables = ("table2", "table4", "one_momentum", "table5", "all_methods")
     figures = (
-        "figure2",
-        "figure3",
-        "figure4",
-        "figure4_as_published",
-        "figure5",
-        "figure6",
-        "figure7",
-        "q_sweep",
-        "alpha_sweep",
+        *("figure2", "figure3", "figure4", "figure4_as_published", "figure5", "figure6", "figure7"),
+        *("q_sweep", "alpha_sweep"),
     )
     expected = {f"fedobp_{name}{suffix}" for name in tables for suffix in (".md", ".csv", ".tex")}
     assert written == expected | {
@@ -1123,10 +1113,7 @@ def test_tables_and_figures_at_once(
     out = tmp_path / "out"
     assert main([str(root), "--paper", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} >= {
-        "accuracy.csv",
-        "fedobp_table4.csv",
-        "fedobp_all_methods.csv",
-        "fedobp_figure2.png",
+        *("accuracy.csv", "fedobp_table4.csv", "fedobp_all_methods.csv", "fedobp_figure2.png"),
     }
     assert main(["figures", str(root), "--paper", "--out", str(tmp_path / "f")]) == 0
     assert {path.suffix for path in (tmp_path / "f").iterdir()} == {".png", ".pdf"}

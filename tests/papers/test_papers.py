@@ -95,9 +95,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (FEDOBP, "local.batch_size", 32, "experimental setup"),
     (FEDOBP, "local.lr", 0.01, "experimental setup"),
     (
-        PLAIN,
-        "fedobp: local.momentum",
-        0.0,
+        *(PLAIN, "fedobp: local.momentum", 0.0),
         "local SGD, Algorithm 1; the later public code's default",
     ),
     (FILES, "fedobp: local.momentum", 0.7, f"{LOGS}: optimizer.momentum"),
@@ -131,9 +129,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
         f"{LOGS}: checkpoints",
     ),
     (
-        "fedobp/fmnist_as_published",
-        "eval.finetune_epochs",
-        0,
+        *("fedobp/fmnist_as_published", "eval.finetune_epochs", 0),
         "the published curve is before fine-tuning",
     ),
     (
@@ -158,9 +154,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ),
     ("fedobp/figure6", "partition.alpha", 0.1, f"{UNSAID} 0.1"),
     (
-        "fedobp/fmnist_dir01 fedobp/fmnist_as_published fedobp/paper",
-        "partition.alpha",
-        0.1,
+        *("fedobp/fmnist_dir01 fedobp/fmnist_as_published fedobp/paper", "partition.alpha", 0.1),
         "Table IV",
     ),
     ("fedobp/figure2", "partition.alpha", "0.1", "Figure 2: all data sets at Dir(0.1)"),
@@ -196,9 +190,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
         f"section V-D; {LOGS}: scores/",
     ),
     (
-        "fedobp/paper fedobp/fmnist_dir01 fedobp/fmnist_as_published",
-        "dataset.name",
-        "fmnist",
+        *("fedobp/paper fedobp/fmnist_dir01 fedobp/fmnist_as_published", "dataset.name", "fmnist"),
         "Table IV",
     ),
     (f"{WIDE} fedobp/figure4_as_published", "quantile.q", GRID, f"Figure 4; {LOGS}: scores/"),
@@ -267,9 +259,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("fedobp/fmnist_as_published", "method.q", 0.99992, LOGS),
     ("fedobp/fmnist_as_published", "method.ema", 0.3, LOGS),
     (
-        "fedobp/fmnist_as_published fedobp/as_published",
-        "method.score",
-        "obp_as_published",
+        *("fedobp/fmnist_as_published fedobp/as_published", "method.score", "obp_as_published"),
         "public code before eq. 19",
     ),
     ("fedobp/as_published", "method.norm", "global", f"{LOGS}: accuracy/, GlobalNorm"),
@@ -317,15 +307,11 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (BASELINES, "flute: method.rep_epochs", 1, LOGS),
     (BASELINES, "feddpa: method.threshold", 0.4, LOGS),
     (
-        BASELINES,
-        "feddpa: method.lam1",
-        0.1,
+        *(BASELINES, "feddpa: method.lam1", 0.1),
         "FedDPA, NeurIPS 2023; the public code has no regularisers",
     ),
     (
-        BASELINES,
-        "feddpa: method.lam2",
-        0.05,
+        *(BASELINES, "feddpa: method.lam2", 0.05),
         "FedDPA, NeurIPS 2023; the public code has no regularisers",
     ),
     (BASELINES, "floco: method.endpoints", 10, LOGS),
@@ -364,9 +350,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("fedselect/sizes", "partition.samples_per_client", "20,40,100,200", "Figure 3: its axis"),
     ("fedselect/mini_imagenet", "partition.classes_per_client", 10, "Table 1"),
     (
-        "fedselect/mini_imagenet",
-        "partition.samples_per_client",
-        480,
+        *("fedselect/mini_imagenet", "partition.samples_per_client", 480),
         "experimental setup: 20 % of the training data (48,000), 20 clients",
     ),
     (
@@ -409,9 +393,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (SELECTING, "augment.flip", True, "official code, utils/train_utils.py"),
     (SELECTING, "augment.crop", 4, "official code, utils/train_utils.py"),
     (
-        "fedselect/office_home",
-        "model.weights",
-        "resnet18-f37072fd.pth",
+        *("fedselect/office_home", "model.weights", "resnet18-f37072fd.pth"),
         "experimental setup: ImageNet's weights",
     ),
     (f"{FEDSELECT} -fedselect/alpha", "fedselect: method.p", 0.25, f"{OPTIONS} prune_percent"),
@@ -430,16 +412,12 @@ TABLE: list[tuple[str, str, Any, str]] = [
         "Tables 2 and 3",
     ),
     (
-        "fedselect/ablation",
-        "method.personalise",
-        "least,random,0,5,10,15",
+        *("fedselect/ablation", "method.personalise", "least,random,0,5,10,15"),
         "Table 3; which layers is not stated",
     ),
     (
-        "fedselect/sizes",
-        "method",
-        "fedselect,fedavg,fedpac,fedrep,fedper,fedbabu,ditto,lg_fedavg",
-        "Figure 3: legend",
+        *("fedselect/sizes", "method"),
+        *("fedselect,fedavg,fedpac,fedrep,fedper,fedbabu,ditto,lg_fedavg", "Figure 3: legend"),
     ),
     *(
         (
@@ -486,21 +464,15 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (f"{FEDSPU} {STOPPING}", "participation", 0.1, "experimental setup: 10 clients a round"),
     (f"{FEDSPU} {STOPPING}", "local.epochs", 5, "experimental setup: E"),
     (
-        "fedspu/emnist fedspu/emnist_stopping",
-        "local.lr",
-        0.0002,
+        *("fedspu/emnist fedspu/emnist_stopping", "local.lr", 0.0002),
         "experimental setup; the code has 0.0005",
     ),
     (
-        "fedspu/speech fedspu/speech_stopping",
-        "local.lr",
-        0.0005,
+        *("fedspu/speech fedspu/speech_stopping", "local.lr", 0.0005),
         "experimental setup; the code has 0.001",
     ),
     (
-        "fedspu/cifar10 fedspu/cifar10_stopping",
-        "local.lr",
-        0.1,
+        *("fedspu/cifar10 fedspu/cifar10_stopping", "local.lr", 0.1),
         "experimental setup; the code has 0.005",
     ),
     ("fedspu/emnist fedspu/emnist_stopping", "local.batch_size", 16, "experimental setup"),
@@ -587,9 +559,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (PURIN_CIFAR100, "augment.rotate", 15, "official code"),
     (PURIN_CIFAR100, "augment.crop", 4, "official code"),
     (
-        COMPARING,
-        "method",
-        "fedpurin,fedcac,pfedsd,fedbn,fedper,fedavg,local_only",
+        *(COMPARING, "method", "fedpurin,fedcac,pfedsd,fedbn,fedper,fedavg,local_only"),
         "Tables 1 and 3",
     ),
     (SMALL, "fedpurin: method.beta", 100, "experimental setup"),
@@ -600,9 +570,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("fedpurin/tau", "method.tau", "0.2,0.3,0.4,0.5,0.6", "Figure 4"),
     ("fedpurin/norm", "method.include_norm", "false,true", "Figure 3: with and without BN"),
     (
-        FEDPURIN,
-        "fedpurin: method.cutoff",
-        1e-10,
+        *(FEDPURIN, "fedpurin: method.cutoff", 1e-10),
         "official code: scores up to 1e-10 are as good as zero",
     ),
     (COMPARING, "fedcac: method.cutoff", 1e-10, "official code: as FedPURIN's"),
@@ -642,25 +610,19 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ),
     (f"{LABELS} -subflot/tiny_imagenet", "partition.alpha", 0.1, "experimental setup: beta"),
     (
-        "subflot/cifar10 subflot/cifar100",
-        "partition",
-        "dirichlet,shards",
+        *("subflot/cifar10 subflot/cifar100", "partition", "dirichlet,shards"),
         "experimental setup: both label shifts",
     ),
     ("subflot/ablation", "partition", "dirichlet", "ablation table"),
     ("subflot/ablation_digit5", "partition", "groups", "ablation table: feature shift"),
     (
-        "subflot/tiny_imagenet",
-        "partition.name",
-        "shards",
+        *("subflot/tiny_imagenet", "partition.name", "shards"),
         "experimental setup: pathological label shift",
     ),
     ("subflot/tiny_imagenet", "partition.classes_per_client", 20, f"{UNSAID} 20 of 200"),
     (
-        "subflot/har subflot/digit5 subflot/pacs subflot/ablation_digit5",
-        "partition.name",
-        "groups",
-        "experimental setup: feature shift, real world",
+        *("subflot/har subflot/digit5 subflot/pacs subflot/ablation_digit5", "partition.name"),
+        *("groups", "experimental setup: feature shift, real world"),
     ),
     (SUBFLOT, "partition.test_fraction", 0.25, f"{UNSAID} 0.25"),
     (
@@ -697,9 +659,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
         for key, value in (("widths", [1.0, 0.75, 0.5, 0.25]), ("assign", "random"))
     ),
     (
-        ABLATION,
-        "paper",
-        "subflot,subflot_without_otp,subflot_without_sar,subflot_without_ota",
+        *(ABLATION, "paper", "subflot,subflot_without_otp,subflot_without_sar,subflot_without_ota"),
         "ablation table",
     ),
     *(
@@ -718,11 +678,7 @@ is with that method, `paper=subflot: method.ota` with that choice. Values of a s
 """
 
 OTHERS = {
-    "adapters/cifar100",
-    "fedobp/all_methods",
-    "fedobp/alpha_sweep",
-    "fedobp/q_sweep",
-    "demo",
+    *("adapters/cifar100", "fedobp/all_methods", "fedobp/alpha_sweep", "fedobp/q_sweep", "demo"),
     "smoke",
 }  # are in no paper
 PAPERS = [name for name in EXPERIMENTS if name not in OTHERS]

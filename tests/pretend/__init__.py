@@ -64,29 +64,15 @@ import torch._dynamo  # noqa: E402  it looks at torch.cuda's functions, which ar
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 WAITS = {
-    *(
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "bincount",
-        "unique_dim",
-        "_unique2",
-        "equal",
-        "multinomial",
-    ),
-    *("linalg_eigh", "_linalg_eigh", "_linalg_svd", "_linalg_check_errors"),
+    *("_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique_dim", "_unique2"),
+    *("equal", "multinomial", "linalg_eigh", "_linalg_eigh", "_linalg_svd", "_linalg_check_errors"),
 }
 """Operations whose CUDA kernels wait for the device, for the size of their result or LAPACK's word.
 """
 
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
 WITH_SCALARS = {
-    "fill_",
-    "masked_fill",
-    "masked_fill_",
-    "index_put",
-    "index_put_",
-    "where",
+    *("fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"),
 }  # 0-dimensional CPU tensors
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 
@@ -340,10 +326,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
 def _views(func: Any) -> bool:
     aliases = [value.alias_info for value in func._schema.returns]
     named = func._schema.name in (
-        "aten::_unsafe_view",
-        "aten::detach",
-        "aten::alias",
-        "aten::lift_fresh",
+        *("aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh"),
     )
     return named or any(alias is not None and not alias.is_write for alias in aliases)
 
@@ -437,27 +420,9 @@ def _factory(op: Any) -> Any:
 
 _library = torch.library.Library("aten", "IMPL")
 for _name in (
-    *(
-        "empty.memory_format",
-        "empty_strided",
-        "full",
-        "zeros",
-        "ones",
-        "scalar_tensor",
-        "eye",
-        "eye.m",
-        "linspace",
-    ),
-    *(
-        "arange",
-        "arange.start",
-        "arange.start_step",
-        "tril_indices",
-        "randperm",
-        "rand",
-        "randn",
-        "randint",
-    ),
+    *("empty.memory_format", "empty_strided", "full", "zeros", "ones", "scalar_tensor", "eye"),
+    *("eye.m", "linspace", "arange", "arange.start", "arange.start_step", "tril_indices"),
+    *("randperm", "rand", "randn", "randint"),
 ):
     _base, _, _overload = _name.partition(".")
     _library.impl(

@@ -249,9 +249,7 @@ class Watcher(FedAvg):
 def flags():
     cudnn = torch.backends.cudnn
     return (
-        torch.backends.cuda.matmul.allow_tf32,
-        cudnn.allow_tf32,
-        cudnn.deterministic,
+        *(torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic),
         cudnn.benchmark,
     )
 

@@ -21,21 +21,11 @@ from tests.record.test_damage import interrupt
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
 SMALL = (
-    "dataset=digits",
-    "clients=6",
-    "participation=0.5",
-    "rounds=3",
-    "eval.every=1",
-    "model=mlp",
-    "local.epochs=1",
-    "checkpoint.seconds=0",
-    "privacy=client",
+    *("dataset=digits", "clients=6", "participation=0.5", "rounds=3", "eval.every=1", "model=mlp"),
+    *("local.epochs=1", "checkpoint.seconds=0", "privacy=client"),
 )
 OWN = (
-    "method=fedper",
-    "privacy.noise=2",
-    "privacy.clip=0.05",
-    "privacy.quantile=0.5",
+    *("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5"),
     "privacy.count_noise=2",
 )
 SEEDED = (*OWN, "privacy.seed=1")
@@ -224,11 +214,7 @@ def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, t
     nothing.
     """
     words = (
-        "method=fedavg",
-        "privacy.noise=2",
-        "privacy.clip=0.05",
-        "rounds=1",
-        "-m",
+        *("method=fedavg", "privacy.noise=2", "privacy.clip=0.05", "rounds=1", "-m"),
         "local.lr=1e-30,2e-30",
     )
     assert (
@@ -274,17 +260,11 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
     often nobody.
     """
     words = (
-        "method=fedper",
-        "privacy.noise=2",
-        "privacy.clip=0.05",
-        "privacy.quantile=0.5",
+        *("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5"),
         "privacy.count_noise=3",
     )
     rare = (
-        "privacy.sampling=poisson",
-        "participation=0.17",
-        "rounds=12",
-        "eval.every=6",
+        *("privacy.sampling=poisson", "participation=0.17", "rounds=12", "eval.every=6"),
         "privacy.seed=3",
     )
     result = call(*SMALL, *words, *rare, "hydra.run.dir=run", cwd=tmp_path)
@@ -301,10 +281,7 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
 
 def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
     words = (
-        "-m",
-        "hydra/launcher=lockstep",
-        "seed=42,43",
-        "hydra.sweep.dir=.",
+        *("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=."),
         "hydra.sweep.subdir=${seed}",
     )
     assert call(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0

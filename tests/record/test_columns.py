@@ -33,12 +33,7 @@ def test_the_statistics_are_those_that_the_engine_counts():
 
 def test_the_file_has_them_in_the_order_that_runs_have_always_written():
     first = (
-        "participants",
-        "seconds",
-        "eval_seconds",
-        "cohort_before",
-        "cohort_after",
-        "train_loss",
+        *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
     )
     last = ("values_down", "values_up", "bits_down", "bits_up")
     judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")

@@ -397,11 +397,7 @@ def test_what_is_no_regular_file_is_refused(
     for number, name in enumerate(
         (
             *FILES,
-            "run.log",
-            "run.lock",
-            "run.sums",
-            "partition.png",
-            ".state.pt.tmp",
+            *("run.log", "run.lock", "run.sums", "partition.png", ".state.pt.tmp"),
             ".summary.json.tmp",
         )
     ):
@@ -679,11 +675,7 @@ def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
             x.flip(0),
             x[:5],
             x[:0],
-            None,
-            0,
-            0.0,
-            "0",
-            "",
+            *(None, 0, 0.0, "0", ""),
             (),
             (x,),
             (x, x),

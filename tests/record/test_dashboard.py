@@ -31,13 +31,7 @@ needs_package = pytest.mark.skipif(
     reason="the package wandb-workspaces is not installed",
 )
 SECTIONS = [
-    "Accuracy",
-    "Cohort",
-    "Traffic",
-    "q sweep",
-    "alpha sweep",
-    "Personalised entries",
-    "Cost",
+    *("Accuracy", "Cohort", "Traffic", "q sweep", "alpha sweep", "Personalised entries", "Cost"),
     "Table",
 ]
 
@@ -145,16 +139,8 @@ def named(spec) -> set[str]:
 )
 def test_the_specification_holds_every_section(sent, capsys, by, group):
     words = [
-        "--dry-run",
-        "--json",
-        "--entity",
-        "me",
-        "--name",
-        "mine",
-        "--experiment",
-        "q_sweep",
-        "--by",
-        by,
+        *("--dry-run", "--json", "--entity", "me", "--name", "mine", "--experiment", "q_sweep"),
+        *("--by", by),
     ]
     assert dashboard.main(words) == 0
     view = json.loads(capsys.readouterr().out)

@@ -251,17 +251,8 @@ def test_event_files_hold_everything(tmp_path):
     found = scalars(read)
     assert {name: found[name] for name in expected(1, 2, 3, 4)} == expected(1, 2, 3, 4)
     assert set(found) - set(expected(2)) == {
-        *(
-            "hours",
-            "cohort",
-            "q",
-            "one_minus_q",
-            "alpha",
-            "last_accuracy",
-            "best_accuracy",
-            "best_round",
-        ),
-        "personal_entries",
+        *("hours", "cohort", "q", "one_minus_q", "alpha", "last_accuracy", "best_accuracy"),
+        *("best_round", "personal_entries"),
     }
     assert found["best_accuracy"] == [(4, 54.0)]
     config = json.loads(text(read, "configuration"))
@@ -479,11 +470,7 @@ def test_wandb_gets_afterwards_what_the_run_would_have_sent(logged, tmp_path, mo
             key: value for key, value in items(begun.config.update).items() if key != "_wandb"
         }
         names = (
-            begun.run_id,
-            begun.display_name,
-            begun.run_group,
-            begun.job_type,
-            begun.project,
+            *(begun.run_id, begun.display_name, begun.run_group, begun.job_type, begun.project),
             list(begun.tags),
         )
         pictures = [

@@ -35,11 +35,7 @@ from tests.record.test_damage import interrupt, overwritten, samples
 CASES = (16, 200)  # damaged files of a finished and of an interrupted run each
 RUN = (
     *TINY,
-    "rounds=3",
-    "method=fedcac",
-    "model=mlp",
-    "model.hidden=[8]",
-    "eval.finetune_epochs=1",
+    *("rounds=3", "method=fedcac", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1"),
     "dataset=npz",
 )
 SHARE = 8  # of the cases one that draws figures and pages, which takes the longest
@@ -132,11 +128,7 @@ def exchanged(chance: random.Random, path: Path, others: list[Path]) -> None:
 
 
 DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
-    flipped,
-    mistyped,
-    cut,
-    gone,
-    exchanged,
+    *(flipped, mistyped, cut, gone, exchanged),
 )
 
 

@@ -754,13 +754,9 @@ def test_log_file_appends_over_resumes(tmp_path):
     assert all(len(stamp) == len("2026-01-01T00:00:00+00:00") for stamp, _ in stamped)
     assert [text for _, text in stamped] == [
         "data set    digits".replace("    ", " "),
-        "round 1/20 cohort 16.67 -> 66.67 % all clients 50.00 % 0.10 s",
-        "two lines",
-        "interrupted",
-        "data set digits",
-        "resumed after round 1 of 20",
-        "round 2/20 cohort 16.67 -> 66.67 % all clients 50.00 % 0.20 s",
-        "two lines",
+        *("round 1/20 cohort 16.67 -> 66.67 % all clients 50.00 % 0.10 s", "two lines"),
+        *("interrupted", "data set digits", "resumed after round 1 of 20"),
+        *("round 2/20 cohort 16.67 -> 66.67 % all clients 50.00 % 0.20 s", "two lines"),
         "diverged: boom",
     ]
 

@@ -36,10 +36,7 @@ KEY = "0123456789abcdef" * 3
 def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """No key, and W&B's own files in `folder`."""
     for name in (
-        "WANDB_API_KEY",
-        "WANDB_IDENTITY_TOKEN_FILE",
-        "WANDB_MODE",
-        "WANDB_BASE_URL",
+        *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"),
         "WANDB_DIR",
     ):
         patch.delenv(name, raising=False)

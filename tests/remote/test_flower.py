@@ -17,11 +17,7 @@ from fedpfl.remote import app, local, wire
 from tests.command import call, format_override
 
 WORDS = [
-    "dataset=digits",
-    "clients=4",
-    "participation=1.0",
-    "rounds=2",
-    "eval.every=2",
+    *("dataset=digits", "clients=4", "participation=1.0", "rounds=2", "eval.every=2"),
     "local.epochs=1",
 ]
 STATES = {"fedobp": ["federate.share_states=true"]}

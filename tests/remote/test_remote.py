@@ -32,14 +32,7 @@ COHORTS = [[0, 2, 3], [0, 2, 5]]
 ALL = [0, 2, 3, 4, 5]
 
 MORE = [
-    "apple",
-    "feddbe",
-    "fedgen",
-    "fedproto",
-    "fedrolex",
-    "flexfl",
-    "random_dropout",
-    "seqfededt",
+    *("apple", "feddbe", "fedgen", "fedproto", "fedrolex", "flexfl", "random_dropout", "seqfededt"),
 ]
 """The methods whose server needs no client states, and whose clients need more of the server than
 they are sent.

@@ -519,12 +519,7 @@ def test_csv_is_exact(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> N
     assert float(accuracy["paired_error"]) == pytest.approx(1 / 3**0.5, abs=1e-15)
     assert float(accuracy["p"]) == pytest.approx(1 - (12 / 14) ** 0.5, abs=1e-12)
     assert {row["section"] for row in found} == {
-        "run",
-        "setting",
-        "final",
-        "curve",
-        "clients",
-        "note",
+        *("run", "setting", "final", "curve", "clients", "note"),
     }
 
 

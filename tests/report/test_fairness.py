@@ -214,14 +214,7 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         "50.00",
         "10.00",
         f"{statistics.pstdev([40, 40, 67, 81, 92, 10, 20, 30, 40, 80]):.2f}",
-        "30.00",
-        "11.00",
-        "-20.00",
-        "10.00",
-        "8.50",
-        "-8.50",
-        "4",
-        "1",
+        *("30.00", "11.00", "-20.00", "10.00", "8.50", "-8.50", "4", "1"),
     ]
     assert [*words, "finished"] in lines
     assert main(["tables", str(root), "--fairness", "--out", str(tmp_path / "out")]) == 0

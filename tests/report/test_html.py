@@ -129,11 +129,7 @@ def write_long(
     columns = {"round": number, "seconds": draw.random(rounds) + 1}
     columns |= dict.fromkeys(("cohort_before", "cohort_after", "train_loss"), noisy)
     for name in (
-        "accuracy",
-        "accuracy_pooled",
-        "accuracy_worst10",
-        "ft_accuracy",
-        "ft_accuracy_pooled",
+        *("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled"),
         "loss",
     ):
         columns[name] = np.where(number % 5 == 0, noisy, np.nan)
@@ -217,29 +213,13 @@ def test_overview_names_every_run(root: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(config(local={"lr": 0.5})))
     page = page_of(root)
     heads = [
-        "method",
-        "seed",
-        "status",
-        "rounds",
-        "accuracy",
-        "hours",
-        "local.lr",
-        "torch",
-        "cores",
+        *("method", "seed", "status", "rounds", "accuracy", "hours", "local.lr", "torch", "cores"),
         "directory",
     ]
     assert page.cells["runs"][0] == heads
     cells = [
-        "FedAvg (lr=0.5)",
-        "0",
-        "failed out of memory",
-        "4/4",
-        "87.00",
-        "1.5",
-        "0.5",
-        "2.11",
-        "2",
-        "fedavg/k2/seed0",
+        *("FedAvg (lr=0.5)", "0", "failed out of memory", "4/4", "87.00", "1.5", "0.5", "2.11"),
+        *("2", "fedavg/k2/seed0"),
     ]
     assert page.row("runs", cells[0]) == cells
     assert page.row("runs", "FedPer")[:5] == ["FedPer", "0", "running", "3/4", "99.00 (round 2)"]
@@ -340,16 +320,8 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     assert (len(box["x"][0]), box["text"][0][-1]) == (20, "client 9, seed 1")
     assert page.traces("clients", "FedOBP", "fine-tuned")[0]["lowerfence"] == [52]
     row = [
-        "FedOBP",
-        "before fine-tuning",
-        "20",
-        "50.00",
-        "60.75",
-        "73.00",
-        "85.25",
-        "96.00",
-        "73.00",
-        "50.50",
+        *("FedOBP", "before fine-tuning", "20", "50.00", "60.75", "73.00", "85.25", "96.00"),
+        *("73.00", "50.50"),
     ]
     assert row in page.cells["clients"]
     (sizes,) = page.traces("sizes", "FedOBP")
@@ -523,27 +495,12 @@ def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
         page = Page(path)
         for tag, attrs in page.elements:
             assert tag not in (
-                "link",
-                "img",
-                "iframe",
-                "object",
-                "embed",
-                "video",
-                "audio",
-                "base",
-                "form",
+                *("link", "img", "iframe", "object", "embed", "video", "audio", "base", "form"),
             )
             assert attrs.get("src", plotly_name()) == plotly_name()
             assert re.match(r"\.|#", attrs.get("href") or "#")
         for word in (
-            "http://",
-            "https://",
-            "fetch(",
-            "import(",
-            "@import",
-            "url(",
-            "innerHTML",
-            "eval(",
+            *("http://", "https://", "fetch(", "import(", "@import", "url(", "innerHTML", "eval("),
         ):
             assert word not in page.source
         (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]

@@ -368,12 +368,7 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "status"
     assert [line.rsplit("/", 1)[-1] for line in lines[2:8]] == [
-        "avg0",
-        "avg1",
-        "obp",
-        "layer",
-        "mnist",
-        "broken",
+        *("avg0", "avg1", "obp", "layer", "mnist", "broken"),
     ]
     assert (
         f"{several / 'broken'}: no config.yaml; the run never started or is half written" in lines

@@ -119,15 +119,7 @@ def test_pairs_by_all_signs() -> None:
 def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> None:
     base = [65.8, 62.6, 63.3, 62.4, 61.6, 61.8, 64.4, 61.3, 60.8]
     gains = [
-        1,
-        0,
-        -2,
-        -1,
-        3,
-        -3,
-        -2,
-        0,
-        1,
+        *(1, 0, -2, -1, 3, -3, -2, 0, 1),
     ]  # in tenths: 65.9 - 65.8 and 60.9 - 60.8 are not one number
     frame = pd.DataFrame(
         {"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base}
@@ -215,11 +207,7 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
     )
     tables, result = rank_tables(runs(tmp_path))
     assert set(result.places) == {
-        "FedAvg+FT",
-        "FedPer",
-        "Local-Only",
-        "FedOBP (q=0.5)",
-        "FedOBP (q=0.9)",
+        *("FedAvg+FT", "FedPer", "Local-Only", "FedOBP (q=0.5)", "FedOBP (q=0.9)"),
     }
     assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
 

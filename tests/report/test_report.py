@@ -218,10 +218,7 @@ def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
     assert row["ft_accuracy"] == 97.0
     assert row["ft_accuracy_pooled"] == 98.0
     assert (row["round"], row["seeds"], row["seed_list"], row["status"]) == (
-        "4",
-        2,
-        "0 1",
-        "finished",
+        *("4", 2, "0 1", "finished"),
     )
 
 
@@ -432,30 +429,12 @@ def test_chosen_columns_in_their_order(root: Path) -> None:
     )
     row = row_of(table, "FedOBP")
     assert [*row] == [
-        *(
-            "dataset",
-            "partition",
-            "method",
-            "ft_accuracy_pooled",
-            "ft_accuracy_pooled_seed_std",
-            "loss",
-            "loss_seed_std",
-        ),
-        *(
-            "bits_up",
-            "bits_up_seed_std",
-            "accuracy",
-            "accuracy_seed_std",
-            "hours",
-            "hours_seed_std",
-            "seed_list",
-        ),
+        *("dataset", "partition", "method", "ft_accuracy_pooled", "ft_accuracy_pooled_seed_std"),
+        *("loss", "loss_seed_std", "bits_up", "bits_up_seed_std", "accuracy", "accuracy_seed_std"),
+        *("hours", "hours_seed_std", "seed_list"),
     ]
     assert [row[key] for key in ("ft_accuracy_pooled", "loss", "bits_up", "accuracy")] == [
-        98.0,
-        0.5,
-        32_000.0,
-        95.0,
+        *(98.0, 0.5, 32_000.0, 95.0),
     ]
     lines = render(table, "markdown").splitlines()
     assert lines[0].endswith("| method | fine-tuned pooled | before loss | bits up | before mean |")

@@ -261,10 +261,7 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
     (judged,) = page.figure("cost")["data"]  # FedPer has no validation accuracy
     assert (judged["name"], judged["y"]) == ("FedAvg", [67.5])
     assert page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]["y"] == [
-        51,
-        52,
-        53,
-        54,
+        *(51, 52, 53, 54),
     ]
     assert page.traces("curves", "FedAvg", METRICS["val_accuracy"].label)[-1]["y"][0] == 68
     shown = {figure["choice"]["what"] for figure in page.data["charts"]["curves"]}

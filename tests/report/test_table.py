@@ -270,11 +270,8 @@ def test_latex() -> None:
     text = render(replace(made(), columns=tuple(columns), rows=rows, title="Title"), "latex")
     assert text.splitlines() == [
         *(
-            r"% \usepackage{booktabs}",
-            "% left out: spared",
-            "% missing: make it",
-            r"\begin{table}",
-            r"\centering",
+            *(r"% \usepackage{booktabs}", "% left out: spared", "% missing: make it"),
+            *(r"\begin{table}", r"\centering"),
         ),
         r"\caption{Title. What\_it is.}",
         *(r"\begin{tabular}{lrrrl}", r"\toprule"),
@@ -345,20 +342,8 @@ def test_html() -> None:
     assert page.rows[2] == [shown, "87.00", "+0.00", "22.4k(1.3k)", "out/a"]
     assert page.rows[6] == ["Ditto", "9.50°† 96.89 -0.56", "", "", ""]
     assert {tag for tag, _ in page.tags} <= {
-        *(
-            "div",
-            "table",
-            "caption",
-            "thead",
-            "tbody",
-            "tr",
-            "th",
-            "td",
-            "button",
-            "b",
-            "u",
-            "small",
-        )
+        *("div", "table", "caption", "thead", "tbody", "tr", "th", "td", "button", "b", "u"),
+        "small",
     }
     assert '<td data-value="95.0" class="number"><b>95.00(1.41)</b></td>' in text
     columns = (Column("name"), Column("rounds", "whole"))

@@ -12,10 +12,7 @@ from tests.conftest import assert_close
 from tests.runner.test_resume import interrupt
 
 LORA = (
-    "model=mlp",
-    "model.hidden=[32,16]",
-    "adapter=lora",
-    "adapter.layers=[linear]",
+    *("model=mlp", "model.hidden=[32,16]", "adapter=lora", "adapter.layers=[linear]"),
     "adapter.rank=4",
 )
 FROZEN = 784 * 32 + 32 + 32 * 16 + 16
@@ -65,10 +62,7 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     words = (
         *TINY,
         *LORA,
-        "method=fedavg",
-        "rounds=4",
-        "model.weights=own.safetensors",
-        "hydra.run.dir=run",
+        *("method=fedavg", "rounds=4", "model.weights=own.safetensors", "hydra.run.dir=run"),
     )
     interrupt(monkeypatch, tmp_path, *words)
     held = {name for name, _ in tree.items(state(tmp_path / "run")["server"])}

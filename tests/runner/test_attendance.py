@@ -111,11 +111,7 @@ def test_phases_that_train_nothing_make_no_step(tmp_path):
 def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_path):
     words = (
         *WORDS,
-        "participation=0.1",
-        "rounds=8",
-        "system=simulated",
-        "system.dropout=0.8",
-        "seed=5",
+        *("participation=0.1", "rounds=8", "system=simulated", "system.dropout=0.8", "seed=5"),
     )
     lines = play(tmp_path / "whole", *words)
     rows = table(tmp_path / "whole/rounds.csv")

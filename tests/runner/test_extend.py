@@ -13,15 +13,8 @@ from tests.report.test_listing import look
 
 COMMON = (
     *TINY,
-    *(
-        "method=ditto",
-        "model=mlp",
-        "model.hidden=[8]",
-        "local.decay=0.9",
-        "eval.every=2",
-        "eval.finetune_epochs=1",
-    ),
-    *("eval.finetune_every=4", "validation=0.25", "unseen=0.25"),
+    *("method=ditto", "model=mlp", "model.hidden=[8]", "local.decay=0.9", "eval.every=2"),
+    *("eval.finetune_epochs=1", "eval.finetune_every=4", "validation=0.25", "unseen=0.25"),
 )
 
 

@@ -448,15 +448,7 @@ def test_one_value_of_what_an_experiment_sweeps_over():
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        True,
-        3,
-        -2.5e-7,
-        "plain",
-        "a, b=[c]",
-        "it's \\' ${seed}",
-        "null",
-        "",
+        *(None, True, 3, -2.5e-7, "plain", "a, b=[c]", "it's \\' ${seed}", "null", ""),
         [1, [2.5, "x y"]],
         [],
         1e300,

@@ -21,11 +21,7 @@ from tests.command import call, composed, format_override
 from tests.conftest import ROOT
 
 WORDS = (
-    "dataset=digits",
-    "clients=6",
-    "participation=0.5",
-    "rounds=1",
-    "model=mlp",
+    *("dataset=digits", "clients=6", "participation=0.5", "rounds=1", "model=mlp"),
     "model.hidden=[8]",
 )
 TRAIN = (*WORDS, "local.epochs=1", "eval.every=1", "method=fedavg")
@@ -66,11 +62,7 @@ def began(place, weights, *words):
 
 FIRST = ("first", "models/client3.pt", "saved.pt", "pretrained.safetensors")
 OTHER = (
-    "seed=7",
-    "partition.seed=7",
-    "partition=iid",
-    "validation=0.2",
-    "unseen=0.34",
+    *("seed=7", "partition.seed=7", "partition=iid", "validation=0.2", "unseen=0.34"),
     "partition.test_fraction=0.5",
 )
 
@@ -185,10 +177,7 @@ def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
     import pretrain
 
     words = (
-        "dataset=digits",
-        "dataset.only=null",
-        "model.layers=1",
-        "model.width=16",
+        *("dataset=digits", "dataset.only=null", "model.layers=1", "model.width=16"),
         "model.heads=2",
     )
     vit = ("model=vit", "model.patch=7", *words[2:])

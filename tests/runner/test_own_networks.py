@@ -20,12 +20,7 @@ WORDS = (
     "method=fedavg",
 )
 STATEFUL = (
-    "dropped",
-    "dropout_always",
-    "noisy_by_numpy",
-    "counter_assigned",
-    "tied",
-    "frozen_average",
+    *("dropped", "dropout_always", "noisy_by_numpy", "counter_assigned", "tied", "frozen_average"),
     "checkpointed",
 )
 

@@ -32,14 +32,8 @@ SETTINGS = {
 }
 COMMON = (
     *TINY,
-    *(
-        "rounds=4",
-        "partition.samples_per_client=80",
-        "local.batch_size=16",
-        "eval.every=2",
-        "hydra.run.dir=run",
-    ),
-    *("eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
+    *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2"),
+    *("hydra.run.dir=run", "eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
 )
 
 TOOLS = """

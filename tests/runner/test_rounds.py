@@ -14,11 +14,7 @@ from tests.conftest import assert_same
 
 WORDS = (
     *TINY,
-    "rounds=4",
-    "eval.every=2",
-    "checkpoint.seconds=1000",
-    "model=lenet5",
-    "method=fedobp",
+    *("rounds=4", "eval.every=2", "checkpoint.seconds=1000", "model=lenet5", "method=fedobp"),
 )
 
 

@@ -87,11 +87,7 @@ def words(folder: Path, *more: str) -> list[str]:
         "model.hidden=[8]",
     ]
     own += [
-        "clients=4",
-        "rounds=3",
-        "participation=1",
-        "local.epochs=2",
-        "local.batch_size=8",
+        *("clients=4", "rounds=3", "participation=1", "local.epochs=2", "local.batch_size=8"),
         "eval.every=1",
     ]
     given = {word.partition("=")[0] for word in more}
@@ -333,10 +329,8 @@ def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(fold
     it was played.
     """
     more = (
-        "local.lr=choice(0.1,0.0001,0.00001)",
-        "hydra.sweeper.trials=5",
-        "hydra.sweeper.startup=1",
-        "rounds=6",
+        *("local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5"),
+        *("hydra.sweeper.startup=1", "rounds=6"),
     )
     before = values(search(folder, *more)[1])
     assert any("given up" in line for line in before)

@@ -23,10 +23,7 @@ from tests.record.test_record import Clock, done, info, row
 
 EQUAL = (
     *TINY,
-    "clients=6",
-    "partition.samples_per_client=40",
-    "partition.alpha=100",
-    "rounds=4",
+    *("clients=6", "partition.samples_per_client=40", "partition.alpha=100", "rounds=4"),
     "eval.every=2",
 )
 PLUGIN = """
@@ -189,19 +186,13 @@ def ticking(monkeypatch):
         ("method=fedavg", "local.epochs=3", "eval.finetune_epochs=2", "eval.finetune_every=4"),
         ("method=fedrep", "local.epochs=2", "method.head_epochs=4", "validation=0.2"),
         (
-            "method=fedavg",
-            "local.epochs=null",
-            "local.steps=7",
-            "local.batch_size=8",
+            *("method=fedavg", "local.epochs=null", "local.steps=7", "local.batch_size=8"),
             "eval.finetune_epochs=1",
         ),
         ("method=per_fedavg", "local.batch_size=8"),
         ("method=local_only", "unseen=0.34", "eval.common=true"),
         (
-            "method=fedavg",
-            "partition.alpha=0.1",
-            "clients=12",
-            "participation=1.0",
+            *("method=fedavg", "partition.alpha=0.1", "clients=12", "participation=1.0"),
             "local.batch_size=4",
         ),
     ],

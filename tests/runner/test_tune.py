@@ -419,20 +419,12 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
         word for word in TINY if not word.startswith("partition.")
     )  # the paper has another partition
     words += (
-        "rounds=1",
-        "model=mlp",
-        "eval.finetune_epochs=0",
-        "hydra.launcher.jobs=2",
+        *("rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2"),
         "hydra/launcher=lockstep",
     )
     words += (
-        "experiment=fedobp/all_methods",
-        "debug=quick",
-        "method=fedavg",
-        "trials=1",
-        "seeds=1",
-        "seed=3",
-        "local.lr=0.05",
+        *("experiment=fedobp/all_methods", "debug=quick", "method=fedavg", "trials=1", "seeds=1"),
+        *("seed=3", "local.lr=0.05"),
     )
     code, text = run(tmp_path, *words)
     assert code == 0, text
@@ -635,13 +627,8 @@ def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
 
 
 SEARCH = (
-    *(
-        "-m",
-        "hydra/sweeper=optuna",
-        "hydra.sweeper.trials=5",
-        "hydra.sweeper.startup=2",
-        "hydra.sweep.dir=runs",
-    ),
+    *("-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=5", "hydra.sweeper.startup=2"),
+    "hydra.sweep.dir=runs",
     *(*TINY, "rounds=3", "model=mlp", "validation=0.25", "method=fedprox", *WORDS[:2]),
 )
 

@@ -60,15 +60,7 @@ def expected(setting, net):
                 yield torch.tensor(labels)[(len(labels) * own[:, 0]).long()], own[:, 1:]
 
         values = (
-            "alpha",
-            "beta",
-            "decay",
-            "eta",
-            "noise",
-            "lr",
-            "weight_decay",
-            "teacher",
-            "labels",
+            *("alpha", "beta", "decay", "eta", "noise", "lr", "weight_decay", "teacher", "labels"),
         )
         return fedgen.fedgen(
             setting, made, random, drawn, **{value: getattr(method, value) for value in values}
