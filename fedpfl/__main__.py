@@ -7,8 +7,8 @@ import runpy
 import sys
 
 from fedpfl import __version__
-from fedpfl.ground.errors import near
-from fedpfl.ground.terminal import outlive_readers, tell
+from fedpfl.ground.errors import did_you_mean
+from fedpfl.ground.terminal import outlive_readers, print_notice
 
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
@@ -43,7 +43,7 @@ def main() -> None:
         runpy.run_module(f"fedpfl.{name}", run_name="__main__", alter_sys=True)
     else:
         _refuse(
-            f"{name or 'an empty word'} is no command; there are {', '.join(COMMANDS)}{near(name, COMMANDS)}"
+            f"{name or 'an empty word'} is no command; there are {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}"
         )
 
 
@@ -63,7 +63,7 @@ def _complete(words: list[str]) -> None:
 
 
 def _refuse(text: str) -> None:
-    tell(text)
+    print_notice(text)
     sys.exit(2)
 
 

@@ -17,7 +17,7 @@ import sys
 from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
-    interrupts.answer(interrupts.importing)
+    interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
 
 import contextlib
@@ -38,9 +38,9 @@ from fedpfl.config import overrides
 from fedpfl.config.foreign import ForeignRuns, read_untrusted_command
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import preload_datasets, register_resolver
-from fedpfl.ground.errors import FedpflError, one_of, reason
-from fedpfl.ground.files import output
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.errors import FedpflError, choices_text, error_text
+from fedpfl.ground.files import atomic_output
+from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
 from fedpfl.report import html
@@ -137,14 +137,14 @@ def read_command_line(words: Sequence[str]) -> BoardCommand:
     words = check_words(words, {}, HELP_ADVICE)
     note = replaced_words(words)
     if note:
-        tell(note)
+        print_notice(note)
     values = {key: value for key, _, value in (word.partition("=") for word in words)}
 
     # ---- The suite, with what the command line replaces of it
     suite_names = sorted(path.stem for path in SUITES.glob("*.yaml"))
     suite_name = values.pop("suite", "")
     if suite_name not in suite_names:
-        raise FedpflError(f"suite: {one_of(suite_names, suite_name)}")
+        raise FedpflError(f"suite: {choices_text(suite_names, suite_name)}")
     suite = yaml.safe_load((SUITES / f"{suite_name}.yaml").read_text())
     suite |= {key: values.pop(key) for key in SUITE_KEYS if key in values}
 
@@ -192,7 +192,7 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
 
     def add_failure(failure: str) -> None:
         failures.append(failure)
-        tell(failure)
+        print_notice(failure)
 
     for setting, setting_words in suite["settings"].items():
         try:
@@ -231,7 +231,7 @@ def _methods_of_suite(suite: Mapping[str, Any]) -> list[str]:
     methods = suite["method"].split(",")
     for method in methods:
         if method not in METHODS:
-            raise FedpflError(f"method: {one_of(sorted(METHODS), method)}")
+            raise FedpflError(f"method: {choices_text(sorted(METHODS), method)}")
     return methods
 
 
@@ -367,7 +367,7 @@ def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run
     short_table = Table.of(records, BOARD_COLUMNS, caption=table.caption, notes=table.notes, by=1)
     (folder / "board.csv").write_text(render(table, "csv"))
     (folder / "board.md").write_text(render(short_table, "markdown") + "\n")
-    with output(folder / "board.html") as file:
+    with atomic_output(folder / "board.html") as file:
         file.write_text(html.single(table), encoding="utf-8")
     final_folders = [folder / setting / "final" for setting in command.suite["settings"]]
     existing_folders = [path for path in final_folders if path.is_dir()]
@@ -377,9 +377,9 @@ def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run
         _, ranks = rank_tables(finished_runs, select="validation")
         diagram(ranks, folder / "ranks")
     except FedpflError as error:
-        tell(f"no diagram of ranks: {error}")
+        print_notice(f"no diagram of ranks: {error}")
     print(render(short_table, width=screen()))
-    tell(f"wrote {folder / 'board.html'}")
+    print_notice(f"wrote {folder / 'board.html'}")
 
 
 # ---- verify
@@ -423,7 +423,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     )
     if new_row is None:
         identities = few(new_rows["identity"]) if len(new_rows) else "no finished run"
-        tell(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
+        print_notice(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
         return 1
     new_row |= {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
 
@@ -437,7 +437,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
         differences = "; ".join(
             f"{key} {row[key]} there, {new_row.get(key, '')} here" for key in different_columns
         )
-        tell(f"{row_name}: not equal: {differences}; versions {new_row['versions']}")
+        print_notice(f"{row_name}: not equal: {differences}; versions {new_row['versions']}")
         return 1
     print(f"{row_name}: equal, every number of {new_row['seeds']} runs")
     if row.get("versions", new_row["versions"]) != new_row["versions"]:
@@ -460,7 +460,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file, strict=True)
     except (OSError, ValueError, csv.Error) as error:
-        raise FedpflError(f"{path} cannot be read as a board: {reason(error)}") from None
+        raise FedpflError(f"{path} cannot be read as a board: {error_text(error)}") from None
     missing_columns = {"identity", "command", "setting", "method", "chosen"} - {*header}
     if missing_columns:
         raise FedpflError(f"{path} is no board: it has no column {min(missing_columns)}")
@@ -592,10 +592,10 @@ def main() -> int:
             return _run_verify(words[1:])
         return _run_board(words)
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
-        tell(format_error(error))
+        print_notice(format_error(error))
         return 2
     except KeyboardInterrupt as error:
-        interrupts.ended(error, tell)
+        interrupts.exit_interrupted(error, print_notice)
         return 130
 
 
@@ -624,5 +624,5 @@ def _run_verify(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     raise SystemExit(main())

@@ -29,9 +29,9 @@ from fedpfl.config.messages import format_error
 from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
-from fedpfl.ground.checks import check_keys, options, typed
-from fedpfl.ground.errors import FedpflError, brief, near, printable
-from fedpfl.ground.terminal import Parser, outlive_readers, tell
+from fedpfl.ground.checks import build_dataclass, require_known_keys, without_name
+from fedpfl.ground.errors import FedpflError, did_you_mean, escape_controls, shorten_values
+from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.methods import METHODS
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
@@ -121,7 +121,7 @@ def main(words: list[str] | None = None) -> int:
             [_print_verdicts(choice, trial, chosen.quick) for choice, trial in trials.items()]
         )
     except FedpflError as error:
-        tell(error)
+        print_notice(error)
         return 2
     finally:
         torch.set_num_threads(threads)
@@ -151,7 +151,7 @@ def read_command(what: str, values: Sequence[str]) -> Command:
         added, named = [], [_find_choice(what), *named]
     for choice in named:
         if choice.name not in (known := _names_of(choice.kind)):
-            raise FedpflError(f"{choice} is no choice{near(choice.name, known)}")
+            raise FedpflError(f"{choice} is no choice{did_you_mean(choice.name, known)}")
     return Command(named or added, settings, by_name=bool(named))
 
 
@@ -185,7 +185,7 @@ def _find_choice(word: str) -> Choice:
     if not kinds:
         every = {name for group in REGISTRIES for name in _names_of(group)}
         raise FedpflError(
-            f"{word} is no file, and no method, model, data set or partition{near(word, every)}"
+            f"{word} is no file, and no method, model, data set or partition{did_you_mean(word, every)}"
         )
     if len(kinds) > 1:
         either = " and ".join(WORDS[group] for group in kinds)
@@ -237,7 +237,7 @@ def _make_trial(
     config = _compose(choice, values)
     group, read = config[choice.kind], partial(elsewhere.digest, choice)
     if choice.kind == "method":
-        return typed(METHODS[group["name"]], options(group), "")
+        return build_dataclass(METHODS[group["name"]], without_name(group), "")
     chosen = {**plan.read_options(config, choice.kind)}
     if choice.kind == "model":
         options_of_network = {
@@ -287,7 +287,7 @@ def _share_settings(command: Command) -> dict[Choice, dict[str, str]]:
 def _refuse_key(key: str, known: list[str], asked: list[Choice]) -> NoReturn:
     alone = f"{asked[0]}: " if len(asked) == 1 else ""
     try:
-        check_keys({key: ""}, known, "")
+        require_known_keys({key: ""}, known, "")
     except FedpflError as error:
         raise FedpflError(f"{alone}{error}") from None
     raise AssertionError(key)
@@ -406,12 +406,12 @@ def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
             word = "ok" if not faults else "WRONG" if promise.binding else "note"
             print(f"  {word:6}{promise.words}", flush=True)
             for fault in faults:
-                print(f"        {printable(brief(fault))}")
+                print(f"        {escape_controls(shorten_values(fault))}")
             if mend:
                 print(f"        {mend}")
             wrong += bool(faults) and promise.binding
     except Untriable as error:
-        tell(f"{choice}: {error}")
+        print_notice(f"{choice}: {error}")
         return 2
     print(f"  {wrong} of {len(promises)} not kept" if wrong else "  all is kept")
     return int(wrong > 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedpfl.config.overrides import read_list_value
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import Parser, outlive_readers, tell
+from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.loggers import mirrors
 from fedpfl.remote import app, local
 from fedpfl.runner.export import send_to_loggers, write_models
@@ -73,14 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{' '.join(words)} logs nothing beside the run directory; choose others"
             )
     except FedpflError as error:
-        tell(error)
+        print_notice(error)
         return 2
     failed = False
     for path in places:
         try:
             print(f"logged {send_to_loggers(load(path), loggers)} rounds of {path}")
         except FedpflError as error:
-            tell(error)
+            print_notice(error)
             failed = True
     return 2 if failed else 0
 
@@ -91,7 +91,7 @@ def _app(folder: Path, words: Sequence[str]) -> int:
         check_config(app.compose_federation(words)[1])
         local.write_app(folder, words)
     except FedpflError as error:
-        tell(error)
+        print_notice(error)
         return 2
     print(
         f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your SuperLink"

@@ -22,7 +22,7 @@ import sys
 from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
-    interrupts.answer(interrupts.importing)
+    interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
 
 import importlib.util
@@ -34,7 +34,7 @@ from fedpfl.config import overrides
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.remote import app, local
 
@@ -53,7 +53,7 @@ def play_federation(words: Sequence[str]) -> int:
     settings, cfg = app.compose_federation(words)
     note = replaced_words(words)
     if note:
-        tell(note)
+        print_notice(note)
     if importlib.util.find_spec("flwr") is None:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
     run = build_run(check_config(cfg))
@@ -64,7 +64,7 @@ def play_federation(words: Sequence[str]) -> int:
     # ---- Play it in processes that are ended with it
     run_directory = Path(cfg.hydra.run.dir).resolve()
     nodes_folder = run_directory.with_name(f"{run_directory.name}.nodes")
-    with files.writing(nodes_folder):
+    with files.explain_write_errors(nodes_folder):
         nodes_folder.mkdir(parents=True, exist_ok=True)
     # The app runs in a folder of its own, so it is given the whole path.
     app_words = [word for word in words if not word.startswith("hydra.run.dir=")]
@@ -87,7 +87,7 @@ def report_end(run_directory: Path, log: Path) -> int:
     if status == "finished":
         print(f"finished: {run_directory}")
     else:
-        tell(f"{status}: {summary.get('error') or log}")
+        print_notice(f"{status}: {summary.get('error') or log}")
     return EXIT_STATUS.get(status, REFUSED_STATUS)
 
 
@@ -101,12 +101,12 @@ def main(words: list[str] | None = None) -> int:
     try:
         return play_federation(words)
     except FedpflError as error:
-        tell(error)
+        print_notice(error)
         return REFUSED_STATUS
     except KeyboardInterrupt as error:
-        interrupts.ended(error, tell)
+        interrupts.exit_interrupted(error, print_notice)
 
 
 if __name__ == "__main__":
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     raise SystemExit(main())

@@ -13,7 +13,7 @@ import sys
 from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
-    interrupts.answer(interrupts.importing)
+    interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
     from fedpfl.config import early
 
@@ -40,7 +40,7 @@ from fedpfl.config.overrides import CONF
 from fedpfl.config.plan import register_resolver, require_run_directory
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import replaced_words
 from fedpfl.record import console
 from fedpfl.runner import dry_run, session, trials
@@ -99,7 +99,7 @@ def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
             f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
         )
     if ranks.leads():
-        tell(
+        print_notice(
             f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it"
         )
 
@@ -119,7 +119,7 @@ def _rehearse(words: Sequence[str]) -> None:
 
 def _tell(text: str) -> None:
     if ranks.tells():
-        tell(text)
+        print_notice(text)
 
 
 def run_command(words: Sequence[str]) -> int:
@@ -134,7 +134,7 @@ def run_command(words: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     _begun.clear()
     try:
         register_resolver()
@@ -164,7 +164,7 @@ def main() -> None:
     except FedpflError as error:  # from a sweep; its lines are told
         sys.exit(EXIT_STATUS.get(type(error), 2))
     except KeyboardInterrupt as error:
-        interrupts.ended(error, _tell)
+        interrupts.exit_interrupted(error, _tell)
     except Exception as error:
         if _begun and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
@@ -178,5 +178,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     if (note := replaced_words(sys.argv[1:])) and os.environ.get("RANK", "0") == "0":
-        tell(note)
+        print_notice(note)
     main()

@@ -16,7 +16,7 @@ import sys
 from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
-    interrupts.answer(interrupts.importing)
+    interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
     from fedpfl.config import early
 
@@ -32,7 +32,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import register_resolver
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, screen
@@ -93,7 +93,7 @@ def main() -> None:
     if {"-h", "--help"} & {*words} or not words:
         print(__doc__)
         return
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     try:
         register_resolver()
         asked = parse_request(
@@ -104,16 +104,16 @@ def main() -> None:
             )
         )
         if note := replaced_words(words):
-            tell(note)
+            print_notice(note)
         table = tune_methods(asked, run_or_exit)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
-        tell(format_error(error))
+        print_notice(format_error(error))
         sys.exit(2)
     except KeyboardInterrupt as error:
-        interrupts.ended(error, tell)
+        interrupts.exit_interrupted(error, print_notice)
 
 
 if __name__ == "__main__":

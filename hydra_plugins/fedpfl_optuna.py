@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 from fedpfl.config import tidy
 from fedpfl.config.overrides import requote_word
-from fedpfl.ground.errors import many
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.errors import pluralize
+from fedpfl.ground.terminal import print_notice
 from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
 
 PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
@@ -106,21 +106,21 @@ class OptunaSweeper(Sweeper):
 
         try:
             search, fixed, origin = self._search(arguments)
-            search.verify(origin, tell)
+            search.verify(origin, print_notice)
             with self._counted.playing(fixed):
-                best = search.run(play, tell)
+                best = search.run(play, print_notice)
         except FedpflError as error:
             if not any(
                 job.status == JobStatus.FAILED and job._return_value is error for job in returns
             ):
-                tell(error)  # else it is among the failures below
+                print_notice(error)  # else it is among the failures below
             raise
         finally:
             tidy.remove_empty_directories()
             tell_failures([job for job in returns if not _diverged(job)])
         trials.search_results.append(best)
         counts = ", ".join(f"{count} {what}" for what, count in best.trials.items())
-        tell(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
+        print_notice(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
         return [returns]
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str], Any]:
@@ -196,8 +196,8 @@ class OptunaSweeper(Sweeper):
         search = trials.Search(folder, name, space, first, *asked)
         if settings.restart:
             search.forget()
-        tell(
-            f"method={plan.config['method']['name']}: {many(self._trials, 'trial')} of {', '.join(space)}"
+        print_notice(
+            f"method={plan.config['method']['name']}: {pluralize(self._trials, 'trial')} of {', '.join(space)}"
         )
         return search, [*fixed, *here], origin
 

@@ -29,8 +29,8 @@ from omegaconf import DictConfig
 from fedpfl.config import tidy
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground import interrupts
-from fedpfl.ground.errors import FedpflError, printable, reason
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.errors import FedpflError, error_text, escape_controls
+from fedpfl.ground.terminal import print_notice
 
 PATIENCE = 20.0
 """Seconds that jobs in processes of their own are given to save their runs, where the sweep ends
@@ -94,7 +94,7 @@ class Sweeper(BasicSweeper):
             try:
                 prepare_sweep(composed)
             except FedpflError as error:
-                tell(error)
+                print_notice(error)
                 raise
         alike = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set(plain(overrides))
         returns: list[JobReturn] = []
@@ -144,7 +144,7 @@ class Counted:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a process that has been begun by now, and all that the launcher needs."""
-        interrupts.again()
+        interrupts.reinstall_handlers()
         return vars(self)
 
     @contextmanager
@@ -153,7 +153,7 @@ class Counted:
         this process.
         """
         told = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        with told as folder, interrupts.first(partial(end_jobs, Path(folder))):
+        with told as folder, interrupts.before_interrupt(partial(end_jobs, Path(folder))):
             self._alike, self._folder, self._jobs, self._here = (
                 alike,
                 Path(folder),
@@ -172,11 +172,11 @@ class Counted:
         before = console.label.set(own)
         try:
             if self._folder is None or not self._folder.exists():
-                with interrupts.heard():
+                with interrupts.interrupt_on_signals():
                     return self._task(cfg)
             if os.getpid() == self._here:
                 return self._told(cfg, self._folder / "events")
-            with interrupts.heard(), _at_work(self._folder):
+            with interrupts.interrupt_on_signals(), _at_work(self._folder):
                 return self._told(cfg, self._folder / "events")
         finally:
             console.label.reset(before)
@@ -196,7 +196,7 @@ class Counted:
         try:
             result = self._task(cfg)
         except Exception as error:  # an interrupted job has not ended
-            self._ended(events, hydra.job.num, began, path, f"failed: {reason(error)}", "")
+            self._ended(events, hydra.job.num, began, path, f"failed: {error_text(error)}", "")
             raise
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         self._ended(
@@ -228,7 +228,11 @@ class Counted:
 
 def _say(far: str, told: str) -> None:
     """Print how far a sweep is, and of which run there is something to tell."""
-    print(printable("  ".join(filter(None, (f"sweep: {far}", told)))), file=sys.stderr, flush=True)
+    print(
+        escape_controls("  ".join(filter(None, (f"sweep: {far}", told)))),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _is_finished(path: Path) -> bool:
@@ -296,18 +300,18 @@ def tell_failures(returns: Sequence[JobReturn]) -> None:
     failed = [job for job in returns if job.status == JobStatus.FAILED]
     if not failed:
         return
-    tell(
+    print_notice(
         f"{len(failed)} of {len(returns)} jobs failed; the same command skips what is finished and tries these again"
     )
     for job in failed:
-        why = reason(job._return_value)  # type: ignore[arg-type]
+        why = error_text(job._return_value)  # type: ignore[arg-type]
         folder = _folder(job)
         log = (
             folder / "run.log"
             if folder and (folder / "run.log").is_file()
             else "nothing was written"
         )
-        print(printable(f"  {' '.join(job.overrides or ())}: {why} ({log})"), file=sys.stderr)
+        print(escape_controls(f"  {' '.join(job.overrides or ())}: {why} ({log})"), file=sys.stderr)
 
 
 def _folder(job: JobReturn) -> Path | None:

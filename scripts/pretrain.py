@@ -27,7 +27,7 @@ from torch import Generator, Tensor, nn
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Run, build_run, check_config, register_resolver
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.files import whole
+from fedpfl.ground.files import atomic_write
 from fedpfl.train import CONF
 
 SETTINGS = [
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
     print(f"{sum(leaf.numel() for leaf in module.parameters()):,} parameters", flush=True)
     train(run, module, options.epochs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with whole(options.out) as aside:
+    with atomic_write(options.out) as aside:
         values = {name: value.contiguous() for name, value in module.state_dict().items()}
         save_file(values, aside, run.origin.trained.to_header())
     print(f"wrote {options.out}")

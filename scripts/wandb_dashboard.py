@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.record.wandb_logger import Options, logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
@@ -244,7 +244,7 @@ def save(name: str, project: str, entity: str | None, experiment: str | None, by
         raise
     except Exception as error:
         raise FedpflError(
-            f"the view was not saved in project {project}: {reason(error, kind=True)}"
+            f"the view was not saved in project {project}: {error_text(error, with_class=True)}"
         ) from None
 
 

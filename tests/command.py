@@ -83,7 +83,7 @@ def call(*arguments: str, cwd: Path) -> Result:
     out, err, code = io.StringIO(), io.StringIO(), 0
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    answers = {number: signal.getsignal(number) for number in interrupts.STATUS}
+    answers = {number: signal.getsignal(number) for number in interrupts.EXIT_STATUS}
     with (
         mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
         mock.patch.dict(os.environ, _environment(), clear=True),
@@ -141,7 +141,7 @@ def start(
 
 
 def _heed_interrupts() -> None:
-    for number in interrupts.STATUS:
+    for number in interrupts.EXIT_STATUS:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -13,7 +13,7 @@ from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS, list_choices
 from fedpfl.config.messages import format_error
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import print_notice
 
 
 def exit_if_refused(words: Iterable[str]) -> None:
@@ -25,7 +25,7 @@ def exit_if_refused(words: Iterable[str]) -> None:
     """
     with contextlib.suppress(ValueError):  # told where all is known
         if "TORCHELASTIC_RUN_ID" not in os.environ and (fault := _fault(list(words))):
-            tell(fault)
+            print_notice(fault)
             sys.exit(2)
 
 

@@ -20,8 +20,8 @@ from fedpfl.config.messages import HIDDEN_KEYS
 from fedpfl.config.plan import register_resolver
 from fedpfl.config.schema import SCHEMAS, Settings
 from fedpfl.data import datasets, partition
-from fedpfl.ground.casting import allowed, hints
-from fedpfl.ground.checks import options, typed
+from fedpfl.ground.casting import describe_limits, schema_annotations
+from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, MODELS
@@ -126,7 +126,7 @@ def _sees(values: DictConfig) -> str:
     try:
         given: Any = OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
         kept = {key: value for key, value in given.items() if key not in HIDDEN_KEYS}
-        method = typed(METHODS[given["name"]], options(kept), "method")
+        method = build_dataclass(METHODS[given["name"]], without_name(kept), "method")
         return f" (the server sees: {method.server_sees})"
     except (FedpflError, OmegaConfBaseException):
         return ""
@@ -135,10 +135,13 @@ def _sees(values: DictConfig) -> str:
 def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], schema: Any) -> str:
     """Write a line about a key."""
     given: Any = OmegaConf.to_container(values, resolve=True)
-    text, hint = comments.get(str(key), ""), hints(schema).get(str(key)) if schema else None
+    text, hint = (
+        comments.get(str(key), ""),
+        schema_annotations(schema).get(str(key)) if schema else None,
+    )
     words = re.findall(r"\w+", text)
     if get_origin(hint) is not Literal or not {*map(str, get_args(hint))} <= {*words}:
-        text = "; ".join(filter(None, (text, allowed(hint))))
+        text = "; ".join(filter(None, (text, describe_limits(hint))))
     value = given[key]
     if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
         value = next(overrides.format_words("", value)).removeprefix("=")

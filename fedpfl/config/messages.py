@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
-from fedpfl.ground.errors import FedpflError, near, one_of
+from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
 
 NOISE = (
     "full_key:",
@@ -54,7 +54,7 @@ def format_error(error: Exception) -> str:
             return f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
         # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
         if known := list_choices(group) or error.options:
-            return f"{group} must be {one_of(known, name)}"
+            return f"{group} must be {choices_text(known, name)}"
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override), text)
     if swept := re.match(
@@ -196,12 +196,16 @@ def _near_key(got: str, config: Any) -> str | None:
     known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
     place, dot, name = got.replace("/", ".").rpartition(".")
     beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
-    if ("/" in got or got in PLUGINS) and (group := near(name, PLUGINS, "hydra/{}")):
+    if ("/" in got or got in PLUGINS) and (group := did_you_mean(name, PLUGINS, "hydra/{}")):
         return group
-    if meant := near(name, beside, "{}"):
+    if meant := did_you_mean(name, beside, "{}"):
         return f"{place}{dot}{meant}"
     elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
     own = [key.removeprefix("method.") for key in known if key.startswith("method.")]
     return elsewhere or (
-        near(name, own, "method.{}") if not dot else "" if beside else near(got, known, "{}")
+        did_you_mean(name, own, "method.{}")
+        if not dot
+        else ""
+        if beside
+        else did_you_mean(got, known, "{}")
     )

@@ -11,7 +11,7 @@ import torch
 
 from fedpfl.data import Federation, state_dict
 from fedpfl.data.provenance import Provenance, Weights, pick_hashes
-from fedpfl.ground.errors import FedpflError, printable
+from fedpfl.ground.errors import FedpflError, escape_controls
 from fedpfl.privacy import Privacy
 from fedpfl.record import rundir
 
@@ -123,4 +123,4 @@ def _check_privacy(place: str, source: Provenance, everybody: np.ndarray, privac
 def _list_names(names: Sequence[str]) -> str:
     """Return names for a line, which a file may have brought along."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return printable(", ".join(names[:3])) + more
+    return escape_controls(", ".join(names[:3])) + more

@@ -34,11 +34,18 @@ from fedpfl.config.schema import (
 from fedpfl.data import Augment, Federation, datasets, partition, provenance
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import device as find_device
-from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
-from fedpfl.ground.dotted import flat
+from fedpfl.ground.checks import (
+    build_dataclass,
+    checked_arguments,
+    look_up_choice,
+    require_known_keys,
+    require_representable,
+    without_name,
+)
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence, identity
-from fedpfl.ground.seeding import seeded
+from fedpfl.ground.identity import identity, result_config
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
@@ -140,18 +147,24 @@ def _plan(config: dict[str, Any]) -> Plan:
             raise FedpflError(
                 f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}"
             )
-    settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
+    settings = build_dataclass(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load_plugins(settings.plugins)
     config |= {
         "restart": False,
         "extend": "",
     }  # for this command, not for whoever repeats the run by its configuration
     _refuse_part_of_epoch(config["local"])
-    parts = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
+    parts = {
+        group: build_dataclass(schema, config[group], group) for group, schema in SCHEMAS.items()
+    }
     device = find_device(settings.device)
     engine.check(parts["engine"], device)
     mirrors(config["logger"])  # raises for what cannot work
-    method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
+    method = build_dataclass(
+        look_up_choice("method", config["method"], METHODS),
+        without_name(config["method"]),
+        "method",
+    )
     if method.own_steps and not parts["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))
     for part in (_model, _adapter, _partition, _source):
@@ -227,7 +240,7 @@ def build_run(
         engine.measures.library()  # raises where it is absent
 
     def load() -> tuple[datasets.Samples, str, np.ndarray]:
-        with seeded("dataset"):  # a reader of a user's may draw
+        with seeded_by_key("dataset"):  # a reader of a user's may draw
             samples = datasets.load(data_dir=Path(settings.data_dir), **source)
         hashes = provenance.hash_samples(samples.x)
         return replace(samples, x=samples.x.to(device)), data.fingerprint(samples), hashes
@@ -236,7 +249,7 @@ def build_run(
     scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
-    with seeded("partition", seed):  # and so may a partition
+    with seeded_by_key("partition", seed):  # and so may a partition
         split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
     away = data.newcomers(len(split.train), settings.newcomers, seed)
     classes = plan.eval.classes == "own"
@@ -323,17 +336,23 @@ def _clock(plan: Plan, federation: Federation) -> Clock | None:
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the network's options."""
-    network = chosen("model", config["model"], MODELS)
-    return arguments(
-        (network, ModelOptions), options(config["model"]), "model", given=("shape", "classes")
+    network = look_up_choice("model", config["model"], MODELS)
+    return checked_arguments(
+        (network, ModelOptions),
+        without_name(config["model"]),
+        "model",
+        provided_elsewhere=("shape", "classes"),
     )
 
 
 def _adapter(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the adapter's options."""
-    adapter = chosen("adapter", config["adapter"], ADAPTERS)
-    return arguments(
-        (adapter,), options(config["adapter"]), "adapter", given=("module", "head", "seed")
+    adapter = look_up_choice("adapter", config["adapter"], ADAPTERS)
+    return checked_arguments(
+        (adapter,),
+        without_name(config["adapter"]),
+        "adapter",
+        provided_elsewhere=("module", "head", "seed"),
     )
 
 
@@ -343,8 +362,10 @@ def _privacy(
     """Return how clients are protected, if they are. Raises FedpflError for what would give them
     away all the same.
     """
-    own: Privacy | None = typed(
-        chosen("privacy", config["privacy"], PRIVACIES), options(config["privacy"]), "privacy"
+    own: Privacy | None = build_dataclass(
+        look_up_choice("privacy", config["privacy"], PRIVACIES),
+        without_name(config["privacy"]),
+        "privacy",
     )
     if own is None:
         return None
@@ -393,7 +414,11 @@ def _account(plan: Plan, federation: Federation, net: Net) -> Account | None:
 
 def _system(config: Mapping[str, Any], local: Local) -> System | None:
     """Return what devices clients have, if any."""
-    system = typed(chosen("system", config["system"], SYSTEMS), options(config["system"]), "system")
+    system = build_dataclass(
+        look_up_choice("system", config["system"], SYSTEMS),
+        without_name(config["system"]),
+        "system",
+    )
     if system and system.stragglers and system.least >= local.amount:
         raise FedpflError(
             f"system.least must be below what others train, {local.amount}, got {system.least}"
@@ -403,21 +428,24 @@ def _system(config: Mapping[str, Any], local: Local) -> System | None:
 
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scheme's options, and the seed if it is not the run's."""
-    scheme = chosen("partition", config["partition"], partition.SCHEMES)
+    scheme = look_up_choice("partition", config["partition"], partition.SCHEMES)
     given = tuple(key for key in partition.GIVEN if key != "seed")
-    return arguments(
-        (scheme, PartitionOptions), options(config["partition"]), "partition", given=given
+    return checked_arguments(
+        (scheme, PartitionOptions),
+        without_name(config["partition"]),
+        "partition",
+        provided_elsewhere=given,
     )
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
-    reader = chosen("dataset", config["dataset"], datasets.SETS)
-    return arguments(
+    reader = look_up_choice("dataset", config["dataset"], datasets.SETS)
+    return checked_arguments(
         (datasets.load, reader),
         config["dataset"],
         "dataset",
-        given=("data_dir", "options", "source"),
+        provided_elsewhere=("data_dir", "options", "source"),
     )
 
 
@@ -475,8 +503,8 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
             raise FedpflError(
                 f"{group} is for a hyperparameter that method={method.get('name')} does not have"
             )
-        check_keys(options(values), OPTIONAL_GROUPS[group], group)
-        representable(values, group)
+        require_known_keys(without_name(values), OPTIONAL_GROUPS[group], group)
+        require_representable(values, group)
     return config
 
 
@@ -495,7 +523,7 @@ def require_run_directory(cfg: DictConfig, path: Path) -> None:
     if INVALID in path.parts:
         check_config(cfg)
         values: Any = OmegaConf.to_container(cfg)
-        asking = [key for key, value in flat(values) if "${hydra:" in str(value)]
+        asking = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
         raise FedpflError(
             f"{', '.join(asking) or 'where the run belongs'}: where the run belongs follows from its keys, and one of "
             "them asks Hydra (${hydra:...}) for what is not known then; give it a plain value, or set hydra.run.dir"
@@ -514,7 +542,9 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
             None, (choice_folder(experiment) if experiment else config["dataset"]["name"], debug)
         )
     )
-    return f"{place}/{essence(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
+    return (
+        f"{place}/{result_config(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
+    )
 
 
 def register_resolver() -> None:

@@ -21,8 +21,8 @@ from hydra.errors import HydraException
 import fedpfl
 from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
 from fedpfl.data import datasets, partition
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.ranges import HOLDS
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.ranges import COMPARISONS
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
 from fedpfl.record.callbacks import Callback
@@ -154,7 +154,7 @@ def _made(file: Path, kind: type[Callback]) -> Callback:
     try:
         return kind()
     except Exception as error:
-        place, why = f"{file}{_line(error, file)}", reason(error, kind=True)
+        place, why = f"{file}{_line(error, file)}", error_text(error, with_class=True)
         raise FedpflError(f"plugins: {place}: CALLBACKS: {kind.__name__}() raised {why}") from error
 
 
@@ -180,7 +180,7 @@ def _imported(file: Path, name: str, text: bytes) -> ModuleType:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         _forget([name, *find_local_imports(file, text)])
-        said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
+        said = error_text(error, with_class=not isinstance(error, FedpflError)) + _moved(error)
         raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
 
@@ -283,7 +283,7 @@ def _require_limits(limits: Any) -> None:
         )
     bounds = [part.rpartition(" ") for text in limits.values() for part in str(text).split(", ")]
     for kind, _, bound in bounds:
-        if kind not in HOLDS or not (bound in ("layers", "epochs") or bound.isdecimal()):
+        if kind not in COMPARISONS or not (bound in ("layers", "epochs") or bound.isdecimal()):
             raise FedpflError(
                 f"{LIMITS}: must be such as 'above 0, below layers', got {f'{kind} {bound}'.strip()!r}"
             )

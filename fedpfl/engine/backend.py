@@ -187,7 +187,7 @@ def met(call: AnyCall) -> AnyCall:
     """Return the call with what the server finds out for its clients (`Method.before_turn`), if
     that is not yet there.
 
-    Raises Broken where the hook breaks its rule.
+    Raises MethodError where the hook breaks its rule.
     """
     method, state, draws = call.method, call.state, call.draws
     if call.laid is not None or type(method).before_turn is Method.before_turn:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.backend import Counts
-from fedpfl.ground.decile import decile
+from fedpfl.ground.decile import worst_decile_size
 
 
 def pooled(counts: Counts) -> float | None:
@@ -35,7 +35,7 @@ def accuracies(counts: Counts) -> dict[str, float | None]:
         )
         return dict.fromkeys(names)
     each = 100 * counts.correct[tested].double() / counts.total[tested]
-    worst = each.sort().values[: decile(len(each))]
+    worst = each.sort().values[: worst_decile_size(len(each))]
     return {
         "accuracy": float(each.mean()),
         "accuracy_pooled": pooled(counts),

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpfl.ground.errors import contained
-from fedpfl.ground.seeding import Key, hash_key, seeded
+from fedpfl.ground.errors import as_exception
+from fedpfl.ground.seeding import Key, hash_key, seeded_by_key
 from fedpfl.privacy import Secret
 
 _impure: list[
@@ -109,11 +109,11 @@ def watched(method: Any, *key: Key, network_draws: Collection[str] = ()) -> Iter
     network_draws: the generators that the network itself draws from, for which no method is to
     blame. Nor does SystemExit of theirs end the process.
     """
-    with seeded(*key) as drawn:
+    with seeded_by_key(*key) as drawn:
         try:
             yield
         except SystemExit as error:
-            raise contained(error) from error
+            raise as_exception(error) from error
         names = [name for name in drawn() if name not in network_draws]
         if names and not impure(method):
             _impure.append((method, names))

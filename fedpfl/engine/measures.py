@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.vision import torchvision
+from fedpfl.ground.vision import load_torchvision
 
 BINS = 15
 """Of the confidences from 0 to 1, of equal width, as Guo et al. have them (ICML 2017)."""
@@ -28,7 +28,7 @@ def library() -> Any:
     installed.
     """
     with contextlib.suppress(ImportError):
-        torchvision()  # which it imports, and which may not load by itself
+        load_torchvision()  # which it imports, and which may not load by itself
     try:
         from torchmetrics.functional import classification
     except ImportError:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Engine
 from fedpfl.engine.backends.loop import working_copy
-from fedpfl.engine.keys import seeded
+from fedpfl.engine.keys import seeded_by_key
 from fedpfl.engine.training.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -59,7 +59,7 @@ def pace(
     client = int(federation.train_sizes.argmax())
     data = gathered(federation, federation.train[client][:batch_size])
     began, few, tries = time.perf_counter(), min(2, len(data.y)), TRIES
-    with seeded("pace"):
+    with seeded_by_key("pace"):
         try:
             net, params = net.copy(), tree.map(working_copy, net.params)
             _timed(net, params, data, few)  # the first step of a process takes longer

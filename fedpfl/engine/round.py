@@ -20,7 +20,7 @@ from fedpfl.engine.training.hook_checks import asked, difference
 from fedpfl.engine.training.hook_checks import kept as named
 from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken, FedpflError
+from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.privacy import Account, Secret
@@ -355,13 +355,13 @@ def _noted(state: State, part: Participation, clients: list[int], weight: Tensor
 def _keep_form(
     method: Method, hook: str, server: Tree, clients: dict[str, Tree], state: State
 ) -> None:
-    """Raise Broken where a tree has lost or gained an entry, or one has another shape or dtype."""
+    """Raise MethodError where a tree has lost or gained an entry, or one has another shape or dtype."""
     for whose, new, old in (
         ("server", server, state.server),
         ("client", tree.take(clients, 0), state.rows.initial["client"]),
     ):
         if told := difference(new, old):
-            raise Broken(
+            raise MethodError(
                 f"{type(method).__name__}.{hook} returned a {whose} state in another form than init's, {told}; "
                 "it must return one with the same names, shapes and dtypes"
             )

@@ -10,22 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedpfl.ground.errors import near
+from fedpfl.ground.errors import did_you_mean
 from fedpfl.ground.ranges import Range
 
-LISTS = (tuple, list, Sequence)
-UNIONS = (Union, types.UnionType)
-NAMES = {
+LIST_TYPES = (tuple, list, Sequence)
+UNION_TYPES = (Union, types.UnionType)
+TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "a text",
     Path: "a path",
 }
-PLURALS = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
-class Unfit(ValueError):
+class CastError(ValueError):
     """Say that a value does not fit an annotation.
 
     wanted: in words what would. kind: what of it does not fit: its "type", its "range", or the
@@ -43,8 +43,8 @@ class Checked:
 
     def __post_init__(self) -> None:
         """Raise ValueError for the first field whose value does not fit."""
-        for name, hint in hints(type(self)).items():  # type: ignore[arg-type]
-            cast(getattr(self, name), hint, name)
+        for name, hint in schema_annotations(type(self)).items():  # type: ignore[arg-type]
+            cast_value(getattr(self, name), hint, name)
 
     def check(self, rule: bool, field: str, allowed: str) -> None:
         """Raise ValueError about a field unless `rule` holds."""
@@ -53,7 +53,7 @@ class Checked:
 
 
 @cache
-def hints(schema: Any) -> dict[str, Any]:
+def schema_annotations(schema: Any) -> dict[str, Any]:
     """Return the annotations of a dataclass's fields, or of what a function or class is called
     with.
     """
@@ -65,7 +65,7 @@ def hints(schema: Any) -> dict[str, Any]:
     )
 
 
-def cast(value: Any, hint: Any, name: str) -> Any:
+def cast_value(value: Any, hint: Any, name: str) -> Any:
     """Return a value as its annotation has it: a list as a tuple, an int for a float as a float, a
     text as a Path.
 
@@ -74,7 +74,7 @@ def cast(value: Any, hint: Any, name: str) -> Any:
     """
     try:
         return _fit(value, hint)
-    except Unfit as error:
+    except CastError as error:
         raise ValueError(f"{name} must be {error.wanted}, got {value!r}{error.meant}") from None
 
 
@@ -85,16 +85,18 @@ def _fit(value: Any, hint: Any) -> Any:
     if origin is Annotated:
         value, whole = _fit(value, inside[0]), _range(inside)
         if value not in whole:
-            raise Unfit(str(whole), "range")
+            raise CastError(str(whole), "range")
         return value
-    if origin in UNIONS:
+    if origin in UNION_TYPES:
         return _fit_one(value, inside)
     if origin is Literal:
         if value in inside:
             return value
-        raise Unfit(described(hint), "value", near(str(value), map(str, inside)))
+        raise CastError(
+            describe_annotation(hint), "value", did_you_mean(str(value), map(str, inside))
+        )
     kind = origin or hint
-    if kind in LISTS:
+    if kind in LIST_TYPES:
         return _fit_items(value, hint, inside)
     if hint is Path and isinstance(value, str):
         return Path(value)
@@ -105,7 +107,7 @@ def _fit(value: Any, hint: Any) -> Any:
         return value
     is_whole = hint is int and number and 1 <= value < 2**53 and value % 1 == 0
     meant = f"; did you mean {int(value)}?" if is_whole else ""
-    raise Unfit(described(hint), "value" if hint is type(None) else "type", meant)
+    raise CastError(describe_annotation(hint), "value" if hint is type(None) else "type", meant)
 
 
 def _range(annotated: tuple[Any, ...]) -> Range:
@@ -114,16 +116,18 @@ def _range(annotated: tuple[Any, ...]) -> Range:
 
 def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
-        raise Unfit(described(hint), "type", _as_item(values, inside))
+        raise CastError(describe_annotation(hint), "type", _as_item(values, inside))
     if get_origin(hint) is tuple and inside[-1] is not ...:
         if len(values) != len(inside):
-            raise Unfit(described(hint), "type")
+            raise CastError(describe_annotation(hint), "type")
         return tuple(map(_fit, values, inside))
     try:
         return tuple(_fit(value, inside[0] if inside else Any) for value in values)
-    except Unfit as error:
+    except CastError as error:
         raise (
-            error if error.kind == "range" else Unfit(described(hint), "type", error.meant)
+            error
+            if error.kind == "range"
+            else CastError(describe_annotation(hint), "type", error.meant)
         ) from None
 
 
@@ -133,7 +137,7 @@ def _as_item(value: Any, inside: tuple[Any, ...]) -> str:
         return ""
     try:
         _fit(value, inside[0])
-    except Unfit:
+    except CastError:
         return ""
     return f"; did you mean [{value}]?"
 
@@ -144,12 +148,12 @@ def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
     for option in options:
         try:
             return _fit(value, option)
-        except Unfit as fault:
+        except CastError as fault:
             faults.append(fault)
     close = any(fault.kind == "range" for fault in faults)
     words = [fault.wanted for fault in faults if fault.kind != "type" or not close]
     meant = next((fault.meant for fault in faults if fault.meant), "")
-    raise Unfit(_either(words), "range" if close else "type", meant)
+    raise CastError(_either(words), "range" if close else "type", meant)
 
 
 def _either(words: list[str]) -> str:
@@ -158,39 +162,41 @@ def _either(words: list[str]) -> str:
     )
 
 
-def described(hint: Any) -> str:
+def describe_annotation(hint: Any) -> str:
     """Return in words what values an annotation takes, without their range."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is type(None):
         return "null"
     if origin is Annotated:
-        return described(inside[0])
-    if origin in UNIONS:
-        return " or ".join(map(described, inside))
+        return describe_annotation(inside[0])
+    if origin in UNION_TYPES:
+        return " or ".join(map(describe_annotation, inside))
     if origin is Literal:
         return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
-    if (origin or hint) in LISTS:
+    if (origin or hint) in LIST_TYPES:
         count = f"{len(inside)} " if origin is tuple and inside[-1] is not ... else ""
         if not inside:
             return "a list"
         item = inside[0]
         while get_origin(item) is Annotated:
             item = get_args(item)[0]
-        if item in PLURALS:
-            return f"a list of {count}{PLURALS[item]}"
-        return f"a list of {count}values, each {described(item)}"
-    return NAMES.get(hint, str(hint))
+        if item in PLURAL_TYPE_NAMES:
+            return f"a list of {count}{PLURAL_TYPE_NAMES[item]}"
+        return f"a list of {count}values, each {describe_annotation(item)}"
+    return TYPE_NAMES.get(hint, str(hint))
 
 
-def allowed(hint: Any) -> str:
+def describe_limits(hint: Any) -> str:
     """Return in words the range or the choices that an annotation gives, empty where it gives none."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return str(_range(inside))
     if origin is Literal:
-        return described(hint)
-    if origin in LISTS:
-        return allowed(inside[0])
-    if origin in UNIONS and (words := list(dict.fromkeys(filter(None, map(allowed, inside))))):
-        return _either([*words, *(described(one) for one in inside if one is type(None))])
+        return describe_annotation(hint)
+    if origin in LIST_TYPES:
+        return describe_limits(inside[0])
+    if origin in UNION_TYPES and (
+        words := list(dict.fromkeys(filter(None, map(describe_limits, inside))))
+    ):
+        return _either([*words, *(describe_annotation(one) for one in inside if one is type(None))])
     return ""

@@ -12,27 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl.ground.casting import cast, hints
-from fedpfl.ground.errors import SHORT, FedpflError, near, one_of
+from fedpfl.ground.casting import cast_value, schema_annotations
+from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, choices_text, did_you_mean
 
-LEAST, LARGEST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
+SMALLEST_FLOAT, LARGEST_FLOAT = (
+    float(np.finfo(np.float32).smallest_normal),
+    float(np.finfo(np.float32).max),
+)
 
 
-def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
+def build_dataclass(schema: Callable[..., Any], values: Any, path: str) -> Any:
     """Build the dataclass `schema` from a group of keys; `path` is where they stand. Raises
     FedpflError.
     """
     try:
-        return schema(**arguments(schema, values, path))
+        return schema(**checked_arguments(schema, values, path))
     except ValueError as error:  # of several values together
         raise FedpflError(f"{path}.{error}" if path else str(error)) from None
 
 
-def arguments(
+def checked_arguments(
     schemas: Callable[..., Any] | tuple[Callable[..., Any], ...],
     values: Any,
     path: str,
-    given: Collection[str] = (),
+    provided_elsewhere: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return `values` as arguments of dataclasses or functions, checked against their annotations.
 
@@ -44,32 +47,38 @@ def arguments(
     annotations: dict[str, Any] = {}
     for schema in schemas if isinstance(schemas, tuple) else (schemas,):
         parameters |= inspect.signature(schema).parameters
-        annotations |= hints(schema)
+        annotations |= schema_annotations(schema)
     dot = f"{path}." if path else ""
-    check_keys(values, [name for name in parameters if name not in given], path)
+    require_known_keys(
+        values, [name for name in parameters if name not in provided_elsewhere], path
+    )
     for key, parameter in parameters.items():
-        if key not in values and key not in given and parameter.default is parameter.empty:
+        if (
+            key not in values
+            and key not in provided_elsewhere
+            and parameter.default is parameter.empty
+        ):
             raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
     checked = {}
     for key, value in values.items():
         try:
-            checked[key] = cast(
-                representable(value, dot + key), annotations.get(key, Any), dot + key
+            checked[key] = cast_value(
+                require_representable(value, dot + key), annotations.get(key, Any), dot + key
             )
         except ValueError as error:
             raise FedpflError(str(error)) from None
     return checked
 
 
-def check_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
+def require_known_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
     """Raise FedpflError for a key of a group that is not known."""
     dot = f"{path}." if path else ""
     for key in values:
         if key not in known:
-            meant = near(str(key), known, f"did you mean {dot}{{}}?")
+            meant = did_you_mean(str(key), known, f"did you mean {dot}{{}}?")
             listed = (
                 f"known keys: {', '.join(known) or 'none'}"
-                if len(known) <= SHORT or not meant
+                if len(known) <= MAX_LISTED_NAMES or not meant
                 else ""
             )
             raise FedpflError(
@@ -77,19 +86,19 @@ def check_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> 
             )
 
 
-def representable(value: Any, path: str) -> Any:
+def require_representable(value: Any, path: str) -> Any:
     """Return a value that can be computed with (float32, int64) and written down. Raises
     FedpflError for others.
     """
     for key, item in value.items() if isinstance(value, Mapping) else ():
-        representable(item, f"{path}.{key}")
+        require_representable(item, f"{path}.{key}")
     for item in value if isinstance(value, list) else ():
-        representable(item, path)
+        require_representable(item, path)
     if type(value) is float and not math.isfinite(value):
         raise FedpflError(f"{path} must be a finite number, got {value}")
-    if type(value) is float and value and not LEAST <= abs(value) <= LARGEST:
+    if type(value) is float and value and not SMALLEST_FLOAT <= abs(value) <= LARGEST_FLOAT:
         raise FedpflError(
-            f"{path} must be within {LEAST:.2g} and {LARGEST:.2g} in size, as float32 is, got {value}"
+            f"{path} must be within {SMALLEST_FLOAT:.2g} and {LARGEST_FLOAT:.2g} in size, as float32 is, got {value}"
         )
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
@@ -98,16 +107,16 @@ def representable(value: Any, path: str) -> Any:
     return value
 
 
-def chosen(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
+def look_up_choice(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
     """Return what a group's `name` stands for. Raises FedpflError for a name that is not in the
     registry.
     """
     name = values.get("name") if isinstance(values, Mapping) else values
     if not isinstance(name, str) or name not in registry:
-        raise FedpflError(f"{group}.name must be {one_of(sorted(registry), name)}")
+        raise FedpflError(f"{group}.name must be {choices_text(sorted(registry), name)}")
     return registry[name]
 
 
-def options(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_name(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group's keys beside `name`."""
     return {key: value for key, value in values.items() if key != "name"}

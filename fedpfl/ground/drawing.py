@@ -8,7 +8,7 @@ from types import ModuleType
 from fedpfl.ground.errors import FedpflError
 
 
-def matplotlib() -> ModuleType:
+def load_matplotlib() -> ModuleType:
     """Load matplotlib. Raises FedpflError where MPLBACKEND names none of its backends."""
     try:
         import matplotlib

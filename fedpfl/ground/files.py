@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 
 # Reading
 
 
-def digest(content: bytes) -> str:
+def content_digest(content: bytes) -> str:
     """Return what tells contents apart."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def content(path: Path) -> bytes | None:
+def read_if_exists(path: Path) -> bytes | None:
     """Return what a file holds, None where there is none. Raises FedpflError where it cannot be
     read.
     """
@@ -30,28 +30,28 @@ def content(path: Path) -> bytes | None:
         # A named pipe must not be waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise irregular(path)
+                raise irregular_error(path)
             return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
-def regular(path: Path) -> None:
+def require_regular_file(path: Path) -> None:
     """Raise FedpflError where there is something that is no regular file: a link, a named pipe, a
     folder.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise irregular(path)
+            raise irregular_error(path)
 
 
 # Writing
 
 
 @contextlib.contextmanager
-def writing(path: Path, option: str = "hydra.run.dir=...") -> Iterator[None]:
+def explain_write_errors(path: Path, option: str = "hydra.run.dir=...") -> Iterator[None]:
     """Raise FedpflError for an OSError within: why `path` cannot be written. option: by which to
     choose another.
     """
@@ -59,17 +59,17 @@ def writing(path: Path, option: str = "hydra.run.dir=...") -> Iterator[None]:
         yield
     except OSError as error:
         mend = f"make room or set its permissions, or choose another with {option}"
-        raise FedpflError(f"cannot write {path}: {reason(error)}; {mend}") from None
+        raise FedpflError(f"cannot write {path}: {error_text(error)}; {mend}") from None
 
 
-def temporary(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return under which name a file is written before it is whole."""
     return path.with_name(f".{path.name}.tmp")
 
 
 @contextlib.contextmanager
-def whole(
-    path: Path, aside: Path | None = None, guard: Callable[[], None] = lambda: None
+def atomic_write(
+    path: Path, temporary: Path | None = None, guard: Callable[[], None] = lambda: None
 ) -> Iterator[Path]:
     """Yield the name of a file to write, which takes the place of `path` when all went well, and
     else goes.
@@ -77,41 +77,44 @@ def whole(
     aside: that name; by default one that no other process writes. guard: raises where the place is
     no longer ours.
     """
-    aside = aside or path.with_name(f".{os.getpid()}-{path.name}")
+    temporary = temporary or path.with_name(f".{os.getpid()}-{path.name}")
     guard()
     try:
-        yield aside
+        yield temporary
         guard()
-        aside.replace(path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError, FedpflError):
             guard()
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
 @contextlib.contextmanager
-def output(path: Path) -> Iterator[Path]:
+def atomic_output(path: Path) -> Iterator[Path]:
     """Yield the name of a `whole` file that a command was asked for, whose folder is made.
 
     Raises FedpflError where the file system refuses.
     """
-    with writing(path, "--out"):
+    with explain_write_errors(path, "--out"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             yield aside
 
 
 @contextlib.contextmanager
-def replacing(
+def durable_write(
     path: Path, guard: Callable[[], None], opener: Callable[[str, int], int] | None = None
 ) -> Iterator[BinaryIO]:
     """Yield a file of a run that is `whole` and on the disk before it takes its place.
 
     opener: as of `open`. Raises FedpflError where the file system refuses.
     """
-    with writing(path):
-        with whole(path, temporary(path), guard) as aside, open(aside, "wb", opener=opener) as file:
+    with explain_write_errors(path):
+        with (
+            atomic_write(path, temporary_path(path), guard) as aside,
+            open(aside, "wb", opener=opener) as file,
+        ):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -123,7 +126,7 @@ def replacing(
                 os.close(folder)
 
 
-def append(file: int, data: bytes) -> None:
+def append_all(file: int, data: bytes) -> None:
     """Write all of it in one go, or nothing: half a line must not stay in front of the next."""
     before = os.fstat(file).st_size
     try:
@@ -136,7 +139,7 @@ def append(file: int, data: bytes) -> None:
         raise
 
 
-def remove(folder: Path, *names: str) -> None:
+def remove_files(folder: Path, *names: str) -> None:
     """Remove files that may be there."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -145,21 +148,21 @@ def remove(folder: Path, *names: str) -> None:
 # What is wrong, in one line
 
 
-def unreadable(path: Path, error: Exception) -> FedpflError:
+def unreadable_error(path: Path, error: Exception) -> FedpflError:
     """Return why a file that may be whole cannot be read."""
     return FedpflError(
-        f"cannot read {path}: {reason(error)}; once that is mended, give the same command again"
+        f"cannot read {path}: {error_text(error)}; once that is mended, give the same command again"
     )
 
 
-def damaged(path: Path, how: str = "is damaged") -> FedpflError:
+def damaged_error(path: Path, problem: str = "is damaged") -> FedpflError:
     """Return how a run's file is not what it was."""
     return FedpflError(
-        f"{path} {how}; restart=true removes the run's files and runs it from the beginning"
+        f"{path} {problem}; restart=true removes the run's files and runs it from the beginning"
     )
 
 
-def irregular(path: Path) -> FedpflError:
+def irregular_error(path: Path) -> FedpflError:
     """Return that there is no regular file."""
     return FedpflError(
         f"{path} is not a regular file; remove it, or choose another directory with hydra.run.dir=..."

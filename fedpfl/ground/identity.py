@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpfl.ground import dotted
 
-_HOW = {
+RUNTIME_KEYS = {
     "seed",
     "logger",
     "device",
@@ -21,7 +21,7 @@ _HOW = {
     "name",
     "plugins",
 }
-WITHOUT = _HOW | {"quantile", "norm", "score", "hydra", "experiment"}
+NON_IDENTITY_KEYS = RUNTIME_KEYS | {"quantile", "norm", "score", "hydra", "experiment"}
 """What does not tell runs apart: where and how they run, and groups that are already written into
 `method`.
 """
@@ -57,9 +57,9 @@ An option of a later release leaves the identities of earlier runs as they are.
 """
 
 
-def essence(config: Mapping[str, Any]) -> dict[str, Any]:
+def result_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a resolved configuration that determines the result, but for the seed."""
-    kept = {key: value for key, value in config.items() if key not in WITHOUT}
+    kept = {key: value for key, value in config.items() if key not in NON_IDENTITY_KEYS}
     for group, decides in (
         ("engine", lambda key: key == "precision"),
         ("dataset", lambda key: key != "download"),
@@ -79,12 +79,12 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
+def describe_differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
     """Return by which keys two resolved configurations are different runs: `rounds 2 there, 3
     here`.
     """
     sides = [
-        dict(dotted.flat({**essence(config), "seed": config.get("seed")}))
+        dict(dotted.flatten_keys({**result_config(config), "seed": config.get("seed")}))
         for config in (there, here)
     ]
     keys = [
@@ -92,7 +92,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6
     ]
     renamed = [key.removesuffix("name") for key in keys if key.endswith(".name")]
     told = [key for key in keys if key.endswith(".name") or not key.startswith(tuple(renamed))]
-    values = [(dotted.at(there, key), dotted.at(here, key)) for key in told]
+    values = [(dotted.get_dotted(there, key), dotted.get_dotted(here, key)) for key in told]
     texts = [
         f"{key.removesuffix('.name')} {_shown(old)} there, {_shown(new)} here"
         for key, (old, new) in zip(told, values, strict=True)
@@ -106,7 +106,7 @@ def _shown(value: Any) -> str:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Hash what a run computes, the same for all seeds, loggers and devices."""
-    text = json.dumps(_canonical(essence(config)), sort_keys=True, default=str)
+    text = json.dumps(_canonical(result_config(config)), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import print_notice
 
-STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """The exit status by signal; where several came, the last of these counts."""
 if hasattr(signal, "SIGUSR2"):
-    STATUS[signal.SIGUSR2] = 143
-GOES_ON = "the same command goes on from the last checkpoint"
-REPEATED = 10.0
+    EXIT_STATUS[signal.SIGUSR2] = 143
+RESUME_ADVICE = "the same command goes on from the last checkpoint"
+REPEAT_SECONDS = 10.0
 """Seconds in which a further signal is the same news: a terminal, a scheduler and torchrun may all
 tell a process.
 """
@@ -39,24 +39,24 @@ class Interrupt(KeyboardInterrupt):
 
     def __init__(self, number: int):
         super().__init__("interrupted" if number == signal.SIGINT else "terminated")
-        self.number, self.status = number, STATUS[signal.Signals(number)]
+        self.number, self.status = number, EXIT_STATUS[signal.Signals(number)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel from a worker process to the one that started it."""
         return Interrupt, (self.number,)
 
 
-def importing(number: int, frame: object) -> NoReturn:
+def exit_during_import(number: int, frame: object) -> NoReturn:
     """End a command whose modules are being imported, a second or two in which nothing is open."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
         print(f"fedpfl: {Interrupt(number)} before anything was done", file=sys.stderr, flush=True)
     os._exit(Interrupt(number).status)
 
 
-def playing(number: int, frame: object) -> None:
+def raise_interrupt(number: int, frame: object) -> None:
     """Raise Interrupt, at which runs are saved; not again while that may be going on."""
     _heard.append(number)
-    if _since and time.monotonic() - _since[0] < REPEATED:
+    if _since and time.monotonic() - _since[0] < REPEAT_SECONDS:
         return
     _since[:] = [time.monotonic()]
     for act in _first:
@@ -65,7 +65,7 @@ def playing(number: int, frame: object) -> None:
 
 
 @contextmanager
-def first(act: Callable[[], None]) -> Iterator[None]:
+def before_interrupt(act: Callable[[], None]) -> Iterator[None]:
     """Have this done as soon as a signal comes, before anything ends by it."""
     _first.append(act)
     try:
@@ -74,7 +74,7 @@ def first(act: Callable[[], None]) -> Iterator[None]:
         _first.remove(act)
 
 
-def answer(how: Callable[[int, object], None]) -> None:
+def install_handler(how: Callable[[int, object], None]) -> None:
     """Answer the signals so from here on, but for those that whoever started this process has it
     ignore.
     """
@@ -82,31 +82,31 @@ def answer(how: Callable[[int, object], None]) -> None:
     _since.clear()
     # None: it is not Python that answers.
     _answered[:] = [
-        number for number in STATUS if signal.getsignal(number) not in (signal.SIG_IGN, None)
+        number for number in EXIT_STATUS if signal.getsignal(number) not in (signal.SIG_IGN, None)
     ]
     for number in _answered:
         signal.signal(number, how)
 
 
-def again() -> None:
+def reinstall_handlers() -> None:
     """Answer as `playing` again where a library has put itself in its place, as Ray does, with a
     dump of the stack.
     """
     if threading.current_thread() is threading.main_thread():
         for number in _answered:
-            signal.signal(number, playing)
+            signal.signal(number, raise_interrupt)
 
 
-def ignore() -> None:
+def ignore_signals() -> None:
     """Answer no signal from here on: the process ends, and another one would only spoil its last
     words.
     """
-    for number in STATUS:
+    for number in EXIT_STATUS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Save the run that is played here before a launcher's process answers a signal as its launcher
     has it.
 
@@ -114,11 +114,14 @@ def heard() -> Iterator[None]:
     goes on. In a command, which hears already, and in a thread, which signals do not reach, nothing
     is done.
     """
-    before = {number: signal.getsignal(number) for number in STATUS}
-    if playing in before.values() or threading.current_thread() is not threading.main_thread():
+    before = {number: signal.getsignal(number) for number in EXIT_STATUS}
+    if (
+        raise_interrupt in before.values()
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
-    answer(playing)
+    install_handler(raise_interrupt)
     interrupt = None
     try:
         yield
@@ -138,9 +141,9 @@ def _hand_on(interrupt: KeyboardInterrupt, before: Mapping[signal.Signals, Any])
     then = before[number] if number else None
     if number is None or not callable(then) or then is signal.default_int_handler:
         raise interrupt
-    tell(f"{interrupt}; {GOES_ON}")
+    print_notice(f"{interrupt}; {RESUME_ADVICE}")
     then(number, None)
-    sys.exit(STATUS[number])
+    sys.exit(EXIT_STATUS[number])
 
 
 def _give_back(before: Mapping[signal.Signals, Any]) -> None:
@@ -152,13 +155,13 @@ def _give_back(before: Mapping[signal.Signals, Any]) -> None:
 
 def _said() -> signal.Signals | None:
     """Return which signal is to be answered of those that came, if any did."""
-    return max(map(signal.Signals, _heard), key=lambda own: [*STATUS].index(own), default=None)
+    return max(map(signal.Signals, _heard), key=lambda own: [*EXIT_STATUS].index(own), default=None)
 
 
-def ended(error: KeyboardInterrupt, tell: Callable[[str], None]) -> NoReturn:
+def exit_interrupted(error: KeyboardInterrupt, tell: Callable[[str], None]) -> NoReturn:
     """Say that the command was interrupted, and end it."""
-    ignore()  # threads are ending
+    ignore_signals()  # threads are ending
     if not str(error) and (number := _said()):
         error = Interrupt(number)  # which a library has raised again as its own
-    tell(f"{str(error) or 'interrupted'}; {GOES_ON}")
-    sys.exit(getattr(error, "status", STATUS[signal.SIGINT]))
+    tell(f"{str(error) or 'interrupted'}; {RESUME_ADVICE}")
+    sys.exit(getattr(error, "status", EXIT_STATUS[signal.SIGINT]))

@@ -22,7 +22,7 @@ except ImportError:  # reports can be read where runs cannot be run
 _held: set[Path] = set()
 
 
-def take(folder: Path) -> int:
+def acquire_lock(folder: Path) -> int:
     """Open and lock `run.lock`. Raises FedpflError where another process, or this one, holds it."""
     if folder.resolve() in _held:
         raise _busy(folder, str(os.getpid()))
@@ -32,7 +32,7 @@ def take(folder: Path) -> int:
         holder = os.read(lock, 32).decode(errors="replace").strip()
         os.close(lock)
         raise _busy(folder, holder or "unknown")
-    if not holds(lock, folder):  # who held it has just removed it
+    if not is_current_lock(lock, folder):  # who held it has just removed it
         os.close(lock)
         raise _busy(folder, "unknown")
     _held.add(folder.resolve())
@@ -42,7 +42,7 @@ def take(folder: Path) -> int:
     return lock
 
 
-def holds(lock: int, folder: Path) -> bool:
+def is_current_lock(lock: int, folder: Path) -> bool:
     """Return whether the open file is still the folder's `run.lock`; if not, another process may
     hold another.
     """
@@ -52,14 +52,14 @@ def holds(lock: int, folder: Path) -> bool:
         return False
 
 
-def release(lock: int, folder: Path) -> None:
+def release_lock(lock: int, folder: Path) -> None:
     """Let go of `run.lock`. folder: resolved."""
     os.close(lock)
     _held.discard(folder)
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[bool | None]:
+def hold_lock(folder: Path) -> Iterator[bool | None]:
     """Hold the run directory as a run does, so that none starts in it; yields whether that was
     possible.
 
@@ -93,25 +93,25 @@ def _locked(lock: int) -> bool | None:
     return True
 
 
-def living(folder: Path) -> bool | None:
+def is_held_by_process(folder: Path) -> bool | None:
     """Return whether a living process holds the run directory; None where that cannot be known."""
-    with hold(folder) as taken:
+    with hold_lock(folder) as taken:
         return None if taken is None else not taken
 
 
-def verdict(written: str, held: bool | None, quiet: bool = True) -> str:
+def run_status(written_status: str, is_held: bool | None, is_quiet: bool = True) -> str:
     """Return the status of a run: `finished`, `running`, `interrupted`, `failed` or `diverged`.
 
     written: what summary.json says. held: whether a living process writes it, None where that
     cannot be known; then `quiet`, whether the files have not changed for long, decides.
     """
-    if written == "finished":
-        return written
-    if held:
+    if written_status == "finished":
+        return written_status
+    if is_held:
         return "running"
-    if written in ("failed", "diverged"):
-        return written
-    return "running" if held is None and not quiet else "interrupted"
+    if written_status in ("failed", "diverged"):
+        return written_status
+    return "running" if is_held is None and not is_quiet else "interrupted"
 
 
 def _busy(folder: Path, pid: str) -> FedpflError:

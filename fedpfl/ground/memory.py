@@ -8,7 +8,7 @@ import os
 import torch
 
 
-def total() -> float:
+def total_memory() -> float:
     """Return the machine's memory in bytes; infinity where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -16,7 +16,7 @@ def total() -> float:
         return math.inf
 
 
-def of(device: torch.device) -> tuple[float, float]:
+def device_memory(device: torch.device) -> tuple[float, float]:
     """Return the free and the whole memory of a device in bytes; the host's free one with what its
     caches would give.
 
@@ -27,14 +27,14 @@ def of(device: torch.device) -> tuple[float, float]:
     try:
         with open("/proc/meminfo") as file:
             sizes = dict(line.split(":") for line in file)
-        return 1024 * int(sizes["MemAvailable"].split()[0]), total()
+        return 1024 * int(sizes["MemAvailable"].split()[0]), total_memory()
     except (OSError, KeyError, ValueError):
-        return total(), total()
+        return total_memory(), total_memory()
 
 
-def check(size: int, what: str) -> None:
+def require_memory(size: int, what: str) -> None:
     """Raise MemoryError if `what` would take `size` bytes and the machine has fewer."""
-    if size > total():
+    if size > total_memory():
         raise MemoryError(
-            f"{what} would take {size / 2**30:,.1f} GiB, this machine has {total() / 2**30:,.1f} GiB"
+            f"{what} would take {size / 2**30:,.1f} GiB, this machine has {total_memory() / 2**30:,.1f} GiB"
         )

@@ -9,7 +9,7 @@ import operator
 from dataclasses import dataclass
 from functools import partial
 
-HOLDS = {
+COMPARISONS = {
     "at least": operator.ge,
     "above": operator.gt,
     "at most": operator.le,
@@ -25,7 +25,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return math.isfinite(value) and all(
-            HOLDS[word](value, limit) for word, limit in self.limits
+            COMPARISONS[word](value, limit) for word, limit in self.limits
         )
 
     def __add__(self, other: Range) -> Range:

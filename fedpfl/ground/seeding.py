@@ -21,7 +21,7 @@ def hash_key(key: tuple[Key, ...]) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seeded(*key: Key) -> AbstractContextManager[Callable[[], list[str]]]:
+def seeded_by_key(*key: Key) -> AbstractContextManager[Callable[[], list[str]]]:
     """Do what `seeded_process` does, by a hash of `key`."""
     return seeded_process(hash_key(key))
 

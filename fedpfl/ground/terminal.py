@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fedpfl.ground.errors import FedpflError, brief, printable
+from fedpfl.ground.errors import FedpflError, escape_controls, shorten_values
 from fedpfl.ground.words import check_words, parser_options, replaced_words
 
 
-def tell(text: object) -> None:
+def print_notice(text: object) -> None:
     """Print one line for the user where it does not mix with results."""
-    print(f"fedpfl: {printable(brief(str(text)))}", file=sys.stderr, flush=True)
+    print(f"fedpfl: {escape_controls(shorten_values(str(text)))}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,16 +40,16 @@ class Parser(argparse.ArgumentParser):
                 words, parser_options(self), f"{self.prog} --help tells what it takes"
             )
         except FedpflError as error:
-            tell(error)
+            print_notice(error)
             sys.exit(2)
         chosen = super().parse_intermixed_args(words, namespace)
         if not self._repeats and (note := replaced_words(words)):
-            tell(note)
+            print_notice(note)
         return chosen
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end the process with status 2."""
-        tell(f"{message}; {self.prog} --help tells what it takes")
+        print_notice(f"{message}; {self.prog} --help tells what it takes")
         sys.exit(2)
 
 

@@ -24,7 +24,7 @@ class Traffic(NamedTuple):
     bits: Tensor
 
 
-def count(sent: Tree) -> Traffic:
+def count_traffic(sent: Tree) -> Traffic:
     """Count a tree that travels. Tensors travel whole; of `Masked` and `Agreed` only the selected
     entries travel, of `Known` none. Flags (bool tensors) are bits alone, no values.
 
@@ -44,9 +44,9 @@ def count(sent: Tree) -> Traffic:
         listed = INDEX_BITS * torch.minimum(chosen.sum(), total - chosen.sum())
         return Traffic(values, (chosen * width).sum() + listed.clamp(max=total))
     if isinstance(sent, Known):
-        return count({})
+        return count_traffic({})
     if isinstance(sent, dict):
-        parts = [count(part) for part in sent.values()]
+        parts = [count_traffic(part) for part in sent.values()]
         zero = torch.zeros((), dtype=torch.int64)
         return Traffic(sum((p.values for p in parts), zero), sum((p.bits for p in parts), zero))
     whole = 0 if sent.dtype == torch.bool else sent.numel()

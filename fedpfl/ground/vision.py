@@ -13,7 +13,7 @@ _schemas: list[
 ] = []  # an op schema lives as long as the Library that defined it
 
 
-def torchvision(part: str = "datasets") -> Any:
+def load_torchvision(part: str = "datasets") -> Any:
     """Return a part of torchvision, `datasets` or `models`, imported when first needed.
 
     The plain wheel is a CUDA build: beside a CPU build of torch its ops do not load and the import

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedpfl.ground.errors import FedpflError, near
+from fedpfl.ground.errors import FedpflError, did_you_mean
 
 DASHES = "‐‑‒–—―−﹘﹣－"
 """Dashes that word processors and web pages write for the keyboard's."""
@@ -92,7 +92,7 @@ def _meant_option(word: str, options: Mapping[str, str]) -> str:
         return f"options stand apart: {' '.join(letters)}"
     if not name.startswith("--"):
         return ""
-    return near(
+    return did_you_mean(
         bare, [_bare(option) for option in options if option.startswith("--")], "did you mean --{}?"
     )
 

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_process
 from fedpfl.models.adapter import none
 from fedpfl.models.cnn4 import CNN4
@@ -134,7 +134,7 @@ def build(
         raise
     except Exception as error:  # ValueError, or a mistake in the network
         raise FedpflError(
-            f"model={name}: {reason(error, kind=not isinstance(error, ValueError))[:300]}"
+            f"model={name}: {error_text(error, with_class=not isinstance(error, ValueError))[:300]}"
         ) from error
 
 
@@ -159,7 +159,7 @@ def _trace(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -
     try:
         trace = trace_layers(copied(module), made_up_samples(shape, 2), classes)
     except Exception as error:  # of a network that cannot be differentiated by its layers' outputs
-        trace = Trace([], "", reason(error, kind=True)[:120])
+        trace = Trace([], "", error_text(error, with_class=True)[:120])
     facts: dict[str, Any] = {"order": tuple(trace.order), "head_layer": trace.head}
     if trace.unclear:
         why = f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by model.head=NAME"
@@ -199,7 +199,7 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
             raise MemoryError("its parameters would take more than any memory") from None
         return  # a network that cannot be made without values
     size = sum(value.nbytes for value in (*module.parameters(), *module.buffers()))
-    memory.check(2 * size, "its parameters, held twice,")
+    memory.require_memory(2 * size, "its parameters, held twice,")
 
 
 def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:

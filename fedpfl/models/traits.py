@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpfl.ground.errors import reason
+from fedpfl.ground.errors import error_text
 from fedpfl.ground.seeding import seeded_process
 from fedpfl.models.shapes import kind
 
@@ -121,7 +121,7 @@ def copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:
         raise ValueError(
-            f"cannot be copied, as each worker needs its own ({reason(error, kind=True)})"
+            f"cannot be copied, as each worker needs its own ({error_text(error, with_class=True)})"
         ) from None
 
 
@@ -202,7 +202,7 @@ def require_true_copy(module: nn.Module, built_alike: nn.Module, shape: tuple[in
                 try:
                     answers.append(net(made_up_samples(shape, 2, seed)))
                 except Exception as error:
-                    answers.append(reason(error, kind=True))
+                    answers.append(error_text(error, with_class=True))
         if not _equal(*answers):
             raise ValueError(
                 "a copy of it computes something else, and each worker needs one: a hook or function made in __init__ "

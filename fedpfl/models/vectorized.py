@@ -12,7 +12,7 @@ from torch.func import grad_and_value, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_process
 from fedpfl.ground.tree import Tree
 from fedpfl.models.net import Net
@@ -41,7 +41,7 @@ def find_obstacle(net: Net) -> str:
         except FedpflError:
             raise
         except Exception as error:
-            return reason(error, kind=True)[:160]
+            return error_text(error, with_class=True)[:160]
         if not all(_agree(one, tree.take(together, client)) for client, one in enumerate(alone)):
             return ACROSS_TRAINING if training else ACROSS_EVALUATION
     whole, half = (_step(net, 0, rows, training=False)["logits"][:2] for rows in (ROWS, 2))

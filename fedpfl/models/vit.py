@@ -8,7 +8,7 @@ from torch import nn
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.ground.vision import torchvision
+from fedpfl.ground.vision import load_torchvision
 from fedpfl.models.attention import ForTorchvision
 from fedpfl.models.shapes import Unfit, image
 
@@ -36,7 +36,7 @@ def vit(
         )
     if width % heads:
         raise ValueError(f"model.width={width} must be a multiple of model.heads={heads}")
-    network = torchvision("models").VisionTransformer(
+    network = load_torchvision("models").VisionTransformer(
         side, patch, layers, heads, width, 4 * width, num_classes=classes
     )
     if channels != network.conv_proj.in_channels:
@@ -66,7 +66,7 @@ def vit_base(shape: tuple[int, ...], classes: int, patch: Count = 16) -> nn.Modu
 
 def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_224") -> nn.Module:
     """Build a network of timm's by its name there, for images of `shape`, without dropout."""
-    torchvision("models")  # which timm imports
+    load_torchvision("models")  # which timm imports
     try:
         import timm as library
         from timm.layers import set_fused_attn

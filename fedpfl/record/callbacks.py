@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from fedpfl.ground.errors import reason
+from fedpfl.ground.errors import error_text
 from fedpfl.record.forecast import Forecast
 
 
@@ -143,7 +143,7 @@ class Callbacks(Callback):
         if not isinstance(error, Exception):
             self.on_end("interrupted", {})
             return
-        known = {"error": reason(error, kind=True)}
+        known = {"error": error_text(error, with_class=True)}
         self.on_end("failed", known | {"traceback": "".join(traceback.format_exception(error))})
 
     def _each(self, call: Callable[[Callback], None]) -> None:
@@ -162,5 +162,5 @@ class Callbacks(Callback):
 
     def _note_failed(self, one: Callback, error: Exception) -> None:
         self.on_note(
-            f"{type(one).__name__} failed and is left out, the run goes on: {reason(error)}"
+            f"{type(one).__name__} failed and is left out, the run goes on: {error_text(error)}"
         )

@@ -65,7 +65,7 @@ def digest(path: Path) -> str:
     `check`.
     """
     with _reading(path), zipfile.ZipFile(path) as archive:
-        return files.digest(
+        return files.content_digest(
             repr(
                 [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
             ).encode()
@@ -94,10 +94,10 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise files.unreadable(path, error) from None
+        raise files.unreadable_error(path, error) from None
     except (
         Exception
     ) as error:  # zipfile and torch raise a dozen kinds for a file that is not what it should be
         if isinstance(error, MemoryError) or any(reason in str(error) for reason in _PASSING):
-            raise files.unreadable(path, error) from None
-        raise files.damaged(path) from None
+            raise files.unreadable_error(path, error) from None
+        raise files.damaged_error(path) from None

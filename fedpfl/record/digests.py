@@ -42,8 +42,8 @@ class Notes:
             self._file = os.open(
                 self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
             )
-            files.append(self._file, b"\n")  # a kill may have left half a line
-        files.append(self._file, note)
+            files.append_all(self._file, b"\n")  # a kill may have left half a line
+        files.append_all(self._file, note)
 
     def close(self) -> None:
         """Close the file."""
@@ -54,7 +54,7 @@ class Notes:
 def of_summary(summary: Mapping[str, Any]) -> str:
     """Return the digest that a summary holds of the rest of itself."""
     rest = {key: value for key, value in summary.items() if key != "digest"}
-    return files.digest(json.dumps(rest, sort_keys=True).encode())
+    return files.content_digest(json.dumps(rest, sort_keys=True).encode())
 
 
 def check_archive(path: Path) -> None:
@@ -84,7 +84,7 @@ def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | 
     if "files" not in summary or _known(folder, summary, name, content):
         return
     if summary.get("status") != "finished":
-        now = json.loads(files.content(folder / "summary.json") or b"{}")
+        now = json.loads(files.read_if_exists(folder / "summary.json") or b"{}")
         if now.get("status") == "finished" and is_whole(now):  # meanwhile
             return check(folder, now, name, content)
     raise FedpflError(
@@ -94,7 +94,9 @@ def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | 
 
 def _known(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> bool:
     if summary.get("status") == "finished":
-        return summary["files"].get(name) == (None if content is None else files.digest(content))
+        return summary["files"].get(name) == (
+            None if content is None else files.content_digest(content)
+        )
     if name == "rounds.csv" and content is not None:
         content = content[: content.rfind(b"\n") + 1] or None
     return content is None or _note(name, _digest(summary, content)) in _noted(folder)
@@ -111,4 +113,4 @@ def _note(name: str, digest: Any) -> bytes:
 
 
 def _noted(folder: Path) -> set[bytes]:
-    return {*(files.content(folder / NOTES) or b"").splitlines(keepends=True)}
+    return {*(files.read_if_exists(folder / NOTES) or b"").splitlines(keepends=True)}

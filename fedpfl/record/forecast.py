@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedpfl.ground.errors import many
+from fedpfl.ground.errors import pluralize
 
 
 class Forecast(NamedTuple):
@@ -40,12 +40,16 @@ class Remaining(NamedTuple):
         """Write what it is made of: `400 rounds of 1.2 s, 36 evaluations of 8 s, 4 with fine-tuning
         of 30 s`.
         """
-        words = [f"{many(self.rounds, 'round')} of {_short(forecast.round)}"]
+        words = [f"{pluralize(self.rounds, 'round')} of {_short(forecast.round)}"]
         if self.evaluations:
-            words.append(f"{many(self.evaluations, 'evaluation')} of {_short(forecast.evaluation)}")
+            words.append(
+                f"{pluralize(self.evaluations, 'evaluation')} of {_short(forecast.evaluation)}"
+            )
         if self.tuned_evaluations:
             each = _short(forecast.tuned_evaluation)
-            words.append(f"{many(self.tuned_evaluations, 'evaluation')} with fine-tuning of {each}")
+            words.append(
+                f"{pluralize(self.tuned_evaluations, 'evaluation')} with fine-tuning of {each}"
+            )
         return ", ".join(words)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fedpfl.ground.checks import check_keys, typed
+from fedpfl.ground.checks import build_dataclass, require_known_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
 from fedpfl.record.console import Console
@@ -31,7 +31,7 @@ def mirrors(logger: Mapping[str, Any], say: Callable[[str], None] | None = None)
     rest = {"name": "none", **logger}
     name = rest.pop("name")
     groups = {
-        key: typed(kind, rest.pop(key), f"logger.{key}")
+        key: build_dataclass(kind, rest.pop(key), f"logger.{key}")
         for key, kind in GROUPS.items()
         if key in rest
     }
@@ -40,9 +40,9 @@ def mirrors(logger: Mapping[str, Any], say: Callable[[str], None] | None = None)
             f"logger.name={name} is unknown; choose one of {', '.join(NAMES)}, or give logger={', '.join(GROUPS)}"
         )
     if name == "wandb":
-        groups = {name: WandbLogger(typed(Options, rest, "logger"), say), **groups}
+        groups = {name: WandbLogger(build_dataclass(Options, rest, "logger"), say), **groups}
     else:
-        check_keys(rest, (), "logger")
+        require_known_keys(rest, (), "logger")
     asked = {key: mirror for key, mirror in groups.items() if isinstance(mirror, Mirror)}
     for package in asked:
         require(package)

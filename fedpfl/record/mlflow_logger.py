@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpfl.ground.dotted import flat
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import Mirror, run_id
 
@@ -64,7 +64,7 @@ class MlflowLogger(Mirror):
         self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
         self._client = client
         self._tell(facts)
-        config = (*flat(run.config), ("identity", run.identity))  # to group seeds by
+        config = (*flatten_keys(run.config), ("identity", run.identity))  # to group seeds by
         params = {
             _name(key): str(value)[:MAX_TEXT] for key, value in config if value not in (None, "")
         }

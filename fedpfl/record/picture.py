@@ -33,7 +33,7 @@ def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str
     label_counts: samples `[clients, classes]`. path: a file, its ending gives the format (png, pdf,
     svg), or an open binary file for png.
     """
-    drawing.matplotlib()
+    drawing.load_matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap, LogNorm

@@ -18,8 +18,8 @@ import yaml
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.data.provenance import Provenance
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.identity import differences
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.identity import describe_differences
 from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_png
@@ -91,16 +91,16 @@ class RunDirectory:
         it cannot be written.
         """
         path = Path(path)
-        with files.writing(path):
+        with files.explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             new = _is_new(path)
-            directory = cls(path, identity, lock.take(path), code)
+            directory = cls(path, identity, lock.acquire_lock(path), code)
             try:
                 directory._begin(config_yaml, data, restart)
             except BaseException:
                 if new:
                     with contextlib.suppress(OSError):
-                        files.remove(path, *_REPLACED, digests.NOTES, "run.lock")
+                        files.remove_files(path, *_REPLACED, digests.NOTES, "run.lock")
                 directory.close()
                 raise
         return directory
@@ -111,7 +111,7 @@ class RunDirectory:
         `diverged` or `failed`.
         """
         status = str(self._summary.get("status", "new"))
-        return status if status == "new" else lock.verdict(status, held=False)
+        return status if status == "new" else lock.run_status(status, is_held=False)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -132,14 +132,14 @@ class RunDirectory:
         if (self.path / "state.pt").exists():
             earlier = saved(self.path, self._summary)
         if earlier is not None and "files" not in earlier:
-            raise files.damaged(self.path / "state.pt", "is of an older version")
+            raise files.damaged_error(self.path / "state.pt", "is of an older version")
         payload = {
             key: value for key, value in (earlier or {}).items() if key not in ("identity", "data")
         }
         texts = payload.pop("files", {})
         self._guard()
-        with files.writing(self.path / "rounds.csv"):
-            files.remove(self.path, *(name for name in _BESIDE if name not in texts))
+        with files.explain_write_errors(self.path / "rounds.csv"):
+            files.remove_files(self.path, *(name for name in _BESIDE if name not in texts))
         if earlier is None:
             return None
         for name in texts:
@@ -159,14 +159,14 @@ class RunDirectory:
         noted = self._summary.get("secret")
         if noted is None:
             key = secrets.token_bytes(32)
-            with files.replacing(self.path / SECRET, self._guard, opener=_open_private) as file:
+            with files.durable_write(self.path / SECRET, self._guard, opener=_open_private) as file:
                 file.write(key)
-            self.write_summary(secret=files.digest(key))
+            self.write_summary(secret=files.content_digest(key))
             return key.hex()
-        content = files.content(self.path / SECRET)
-        if content is None or files.digest(content) != noted:
+        content = files.read_if_exists(self.path / SECRET)
+        if content is None or files.content_digest(content) != noted:
             how = "is not what the run began with, without which its noise cannot go on"
-            raise files.damaged(self.path / SECRET, how)
+            raise files.damaged_error(self.path / SECRET, how)
         return content.hex()
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -182,8 +182,10 @@ class RunDirectory:
         try:
             line = (header + _line(row, columns)).encode()
         except ValueError as error:  # the code has changed
-            raise files.damaged(path, f"has other columns than rounds now have: {error}") from None
-        with files.writing(path):
+            raise files.damaged_error(
+                path, f"has other columns than rounds now have: {error}"
+            ) from None
+        with files.explain_write_errors(path):
             if self._rounds is None:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
@@ -193,7 +195,7 @@ class RunDirectory:
                 )
             self._rows.update(line)
             self._noted.add("rounds.csv", self._rows)
-            files.append(self._rounds, line)
+            files.append_all(self._rounds, line)
         self._columns = columns
         self._written["rounds.csv"] = self._written.get("rounds.csv", b"") + line
 
@@ -212,14 +214,14 @@ class RunDirectory:
         beside |= {"files": texts, "codes": self._codes}
         plain = checkpoint.plain({**payload, **beside})
         self._check("rounds.csv")
-        with files.replacing(self.path / "state.pt", self._guard) as file:
+        with files.durable_write(self.path / "state.pt", self._guard) as file:
             checkpoint.save(plain, file)
 
     def drop_checkpoint(self) -> None:
         """Remove state.pt, without which a finished run is as finished."""
         self._guard()
-        with files.writing(self.path / "state.pt"):
-            files.remove(self.path, "state.pt")
+        with files.explain_write_errors(self.path / "state.pt"):
+            files.remove_files(self.path, "state.pt")
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]], name: str = "clients.csv") -> None:
         """Replace a table with a row per client; the first row's keys are the columns.
@@ -276,11 +278,11 @@ class RunDirectory:
         """
         if ends := fields.get("status") == "finished":
             self._check(*self._written)
-            with files.writing(self.path / "rounds.csv"):
+            with files.explain_write_errors(self.path / "rounds.csv"):
                 if self._rounds is not None:
                     os.fsync(self._rounds)
             fields["files"] = {
-                name: files.digest(content) for name, content in self._written.items()
+                name: files.content_digest(content) for name, content in self._written.items()
             }
             if (state := self.path / "state.pt").exists():
                 fields["files"]["state.pt"] = checkpoint.digest(state)
@@ -302,14 +304,14 @@ class RunDirectory:
         self._summary = summary
         if ends:
             self._close_files()
-            with files.writing(self.path / digests.NOTES):
-                files.remove(self.path, digests.NOTES, SECRET)
+            with files.explain_write_errors(self.path / digests.NOTES):
+                files.remove_files(self.path, digests.NOTES, SECRET)
 
     def close(self) -> None:
         """Let go of the directory. Safe to repeat."""
         self._close_files()
         if self._lock is not None:
-            lock.release(self._lock, self._held)
+            lock.release_lock(self._lock, self._held)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -323,13 +325,15 @@ class RunDirectory:
             # interrupted.
             if isinstance(error, Exception) and self._summary.get("status") == "running":
                 with contextlib.suppress(FedpflError):
-                    self.write_summary(status="failed", error=reason(error, kind=True))
+                    self.write_summary(status="failed", error=error_text(error, with_class=True))
         finally:
             self.close()
 
     def _begin(self, config_yaml: str, data: str | None, restart: bool) -> None:
         """Look at what is there, and make it ready to be written unless it is finished."""
-        files.remove(self.path, *(files.temporary(self.path / name).name for name in _REPLACED))
+        files.remove_files(
+            self.path, *(files.temporary_path(self.path / name).name for name in _REPLACED)
+        )
         self._summary, whole = _read_summary(self.path)
         if not restart:
             require_readable(self.path, self._summary)
@@ -344,15 +348,15 @@ class RunDirectory:
                 )
             self._clear()
         elif not whole:
-            raise files.damaged(self.path / "summary.json")
+            raise files.damaged_error(self.path / "summary.json")
         elif other and self.status == "finished":
             self.notes.append("data        changed since the run finished: run from the beginning")
             self._clear()
         elif other:
-            raise files.damaged(self.path, f"was begun with other data ({COVERED})")
+            raise files.damaged_error(self.path, f"was begun with other data ({COVERED})")
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
-            files.remove(
+            files.remove_files(
                 self.path, digests.NOTES, SECRET
             )  # which a kill right after the end may have left
             return
@@ -371,8 +375,8 @@ class RunDirectory:
         known = {"config.yaml": None, "rounds.csv": None} | self._summary.get("files", {})
         known.pop("state.pt", None)
         for name, digest in known.items():
-            content = files.content(self.path / name)
-            if content is None or digest not in (None, files.digest(content)):
+            content = files.read_if_exists(self.path / name)
+            if content is None or digest not in (None, files.content_digest(content)):
                 wrong = f"{name} is {'missing' if content is None else 'damaged'}"
         if state.exists():
             _same(state, self._summary)
@@ -380,7 +384,7 @@ class RunDirectory:
         if not wrong:
             return True
         if not ("files" in self._summary and state.exists()):
-            raise files.damaged(self.path, f"is finished, but {wrong}")
+            raise files.damaged_error(self.path, f"is finished, but {wrong}")
         self.notes.append(f"files       {wrong}: written anew from state.pt")
         del self._summary["status"]
         self._summary.pop("secret", None)  # which went when the run was finished
@@ -400,7 +404,7 @@ class RunDirectory:
         """
         self._summary = {}
         self.write_summary(**{_CLEARED: True})
-        files.remove(
+        files.remove_files(
             self.path,
             *(name for name in _REPLACED if name != "summary.json"),
             digests.NOTES,
@@ -412,10 +416,10 @@ class RunDirectory:
         """Make a file hold this, and remember it."""
         if name in _KEPT:
             self._guard()
-            with files.writing(self.path / digests.NOTES):
+            with files.explain_write_errors(self.path / digests.NOTES):
                 self._noted.add(name, self._noted.of(content))
-        if files.content(self.path / name) != content:
-            with files.replacing(self.path / name, self._guard) as file:
+        if files.read_if_exists(self.path / name) != content:
+            with files.durable_write(self.path / name, self._guard) as file:
                 file.write(content)
         if name in _KEPT:
             self._written[name] = content
@@ -433,7 +437,10 @@ class RunDirectory:
         """Raise FedpflError where a file is not as this process wrote it."""
         self._guard()
         for name in names:
-            if name in self._written and files.content(self.path / name) != self._written[name]:
+            if (
+                name in self._written
+                and files.read_if_exists(self.path / name) != self._written[name]
+            ):
                 raise FedpflError(
                     f"{self.path / name} was changed or removed while the run went on; see that nothing else writes "
                     "there, and give the same command again"
@@ -444,7 +451,7 @@ class RunDirectory:
         hold another.
         """
         assert self._lock is not None, "the run directory is closed"
-        if not lock.holds(self._lock, self.path):
+        if not lock.is_current_lock(self._lock, self.path):
             raise FedpflError(
                 f"{self.path / 'run.lock'} was removed or replaced while the run went on, so another process may write "
                 "there; see that none does, and give the same command again"
@@ -472,7 +479,7 @@ def differences_from(path: Path, config: Any) -> str:
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
         there = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         if isinstance(there, Mapping) and isinstance(config, Mapping):
-            return differences(there, config)
+            return describe_differences(there, config)
     return ""
 
 
@@ -482,7 +489,7 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     summary, whole = _read_summary(path)
     if not whole:
-        raise files.damaged(path / "summary.json")
+        raise files.damaged_error(path / "summary.json")
     require_readable(path, summary)
     if summary.get("status") != "finished":
         raise FedpflError(
@@ -506,9 +513,9 @@ def saved(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     payload = checkpoint.load(state)
     for key, whose in (("identity", "a different run"), ("data", "a run on other data")):
         if None not in (known := summary.get(key), own := payload.get(key)) and known != own:
-            raise files.damaged(state, f"belongs to {whose}")
+            raise files.damaged_error(state, f"belongs to {whose}")
     if any(code not in summary.get("code", []) for code in payload.get("codes", [])):
-        raise files.damaged(state, "belongs to a run by other code")
+        raise files.damaged_error(state, "belongs to a run by other code")
     return payload
 
 
@@ -517,7 +524,7 @@ def read_provenance(path: Path, summary: Mapping[str, Any]) -> Provenance | None
 
     Raises FedpflError where partition.npz is not as the run wrote it.
     """
-    content = files.content(path / "partition.npz")
+    content = files.read_if_exists(path / "partition.npz")
     digests.check(path, summary, "partition.npz", content)
     if content is None:
         return None
@@ -533,7 +540,7 @@ def _same(state: Path, summary: Mapping[str, Any]) -> None:
     """Raise FedpflError where a finished run's checkpoint is another than the one it ended with."""
     known = summary.get("files", {}).get("state.pt")
     if summary.get("status") == "finished" and known not in (None, checkpoint.digest(state)):
-        raise files.damaged(state, "is not the one that the run ended with")
+        raise files.damaged_error(state, "is not the one that the run ended with")
 
 
 class Absent:
@@ -559,8 +566,8 @@ def _is_new(path: Path) -> bool:
     else's.
     """
     for name in (*_REPLACED, digests.NOTES, "run.log", "run.lock"):
-        files.regular(path / name)
-        files.regular(files.temporary(path / name))
+        files.require_regular_file(path / name)
+        files.require_regular_file(files.temporary_path(path / name))
     # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
     names = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
     if names and not _read_summary(path)[0]:
@@ -572,7 +579,7 @@ def _is_new(path: Path) -> bool:
 
 def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
     """Return what summary.json holds, {} where there is none, and whether it is as it was written."""
-    content = files.content(path / "summary.json")
+    content = files.read_if_exists(path / "summary.json")
     if content is None:
         return {}, True
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl.ground.dotted import flat
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import Mirror
 
@@ -41,7 +41,7 @@ class TensorboardLogger(Mirror):
         for old in folder.glob(f"{EVENTS}*"):
             old.unlink()
         self._writer = SummaryWriter(str(folder), flush_secs=FLUSH)
-        self._config = {key: value for key, value in flat(run.config) if value is not None}
+        self._config = {key: value for key, value in flatten_keys(run.config) if value is not None}
         self._config["identity"] = run.identity  # to group seeds by
         self._writer.add_text("configuration", _code(run.config))
         return 0

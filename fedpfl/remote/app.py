@@ -13,7 +13,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Run, build_run, check_config, register_resolver
 from fedpfl.data import fingerprint
-from fedpfl.ground.checks import typed
+from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import rehearsal
@@ -67,7 +67,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
             run_words.append(f"{key}={value}")
     try:
         plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
-        federate_settings = typed(FederateSettings, settings, "federate")
+        federate_settings = build_dataclass(FederateSettings, settings, "federate")
         return federate_settings, overrides.compose_single_run(run_words)
     except overrides.HYDRA_ERRORS as error:
         raise FedpflError(format_error(error)) from None

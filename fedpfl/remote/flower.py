@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
 from fedpfl.remote.node import Node
 from fedpfl.remote.server import Grid
@@ -82,7 +82,7 @@ def server() -> ServerApp:
             words = shlex.split(str(context.run_config["words"]))
             app.run_server(FlowerGrid(grid), words)
         except FedpflError as error:
-            tell(error)
+            print_notice(error)
             raise SystemExit(2) from None
 
     return server_app

@@ -61,7 +61,7 @@ words = {words}
 def write_app(folder: Path, words: Sequence[str]) -> None:
     """Write the app into a new folder. Raises FedpflError."""
     project = PROJECT_FILE.format(name="fedpfl-app", words=json.dumps(shlex.join(words)))
-    with files.writing(folder, "--flower"):
+    with files.explain_write_errors(folder, "--flower"):
         folder.mkdir(parents=True)
         (folder / "fedpfl_app.py").write_text(APP_MODULE)
         (folder / "pyproject.toml").write_text(project)

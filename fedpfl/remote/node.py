@@ -17,7 +17,7 @@ from fedpfl.engine.backend import Call, EvalCall, Participation, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.record import checkpoint
@@ -73,7 +73,7 @@ class Node:
             return wire.pack_message({"fault": str(fault), "needs": is_not_sent}, {})
         except Exception as error:
             traceback.print_exc()
-            return wire.pack_message({"fault": reason(error, kind=True)}, {})
+            return wire.pack_message({"fault": error_text(error, with_class=True)}, {})
 
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
@@ -283,10 +283,10 @@ class ClientStore:
             self._memory[client, round_number] = row
         else:
             path = self._checkpoint_path(client, round_number)
-            with files.writing(path):
+            with files.explain_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             payload = {"round": round_number, "row": tree.to(row, "cpu")}
-            with files.replacing(path, lambda: None) as file:
+            with files.durable_write(path, lambda: None) as file:
                 checkpoint.save(checkpoint.plain(payload), file)
         for stored in sorted(self._rounds_of(client))[:-STORED_ROUNDS]:
             self._delete(client, stored)

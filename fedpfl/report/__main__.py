@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.files import output
-from fedpfl.ground.terminal import Parser, outlive_readers, tell
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.files import atomic_output
+from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.papers.curves import curve_table, curves
 from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.layout import Selection
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             _mute()
-        tell(f"{error.filename or 'cannot write standard output'}: {reason(error)}")
+        print_notice(f"{error.filename or 'cannot write standard output'}: {error_text(error)}")
         return 2
     return status
 
@@ -84,7 +84,7 @@ def _status(act: Callable[[Namespace], int | None], chosen: Namespace) -> int:
     try:
         return act(chosen) or 0
     except FedpflError as error:
-        tell(error)
+        print_notice(error)
         return 2
 
 
@@ -269,7 +269,7 @@ def _write(name: str, table: Table, options: Namespace) -> None:
         [options.format] if options.format else [form for form in FORMATS if form != "terminal"]
     ):
         target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"
-        with output(target) as file:
+        with atomic_output(target) as file:
             file.write_text(render(table, form), encoding="utf-8")
         _wrote([target])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.lock import hold
+from fedpfl.ground.lock import hold_lock
 from fedpfl.record import digests
 from fedpfl.report.load import Directory, look, survey, to_stderr
 from fedpfl.report.reading import summary
@@ -113,7 +113,7 @@ def remove(seen: Directory, roots: Sequence[Path]) -> None:
     Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system
     refuses.
     """
-    with hold(seen.path) as taken:
+    with hold_lock(seen.path) as taken:
         if taken is False:
             raise Kept("a run is being written there")
         # Asking for the lock would let go of our own.

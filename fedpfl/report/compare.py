@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.ground.dotted import flat
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence
+from fedpfl.ground.identity import result_config
 from fedpfl.record.columns import COMMON, METRICS, names
 from fedpfl.report.fairness import Harm, counts, harm, judged_as, samples_of
 from fedpfl.report.grouping import Group, canonical, groups
@@ -232,8 +232,8 @@ def _different(
     """Show the keys whose values are not the same; where one side's runs differ among themselves,
     all its values.
     """
-    sides = [[dict(flat(values(run))) for run in members] for members in (a, b)]
-    essences = [dict(flat(essence(members[0].config))) for members in (a, b)]
+    sides = [[dict(flatten_keys(values(run))) for run in members] for members in (a, b)]
+    essences = [dict(flatten_keys(result_config(members[0].config))) for members in (a, b)]
     found = []
     for key in dict.fromkeys(key for told in (*sides[0], *sides[1]) for key in told):
         own = [[told.get(key, "(not set)") for told in members] for members in sides]

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.decile import decile
-from fedpfl.ground.dotted import flat
+from fedpfl.ground.decile import worst_decile_size
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence
+from fedpfl.ground.identity import result_config
 from fedpfl.report.grouping import Group, canonical, groups
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, summed_up
@@ -117,7 +117,7 @@ def worst_decile(values: pd.Series) -> pd.Series:
     """Return the least tenth, at least one value; of equal ones the first. As `accuracy_worst10`
     counts.
     """
-    return values.sort_values(kind="stable").iloc[: decile(len(values))]
+    return values.sort_values(kind="stable").iloc[: worst_decile_size(len(values))]
 
 
 def judged_as(group: Group, column: str = "accuracy") -> tuple[str, str]:
@@ -260,7 +260,9 @@ def _other_settings(group: Group, baseline: Group) -> list[str]:
     """In which keys, but for the method's, both were not configured alike; and whether they came as
     far.
     """
-    one, other = (dict(flat(essence(own.runs[0].config))) for own in (group, baseline))
+    one, other = (
+        dict(flatten_keys(result_config(own.runs[0].config))) for own in (group, baseline)
+    )
     keys = [
         key
         for key in sorted(one.keys() | other.keys())

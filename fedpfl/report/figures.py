@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.files import output
+from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
 from fedpfl.report.grouping import Group, by, groups
@@ -190,7 +190,7 @@ def panels(
     path: with a suffix or, for PNG and PDF, without. note: what thin lines are. size: of a panel in
     inches.
     """
-    rc_context = drawing.matplotlib().rc_context
+    rc_context = drawing.load_matplotlib().rc_context
     from matplotlib.figure import Figure  # rather than pyplot: no window system, no global state
 
     across = min(3, len(shown))
@@ -233,6 +233,6 @@ def _save(figure: Figure, path: Path) -> list[Path]:
     for target in written:
         # No date inside, so that equal runs give equal files.
         metadata = {"CreationDate": None} if target.suffix == ".pdf" else None
-        with output(target) as file:
+        with atomic_output(target) as file:
             figure.savefig(file, metadata=metadata)
     return written

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedpfl.ground import dotted
-from fedpfl.ground.errors import FedpflError, near
+from fedpfl.ground.errors import FedpflError, did_you_mean
 from fedpfl.ground.identity import OPTIONS_OFF
 from fedpfl.report.text import bare, clip
 
@@ -62,7 +62,7 @@ def choose(
 
 def since(key: str) -> Any:
     """Return the value at which an option does nothing, or ... if the key is no option."""
-    return dotted.at(OPTIONS_OFF, key, ...)
+    return dotted.get_dotted(OPTIONS_OFF, key, ...)
 
 
 def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
@@ -83,12 +83,12 @@ def _there(values: Iterable[Any], word: str) -> str:
     """The values that there are, and which was probably meant."""
     there = sorted({_shown(value) for value in values if value is not ...})
     told = ", ".join(clip(text, 40) for text in there[:_MOST]) + (", ..." if there[_MOST:] else "")
-    return told + ("" if _NUMBER.fullmatch(word) else near(word, there))
+    return told + ("" if _NUMBER.fullmatch(word) else did_you_mean(word, there))
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, of a group its name; ... where there is none."""
-    value = dotted.at(config, key, ...)
+    value = dotted.get_dotted(config, key, ...)
     if value is ... and not isinstance(older := since(key), Mapping):
         value = older
     return value.get("name", value) if isinstance(value, Mapping) else value
@@ -113,7 +113,7 @@ def _canonical(text: str) -> str:
 def _meant(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
     """What was probably meant by an unknown key."""
     known = dict.fromkeys(
-        one.removesuffix(".name") for config in configs for one, _ in dotted.flat(config)
+        one.removesuffix(".name") for config in configs for one, _ in dotted.flatten_keys(config)
     )
     ends = [one for one in known if one.rpartition(".")[2] == key]
-    return f"; did you mean {' or '.join(ends[:3])}?" if ends else near(key, known)
+    return f"; did you mean {' or '.join(ends[:3])}?" if ends else did_you_mean(key, known)

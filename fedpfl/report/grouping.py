@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fedpfl.ground.dotted import flat
-from fedpfl.ground.identity import essence
+from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.identity import result_config
 from fedpfl.report import labels
 from fedpfl.report.filters import since
 from fedpfl.report.names import METHODS
@@ -208,7 +208,9 @@ def _labelled(
 def _values(members: Sequence[Run]) -> dict[str, Any]:
     """What tells a configuration apart, by dotted key."""
     data = next((run.fingerprint for run in members if run.fingerprint), "")
-    return dict(flat(essence(members[0].config))) | ({"data": data[:8]} if data else {})
+    return dict(flatten_keys(result_config(members[0].config))) | (
+        {"data": data[:8]} if data else {}
+    )
 
 
 def _word(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from fedpfl.ground.files import output
+from fedpfl.ground.files import atomic_output
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, nothing_below, read_directories, runs, to_stderr
@@ -120,10 +120,10 @@ def write(
     if len(listed) > 1:
         pages["index"] = _index(records, select, [line for one in listed for line in one.skipped])
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
-    with output(out / plotly_name()) as file:
+    with atomic_output(out / plotly_name()) as file:
         file.write_bytes(script.read_bytes())
     for name, text in pages.items():
-        with output(out / f"{name}.html") as file:
+        with atomic_output(out / f"{name}.html") as file:
             file.write_text(text, encoding="utf-8")
     return [out / f"{name}.html" for name in pages]
 

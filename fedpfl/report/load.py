@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpfl.ground.errors import FedpflError, many
+from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import identity
-from fedpfl.ground.lock import living
+from fedpfl.ground.lock import is_held_by_process
 from fedpfl.report import labels, reading
 from fedpfl.report.filters import choose
 from fedpfl.report.run import QUIET, Run
@@ -128,7 +128,7 @@ def read_directories(
     named = {root.resolve() for root in roots}
     results = [seen for seen in every if trials or not seen.search or seen.path.resolve() in named]
     if count := len(every) - len(results):
-        hidden = f"{many(count, 'trial')} of searches"
+        hidden = f"{pluralize(count, 'trial')} of searches"
         if not results:
             below = ", ".join(map(str, roots))
             raise FedpflError(f"{below}: there are no runs but {hidden}; --trials shows them")
@@ -172,7 +172,7 @@ def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterat
                 yield path
 
 
-def look(path: Path, held: Callable[[Path], bool | None] = living) -> Directory:
+def look(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -> Directory:
     """Look at one run directory; never raises for what is wrong in it, which makes it `broken`.
     held: as in `begun`.
     """
@@ -199,7 +199,7 @@ def read(path: Path) -> Run:
     return _usable(look(path))
 
 
-def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
+def begun(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -> Run:
     """Read configuration and summary of one run directory, which need not hold a round. Raises as
     `read`.
 

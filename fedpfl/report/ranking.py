@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError, many
+from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
 from fedpfl.report.compare import LEAST, changes, paired_test
@@ -55,7 +55,7 @@ def ranked(accuracy: pd.DataFrame) -> Ranks:
     if methods < 3 or blocks < 2:
         raise FedpflError(
             f"ranks need at least three methods that all have runs in the same two or more blocks (data set and "
-            f"partition); these are {many(methods, 'method')} in {many(blocks, 'block')}"
+            f"partition); these are {pluralize(methods, 'method')} in {pluralize(blocks, 'block')}"
         )
     from scipy import stats  # slow to load
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.release import require_readable
 from fedpfl.record import digests, rounds
 from fedpfl.report.text import clip
@@ -98,4 +98,4 @@ def _mapping(found: Any) -> dict[str, Any]:
 
 def one_line(error: Exception) -> str:
     """Return kind and message of an error."""
-    return clip(reason(error, kind=True), 200)
+    return clip(error_text(error, with_class=True), 200)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.lock import verdict
+from fedpfl.ground.lock import run_status
 from fedpfl.record import digests
 from fedpfl.record.columns import FEW, PERSONAL, names
 from fedpfl.report.names import METHODS
@@ -213,7 +213,7 @@ class Run:
     @cached_property
     def status(self) -> str:
         """Of STATUSES, as it was when the directory was read."""
-        return verdict(str(self.summary.get("status") or "running"), self.held, self.quiet)
+        return run_status(str(self.summary.get("status") or "running"), self.held, self.quiet)
 
     @property
     def quiet(self) -> bool:
@@ -345,7 +345,7 @@ class Run:
 
     def get(self, key: str) -> Any:
         """Return the configuration's value of a dotted key, None where there is none."""
-        return dotted.at(self.config, key)
+        return dotted.get_dotted(self.config, key)
 
     def fact(self, key: str) -> float:
         """Return a number of summary.json, nan where there is none."""

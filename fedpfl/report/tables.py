@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError, one_of
+from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.record.columns import METRICS, VALIDATION, Metric
 from fedpfl.report.grouping import Group, by, groups, worlds
 from fedpfl.report.run import SIMULATED, Run
@@ -145,7 +145,7 @@ def accuracy_table(
     for known, word in ((SELECTIONS, select), *((there, name) for name in chosen)):
         if word not in known:
             raise FedpflError(
-                f"no such {'selection' if known is SELECTIONS else 'column'}: {one_of(known, word)}"
+                f"no such {'selection' if known is SELECTIONS else 'column'}: {choices_text(known, word)}"
             )
     gathered = groups(runs)
     published = beside(gathered) if beside else Beside([(math.nan, math.nan)] * len(gathered), "")

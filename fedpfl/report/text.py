@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from html import escape
 from typing import Any
 
-from fedpfl.ground.errors import printable
+from fedpfl.ground.errors import escape_controls
 
 _SPACES = re.compile(r"[\n\r\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _LATEX = {
@@ -33,7 +33,7 @@ def plain(text: Any) -> str:
     """Return the text on one line, control characters (terminal escapes, NUL, bidirectional marks)
     written out.
     """
-    return printable(_SPACES.sub(" ", str(text)))
+    return escape_controls(_SPACES.sub(" ", str(text)))
 
 
 def clip(text: Any, most: int = 100) -> str:

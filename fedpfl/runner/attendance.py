@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.engine.backends import ranks
-from fedpfl.ground.errors import many
+from fedpfl.ground.errors import pluralize
 from fedpfl.record.columns import FEW
 
 PATIENCE = 3
@@ -35,18 +35,18 @@ def warn_if_few_train(run: Run, reached: int) -> str:
     able, name = clients - idle, run.config["method"]["name"]
     if not able:
         return (
-            f"nobody can train: each of {many(clients, 'client')} has fewer than 2 training samples, so method={name} "
+            f"nobody can train: each of {pluralize(clients, 'client')} has fewer than 2 training samples, so method={name} "
             "gets no accuracy; use fewer clients, or a larger partition.min_samples"
         )
     if able <= FEW * clients:
         return (
-            f"almost nobody can train: {idle} of {many(clients, 'client')} have fewer than 2 training samples; use "
+            f"almost nobody can train: {idle} of {pluralize(clients, 'client')} have fewer than 2 training samples; use "
             "fewer clients, or a larger partition.min_samples"
         )
     if reached <= FEW * clients:
-        rounds = many(run.settings.rounds, "round")
+        rounds = pluralize(run.settings.rounds, "round")
         return (
-            f"almost nobody will train: {reached} of {many(clients, 'client')} are drawn in {rounds}; raise rounds or "
+            f"almost nobody will train: {reached} of {pluralize(clients, 'client')} are drawn in {rounds}; raise rounds or "
             "participation"
         )
     return ""
@@ -102,7 +102,7 @@ class Attendance:
         if self._has_warned or not due or self._taken > FEW * self._planned:
             return []
         self._has_warned = True
-        rounds = many(self._rounds, "round")
+        rounds = pluralize(self._rounds, "round")
         if self._taken:
             steps = f"{self._taken} of {self._planned} planned participations made a step"
             told = f"almost nobody trains: {steps} in {rounds}"

@@ -18,7 +18,7 @@ from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Plan, Run, build_run, check_config
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, many
+from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record import console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 from fedpfl.runner import resume, timing
@@ -139,7 +139,7 @@ def _show_search(common: DictConfig, cache: Cache) -> None:
     print(*rehearsed.lines, sep="\n")
     trials = int(common.hydra.sweeper.trials)
     total = console.duration(trials * rehearsed.seconds)
-    print(f"search      {many(trials, 'trial')}, at most {total} one after another")
+    print(f"search      {pluralize(trials, 'trial')}, at most {total} one after another")
 
 
 def _show_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Cache) -> None:
@@ -168,7 +168,7 @@ def _show_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Cach
     _print_total(all_rehearsed, len(jobs))
     if refused:
         raise FedpflError(
-            f"{len(refused)} of {many(len(jobs), 'run')} would be refused: {refused[0]}"
+            f"{len(refused)} of {pluralize(len(jobs), 'run')} would be refused: {refused[0]}"
         )
 
 
@@ -179,7 +179,7 @@ def _print_total(all_rehearsed: Sequence[Rehearsed], jobs: int) -> None:
     seconds = console.duration(sum(own.seconds for own in all_rehearsed))
     largest = max((own.needs.states for own in all_rehearsed), default=0)
     disk = sum(own.needs.checkpoint for own in all_rehearsed)
-    print(f"sweep       {many(jobs, 'run')}{done}: about {seconds} one after another")
+    print(f"sweep       {pluralize(jobs, 'run')}{done}: about {seconds} one after another")
     print(
         f"memory      client states up to {format_mib(largest)} MiB a run; checkpoints up to {format_mib(disk)} MiB in all"
     )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.identity import identity, result_config
 from fedpfl.record.loggers import mirrors
 from fedpfl.runner.header import make_run_info
 from fedpfl.runner.library import Trained
@@ -34,7 +34,7 @@ def write_models(run: Trained, out: Path) -> int:
             models.rename(out)  # refused where something is
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
         raise FedpflError(
-            f"cannot write {out}: {reason(error)}; choose a new folder where there is room"
+            f"cannot write {out}: {error_text(error)}; choose a new folder where there is room"
         ) from None
     return len(run)
 
@@ -49,7 +49,7 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     config, played = run.config, run.rounds["round"]
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
     parts = run.path.resolve().parts
-    place = (essence(config)["method"]["name"], identity(config), f"seed{config['seed']}")
+    place = (result_config(config)["method"]["name"], identity(config), f"seed{config['seed']}")
     usual = parts[-3:] == place and len(parts) > 4
     group, done = (
         parts[-4] if usual else config["dataset"]["name"],
@@ -63,8 +63,8 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
         else used.get("backend")
     )
     told = make_run_info(config, run.path, summary, group, backend, start_round=done)
-    with files.writing(run.path):
-        held = lock.take(run.path)
+    with files.explain_write_errors(run.path):
+        held = lock.acquire_lock(run.path)
     try:
         for mirror in mirrors(logger):
             try:
@@ -73,11 +73,11 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
             except Exception as error:
                 told_by = type(mirror).__name__
                 raise FedpflError(
-                    f"{run.path} is not logged, {told_by} failed: {reason(error)}"
+                    f"{run.path} is not logged, {told_by} failed: {error_text(error)}"
                 ) from error
             finally:
                 with contextlib.suppress(Exception):
                     mirror.on_end("failed", {})  # does nothing where it has ended
     finally:
-        lock.release(held, run.path.resolve())
+        lock.release_lock(held, run.path.resolve())
     return done

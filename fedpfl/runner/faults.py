@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
 from fedpfl.engine.backends import ranks
-from fedpfl.ground.errors import Broken, FedpflError, origin, reason
+from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
 from fedpfl.methods import METHODS
 
 NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
@@ -38,7 +38,7 @@ class TrialPruned(FedpflError):
     """A search for hyperparameters has no more use for the run."""
 
 
-EXIT_STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
+EXIT_STATUS: dict[type[Exception], int] = {MethodError: 1, Diverged: 3}
 """The exit status by the kind of error; 2 for the others."""
 
 
@@ -52,8 +52,8 @@ def user_errors(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[No
     started = time.time()
     try:
         yield
-    except Broken as error:
-        raise Broken(f"method={cfg.method.name}: {error}") from error
+    except MethodError as error:
+        raise MethodError(f"method={cfg.method.name}: {error}") from error
     except FedpflError:
         raise
     except (Exception, SystemExit) as error:
@@ -70,7 +70,7 @@ def _no_room(error: BaseException, cfg: DictConfig) -> FedpflError | None:
     """Say what was too large for this machine, or that it has no more threads; None of other
     errors.
     """
-    said = reason(error)
+    said = error_text(error)
     if NO_THREAD in said:
         return FedpflError(
             "the system lets this process start no more threads; set engine.workers=1, or raise the limit (ulimit -u)"
@@ -103,9 +103,9 @@ def _in_method(
     if not hook:
         return None
     if instead := engine.unseen(error):
-        return Broken(f"method={name}: {hook} {instead} ({place})")
+        return MethodError(f"method={name}: {hook} {instead} ({place})")
     written = log.is_file() and log.stat().st_mtime >= started
-    return Broken(
-        f"method={name}: {hook} raised {reason(origin(error), kind=True)} ({place}); "
+    return MethodError(
+        f"method={name}: {hook} raised {error_text(original_error(error), with_class=True)} ({place}); "
         f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
     )

@@ -42,7 +42,7 @@ def estimate_needs(run: Run) -> ResourceNeeds:
     rows = 1 + min(federation.clients, clients + clients // engine.SPARE)
     needs = ResourceNeeds(clients, rows * each, clients * each + tree.nbytes(server))
     place = store.on(run.device)
-    whole = memory.of(place)[1]
+    whole = memory.device_memory(place)[1]
     if store.device != "disk" and needs.states > whole:
         others = "disk" if place.type == "cpu" else "cpu or disk"
         raise FedpflError(
@@ -57,7 +57,7 @@ def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, held: int) -> l
     are there.
     """
     place, lines = run.state.on(run.device), []
-    more, room = needs.states - held, memory.of(place)[0]
+    more, room = needs.states - held, memory.device_memory(place)[0]
     if run.state.device != "disk" and more > room:
         others = "disk" if place.type == "cpu" else "cpu or disk"
         lines.append(

@@ -23,7 +23,7 @@ from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine.backends import ranks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.files import damaged
+from fedpfl.ground.files import damaged_error
 from fedpfl.ground.identity import identity
 from fedpfl.privacy import Secret
 from fedpfl.record import environment, rounds, rundir
@@ -95,11 +95,11 @@ def restore_state(
     state = replace(state, privacy=engine.clipping(run.account, run.device))
     state = begun(state) if begun else state
     if past and "rows" not in past:
-        raise damaged((path or Path()) / "state.pt", "is of an older version")
+        raise damaged_error((path or Path()) / "state.pt", "is of an older version")
     for block in map(state.rows.renewed, ranks.share_each(past.pop("rows", []))):
         if tree.specs(tree.take(tree.drop(block, ["who"]), 0)) != tree.specs(state.rows.initial):
             how = "holds client states of another form than the method now has"
-            raise damaged((path or Path()) / "state.pt", how)
+            raise damaged_error((path or Path()) / "state.pt", how)
         state.rows.load_([block])
     saved = ranks.share({part: past.pop(part, {}) for part in ("round", *STATE_TREES)})
     if not saved["round"]:
@@ -107,7 +107,7 @@ def restore_state(
     trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE_TREES}
     if any(tree.specs(trees[part]) != tree.specs(getattr(state, part)) for part in STATE_TREES):
         how = "holds a server state of another form than the method now has"
-        raise damaged((path or Path()) / "state.pt", how)
+        raise damaged_error((path or Path()) / "state.pt", how)
     return replace(state, round=saved["round"], **trees)
 
 

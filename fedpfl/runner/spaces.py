@@ -16,10 +16,10 @@ from fedpfl.config import overrides
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.config.plugins import LIMITS, SPACES, check_search_space
 from fedpfl.config.schema import SCHEMAS
-from fedpfl.ground.casting import cast, hints
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.ranges import HOLDS
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.casting import cast_value, schema_annotations
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.ranges import COMPARISONS
+from fedpfl.ground.terminal import print_notice
 from fedpfl.methods import METHODS
 
 SPACES_FOLDER = Path(overrides.CONF) / "tune"
@@ -67,7 +67,7 @@ def keep_within_limits(method: str, words: Sequence[str]) -> list[str]:
                     f"{word}: method={method} is itself only with {key} {rule}; {mend}"
                 )
             lost = ", ".join(value for value in values if value not in kept)
-            tell(
+            print_notice(
                 f"method={method}: {key}={lost} is not searched; here it is itself only with {key} {rule}"
             )
             left[left.index(word)] = f"{key}=choice({','.join(kept)})"
@@ -110,7 +110,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (yaml.YAMLError, ValueError, OSError, FedpflError) as error:
-        raise FedpflError(f"{path}: {reason(error)}") from None
+        raise FedpflError(f"{path}: {error_text(error)}") from None
 
 
 def _rule(limit: str, facts: Mapping[str, float]) -> str:
@@ -173,7 +173,7 @@ def _bounds(limit: str, facts: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _holds(limit: str, value: float, facts: Mapping[str, float]) -> bool:
-    return all(HOLDS[kind](value, bound) for kind, bound in _bounds(limit, facts))
+    return all(COMPARISONS[kind](value, bound) for kind, bound in _bounds(limit, facts))
 
 
 def _at_end(method: str, word: str, kind: Any, limits: Mapping[str, str]) -> bool:
@@ -199,12 +199,12 @@ def _allowed(method: str, key: str, value: float, way: int, limit: str) -> bool:
     stays itself.
     """
     group, _, name = key.partition(".")
-    hint = hints(SCHEMAS.get(group, METHODS[method])).get(name)
+    hint = schema_annotations(SCHEMAS.get(group, METHODS[method])).get(name)
 
     def fits(further: float) -> bool:
         with contextlib.suppress(ValueError):
             return _holds(limit, further, {}) and (
-                hint is None or cast(further, hint, key) is not None
+                hint is None or cast_value(further, hint, key) is not None
             )
         return False
 

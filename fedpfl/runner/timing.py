@@ -17,7 +17,7 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backends import ranks
-from fedpfl.engine.keys import Draws, generator, seeded
+from fedpfl.engine.keys import Draws, generator, seeded_by_key
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase, Turn
@@ -68,7 +68,7 @@ def forecast_run(run: Run, state: engine.State) -> Forecast | None:
     words, in the first round.
     """
     try:
-        with seeded("timing"):
+        with seeded_by_key("timing"):
             return _Stopwatch(run, state).forecast()
     except Exception:
         return None

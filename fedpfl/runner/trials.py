@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from fedpfl.config.overrides import requote_word
 from fedpfl.config.plan import Plan, build_run
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.record.columns import VALIDATION as COLUMN
 from fedpfl.record.console import duration
 from fedpfl.record.rounds import read
@@ -107,7 +107,7 @@ def _reading(folder: Path) -> Iterator[None]:
     except FedpflError:
         raise
     except Exception as error:
-        why = reason(error).partition(" [SQL")[0]
+        why = error_text(error).partition(" [SQL")[0]
         raise FedpflError(
             f"{folder / DATABASE} cannot be read as the trials of searches: {why}; remove it, and the same command "
             "goes through the trials again, by the runs that there are"

@@ -14,8 +14,8 @@ from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.plan import check_config
 from fedpfl.ground import drawing
-from fedpfl.ground.errors import FedpflError, many
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.terminal import print_notice
 from fedpfl.report import load, reading
 from fedpfl.report.names import METHODS
 from fedpfl.report.table import Column, Table, over_seeds
@@ -99,8 +99,8 @@ def tune_methods(asked: TuningRequest, play: Callable[..., None]) -> Table:
         COLUMNS,
         title="Tuned on equal terms",
         frame=pd.DataFrame(records),
-        caption=f"{many(asked.trials, 'trial')} per method, chosen by validation accuracy; then "
-        f"{many(asked.seeds, 'other seed')}, "
+        caption=f"{pluralize(asked.trials, 'trial')} per method, chosen by validation accuracy; then "
+        f"{pluralize(asked.seeds, 'other seed')}, "
         "each at its round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
         notes=(
             "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
@@ -130,7 +130,7 @@ def _words_by_method(methods: Sequence[str], words: Sequence[str]) -> dict[str, 
         absent = {f"method.{key}" for key in anywhere - keys[method]}
         lost = [word for word in words if word.partition("=")[0] in absent]
         for word in lost:
-            tell(
+            print_notice(
                 f"method={method} has no {word.partition('=')[0]}, so {word} is for the other methods alone"
             )
         by_method[method] = [word for word in words if word not in lost]
@@ -173,7 +173,9 @@ def _tuned(
     fixed = [f"method={method}", *fixed, *found.words]
     first = int(overrides.compose_single_run(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
-    tell(f"method={method}: {many(asked.seeds, 'fresh seed')} of {' '.join(found.words)}")
+    print_notice(
+        f"method={method}: {pluralize(asked.seeds, 'fresh seed')} of {' '.join(found.words)}"
+    )
     outdated = _by_other_code(asked.folder / "final", fixed, seeds)
     for some, more in (
         (outdated, ["restart=true"]),
@@ -256,7 +258,7 @@ def draw(found: trials.SearchResult, folder: Path, method: str) -> None:
     """Draw how the search went and what mattered, into `<method>_history.png` and
     `<method>_importance.png`.
     """
-    mpl = drawing.matplotlib()
+    mpl = drawing.load_matplotlib()
     mpl.use("agg")
     import optuna
     from matplotlib import pyplot as plt

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.errors import FedpflError, one_of, reason
+from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 
 DEVICES, STRAGGLERS = 3, 4  # tell the streams of random numbers
@@ -143,7 +143,7 @@ def read(path: Path) -> dict[int, Device]:
                     )
             for name in columns:
                 if name not in ("client", *Device._fields):
-                    known = one_of(("client", *Device._fields), name)
+                    known = choices_text(("client", *Device._fields), name)
                     raise FedpflError(f"system.profile: {path} has a column that must be {known}")
             found: dict[int, Device] = {}
             for row in rows:
@@ -155,7 +155,7 @@ def read(path: Path) -> dict[int, Device]:
                 found[client] = device
             return found
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedpflError(f"system.profile: {path} cannot be read: {reason(error)}") from None
+        raise FedpflError(f"system.profile: {path} cannot be read: {error_text(error)}") from None
 
 
 def _row(row: dict[str, str | None], place: str) -> tuple[int, Device]:

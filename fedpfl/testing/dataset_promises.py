@@ -20,8 +20,8 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.source import Absent, reading_anew
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.seeding import seeded
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
 from fedpfl.testing.surroundings import find_influence
 
@@ -71,7 +71,7 @@ class DatasetTrial:
 
     def load_watched(self) -> list[str]:
         """Load it, and return the names of the generators that it draws from or seeds."""
-        with seeded("dataset") as list_drawn:
+        with seeded_by_key("dataset") as list_drawn:
             datasets.load(self.name, self.data_dir, **self.options)
             return list_drawn()
 
@@ -86,7 +86,7 @@ class DatasetTrial:
     def _load(self, data_dir: Path, **more: Any) -> Samples:
         # What it draws from the process's generators is the same each time: a promise of its own
         # tells of that.
-        with seeded("dataset"):
+        with seeded_by_key("dataset"):
             return datasets.load(self.name, data_dir, **{**self.options, **more})
 
     @cached_property
@@ -325,7 +325,7 @@ def count_leaks(samples: Samples) -> int:
 
 def describe_reading_error(error: BaseException) -> str:
     """Say what a reader raised that no run turns into one line."""
-    return f"its reader raised {reason(error, kind=True)}, which ends the program"
+    return f"its reader raised {error_text(error, with_class=True)}, which ends the program"
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

@@ -72,7 +72,7 @@ AMPLIFIED = (
 @promise("hooks answer in the right form and change no argument", "", engines=BACKENDS)
 def keeps_form(trial: Trial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
-    states, _ = trial.played(engine)  # which raises Broken where an answer has another form
+    states, _ = trial.played(engine)  # which raises MethodError where an answer has another form
     for path, leaf in flatten([trial.brought(engine).clients, *states]).items():
         if leaf.requires_grad:
             raise Unkept(f"{path} requires gradients; detach what is kept")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, begin, make, play
-from fedpfl.engine.keys import Draws, seeded
+from fedpfl.engine.keys import Draws, seeded_by_key
 from fedpfl.engine.training.shard import gathered, training_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -219,7 +219,7 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     shard = training_shard(federation, client, LOCAL.batch_size, draws)
     (phase,) = trial.method.phases({}, {}, net.params, 1)
     losses = []
-    with seeded(*draws.own(client)):
+    with seeded_by_key(*draws.own(client)):
         with torch.no_grad():  # a client is evaluated before it trains, which moves no buffer
             copy.deepcopy(module).eval()(gathered(federation, federation.test[client]).x.clone())
         module.train()
@@ -312,9 +312,9 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
         raise Unkept(f"load_state_dict: {' '.join(str(error).split())[:200]}") from None
     x = trial.federation.x[:4]
     with torch.no_grad():
-        with seeded("predict"):
+        with seeded_by_key("predict"):
             loaded = module.eval()(x.clone()).float()
-        with seeded("predict"):
+        with seeded_by_key("predict"):
             known = net.bind(state.server_buffers)(state.server, x.clone())
     close("loaded, its logits", loaded, known, atol=1e-5, rtol=1e-4)
 

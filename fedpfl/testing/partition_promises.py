@@ -18,8 +18,8 @@ from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
-from fedpfl.ground.errors import FedpflError, origin, reason
-from fedpfl.ground.seeding import seeded
+from fedpfl.ground.errors import FedpflError, error_text, original_error
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
 from fedpfl.testing.surroundings import find_influence
 
@@ -105,7 +105,7 @@ class PartitionTrial:
         answer.
         """
         total = len(self.samples.y)
-        with seeded("partition") as list_drawn:
+        with seeded_by_key("partition") as list_drawn:
             parts = self._ask(clients, seed)
             self.drawn += [name for name in list_drawn() if name not in self.drawn]
         lengths = {len(split) for name in SPLITS if (split := getattr(parts, name, None))}
@@ -256,7 +256,7 @@ def refuses_in_one_line(trial: PartitionTrial) -> None:
     }
     for words, (samples, clients) in tried.items():
         try:
-            with seeded("partition"):
+            with seeded_by_key("partition"):
                 partition.deal(trial.scheme, samples, clients, SEEDS[0], **trial.options)
         except FedpflError as refusal:
             if "mend its code" in str(refusal):
@@ -320,9 +320,9 @@ def digest_of(parts: Partition) -> str:
 
 def describe_place(error: BaseException) -> str:
     """Say what was raised, and in which line of which file."""
-    frames = traceback.extract_tb(origin(error).__traceback__)
+    frames = traceback.extract_tb(original_error(error).__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"raised {reason(origin(error), kind=True)}{place}"
+    return f"raised {error_text(original_error(error), with_class=True)}{place}"
 
 
 def _held(parts: Partition) -> list[tuple[tuple[int, ...], ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from fedpfl.ground.errors import Broken, FedpflError, origin, reason
+from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
 
 
 class Unkept(AssertionError):
@@ -66,7 +66,7 @@ def promise_in(promises: list[Promise]) -> Callable[..., Callable[[Any], Any]]:
 
 def describe_error(error: BaseException) -> str:
     """Say what was raised, in one line."""
-    return f"raised {reason(origin(error), kind=True)}"
+    return f"raised {error_text(original_error(error), with_class=True)}"
 
 
 def audit(
@@ -110,7 +110,7 @@ def _find_fault(
         promise.check(trial, *([engine] if engine else []))
     except Untriable:
         raise
-    except (Unkept, Broken) as fault:
+    except (Unkept, MethodError) as fault:
         return str(fault), isinstance(fault, Unkept)
     except (Exception, SystemExit) as error:
         return describe(error), False

@@ -29,7 +29,7 @@ from fedpfl.config.plan import (
 from fedpfl.config.schema import Settings
 from fedpfl.engine import Local
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.checks import typed
+from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
@@ -104,9 +104,11 @@ def test_every_file_begins_with_a_comment() -> None:
 def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
     """Experiments: tests/papers/test_experiments.py."""
     whole = resolved(f"{group}={option}", *UNSET.get(option, []))
-    typed(Settings, {key: whole[key] for key in Settings.__annotations__}, "")
+    build_dataclass(Settings, {key: whole[key] for key in Settings.__annotations__}, "")
     method = METHODS[whole["method"]["name"]]
-    typed(method, {key: value for key, value in whole["method"].items() if key != "name"}, "method")
+    build_dataclass(
+        method, {key: value for key, value in whole["method"].items() if key != "name"}, "method"
+    )
 
 
 def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
@@ -318,7 +320,7 @@ class Schema(Checked):
     ],
 )
 def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
-    taken = getattr(typed(Schema, {key: value}, "group"), key)
+    taken = getattr(build_dataclass(Schema, {key: value}, "group"), key)
     assert taken == becomes
     assert type(taken) is type(becomes)
 
@@ -339,7 +341,7 @@ def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
 )
 def test_what_was_meant_is_sensible_or_absent(key: str, value: Any, meant: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        typed(Schema, {key: value}, "")
+        build_dataclass(Schema, {key: value}, "")
     assert str(caught.value).partition("; ")[2] == (f"did you mean {meant}?" if meant else "")
 
 
@@ -382,7 +384,7 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(
     key: str, value: Any, allowed: str
 ) -> None:
     with pytest.raises(FedpflError) as caught:
-        typed(Schema, {key: value}, "group")
+        build_dataclass(Schema, {key: value}, "group")
     message = str(caught.value)
     assert message.startswith(f"group.{key} must be {allowed}, got ")
     assert "\n" not in message
@@ -413,7 +415,7 @@ def test_what_cannot_be_computed_with_or_written_down_is_refused(
     key: str, value: Any, reason: str
 ) -> None:
     with pytest.raises(FedpflError) as caught:
-        typed(Schema, {key: value}, "group")
+        build_dataclass(Schema, {key: value}, "group")
     assert str(caught.value) == f"group.{key} must be {reason}"
 
 
@@ -421,7 +423,7 @@ def test_an_unknown_key_is_named_with_the_known_ones() -> None:
     with pytest.raises(
         FedpflError, match=r"^group\.cuont is not a key here; did you mean group\.count\?$"
     ):
-        typed(Schema, {"cuont": 1}, "group")
+        build_dataclass(Schema, {"cuont": 1}, "group")
 
 
 ODD = (
@@ -491,9 +493,9 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
     with pytest.raises(
         FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="
     ):
-        typed(Local, {"lr": 0.1, "batch_size": 2}, "local")
+        build_dataclass(Local, {"lr": 0.1, "batch_size": 2}, "local")
     with pytest.raises(FedpflError, match=r"^local must be a group of keys, got None"):
-        typed(Local, None, "local")
+        build_dataclass(Local, None, "local")
     with pytest.raises(
         FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="
     ):

@@ -385,7 +385,7 @@ def test_made_needs_the_test_images(tmp_path, monkeypatch):
 
 
 def test_made_from_the_original_batches(tmp_path, monkeypatch):
-    kind = vision.torchvision().CIFAR10
+    kind = vision.load_torchvision().CIFAR10
     folder = tmp_path / kind.base_folder
     folder.mkdir()
     lists: dict[str, list] = {"train_list": [], "test_list": []}

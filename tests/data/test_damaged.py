@@ -138,7 +138,7 @@ def plain(patch: pytest.MonkeyPatch) -> World:
 
 def cifar(patch: pytest.MonkeyPatch) -> World:
     """By md5 alone: what is another file than the published one is never unpickled."""
-    kind, files = vision.torchvision().CIFAR10, {}
+    kind, files = vision.load_torchvision().CIFAR10, {}
     for attribute in ("train_list", "test_list"):
         lists = []
         for name, _ in getattr(kind, attribute):
@@ -154,7 +154,7 @@ def cifar(patch: pytest.MonkeyPatch) -> World:
 
 def packed_cifar(patch: pytest.MonkeyPatch) -> World:
     world = cifar(patch)
-    kind = vision.torchvision().CIFAR10
+    kind = vision.load_torchvision().CIFAR10
     archive = pack(world.files)
     patch.setattr(kind, "tgz_md5", md5(archive))
     patch.setattr(os, "access", lambda *_: False)  # else the folder, once unpacked, would be read

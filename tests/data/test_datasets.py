@@ -281,7 +281,7 @@ def cifar(request, monkeypatch):
     """Name, files by path below data_dir, and the arrays; torchvision's md5 lists know the small
     files.
     """
-    kind = getattr(vision.torchvision(), request.param.upper())
+    kind = getattr(vision.load_torchvision(), request.param.upper())
     key = "labels" if request.param == "cifar10" else "fine_labels"
     xs, ys, files = [], [], {}
     lists: dict[str, list[list[str]]] = {}
@@ -371,7 +371,7 @@ def test_corrupt_cifar_is_named(tmp_path, cifar):
 def test_svhn(tmp_path, monkeypatch):
     from scipy.io import savemat
 
-    kind = vision.torchvision().SVHN
+    kind = vision.load_torchvision().SVHN
     splits, parts = dict(kind.split_list), {}
     for split, samples in (("train", 7), ("test", 5)):
         x, y = images(samples, 32, 32, 3), np.array([10, 1, 2, 3, 10, 1, 2][:samples], np.uint8)

@@ -19,7 +19,7 @@ from fedpfl.data.federation import build
 from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import steps
-from fedpfl.ground.checks import arguments
+from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
 from tests.command import TINY, call
@@ -66,7 +66,7 @@ def configured(name: str, options: dict) -> Partition:
     """Deal as a configuration has it, whose options are checked before."""
     given = {key: options[key] for key in GIVEN if key in options}
     chosen = {key: value for key, value in options.items() if key not in GIVEN}
-    return SCHEMES[name](**given, **arguments(SCHEMES[name], chosen, "partition", GIVEN))
+    return SCHEMES[name](**given, **checked_arguments(SCHEMES[name], chosen, "partition", GIVEN))
 
 
 def same(a: Partition, b: Partition) -> bool:

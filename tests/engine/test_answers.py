@@ -15,7 +15,7 @@ from fedpfl.engine import Tuning, begin, compared, make, participants, play
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import hook_checks as answers
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken
+from fedpfl.ground.errors import MethodError
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
 from fedpfl.methods.shared.method import hooks
 from fedpfl.runner.faults import user_errors
@@ -326,7 +326,7 @@ def test_every_hook_has_a_rule_and_a_wrong_answer():
 )
 def test_a_wrong_answer_is_told_with_the_hook(hook, wrong, told, backend):
     Wrong = dataclass(frozen=True)(type("Wrong", (FedAvg,), {hook: wrong, "__annotations__": {}}))
-    with pytest.raises(Broken, match=rf"^Wrong\.{hook} returned ") as error:
+    with pytest.raises(MethodError, match=rf"^Wrong\.{hook} returned ") as error:
         whole(Wrong(), backend)
     assert told in str(error.value).replace("[32]", "[20]")  # the batched backend pads
     assert "it must return" in str(error.value)
@@ -394,7 +394,7 @@ def test_what_a_phases_functions_answer_is_looked_at_too(phase, function, told, 
     Wrong = dataclass(frozen=True)(
         type("Wrong", (FedAvg,), {"phases": phases, name: function, "__annotations__": {}})
     )
-    with pytest.raises(Broken, match=r"^Wrong\.\S+ (\(Phase\.\w+\) )?returned ") as error:
+    with pytest.raises(MethodError, match=r"^Wrong\.\S+ (\(Phase\.\w+\) )?returned ") as error:
         whole(Wrong(), backend)
     assert told in str(error.value)
 
@@ -422,7 +422,7 @@ class Branching(FedAvg):
 def test_looking_at_values_in_a_vectorised_hook_is_told_with_what_to_do(by):
     whole(Branching(by), "loop")
     with pytest.raises(
-        Broken,
+        MethodError,
         match=r"^Branching\.finish looks at the values of a tensor .* torch\.where, .*py:\d+\)$",
     ):
         whole(Branching(by), "batched")
@@ -437,7 +437,7 @@ def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
 
     for backend in BACKENDS:
         with pytest.raises(
-            Broken, match=r"^Adding\.start changed its argument client\.seen in place"
+            MethodError, match=r"^Adding\.start changed its argument client\.seen in place"
         ):
             whole(Adding(), backend)
 
@@ -532,7 +532,7 @@ def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend)
         def predict(self, net, params, batch):
             return net(params, batch.x).detach()
 
-    with pytest.raises(Broken, match=r"^Frozen\.predict returned what has no gradient"):
+    with pytest.raises(MethodError, match=r"^Frozen\.predict returned what has no gradient"):
         whole(Frozen(), backend)
 
 
@@ -563,7 +563,7 @@ def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_pat
     try:
         plugins.load_plugins([str(tmp_path / "mine.py")])
         cfg = OmegaConf.create({"method": {"name": "leaving"}})
-        with pytest.raises(Broken, match=told), user_errors(cfg, tmp_path):
+        with pytest.raises(MethodError, match=told), user_errors(cfg, tmp_path):
             rounds(
                 METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
             )

@@ -26,7 +26,7 @@ from fedpfl.engine.training.participation import One
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods import METHODS, FedOBP, Method, Turn
 from fedpfl.system import Device, System
@@ -499,7 +499,7 @@ def participate_step_by_step(
 
     # what it receives
     sent = ask(method.download, server, client)
-    assert flatten(count(sent))
+    assert flatten(count_traffic(sent))
     start = ask(method.start, tree.unmask_received(sent), client)
     ask(method.metrics, server, client)
     masks = ask(method.masks, server, state.client(number))

@@ -11,7 +11,7 @@ import torch
 from fedpfl.engine import Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken, FedpflError
+from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.methods import FedAvg, Turn
 from fedpfl.testing.method_promises import statistics_are_mixed
 from fedpfl.testing.toy import Trial, Unkept
@@ -180,7 +180,8 @@ def test_statistics_of_another_form_are_refused(backend, federation):
 
     state = begin(Wrong(), tiny(norm=True), 10, CPU)
     with pytest.raises(
-        Broken, match=r"statistics were found in another form than the network's, main.*is missing"
+        MethodError,
+        match=r"statistics were found in another form than the network's, main.*is missing",
     ):
         make(as_engine(backend), tiny(norm=True), CPU).participate(
             Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1)

@@ -13,7 +13,7 @@ import torch
 import fedpfl
 from fedpfl.engine import Engine, Tuning, begin, impure, make, play
 from fedpfl.engine.backend import EvalCall, TrainCall
-from fedpfl.engine.keys import Draws, seeded
+from fedpfl.engine.keys import Draws, seeded_by_key
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
 from tests.command import TINY, call, table
@@ -177,7 +177,7 @@ def test_seeds_are_of_the_key_and_end_with_it():
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     known = draw()
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    with seeded(1, "a") as drawn:
+    with seeded_by_key(1, "a") as drawn:
         assert drawn() == []
         np.random.rand()
         assert drawn() == ["numpy"]
@@ -186,7 +186,7 @@ def test_seeds_are_of_the_key_and_end_with_it():
     assert draw() == known
     found = set()
     for key in ((1, "a"), (1, "a"), (2, "a"), (1, "b")):
-        with seeded(*key):
+        with seeded_by_key(*key):
             found.add(draw())
     assert len(found) == 3
 

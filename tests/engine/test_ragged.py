@@ -14,7 +14,7 @@ from fedpfl.engine import Engine, Tuning, begin, make
 from fedpfl.engine.backend import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken
+from fedpfl.ground.errors import MethodError
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.testing.toy import AGREE, COHORTS, EVERYONE, TEST, TRAIN, agree, small
 from tests.conftest import BACKENDS, CPU, LOCAL, assert_close, assert_same, federate, rounds, tiny
@@ -220,7 +220,7 @@ def whole(method, backend):
 def test_other_shapes_are_the_same_line_on_both_backends(hook, answer, word):
     lines = []
     for backend in (*map(Engine, BACKENDS), Engine("batched", width=1)):
-        with pytest.raises(Broken) as told:
+        with pytest.raises(MethodError) as told:
             whole(looking(**{hook: answer}), backend)
         lines.append(str(told.value))
     assert lines[0] == lines[1]
@@ -281,7 +281,7 @@ def test_what_is_ragged_where_it_may_not_be_is_told(hooks, word, backend):
             "seen": tree.Ragged(shard.data.y)
         }
     }
-    with pytest.raises(Broken) as told:
+    with pytest.raises(MethodError) as told:
         rounds(
             type("Wrong", (FedAvg,), seen | hooks)(),
             tiny(),

@@ -247,7 +247,7 @@ def test_what_a_run_will_take_is_told(tmp_path):
 def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(memory, "of", lambda place: (2.0**21, 2.0**21))
+    monkeypatch.setattr(memory, "device_memory", lambda place: (2.0**21, 2.0**21))
     result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
@@ -259,7 +259,7 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
 
 
 def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "of", lambda place: (1000.0, 2.0**40))
+    monkeypatch.setattr(memory, "device_memory", lambda place: (1000.0, 2.0**40))
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**20, 2**20, 2**20)
     )

@@ -8,13 +8,13 @@ from fedpfl.ground.errors import FedpflError
 
 def test_a_file_takes_its_place_when_all_went_well(tmp_path):
     path = tmp_path / "table.csv"
-    with files.whole(path) as aside:
+    with files.atomic_write(path) as aside:
         aside.write_text("new")
         assert not path.exists()
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.csv", "new")]
 
     def work() -> None:
-        with files.whole(path) as aside:
+        with files.atomic_write(path) as aside:
             aside.write_text("half")
             raise KeyboardInterrupt
 
@@ -31,11 +31,11 @@ def test_what_has_become_another_processs_is_left_alone(tmp_path):
             raise FedpflError("another process writes there")
 
     def work() -> None:
-        with files.replacing(path, guard) as file:
+        with files.durable_write(path, guard) as file:
             file.write(b"theirs")
             ours[0] = False
 
     with pytest.raises(FedpflError, match="another process"):
         work()
     assert not path.exists()
-    assert files.temporary(path).read_bytes() == b"theirs"
+    assert files.temporary_path(path).read_bytes() == b"theirs"

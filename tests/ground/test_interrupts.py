@@ -18,7 +18,7 @@ BOTH = [signal.SIGTERM, signal.SIGUSR2]
 
 @pytest.fixture(autouse=True)
 def put_back() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in interrupts.STATUS}
+    before = {number: signal.getsignal(number) for number in interrupts.EXIT_STATUS}
     for (
         number
     ) in before:  # commands that other tests have played in this process may have left theirs
@@ -36,7 +36,7 @@ def put_back() -> Iterator[None]:
     [(signal.SIGINT, 130, "interrupted"), *((number, 143, "terminated") for number in BOTH)],
 )
 def test_a_signal_is_an_interrupt_with_a_status_and_travels_between_processes(number, status, told):
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     with pytest.raises(Interrupt) as caught:
         os.kill(os.getpid(), number)
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
@@ -46,12 +46,12 @@ def test_a_signal_is_an_interrupt_with_a_status_and_travels_between_processes(nu
 def test_what_comes_again_does_not_disturb_the_saving_until_that_takes_long(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     with pytest.raises(Interrupt):
         os.kill(os.getpid(), signal.SIGTERM)
-    for number in interrupts.STATUS:
+    for number in interrupts.EXIT_STATUS:
         os.kill(os.getpid(), number)
-    now[0] += interrupts.REPEATED
+    now[0] += interrupts.REPEAT_SECONDS
     with pytest.raises(Interrupt):
         os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -60,13 +60,13 @@ def test_what_comes_again_does_not_disturb_the_saving_until_that_takes_long(monk
 def test_what_is_to_be_done_first_is_done_once_and_only_where_it_was_asked_for():
     done: list[int] = []
     for times in (1, 1):
-        interrupts.answer(interrupts.playing)
-        with pytest.raises(Interrupt), interrupts.first(lambda: done.append(1)):
+        interrupts.install_handler(interrupts.raise_interrupt)
+        with pytest.raises(Interrupt), interrupts.before_interrupt(lambda: done.append(1)):
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         assert len(done) == times
         done.clear()
-    interrupts.answer(interrupts.playing)
+    interrupts.install_handler(interrupts.raise_interrupt)
     with pytest.raises(Interrupt):
         os.kill(os.getpid(), signal.SIGTERM)
     assert not done
@@ -74,8 +74,8 @@ def test_what_is_to_be_done_first_is_done_once_and_only_where_it_was_asked_for()
 
 def test_a_signal_that_is_ignored_stays_ignored():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    interrupts.answer(interrupts.playing)
-    with interrupts.heard():
+    interrupts.install_handler(interrupts.raise_interrupt)
+    with interrupts.interrupt_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -86,7 +86,7 @@ def test_a_launcher_answers_once_the_run_is_saved(capsys):
         signal.signal(number, lambda number, frame: order.append(signal.Signals(number)))
 
     def run() -> None:
-        with interrupts.heard():
+        with interrupts.interrupt_on_signals():
             try:
                 os.kill(os.getpid(), signal.SIGUSR2)
             finally:
@@ -108,7 +108,7 @@ def test_a_launcher_answers_once_the_run_is_saved(capsys):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_where_nobody_answers_the_interrupt_goes_on_and_all_is_as_before(number):
     """As in the workers of joblib, which hand it to the process that told them."""
-    with pytest.raises(Interrupt), interrupts.heard():
+    with pytest.raises(Interrupt), interrupts.interrupt_on_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -117,14 +117,14 @@ def test_where_nobody_answers_the_interrupt_goes_on_and_all_is_as_before(number)
 def test_an_interrupt_of_other_cause_is_nobodys_to_answer():
     called: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
-    with pytest.raises(KeyboardInterrupt), interrupts.heard():
+    with pytest.raises(KeyboardInterrupt), interrupts.interrupt_on_signals():
         raise KeyboardInterrupt
     assert not called
 
 
 def test_a_thread_and_a_command_keep_their_answers():
-    interrupts.answer(interrupts.playing)
-    with pytest.raises(Interrupt), interrupts.heard():
+    interrupts.install_handler(interrupts.raise_interrupt)
+    with pytest.raises(Interrupt), interrupts.interrupt_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -132,7 +132,7 @@ def test_a_thread_and_a_command_keep_their_answers():
     kept: list[object] = []
 
     def job() -> None:
-        with interrupts.heard():
+        with interrupts.interrupt_on_signals():
             kept.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=job)

@@ -7,7 +7,7 @@ from fedpfl import models
 from fedpfl.data import Federation
 from fedpfl.engine import Local
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Known, Masked
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.methods.shared.importance import personal_count
@@ -17,7 +17,7 @@ N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
 
 
 def counted(sent) -> tuple[int, int]:
-    values, bits = count(sent)
+    values, bits = count_traffic(sent)
     return int(values), int(bits)
 
 

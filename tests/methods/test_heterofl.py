@@ -17,7 +17,7 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Batch, FedAvg, FedRolex, HeteroFL
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
@@ -479,8 +479,8 @@ def test_the_small_networks_values_travel(kind):
         client = method.prepare(state.server, state.client(client))
         a, b, c = (round(rate * width) for width in (32, 64, 512))
         expected = 26 * a + (25 * a + 1) * b + (16 * b + 1) * c + 10 * c + 10
-        down = count(method.download(state.server, client))
-        up = count(method.finish(state.server, client, net.params, net.params)[0])
+        down = count_traffic(method.download(state.server, client))
+        up = count_traffic(method.finish(state.server, client, net.params, net.params)[0])
         assert (int(down.values), int(up.values)) == (expected, expected)
         assert (int(down.bits), int(up.bits)) == (
             32 * expected,

@@ -10,7 +10,7 @@ from fedpfl import models
 from fedpfl.engine import Local, Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import FedAvg, FedBABU, FedBN, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 from tests.conftest import (
     COHORTS,
@@ -60,7 +60,7 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
         "fedbabu": FedBABU(),
     }.items():
         server, client = method.init(net.params, net.parts)
-        sent[name] = int(count(method.download(server, client)).values)
+        sent[name] = int(count_traffic(method.download(server, client)).values)
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 

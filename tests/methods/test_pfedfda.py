@@ -10,7 +10,7 @@ from fedpfl import models
 from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import training_shard
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Data, PFedFDA, Shard
 from fedpfl.methods.shared.gaussian import class_means, frequencies, lda, packed, unpacked
 from tests.conftest import (
@@ -256,7 +256,7 @@ def test_body_statistics_and_nothing_else_travel():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
     method = PFedFDA()
     server, client = method.init(net.params, net.parts)
-    assert int(count(method.download(server, client)).values) == 873_408 + 5_120 + 131_328
+    assert int(count_traffic(method.download(server, client)).values) == 873_408 + 5_120 + 131_328
 
 
 def test_every_client_is_judged_by_a_head_of_its_own(net, federation):

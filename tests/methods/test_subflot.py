@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpfl import models
 from fedpfl.engine import begin
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Batch, FjORD, LocalOnly, SubFLOT
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.models import Net
@@ -647,9 +647,9 @@ def test_sizes_of_the_four_layer_network(rate, size):
     state = begin(method, net, 1, CPU)
     client = state.client(0) | method.sample(state.server, torch.Generator())
     client = received(method, state.server, client)
-    assert int(count(method.download(state.server, client)).values) == size
+    assert int(count_traffic(method.download(state.server, client)).values) == size
     upload, _ = method.finish(state.server, client, client["received"], client["received"])
-    assert [int(leaf) for leaf in count(upload)] == [size, 32 * size]
+    assert [int(leaf) for leaf in count_traffic(upload)] == [size, 32 * size]
 
 
 @pytest.mark.parametrize("initial", ["random", "prefix"])

@@ -11,7 +11,7 @@ from fedpfl import models
 from fedpfl.engine import begin
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count
+from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import (
     Batch,
     FedMP,
@@ -126,8 +126,8 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
             state.server, Draws(0, "train", 1).server(client)
         )
         own = method.prepare(state.server, own)
-        down = count(method.download(state.server, own))
-        up = count(method.finish(state.server, own, net.params, net.params)[0])
+        down = count_traffic(method.download(state.server, own))
+        up = count_traffic(method.finish(state.server, own, net.params, net.params)[0])
         neurons = len(state.server["plan"]["group"])
         assert (int(down.values), int(up.values)) == (expected, expected)
         assert int(down.bits) == 32 * expected + (0 if kind is FjORD else neurons)

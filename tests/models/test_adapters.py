@@ -216,7 +216,7 @@ def test_what_a_network_has_no_room_for_is_refused(options, told):
 def theirs(net, whole=True):
     """Torchvision's network with the values of ours."""
     shape, own, _, _ = NETWORKS["vit"]
-    net_ = vision.torchvision("models").VisionTransformer(
+    net_ = vision.load_torchvision("models").VisionTransformer(
         shape[1],
         own["patch"],
         own["layers"],

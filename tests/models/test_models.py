@@ -135,7 +135,7 @@ def test_the_smallest_images_that_fit():
 def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(
     name, shape, options, mend, monkeypatch
 ):
-    monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
+    monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
     with pytest.raises(
         FedpflError, match=rf"^model={name}: its parameters.* would take .*; {mend}$"
     ):

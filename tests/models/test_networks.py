@@ -361,7 +361,7 @@ DIGITS = (
     ],
 )
 def test_what_does_not_fit(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
+    monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
     result = call(*TINY, *arguments, cwd=tmp_path)
     assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])
     assert list(tmp_path.iterdir()) == []

@@ -78,7 +78,7 @@ def test_as_many_parameters_as_the_formula_says(name, stages, depth, stem, kerne
     ("name", "depth", "norm", "seed"), [("resnet10", 1, "group", 42), ("resnet18", 2, "batch", 0)]
 )
 def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm, seed):
-    vision.torchvision()  # where its import is mended
+    vision.load_torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
 
     layer = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(32, channels)}[norm]

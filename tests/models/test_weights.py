@@ -51,7 +51,7 @@ def test_the_classifier_is_drawn_where_the_classes_differ(tmp_path):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_torchvisions_names(depth, tmp_path):
-    vision.torchvision()  # where its import is mended
+    vision.load_torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
 
     theirs = ResNet(BasicBlock, [depth] * 4, num_classes=1000).eval()

@@ -19,7 +19,7 @@ from fedpfl.config.plan import _partition, register_resolver, resolve_config, ru
 from fedpfl.config.schema import SETTINGS, Eval, ModelOptions, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
-from fedpfl.ground.checks import arguments, typed
+from fedpfl.ground.checks import build_dataclass, checked_arguments
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
@@ -88,12 +88,12 @@ def assert_fits(composed: DictConfig) -> None:
     rest = {
         group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")
     }
-    typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
-    typed(Local, cfg["local"], "local")
-    typed(Eval, cfg["eval"], "eval")
-    typed(Settings, {key: cfg[key] for key in SETTINGS}, "")
+    build_dataclass(METHODS[cfg["method"]["name"]], rest["method"], "method")
+    build_dataclass(Local, cfg["local"], "local")
+    build_dataclass(Eval, cfg["eval"], "eval")
+    build_dataclass(Settings, {key: cfg[key] for key in SETTINGS}, "")
     network = (MODELS[cfg["model"]["name"]], ModelOptions)
-    arguments(network, rest["model"], "model", given=("shape", "classes"))
+    checked_arguments(network, rest["model"], "model", provided_elsewhere=("shape", "classes"))
     _partition(cfg)
     assert cfg["dataset"]["name"] in datasets.SETS
 

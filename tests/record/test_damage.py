@@ -882,7 +882,7 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has removed the state, and everything else says that the run is finished."""
-    run, real = copied(whole, tmp_path), files.remove
+    run, real = copied(whole, tmp_path), files.remove_files
 
     def killed(folder: Path, *names: str) -> None:
         if "state.pt" not in names:
@@ -891,7 +891,7 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "remove", killed)
+        patch.setattr(files, "remove_files", killed)
         with pytest.raises(KeyboardInterrupt):
             play(run, *RUN, "restart=true")
     assert (run / "rounds.csv").exists()

@@ -18,7 +18,7 @@ import pytest
 
 from fedpfl import export
 from fedpfl.ground import lock
-from fedpfl.ground.dotted import flat
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import mirrors, opened
 from fedpfl.record.picture import partition_picture
@@ -580,11 +580,11 @@ def test_what_cannot_be_logged_is_told_and_the_others_are(
     logged, tmp_path, pretended, monkeypatch, capsys
 ):
     held = copied(logged, tmp_path / "held")
-    own = lock.take(held)
+    own = lock.acquire_lock(held)
     try:
         assert export.main([str(held), str(tmp_path / "no"), str(logged), "logger=mlflow"]) == 2
     finally:
-        lock.release(own, held.resolve())
+        lock.release_lock(own, held.resolve())
     said = capsys.readouterr()
     assert said.out == f"logged 3 rounds of {logged}\n"
     busy, absent = said.err.splitlines()
@@ -596,7 +596,7 @@ def test_what_cannot_be_logged_is_told_and_the_others_are(
         capsys.readouterr().err
         == f"fedpfl: {logged} is not logged, MlflowLogger failed: division by zero\n"
     )
-    lock.release(lock.take(logged), logged.resolve())
+    lock.release_lock(lock.acquire_lock(logged), logged.resolve())
 
 
 @pytest.mark.parametrize(
@@ -620,7 +620,7 @@ def test_bad_words_are_one_line(words, message, logged, capsys):
 def test_the_configuration_goes_flat():
     assert (
         dict(
-            flat(
+            flatten_keys(
                 {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}}
             )
         )

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from fedpfl.ground.checks import options, typed
+from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import Callbacks, RunInfo
@@ -616,9 +616,11 @@ def test_without_the_package(monkeypatch):
 def test_the_shipped_config_is_the_default():
     yaml = pytest.importorskip("yaml")
     folder = Path(__file__).parents[2] / "conf" / "logger"
-    assert typed(Options, {"tags": ["x" * 64]}, "logger").tags == ("x" * 64,)
+    assert build_dataclass(Options, {"tags": ["x" * 64]}, "logger").tags == ("x" * 64,)
     assert (
-        typed(Options, options(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger")
+        build_dataclass(
+            Options, without_name(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger"
+        )
         == Options()
     )
     mirrors(yaml.safe_load((folder / "none.yaml").read_text()))

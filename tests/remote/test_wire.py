@@ -79,7 +79,7 @@ def test_what_travels_costs_what_is_counted(share: float):
             ),
         )
     )
-    counted = int(traffic.count(masked).bits) / 8
+    counted = int(traffic.count_traffic(masked).bits) / 8
     assert -16 <= len(wire.pack_message({}, masked)) - nothing - counted < 250
 
 

@@ -81,12 +81,12 @@ def look(*roots: Path) -> list[Entry]:
     ],
 )
 def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) -> None:
-    assert lock.verdict(told, held, quiet) == status
+    assert lock.run_status(told, held, quiet) == status
 
 
 def test_without_a_lock_the_age_decides(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
-    assert lock.living(run) is None
+    assert lock.is_held_by_process(run) is None
     assert load.look(run).words == "running 3/4"
     assert load.look(age(run, HOUR)).words == "interrupted 3/4"
 
@@ -103,27 +103,27 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder = hold(run)
     try:
         age(run, 9 * HOUR)
-        assert lock.living(run) is True
+        assert lock.is_held_by_process(run) is True
         assert load.look(run).status == "running"
     finally:
         holder.kill()
         holder.communicate()
-    assert lock.living(run) is False
+    assert lock.is_held_by_process(run) is False
     assert load.look(run).status == "interrupted"
 
 
 def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
     (tmp_path / "run.lock").write_text("1\n")
-    assert lock.living(tmp_path) is False
+    assert lock.is_held_by_process(tmp_path) is False
     holder = hold(tmp_path)  # would wait for us
-    assert lock.living(tmp_path) is True
+    assert lock.is_held_by_process(tmp_path) is True
     holder.communicate("")
 
 
 def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
     """Closing any file that is opened for `run.lock` would let go of it."""
     run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
-    held = lock.take(run)
+    held = lock.acquire_lock(run)
     try:
         assert load.look(run).status == "running"
         code = (
@@ -134,7 +134,7 @@ def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
         )
         assert b"BlockingIOError" in other.stderr
     finally:
-        lock.release(held, run.resolve())
+        lock.release_lock(held, run.resolve())
     assert load.look(run).status == "interrupted"
 
 

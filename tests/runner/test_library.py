@@ -240,7 +240,7 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
                 (log.handlers[:], log.level, log.propagate)
                 for log in map(logging.getLogger, (None, "fedpfl"))
             ]
-            answers = [signal.getsignal(number) for number in interrupts.STATUS]
+            answers = [signal.getsignal(number) for number in interrupts.EXIT_STATUS]
             others = (
                 torch.get_num_threads(),
                 torch.get_rng_state().tolist(),
@@ -248,7 +248,7 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
                 dict(os.environ),
             )
             fedpfl.run(*SMALL, "method=local_only", progress=False)
-            assert answers == [signal.getsignal(number) for number in interrupts.STATUS]
+            assert answers == [signal.getsignal(number) for number in interrupts.EXIT_STATUS]
             assert before[0].items() <= Singleton._instances.items()
             assert before[1:] == [GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
             after = [
@@ -425,7 +425,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rundir.lock, "take", refuse)
+    monkeypatch.setattr(rundir.lock, "acquire_lock", refuse)
     with pytest.raises(fedpfl.FedpflError, match="No space left on device"):
         fedpfl.run(*SMALL)
     assert not list(tmp_path.iterdir())

@@ -98,7 +98,7 @@ POINTS = {  # what happens, how, and the round of the checkpoint that is left
         2,
     ),  # the second of two clients in round 3
     "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
-    "while a row is written": ("wrap(files, 'append', 13, half)", 3),  # each is noted before
+    "while a row is written": ("wrap(files, 'append_all', 13, half)", 3),  # each is noted before
     "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
 }
 KILLED = [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")]
@@ -223,7 +223,7 @@ def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
         if len(calls) < 5 or written:
             put(self, *given)
         if len(calls) == 5:
-            interrupts.playing(signal.SIGTERM, None)
+            interrupts.raise_interrupt(signal.SIGTERM, None)
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "put_", signalled)

@@ -87,7 +87,7 @@ def test_who_leaves_the_loop_can_go_on(after, whole, tmp_path):
     half = fedpfl.load(run)
     assert (half.status, half.round, len(half.rounds)) == ("interrupted", after, after)
     assert_same(half.personal(1), there)
-    lock.release(lock.take(run), run.resolve())  # nobody holds it
+    lock.release_lock(lock.acquire_lock(run), run.resolve())  # nobody holds it
     assert (run / "run.log").read_text().endswith(" interrupted\n")
     numbers = [round.row["round"] for round in fedpfl.rounds(*WORDS, directory=run)]
     assert numbers == list(range(after + 1, 5))

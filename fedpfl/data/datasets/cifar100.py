@@ -3,11 +3,11 @@
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.vision import cifar
-from fedpfl.ground.vision import torchvision
+from fedpfl.ground.vision import load_torchvision
 
 
 def cifar100(source: Source) -> Raw:
     """Read the archive, or its folder where it is unpacked: uint8 `[3, 32, 32]`, training then
     test.
     """
-    return cifar(source, torchvision().CIFAR100)
+    return cifar(source, load_torchvision().CIFAR100)

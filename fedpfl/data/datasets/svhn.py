@@ -2,14 +2,14 @@
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, file, reading
-from fedpfl.ground.vision import torchvision
+from fedpfl.ground.vision import load_torchvision
 
 
 def svhn(source: Source) -> Raw:
     """Read the two .mat files: uint8 `[3, 32, 32]`, training then test, without extra; the digit 0
     is class 0.
     """
-    kind = torchvision().SVHN
+    kind = load_torchvision().SVHN
     for split in ("train", "test"):
         url, name, md5 = kind.split_list[split]
         file(source, name, (md5,), (url,), "train_32x32.mat and test_32x32.mat")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.partition.common import SPLITS, Fraction, Index, Partition, split
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, error_text
 
 AMBIGUOUS = {
     *SPLITS,
@@ -53,7 +53,7 @@ def _read(path: Path) -> Owned:
     try:
         return _npz(path) if path.suffix == ".npz" else _json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
-        why = reason(error, kind=True)
+        why = error_text(error, with_class=True)
         raise FedpflError(
             f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md"
         ) from None

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Participation, TrainCall
 from fedpfl.engine.backends.selection import make
 from fedpfl.ground import tree
-from fedpfl.ground.errors import reason
+from fedpfl.ground.errors import error_text
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
 from fedpfl.models.vectorized import find_obstacle
@@ -137,7 +137,7 @@ class Chosen(Backend):
     def _answered(self, one: Candidate) -> bool:
         errors = [answer for answer in one.answers if isinstance(answer, Exception)]
         if errors:
-            log.warning("engine: %s is left out: %s", named(one.engine), reason(errors[0]))
+            log.warning("engine: %s is left out: %s", named(one.engine), error_text(errors[0]))
         return not errors
 
     def _agrees(self, one: Candidate, reference: Candidate) -> bool:

@@ -23,7 +23,7 @@ from torch.func import vjp
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
 from fedpfl.engine.backends.planning import passes
 from fedpfl.engine.backends.programs import CudaGraphs, Programs, each
-from fedpfl.engine.keys import seeded, watched
+from fedpfl.engine.keys import seeded_by_key, watched
 from fedpfl.engine.measures import measured
 from fedpfl.engine.training.hook_checks import Found
 from fedpfl.engine.training.jobs import (
@@ -38,7 +38,7 @@ from fedpfl.engine.training.jobs import (
 )
 from fedpfl.engine.training.participation import Many, evaluation, participation
 from fedpfl.ground import tree
-from fedpfl.ground.errors import contained
+from fedpfl.ground.errors import as_exception
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch
 from fedpfl.models import Net
@@ -71,7 +71,7 @@ class Batched(Backend):
         """See Backend. Calls join into programs of at most `width` clients."""
         with self._arithmetic(), self._ready():
             if not self._alone:
-                with seeded("batched") as drawn:
+                with seeded_by_key("batched") as drawn:
                     answers = self._answers(calls)
                     if not drawn():
                         return answers
@@ -94,7 +94,7 @@ class Batched(Backend):
             freed = again and self._programs.forget()
             more = freed or self._narrowed(calls)
         except (Exception, SystemExit) as error:
-            failed = contained(error)
+            failed = as_exception(error)
         if more:
             return self._answers(calls, again=not freed)
         if len(calls) == 1:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.backends.ranks import cores
-from fedpfl.engine.keys import generator, seeded, watched
+from fedpfl.engine.keys import generator, seeded_by_key, watched
 from fedpfl.engine.measures import measured
 from fedpfl.engine.training.hook_checks import Found, alike
 from fedpfl.engine.training.jobs import End, EvalJob, TrainJob
@@ -43,7 +43,7 @@ from fedpfl.engine.training.sgd import (
 )
 from fedpfl.engine.training.shard import gathered
 from fedpfl.ground import tree
-from fedpfl.ground.errors import contained
+from fedpfl.ground.errors import as_exception
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
@@ -84,7 +84,7 @@ class Loop(Backend):
         """
         with self._arithmetic():
             if self._alone is None:
-                with seeded("loop") as drawn:
+                with seeded_by_key("loop") as drawn:
                     answers = self._answers(calls)
                     if not drawn():
                         return answers
@@ -117,7 +117,7 @@ class Loop(Backend):
                     stops[number].set()  # its other clients end within a step, or are not begun
                     for client in call.clients:
                         futures[number, client].cancel()
-                    answers.append(contained(error))
+                    answers.append(as_exception(error))
         except BaseException:  # Ctrl-C: all end within a step
             for stop in stops:
                 stop.set()

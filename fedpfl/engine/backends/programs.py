@@ -33,7 +33,7 @@ from fedpfl.engine.training.sgd import (
     update_,
 )
 from fedpfl.ground import tree
-from fedpfl.ground.errors import reason
+from fedpfl.ground.errors import error_text
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
@@ -98,7 +98,7 @@ class Programs:
         try:
             return self._capture(step)
         except Exception as error:
-            self._failed, why = True, reason(error)
+            self._failed, why = True, error_text(error)
         log.warning(
             "engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)",
             why,

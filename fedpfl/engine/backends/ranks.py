@@ -36,7 +36,7 @@ from torch.distributed.rendezvous import rendezvous
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
 from fedpfl.ground import interrupts, tree
-from fedpfl.ground.errors import FedpflError, origin, reason
+from fedpfl.ground.errors import FedpflError, error_text, original_error
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
@@ -133,7 +133,7 @@ def tells() -> bool:
     """
     if not dist.is_initialized():
         return True
-    interrupts.ignore()
+    interrupts.ignore_signals()
     try:
         until = time.monotonic() + (0 if leads() else PRECEDENCE)
         while time.monotonic() < until and not _store[0].check(["told"]):
@@ -221,7 +221,10 @@ def frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from
     another process.
     """
-    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(origin(error).__traceback__))
+    here = (
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(original_error(error).__traceback__)
+    )
     return getattr(error, "frames", None) or [
         (code.co_filename, code.co_qualname, line) for code, line in here
     ]
@@ -349,7 +352,7 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:
         # Before and behind it is what might help PyTorch's authors.
-        short = re.sub(r"^\[\S*\] ", "", reason(error)).partition(". ")[0]
+        short = re.sub(r"^\[\S*\] ", "", error_text(error)).partition(". ")[0]
         raise KeyboardInterrupt(
             f"another process of the run cannot be reached ({short})"
         ) from error

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken
+from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, misplaced
 from fedpfl.models import Net
@@ -77,7 +77,7 @@ class Rule(NamedTuple):
 
 
 def asked(method: Method, *about: Any) -> Method:
-    """Return the method with hooks that raise Broken where they break their rule; type and equality
+    """Return the method with hooks that raise MethodError where they break their rule; type and equality
     are the same.
     """
     same, known = copy.copy(method), About(method, *about)
@@ -126,7 +126,7 @@ def form(found: dict[str, Tree]) -> dict[str, Any]:
 
 
 def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
-    """Raise Broken where a hook has answered one client in another form than the first of them."""
+    """Raise MethodError where a hook has answered one client in another form than the first of them."""
     first, *others = sorted(forms)
     for other in others:
         one, own = forms[first], forms[other]
@@ -137,7 +137,7 @@ def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
             f"{got[0]} {list(got[1])}" if got else "missing"
             for got in (one.get(name), own.get(name))
         )
-        raise Broken(
+        raise MethodError(
             f"{hook} answers with other forms: {name} is {was} for client {first} and {now} for client {other}; answer "
             "all alike, and where their first axis differs by tree.Ragged(values) (docs/design.md#a-method)"
         )
@@ -145,7 +145,7 @@ def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """Ask a hook, and raise Broken where it changes its arguments, looks at values it may not, or
+    """Ask a hook, and raise MethodError where it changes its arguments, looks at values it may not, or
     breaks its rule.
     """
 
@@ -172,19 +172,19 @@ class Question:
             if not (instead := unseen(error)):
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
-            raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
+            raise MethodError(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
         except KeyError as error:
             if not (instead := self._foreign()) or not isinstance(own := trees.get("params"), dict):
                 raise
             has = f"the tree that is trained, which has {', '.join(own)}"
-            raise Broken(f"{self.name} looks for {error} in {has}: {instead}") from error
+            raise MethodError(f"{self.name} looks for {error} in {has}: {instead}") from error
         unchanged(trees, before, self.name)
         try:
             fault = next(self.rule.faults(answer, self.about, *given), "")
         except RecursionError:
             fault = "a tree that contains itself"
         if fault:
-            raise Broken(
+            raise MethodError(
                 f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)"
             )
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
@@ -220,9 +220,9 @@ def versions(shown: Tree) -> dict[str, tuple[int, int]]:
 
 
 def unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
-    """Raise Broken where what `who` is shown has other `versions` than before."""
+    """Raise MethodError where what `who` is shown has other `versions` than before."""
     if after := versions(shown).items() ^ before.items():
-        raise Broken(
+        raise MethodError(
             f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given"
         )
 

@@ -24,7 +24,7 @@ from fedpfl.engine.training.operations import Meter, operations
 from fedpfl.engine.training.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import traffic, tree
-from fedpfl.ground.errors import Broken
+from fedpfl.ground.errors import MethodError
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS
@@ -156,7 +156,7 @@ def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree
     """
     own = client["statistics"]
     if told := difference(new := found.get("statistics", own), own):
-        raise Broken(f"statistics were found in another form than the network's, {told}")
+        raise MethodError(f"statistics were found in another form than the network's, {told}")
     return {**client, **found, **tree.select(client, FACTS), "statistics": new}
 
 
@@ -201,7 +201,7 @@ def participation(
 
     def begin(client: dict[str, Tree]) -> tuple[Tree, Traffic]:
         sent = method.download(server, client)
-        return method.start(tree.unmask_received(sent), client), traffic.count(sent)
+        return method.start(tree.unmask_received(sent), client), traffic.count_traffic(sent)
 
     def before_training(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree]
@@ -235,7 +235,11 @@ def participation(
         client: dict[str, Tree], start: Tree, end: Tree
     ) -> tuple[Tree, dict[str, Tree], Traffic]:
         upload, kept = method.finish(server, client, start, end)
-        return upload, tree.select(kept, state.rows.initial["client"]), traffic.count(upload)
+        return (
+            upload,
+            tree.select(kept, state.rows.initial["client"]),
+            traffic.count_traffic(upload),
+        )
 
     evaluated = partial(method.evaluated, server)
 

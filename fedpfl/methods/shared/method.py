@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.errors import FedpflError, near
+from fedpfl.ground.errors import FedpflError, did_you_mean
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, Parts
@@ -173,7 +173,7 @@ class Method(Checked):
                 continue
             if not hasattr(Method, name):
                 raise FedpflError(
-                    f"{cls.__name__}.{name} is no hook of a method{near(name, hooks())}; what is not begins with _"
+                    f"{cls.__name__}.{name} is no hook of a method{did_you_mean(name, hooks())}; what is not begins with _"
                 )
             if callable(value) and (fault := misplaced(getattr(cls, name), getattr(Method, name))):
                 raise FedpflError(f"{cls.__name__}.{name} takes {fault}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedpfl.ground.decile import decile
+from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
@@ -74,7 +74,7 @@ def spread(group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str) -
         frame = clients[run]
         if frame is not None and "accuracy" in frame:
             part = frame[frame["accuracy"].notna()].reindex(columns=["client", "train", key])
-            low = part[key].rank(method="first") <= decile(len(part))
+            low = part[key].rank(method="first") <= worst_decile_size(len(part))
             parts.append(part.rename(columns={key: "value"}).assign(seed=run.seed, low=low))
     whole = pd.concat(parts[1:] or parts)
     return (

@@ -23,8 +23,8 @@ import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.files import whole
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.files import atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
         path.parent.mkdir(
             parents=True, exist_ok=True
         )  # only now: without network nothing is left behind
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             with aside.open("wb") as file:
                 shutil.copyfileobj(response, file)
             if fault := _other(aside, md5):
@@ -242,7 +242,7 @@ def _keep(raw: Raw, path: Path) -> None:
         "test_from": raw.test_from,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as aside, aside.open("wb") as file:
+    with atomic_write(path) as aside, aside.open("wb") as file:
         np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
 
 
@@ -319,4 +319,4 @@ def line(error: BaseException) -> str:
     little alone.
     """
     terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
-    return reason(error, kind=isinstance(error, terse))[:LONG]
+    return error_text(error, with_class=isinstance(error, terse))[:LONG]
