@@ -106,7 +106,7 @@ def logged() -> dict[tuple[str, str], tuple[pd.DataFrame, logs.Log]]:
             key = "tables", method, dataset, "Dir(0.1)"
             [log] = [
                 one
-                for one in logs.logs()
+                for one in logs.read_logs()
                 if (one.files, one.method, one.dataset, one.setting) == key
             ]
             found[dataset, label] = rows.set_index("round"), log

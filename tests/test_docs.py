@@ -334,11 +334,11 @@ def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch)
     (tmp_path / "doe/tables.py").write_text(shown("docs/extend.md", "Doe 2026"))
     monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "PAPERS", [*registry.PAPERS, "doe"])
-    tables = registry._all("TABLES")
+    tables = registry._collect_from_papers("TABLES")
     for name in ("fedpfl.papers.doe", "fedpfl.papers.doe.tables"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(filling, "TABLES", tables)
-    frame = filling.fill("doe/table1", groups(runs(outputs / "outputs/demo"))).frame
+    frame = filling.fill_table("doe/table1", groups(runs(outputs / "outputs/demo"))).frame
     assert frame[["row", "own", "seeds"]].values.tolist() == [
         ["FedAvg", 70.0, "1 2"],
         ["FedOBP", 70.0, "1 2"],

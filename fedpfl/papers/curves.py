@@ -1,8 +1,8 @@
-"""The cohort's accuracy in every round beside a published curve of it, as a table and a figure."""
+"""Set the cohort's accuracy in every round beside a published curve, as a table and a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOW = 10
-COLUMNS = ROW | {
+MOMENTS = ("before", "after")
+"""Of local training."""
+REFERENCE_COLUMNS = ["method", "round", "accuracy_before", "accuracy_after"]
+CURVE_COLUMNS = ROW | {
     "seed": Column("seed", "whole"),
     "reference": Column("reference"),
     "first": Column("from", "whole", "rounds"),
@@ -30,124 +33,161 @@ COLUMNS = ROW | {
     "after_absolute": Column("absolute", "percent", "after"),
     "after_signed": Column("signed", "difference", "after"),
 }
+CURVE_CAPTION = (
+    "Distance from the published per-round accuracy of the cohort's clients (pooled, before and "
+    "after local training) in points: mean absolute and mean signed difference (own minus "
+    "published)."
+)
 
 
 def curve_table(
     runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))
 ) -> Table:
-    """Tell how far each run's per-round cohort accuracy is from a published curve, in points, over
-    spans of rounds.
+    """Return how far each run's per-round accuracy is from a published curve, in points.
 
-    reference: a CSV with the columns method, round, accuracy_before, accuracy_after (percent).
+    Args:
+        runs: Any; those without a published curve have no row.
+        reference: A CSV with the columns method, round, accuracy_before, accuracy_after (percent).
+        spans: First and last round of each row.
     """
-    curves = read_reference(reference)
+    published_curves = read_reference(reference)
     records = []
     for group in groups(runs):
-        name = reference_for(group, curves["method"].unique())
-        for run in group.used if name else ():
-            both = run.rounds.merge(curves[curves["method"] == name], on="round")
-            for first, last in spans:
-                part = both[both["round"].between(first, last)]
-                if part.empty:
-                    continue
-                record = row_of(group) | {"seed": run.seed, "reference": name}
-                record |= {"first": int(part["round"].min()), "last": int(part["round"].max())}
-                for when in ("before", "after"):
-                    apart = part[f"cohort_{when}"] - part[f"accuracy_{when}"]
-                    record |= {
-                        f"{when}_absolute": apart.abs().mean(),
-                        f"{when}_signed": apart.mean(),
-                    }
-                records.append(record)
-    caption = (
-        "Distance from the published per-round accuracy of the cohort's clients (pooled, before and after local "
-        "training) in points: mean absolute and mean signed difference (own minus published)."
-    )
-    return Table.of(records, COLUMNS, caption=caption, by=2)
+        name = find_reference(group, published_curves["method"].unique())
+        if name is None:
+            continue
+        published_curve = published_curves[published_curves["method"] == name]
+        for run in group.used:
+            both_curves = run.rounds.merge(published_curve, on="round")
+            run_fields = row_of(group) | {"seed": run.seed, "reference": name}
+            for distances in _distances_by_span(both_curves, spans):
+                records.append(run_fields | distances)
+    return Table.of(records, CURVE_COLUMNS, caption=CURVE_CAPTION, by=2)
 
 
-def curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
-    """Draw the cohort's accuracy in every round before and after local training, beside published
-    curves.
+def _distances_by_span(
+    both_curves: pd.DataFrame, spans: Sequence[tuple[int, int]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the distances of two curves in each span that has rounds of both."""
+    for first, last in spans:
+        rows = both_curves[both_curves["round"].between(first, last)]
+        if rows.empty:
+            continue
+        distances = {"first": int(rows["round"].min()), "last": int(rows["round"].max())}
+        for moment in MOMENTS:
+            differences = rows[f"cohort_{moment}"] - rows[f"accuracy_{moment}"]
+            distances[f"{moment}_absolute"] = differences.abs().mean()
+            distances[f"{moment}_signed"] = differences.mean()
+        yield distances
 
-    These are dashed, with open markers; all are running means over WINDOW rounds. Returns the files
-    written.
-    reference: a CSV with the columns method, round, accuracy_before, accuracy_after. A published
-    curve takes the colour of the first own configuration of its method; without any of its method
-    it is left out. path: without suffix.
+
+def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
+    """Draw the cohort's accuracy in every round beside published curves, dashed with open markers.
+
+    All are running means over WINDOW rounds. A published curve takes the colour of the first own
+    configuration of its method; without any of its method it is left out.
+
+    Args:
+        runs: Of one data set and partition.
+        reference: A CSV with the columns method, round, accuracy_before, accuracy_after.
+        path: Without suffix.
+
+    Returns:
+        The files written.
     """
-    published = read_reference(reference)
-    gathered = groups(runs)
-    settings = list(by_setting(gathered))
+    published_curves = read_reference(reference)
+    run_groups = groups(runs)
+    settings = list(by_setting(run_groups))
     if len(settings) > 1:
         raise FedpflError(
-            f"curves compares runs of one data set and partition; these are {len(settings)}: narrow the roots"
+            f"curves compares runs of one data set and partition; these are {len(settings)}: "
+            "narrow the roots"
         )
-    last = max(run.reached for group in gathered for run in group.used)
+    last_round = max(run.reached for group in run_groups for run in group.used)
 
-    def draw(ax: Axes, when: str) -> None:
-        drawn: set[str] = set()
-        for place, group in enumerate(gathered):
-            own = smooth(by_round(group, f"cohort_{when}")["mean"], WINDOW)
+    def draw_panel(ax: Axes, moment: str) -> None:
+        drawn_names: set[str] = set()
+        for index, group in enumerate(run_groups):
+            curve = smooth(by_round(group, f"cohort_{moment}")["mean"], WINDOW)
             ax.plot(
-                own.index,
-                own,
+                curve.index,
+                curve,
                 label=legible(group.method),
-                **look(place),
-                markevery=max(1, len(own) // 10),
+                **look(index),
+                markevery=max(1, len(curve) // 10),
             )
-            name = reference_for(group, published["method"].unique())
-            if name is None or name in drawn:
+            name = find_reference(group, published_curves["method"].unique())
+            if name is None or name in drawn_names:
                 continue
-            drawn.add(name)
-            rows = published[
-                (published["method"] == name) & (published["round"] <= last)
-            ].set_index("round")
-            line = smooth(rows[f"accuracy_{when}"], WINDOW)
-            faint: Any = look(place) | {
-                "linestyle": (0, (2, 1.2)),
-                "linewidth": 1.0,
-                "markerfacecolor": "white",
-            }
-            every = (int(0.06 * len(line)), max(1, len(line) // 10))
-            ax.plot(
-                line.index,
-                line,
-                label=legible(f"published: {name}"),
-                alpha=0.8,
-                markevery=every,
-                **faint,
+            drawn_names.add(name)
+            is_shown = (published_curves["method"] == name) & (
+                published_curves["round"] <= last_round
             )
+            rows = published_curves[is_shown].set_index("round")
+            _draw_published_curve(ax, rows[f"accuracy_{moment}"], name, look(index))
         ax.set(
             xlabel="round",
             ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds",
             xlim=(0, None),
         )
 
-    return panels(
-        {f"{settings[0]}, {when} local training": when for when in ("before", "after")}, path, draw
+    titles = {f"{settings[0]}, {moment} local training": moment for moment in MOMENTS}
+    return panels(titles, path, draw_panel)
+
+
+def _draw_published_curve(
+    ax: Axes, accuracies: pd.Series, name: str, look_of_group: dict[str, Any]
+) -> None:
+    """Draw a published curve in the colour of a group."""
+    curve = smooth(accuracies, WINDOW)
+    style: Any = look_of_group | {
+        "linestyle": (0, (2, 1.2)),
+        "linewidth": 1.0,
+        "markerfacecolor": "white",
+    }
+    # Markers begin later than the group's, so that none hides another.
+    marker_positions = (int(0.06 * len(curve)), max(1, len(curve) // 10))
+    ax.plot(
+        curve.index,
+        curve,
+        label=legible(f"published: {name}"),
+        alpha=0.8,
+        markevery=marker_positions,
+        **style,
     )
 
 
 def read_reference(path: Path) -> pd.DataFrame:
-    """Read per-round reference curves. Raises FedpflError where the file is no such thing."""
-    needed = ["method", "round", "accuracy_before", "accuracy_after"]
+    """Read published per-round curves.
+
+    Raises:
+        FedpflError: if the file is no such thing.
+    """
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise FedpflError(
-            f"{path}: cannot be read as CSV ({type(error).__name__}); give {', '.join(needed)}"
+            f"{path}: cannot be read as CSV ({type(error).__name__}); "
+            f"give {', '.join(REFERENCE_COLUMNS)}"
         ) from None
-    if missing := [name for name in needed if name not in frame]:
-        raise FedpflError(f"{path}: lacks the column {missing[0]}; needed: {', '.join(needed)}")
-    if strange := [name for name in needed[1:] if frame[name].dtype.kind not in "if"]:
-        raise FedpflError(f"{path}: the column {strange[0]} holds what is no number")
+    for name in REFERENCE_COLUMNS:
+        if name not in frame:
+            raise FedpflError(
+                f"{path}: lacks the column {name}; needed: {', '.join(REFERENCE_COLUMNS)}"
+            )
+    for name in REFERENCE_COLUMNS[1:]:
+        if frame[name].dtype.kind not in "if":
+            raise FedpflError(f"{path}: the column {name} holds what is no number")
     return frame
 
 
-def reference_for(group: Group, names: Iterable[str]) -> str | None:
-    """Return the reference curve of a group's method: named like it, or beginning with its name and
-    an underscore.
+def find_reference(group: Group, names: Iterable[str]) -> str | None:
+    """Return the published curve of a group's method, None without one.
+
+    It is named like the method, or begins with its name and an underscore.
     """
-    own = group.runs[0].method_name
-    return next((name for name in names if name == own or str(name).startswith(f"{own}_")), None)
+    method = group.runs[0].method_name
+    for name in names:
+        if name == method or str(name).startswith(f"{method}_"):
+            return name
+    return None

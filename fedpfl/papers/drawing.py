@@ -1,4 +1,4 @@
-"""What figures of several papers are made of."""
+"""Draw what figures of several papers share."""
 
 from __future__ import annotations
 
@@ -19,134 +19,164 @@ from fedpfl.report.tables import judged, unchosen
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ChooseGroups = Callable[[Sequence[Group]], list[Group]]
+"""Returns the groups that a figure shows."""
+Paint = Callable[[list[Group], Path, Selection], list[Path]]
+"""Draws groups to a path without suffix; returns the files written."""
 Points = list[tuple[float, tuple[float, float]]]
-"""Places on the x axis, each with the mean and the standard deviation over seeds."""
+"""Positions on the x axis, each with the mean and the standard deviation over seeds."""
+LineColumns = Callable[[Group], dict[str, str]]
+"""Names a group's lines, each with its column of rounds.csv, "" for the judged accuracy."""
 
 
 class Figure(NamedTuple):
-    """of: the groups it shows. paint: draws them. experiment: that makes its runs, if not its
-    namesake.
+    """Declare a figure.
+
+    Attributes:
+        choose: Returns the groups that it shows.
+        paint: Draws them.
+        experiment: Which experiment makes its runs, if not its namesake.
     """
 
-    of: Callable[[Sequence[Group]], list[Group]]
-    paint: Callable[[list[Group], Path, Selection], list[Path]]
+    choose: ChooseGroups
+    paint: Paint
     experiment: str = ""
 
-    def draw(
-        self, name: str, gathered: Sequence[Group], folder: Path, rule: Selection
-    ) -> list[Path]:
-        """Draw `paper/figure` to `paper_figure.png` and `.pdf`. Raises FedpflError where no run
-        fits.
+    def draw(self, name: str, groups: Sequence[Group], folder: Path, rule: Selection) -> list[Path]:
+        """Draw `paper/figure` to `paper_figure.png` and `.pdf`.
+
+        Raises:
+            FedpflError: if no run fits.
         """
-        shown = self.of(gathered)
-        if not shown:
+        chosen_groups = self.choose(groups)
+        if not chosen_groups:
             experiment = self.experiment or name
             raise FedpflError(
                 f"no runs for {name}; run `python -m fedpfl.train experiment={experiment}`"
             )
-        return self.paint(shown, folder / name.replace("/", "_"), rule)
+        return self.paint(chosen_groups, folder / name.replace("/", "_"), rule)
 
 
-def several(
-    gathered: Iterable[Group],
+def groups_with_several_values(
+    groups: Iterable[Group],
     fits: Callable[[Run], bool],
     key: Callable[[Run], Any],
     least: int = 2,
-    place: Callable[[Group], Any] = lambda group: group.setting,
+    panel: Callable[[Group], Any] = lambda group: group.setting,
 ) -> list[Group]:
-    """Return the groups that fit, of those places where `key` takes at least so many values."""
-    values: dict[Any, set[Any]] = {}
-    known = [group for group in gathered if fits(group.runs[0]) and key(group.runs[0]) is not None]
-    for group in known:
-        values.setdefault(place(group), set()).add(key(group.runs[0]))
-    return [group for group in known if len(values[place(group)]) >= least]
+    """Return the groups of those panels in which a key takes several values.
 
-
-def alpha(run: Run) -> float | None:
-    """Return the Dirichlet alpha, None where the partition has none."""
-    own = run.get("partition.alpha")
-    return float(own) if isinstance(own, int | float) and own > 0 else None
-
-
-def value(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
-    """Return mean and standard deviation over seeds of the judged accuracy, or of another column of
-    its row.
+    Args:
+        groups: Any.
+        fits: Whether a run belongs to the figure.
+        key: A run's value, None without one.
+        least: How many values there must be.
+        panel: Names a group's panel.
     """
+    values_by_panel: dict[Any, set[Any]] = {}
+    fitting_groups = []
+    for group in groups:
+        run = group.runs[0]
+        if fits(run) and key(run) is not None:
+            fitting_groups.append(group)
+            values_by_panel.setdefault(panel(group), set()).add(key(run))
+    return [group for group in fitting_groups if len(values_by_panel[panel(group)]) >= least]
+
+
+def dirichlet_alpha(run: Run) -> float | None:
+    """Return the Dirichlet alpha, None where the partition has none."""
+    alpha = run.get("partition.alpha")
+    return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
+
+
+def mean_over_seeds(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
+    """Return mean and deviation over seeds of the judged accuracy, or of another column."""
     rows = judged(group, rule.select, rule.every).values()
     if rule.select == "validation" and not rows:
-        raise unchosen(group)  # a figure has no notes
+        raise unchosen(group)  # a figure has no notes that could say so
     return over_seeds([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
 
 
-def line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> None:
-    """Draw a line through the means, with error bars where there is a spread."""
-    across, means, spreads = (
-        [x for x, _ in points],
-        [mean for _, (mean, _) in points],
-        [std for _, (_, std) in points],
-    )
-    error = (
-        None
-        if all(map(math.isnan, spreads))
-        else [0.0 if math.isnan(spread) else spread for spread in spreads]
-    )
-    ax.errorbar(
-        across, means, yerr=error, label=legible(label), capsize=2, **{**look(place), **changes}
-    )
+def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) -> None:
+    """Draw a line through means, with error bars where there is a deviation.
+
+    Args:
+        ax: Where.
+        points: From left to right.
+        label: For the legend.
+        index: The line's number, which gives its look.
+        style: Replaces parts of the look.
+    """
+    x_values = [x for x, _ in points]
+    means = [mean for _, (mean, _) in points]
+    deviations = [deviation for _, (_, deviation) in points]
+    error_bars = None
+    if not all(map(math.isnan, deviations)):
+        error_bars = [0.0 if math.isnan(deviation) else deviation for deviation in deviations]
+    look_of_line = {**look(index), **style}
+    ax.errorbar(x_values, means, yerr=error_bars, label=legible(label), capsize=2, **look_of_line)
 
 
-Lines = Callable[[Group], dict[str, str]]
-"""What a group's lines are called, each with its column of rounds.csv, empty for the judged
-accuracy.
-"""
-
-
-def over(
-    x: Callable[[Run], float | None],
+def paint_accuracy_over(
+    quantity: Callable[[Run], float | None],
     label: str,
-    lines: Lines,
+    lines: LineColumns,
     panel: Callable[[Group], str] = lambda group: group.dataset,
     log: bool = False,
-) -> Callable[[list[Group], Path, Selection], list[Path]]:
-    """Return what paints accuracy over a quantity, a line where it takes two values or more.
+) -> Paint:
+    """Return a function that draws accuracy over a quantity.
 
-    x: a run's value of it, called `label`. panel: a panel's title. log: on a logarithmic scale.
+    A line is drawn where the quantity takes two values or more.
+
+    Args:
+        quantity: A run's value.
+        label: Of the x axis.
+        lines: A group's lines.
+        panel: A panel's title.
+        log: Whether the x axis is logarithmic.
     """
 
-    def paint(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-        names = list(dict.fromkeys(name for group in shown for name in lines(group)))
+    def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+        line_names = list(dict.fromkeys(name for group in groups for name in lines(group)))
 
-        def draw(ax: Axes, members: list[Group]) -> None:
-            placed = [(at, group) for group in members if (at := x(group.runs[0])) is not None]
-            for number, name in enumerate(names):
-                own = [
-                    (at, value(group, rule, lines(group)[name]))
-                    for at, group in placed
-                    if name in lines(group)
-                ]
-                if len(points := sorted(point for point in own if not math.isnan(point[1][0]))) > 1:
-                    line(ax, points, name, number)
-            own_columns = any(column for group in members for column in lines(group).values())
-            told = "test accuracy (%)" if own_columns else METRICS[rule.accuracy].label
-            ax.set(xlabel=label, ylabel=told, xscale="log" if log else "linear")
-            ticks = sorted({at for at, _ in placed})
+        def draw_panel(ax: Axes, members: list[Group]) -> None:
+            placed_groups = []
+            for group in members:
+                x = quantity(group.runs[0])
+                if x is not None:
+                    placed_groups.append((x, group))
+            for index, name in enumerate(line_names):
+                points = []
+                for x, group in placed_groups:
+                    if name not in lines(group):
+                        continue
+                    mean, deviation = mean_over_seeds(group, rule, lines(group)[name])
+                    if not math.isnan(mean):
+                        points.append((x, (mean, deviation)))
+                if len(points) > 1:
+                    draw_points(ax, sorted(points), name, index)
+            has_other_columns = any(column for group in members for column in lines(group).values())
+            y_label = "test accuracy (%)" if has_other_columns else METRICS[rule.accuracy].label
+            ax.set(xlabel=label, ylabel=y_label, xscale="log" if log else "linear")
+            ticks = sorted({x for x, _ in placed_groups})
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             ax.minorticks_off()
 
-        return panels(by(shown, panel), path, draw)
+        return panels(by(groups, panel), path, draw_panel)
 
     return paint
 
 
-def of_method(
-    method: str, recorded: Callable[[Group], Any]
-) -> Callable[[Sequence[Group]], list[Group]]:
-    """Return a choice of the method's runs that recorded it."""
-    return lambda every: [
-        group for group in every if group.runs[0].method_name == method and recorded(group)
-    ]
+def choose_method(method: str, has_recorded: Callable[[Group], Any]) -> ChooseGroups:
+    """Return a function that chooses a method's groups which recorded something."""
+
+    def choose(groups: Sequence[Group]) -> list[Group]:
+        of_method = [group for group in groups if group.runs[0].method_name == method]
+        return [group for group in of_method if has_recorded(group)]
+
+    return choose
 
 
-def masks(group: Group) -> list[dict[str, Mask]]:
+def masks_by_seed(group: Group) -> list[dict[str, Mask]]:
     """Return the masks of each seed that recorded them, by tensor."""
     return [run.masks for run in group.used if run.masks]

@@ -14,338 +14,461 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.papers import published
-from fedpfl.papers.layout import LAST, Layout, Measure, Selection, rank, tuned
-from fedpfl.papers.registry import TABLES, datasets
+from fedpfl.papers.layout import (
+    LAST,
+    Layout,
+    Measure,
+    Selection,
+    closeness_to_paper,
+    measure_fine_tuned,
+)
+from fedpfl.papers.registry import TABLES, paper_datasets
 from fedpfl.report.grouping import Group, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
 from fedpfl.report.tables import chosen_on, emptiness, judged, over_which
 from fedpfl.report.text import few
 
-Part = tuple[int, int, float | None]
-"""Line, column and alpha of what a cell is the mean of."""
-Place = tuple[int, int]
-"""Line and column."""
-DIFFERENCES = {"percent": "difference", "decimal": "difference", "entries": "change"}
+CellIndex = tuple[int, int]
+"""Row and column."""
+CellPart = tuple[int, int, float | None]
+"""Row, column and alpha: a cell shows the mean of its parts."""
+SeedValues = dict[int, float]
+"""A number by seed."""
+
+DIFFERENCE_KINDS = {"percent": "difference", "decimal": "difference", "entries": "change"}
 """How own minus published is shown, by the kind of number."""
+SIGNIFICANCE = 0.05
+ACCURACY_TEXTS = {
+    "accuracy": "mean over clients",
+    "accuracy_pooled": "pooled over all clients' test samples",
+    "accuracy_worst10": "mean over the worst decile of clients",
+    "cohort_after": "right after local training, pooled over the round's clients",
+}
 
 
 @dataclass
-class Filled:
-    """What runs say of a layout's cells.
+class FilledCells:
+    """Hold what runs say of a layout's cells.
 
-    speaking: the groups that fill the parts. parts, values: numbers by seed, of parts and of cells.
-    reached: the state of cells whose runs are not whole. ambiguous: groups that are one of several
-    that fit.
+    Attributes:
+        layout: The table.
+        rule: Which accuracy of which evaluation is shown.
+        part_groups: The group that fills each part.
+        part_values: Numbers of parts.
+        cell_values: Numbers of cells: means over their parts.
+        unfinished: How far the runs of a cell are, where they are not whole.
+        ambiguous_titles: Groups that are one of several that fit.
     """
 
     layout: Layout
     rule: Selection
-    speaking: dict[Part, Group] = field(default_factory=dict)
-    parts: dict[Part, dict[int, float]] = field(default_factory=dict)
-    values: dict[Place, dict[int, float]] = field(default_factory=dict)
-    reached: dict[Place, str] = field(default_factory=dict)
-    ambiguous: dict[str, None] = field(default_factory=dict)
+    part_groups: dict[CellPart, Group] = field(default_factory=dict)
+    part_values: dict[CellPart, SeedValues] = field(default_factory=dict)
+    cell_values: dict[CellIndex, SeedValues] = field(default_factory=dict)
+    unfinished: dict[CellIndex, str] = field(default_factory=dict)
+    ambiguous_titles: dict[str, None] = field(default_factory=dict)
 
     @property
-    def places(self) -> list[Place]:
-        """All cells, line by line."""
-        return [
-            (i, j) for i in range(len(self.layout.lines)) for j in range(len(self.layout.places))
-        ]
+    def cell_indices(self) -> list[CellIndex]:
+        """All cells, row by row."""
+        columns = range(len(self.layout.columns))
+        return [(i, j) for i in range(len(self.layout.rows)) for j in columns]
 
     @property
-    def shown(self) -> dict[Part, Group]:
-        """The groups that a number is shown of."""
-        return {part: group for part, group in self.speaking.items() if self.values[part[:2]]}
-
-    @property
-    def hollow(self) -> set[Part]:
-        """The parts whose runs hold no number where they are judged."""
-        rule = self.rule
+    def shown_groups(self) -> dict[CellPart, Group]:
+        """The groups of the cells that show a number."""
         return {
-            part
-            for part, group in self.speaking.items()
-            if emptiness([group], rule.select, rule.every, rule.by)
+            part: group for part, group in self.part_groups.items() if self.cell_values[part[:2]]
         }
 
-    def absent(self) -> Iterator[Part]:
+    @property
+    def parts_without_number(self) -> set[CellPart]:
+        """The parts whose runs hold no number where they are judged."""
+        return {part for part, group in self.part_groups.items() if self.empty_notes([group])}
+
+    def empty_notes(self, groups: Sequence[Group]) -> tuple[str, ...]:
+        """Return why groups hold no number where they are judged; nothing if they do."""
+        return tuple(emptiness(groups, self.rule.select, self.rule.every, self.rule.by))
+
+    def missing_parts(self) -> Iterator[CellPart]:
         """Yield the parts that runs would fill."""
-        hollow = self.hollow
-        for i, j in self.places:
-            untold = self.layout.lines[i].untold or self.layout.places[j].untold
-            for alpha in () if untold or self.values[i, j] else self.layout.places[j].alphas:
-                if not self.parts.get((i, j, alpha)) and (i, j, alpha) not in hollow:
-                    yield i, j, alpha
+        parts_without_number = self.parts_without_number
+        for i, j in self.cell_indices:
+            column = self.layout.columns[j]
+            is_omitted = self.layout.rows[i].omission or column.omission
+            if is_omitted or self.cell_values[i, j]:
+                continue
+            for alpha in column.alphas:
+                part = (i, j, alpha)
+                if not self.part_values.get(part) and part not in parts_without_number:
+                    yield part
 
 
-def fill(
+def fill_table(
     name: str,
-    gathered: Sequence[Group],
+    groups: Sequence[Group],
     rule: Selection | None = LAST,
     only: Sequence[str] = (),
     test: str = "",
 ) -> Table:
     """Fill table `paper/name` from groups of runs.
 
-    rule: None for the paper's own. only: columns of these data sets; by default the paper's, or
-    those of the runs where none of the papers' is among them. test: t or wilcoxon, against the last
-    line.
+    Args:
+        name: The table, as in TABLES.
+        groups: Runs that differ by seed alone.
+        rule: None for the paper's own.
+        only: Data sets of the columns; by default the paper's, or those of the runs where none of
+            the papers' is among them.
+        test: "t" or "wilcoxon", to compare with the last row; "" for none.
     """
-    whole = TABLES[name]
-    assert isinstance(whole, Layout)
-    present = {group.runs[0].dataset_name: None for group in gathered}
-    other = present and not present.keys() & datasets()
-    layout = whole.on(only or tuple(present)) if only or other else whole
-    filled = _filled(layout, gathered, rule or layout.rule)
-    differs: set[Place] = set()
-    notes = [*_notes(filled), *([_compare(filled, test, differs)] if test else [])]
-    cells = {place: _cell(filled, place, differs) for place in filled.places}
-    _mark(filled, cells)
-    frame = pd.DataFrame([_record(name, filled, place, cells[place]) for place in filled.places])
+    # ---- Which columns
+    whole_layout = TABLES[name]
+    assert isinstance(whole_layout, Layout)
+    run_datasets = {group.runs[0].dataset_name: None for group in groups}
+    has_other_datasets = run_datasets and not run_datasets.keys() & paper_datasets()
+    layout = whole_layout
+    if only or has_other_datasets:
+        layout = whole_layout.with_datasets(only or tuple(run_datasets))
+
+    # ---- What fills them
+    filled = _fill_cells(layout, groups, rule or layout.rule)
+    notes = [*_notes(filled)]
+    different_cells: set[CellIndex] = set()
+    if test:
+        different_cells, test_note = _compare_with_last_row(filled, test)
+        notes.append(test_note)
+    cells = {index: _make_cell(filled, index, different_cells) for index in filled.cell_indices}
+    _mark_best(filled, cells)
+
+    # ---- The table
+    columns = [Column("")]
+    for column in layout.columns:
+        dataset_title, setting = column.heading
+        columns.append(Column(setting, "percent", dataset_title))
+    rows = [
+        [Cell(row.label), *(cells[i, j] for j in range(len(layout.columns)))]
+        for i, row in enumerate(layout.rows)
+    ]
+    records = [_record(name, filled, index, cells[index]) for index in filled.cell_indices]
     return Table(
         "",
-        (
-            Column(""),
-            *(Column(place.heading[1], "percent", place.heading[0]) for place in layout.places),
-        ),
-        [
-            [Cell(line.label), *(cells[i, j] for j in range(len(layout.places)))]
-            for i, line in enumerate(layout.lines)
-        ],
-        frame,
+        tuple(columns),
+        rows,
+        pd.DataFrame(records),
         _caption(filled),
         tuple(notes),
         below="published",
-        commands=_missing(layout, whole, [*filled.absent()]),
+        commands=_commands_that_fill(layout, whole_layout, [*filled.missing_parts()]),
     )
 
 
-def _filled(layout: Layout, gathered: Sequence[Group], rule: Selection) -> Filled:
-    filled = Filled(layout, rule)
-    for i, j in filled.places:
-        place, line = layout.places[j], layout.lines[i]
-        for alpha in place.alphas:
-            own = [group for group in gathered if layout.fits(group.runs[0], i, j, alpha)]
-            if own:
-                best = max(own, key=lambda group: rank(group, layout.setup_of(group.runs[0], j)))
-                filled.speaking[i, j, alpha] = best
-                filled.parts[i, j, alpha] = _values(best, place.measure or line.measure, rule)
-            if len(own) > 1:
-                filled.ambiguous[best.title] = None
-        filled.values[i, j] = _mean([filled.parts.get((i, j, alpha), {}) for alpha in place.alphas])
-    filled.reached = {
-        part[:2]: group.status for part, group in filled.shown.items() if not group.whole
-    }
+# ---- Which runs fill which cells
+
+
+def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> FilledCells:
+    """Fill each cell from the fitting runs that are nearest to the paper's."""
+    filled = FilledCells(layout, rule)
+    for i, j in filled.cell_indices:
+        column = layout.columns[j]
+        measure = column.measure or layout.rows[i].measure
+        for alpha in column.alphas:
+            fitting = [group for group in groups if layout.fits(group.runs[0], i, j, alpha)]
+            if not fitting:
+                continue
+            nearest = max(
+                fitting,
+                key=lambda group: closeness_to_paper(group, layout.setup_of(group.runs[0], j)),
+            )
+            filled.part_groups[i, j, alpha] = nearest
+            filled.part_values[i, j, alpha] = _measure_group(nearest, measure, rule)
+            if len(fitting) > 1:
+                filled.ambiguous_titles[nearest.title] = None
+        values_of_parts = [filled.part_values.get((i, j, alpha), {}) for alpha in column.alphas]
+        filled.cell_values[i, j] = _mean_over_parts(values_of_parts)
+    for part, group in filled.shown_groups.items():
+        if not group.whole:
+            filled.unfinished[part[:2]] = group.status
     return filled
 
 
-def _notes(filled: Filled) -> Iterator[str]:
-    """What a reader must know beside the caption."""
-    layout, rule = filled.layout, filled.rule
-    yield from published.departures(_setups(layout, filled.shown))
-    yield from _mixed(layout, filled.speaking)
-    yield from (
-        chosen_on(rule.select) if any(line.kind == "percent" for line in layout.lines) else ()
-    )
-    yield from emptiness(
-        _once(filled.speaking[part] for part in filled.hollow), rule.select, rule.every, rule.by
-    )
-    if filled.ambiguous:
-        which = few(filled.ambiguous)
-        yield f"Several configurations fit {which}; shown is the one nearest to the paper's, then the longest."
-    if filled.reached:
-        told = few(dict.fromkeys(filled.reached.values()))
-        yield f"° not all planned rounds: the last evaluation that there is ({told})."
-    yield from filter(None, [layout.note])
-    untold = [(one.label, one.untold) for one in layout.lines] + [
-        (one.setting, one.untold) for one in layout.places
-    ]
-    for why in dict.fromkeys(why for _, why in untold if why):
-        yield f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}."
+def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValues:
+    """Return what a cell shows of a group, by seed."""
+    rows = judged(group, rule.select, rule.every, rule.by)
+    values = {run.seed: measure(run, row, rule) for run, row in rows.items()}
+    # Where a seed lacks the value, a mean of the others would not be the group's.
+    if any(map(math.isnan, values.values())):
+        return {}
+    return values
 
 
-def _published(filled: Filled, place: Place) -> tuple[float, float]:
-    """The published number of a cell and its deviation."""
-    known = published.lookup(filled.layout.key(*place))
-    return (known.value, known.std) if known else (math.nan, math.nan)
+def _mean_over_parts(parts: Sequence[SeedValues]) -> SeedValues:
+    """Return the mean over the parts, by the seeds that all have."""
+    common_seeds = [seed for seed in parts[0] if all(seed in part for part in parts)]
+    return {seed: math.fsum(part[seed] for part in parts) / len(parts) for seed in common_seeds}
 
 
-def _cell(filled: Filled, place: Place, differs: set[Place]) -> Cell:
-    kind, (theirs, _) = filled.layout.lines[place[0]].kind, _published(filled, place)
-    mean, spread = over_seeds(list(filled.values[place].values()))
-    flag = ("°" if place in filled.reached else "") + ("†" if place in differs else "")
-    apart = "" if kind == "exact" else number(DIFFERENCES[kind], mean - theirs)
-    below = f"{number(kind, theirs)} {apart}".strip()
-    return Cell(mean, spread if kind == "percent" else math.nan, kind, flag=flag, below=below)
+# ---- What a cell shows
 
 
-def _record(name: str, filled: Filled, place: Place, cell: Cell) -> dict[str, Any]:
-    dataset, setting = filled.layout.places[place[1]].heading
-    (theirs, std), values = _published(filled, place), filled.values[place]
-    mean, spread = over_seeds(list(values.values()))
+def _published_value(filled: FilledCells, index: CellIndex) -> tuple[float, float]:
+    """Return the published number of a cell and its deviation, nan where there is none."""
+    entry = published.lookup(filled.layout.published_key(*index))
+    return (entry.value, entry.std) if entry else (math.nan, math.nan)
+
+
+def _make_cell(filled: FilledCells, index: CellIndex, different_cells: set[CellIndex]) -> Cell:
+    """Return a cell: the own value, and below it the published one and the difference."""
+    kind = filled.layout.rows[index[0]].kind
+    published_value, _ = _published_value(filled, index)
+    mean, deviation = over_seeds(list(filled.cell_values[index].values()))
+    flag = ""
+    if index in filled.unfinished:
+        flag += "°"
+    if index in different_cells:
+        flag += "†"
+    difference = ""
+    if kind != "exact":
+        difference = number(DIFFERENCE_KINDS[kind], mean - published_value)
+    below = f"{number(kind, published_value)} {difference}".strip()
+    return Cell(mean, deviation if kind == "percent" else math.nan, kind, flag=flag, below=below)
+
+
+def _record(name: str, filled: FilledCells, index: CellIndex, cell: Cell) -> dict[str, Any]:
+    """Return a cell as a row of the table's CSV."""
+    i, j = index
+    dataset_title, setting = filled.layout.columns[j].heading
+    published_value, published_deviation = _published_value(filled, index)
+    values = filled.cell_values[index]
+    mean, deviation = over_seeds(list(values.values()))
     return {
         "table": name,
-        "row": filled.layout.lines[place[0]].label,
-        "dataset": dataset,
+        "row": filled.layout.rows[i].label,
+        "dataset": dataset_title,
         "setting": setting,
         "own": mean,
-        "own_seed_std": spread,
+        "own_seed_std": deviation,
         "seeds": " ".join(map(str, sorted(values))),
-        "unfinished": filled.reached.get(place, ""),
-        "published": theirs,
-        "published_std": std,
-        "difference": mean - theirs,
+        "unfinished": filled.unfinished.get(index, ""),
+        "published": published_value,
+        "published_std": published_deviation,
+        "difference": mean - published_value,
         "rank": {"best": 1, "second": 2}.get(cell.mark),
     }
 
 
-def _mark(filled: Filled, cells: Mapping[Place, Cell]) -> None:
+def _mark_best(filled: FilledCells, cells: Mapping[CellIndex, Cell]) -> None:
     """Mark the best and the second of each column, among accuracies."""
-    ranked = [i for i, line in enumerate(filled.layout.lines) if line.kind == "percent"]
-    for j in range(len(filled.layout.places)):
-        groups = [
-            [group for part, group in filled.shown.items() if part[:2] == (i, j)] for i in ranked
-        ]
-        finished = [
-            bool(own) and all(group.used[0].status == "finished" for group in own) for own in groups
-        ]
-        mark([cells[i, j] for i in ranked], finished)
+    accuracy_rows = [i for i, row in enumerate(filled.layout.rows) if row.kind == "percent"]
+    for j in range(len(filled.layout.columns)):
+        are_finished = [_is_finished(filled, (i, j)) for i in accuracy_rows]
+        mark([cells[i, j] for i in accuracy_rows], are_finished)
 
 
-def _once(gathered: Iterable[Group]) -> list[Group]:
-    return list({id(group): group for group in gathered}.values())
+def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
+    """Return whether a cell has groups, and all of these are finished."""
+    groups = [group for part, group in filled.shown_groups.items() if part[:2] == index]
+    return bool(groups) and all(group.used[0].status == "finished" for group in groups)
 
 
-def _setups(
-    layout: Layout, shown: Mapping[Part, Group]
-) -> list[tuple[Group, Mapping[str, Any], str]]:
-    """What `departures` takes, for every group once."""
-    found: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
-    for (i, j, _), group in shown.items():
-        known = published.lookup(layout.key(i, j))
-        if known:
-            found.setdefault(id(group), (group, layout.setup_of(group.runs[0], j), known.note))
-    return list(found.values())
+# ---- Notes and caption
 
 
-def _values(group: Group, measure: Measure, rule: Selection) -> dict[int, float]:
-    """What the cell shows, by seed; nothing where a seed lacks it, as a mean of the others would
-    not be the group's.
-    """
-    found = judged(group, rule.select, rule.every, rule.by)
-    values = {run.seed: measure(run, row, rule) for run, row in found.items()}
-    return {} if any(map(math.isnan, values.values())) else values
+def _notes(filled: FilledCells) -> Iterator[str]:
+    """Yield what a reader must know beside the caption."""
+    layout, rule = filled.layout, filled.rule
+    yield from published.departures(_compared_setups(filled))
+    yield from _unequal_column_notes(filled)
+    if any(row.kind == "percent" for row in layout.rows):
+        yield from chosen_on(rule.select)
+    empty_parts = filled.parts_without_number
+    yield from filled.empty_notes(_distinct(filled.part_groups[part] for part in empty_parts))
+    if filled.ambiguous_titles:
+        yield (
+            f"Several configurations fit {few(filled.ambiguous_titles)}; shown is the one nearest "
+            "to the paper's, then the longest."
+        )
+    if filled.unfinished:
+        progress = few(dict.fromkeys(filled.unfinished.values()))
+        yield f"° not all planned rounds: the last evaluation that there is ({progress})."
+    if layout.note:
+        yield layout.note
+    omitted: dict[str, list[str]] = {}
+    for row in layout.rows:
+        omitted.setdefault(row.omission, []).append(row.label)
+    for column in layout.columns:
+        omitted.setdefault(column.omission, []).append(column.setting)
+    for omission, names in omitted.items():
+        if omission:
+            yield f"Without own values: {', '.join(names)}; {omission}."
 
 
-def _mean(parts: Sequence[dict[int, float]]) -> dict[int, float]:
-    """Mean over the parts, by the seeds that all have."""
-    seeds = [seed for seed in parts[0] if all(seed in part for part in parts)]
-    return {seed: math.fsum(part[seed] for part in parts) / len(parts) for seed in seeds}
+def _distinct(groups: Iterable[Group]) -> list[Group]:
+    """Return every group once, in the order in which they come first."""
+    return list({id(group): group for group in groups}.values())
 
 
-def _mixed(layout: Layout, speaking: Mapping[Part, Group]) -> list[str]:
-    """Say what of a column's runs is not as in most of them, but for the method and what a line is
-    about.
-    """
-    told: dict[str, None] = {}
-    for j, place in enumerate(layout.places):
-        for alpha in place.alphas:
-            alike = [
-                i
-                for i, line in enumerate(layout.lines)
-                if all(key.startswith("method.") for key in line.where)
-            ]
-            shown = _once(speaking[i, j, alpha] for i in alike if (i, j, alpha) in speaking)
-            for group, words in zip(shown, unlike(shown), strict=True):
-                if words:
-                    told[
-                        f"{group.runs[0].called} on {', '.join(place.heading)} ({', '.join(words)})"
-                    ] = None
-    return [f"Not alike in what a column should share: {few(told)}."] if told else []
+def _compared_setups(filled: FilledCells) -> list[tuple[Group, Mapping[str, Any], str]]:
+    """Return every shown group once, with its published set-up and the published note."""
+    setup_by_group: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
+    for (i, j, _), group in filled.shown_groups.items():
+        entry = published.lookup(filled.layout.published_key(i, j))
+        if entry:
+            setup = filled.layout.setup_of(group.runs[0], j)
+            setup_by_group.setdefault(id(group), (group, setup, entry.note))
+    return list(setup_by_group.values())
 
 
-def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
-    """Compare the last line with each other one, paired over seeds; collects what differs, and says
-    how it went.
+def _unequal_column_notes(filled: FilledCells) -> list[str]:
+    """Return a note on runs that differ from most of their column in more than the method."""
+    layout = filled.layout
+    # Rows that set other keys differ in these on purpose.
+    comparable_rows = [
+        i
+        for i, row in enumerate(layout.rows)
+        if all(key.startswith("method.") for key in row.config)
+    ]
+    descriptions: dict[str, None] = {}
+    for j, column in enumerate(layout.columns):
+        for alpha in column.alphas:
+            parts = [(i, j, alpha) for i in comparable_rows if (i, j, alpha) in filled.part_groups]
+            groups = _distinct(filled.part_groups[part] for part in parts)
+            for group, deviations in zip(groups, unlike(groups), strict=True):
+                if deviations:
+                    heading = ", ".join(column.heading)
+                    description = f"{group.runs[0].called} on {heading} ({', '.join(deviations)})"
+                    descriptions[description] = None
+    if not descriptions:
+        return []
+    return [f"Not alike in what a column should share: {few(descriptions)}."]
+
+
+def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellIndex], str]:
+    """Compare each row with the last one, paired over seeds.
+
+    Returns:
+        The cells that differ, and a note on the test.
     """
     from fedpfl.report.compare import LEAST, paired_test
 
-    last, counts = len(filled.layout.lines) - 1, set()
-    for (i, j), own in filled.values.items():
-        theirs = filled.values[last, j]
-        seeds = sorted(own.keys() & theirs.keys())
-        if i != last and len(seeds) > 1:
-            counts.add(len(seeds))
-            if paired_test([own[seed] - theirs[seed] for seed in seeds], test) < 0.05:
-                differs.add((i, j))
-    against = filled.layout.lines[last].label
-    if not counts:
-        return (
-            f"No paired test against {against}: no two of its seeds were run with another method."
+    # ---- Test each cell that shares two seeds or more
+    last_row = len(filled.layout.rows) - 1
+    seed_counts: set[int] = set()
+    different_cells: set[CellIndex] = set()
+    for (i, j), values in filled.cell_values.items():
+        last_values = filled.cell_values[last_row, j]
+        seeds = sorted(values.keys() & last_values.keys())
+        if i == last_row or len(seeds) < 2:
+            continue
+        seed_counts.add(len(seeds))
+        differences = [values[seed] - last_values[seed] for seed in seeds]
+        if paired_test(differences, test) < SIGNIFICANCE:
+            different_cells.add((i, j))
+
+    # ---- Say how it went
+    label = filled.layout.rows[last_row].label
+    if not seed_counts:
+        return different_cells, (
+            f"No paired test against {label}: no two of its seeds were run with another method."
         )
-    name = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
-    few_seeds = f" (never met with fewer than {LEAST[test]})" if min(counts) < LEAST[test] else ""
-    numbers = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"† differs from {against}: paired {name} over {numbers} seeds, p < 0.05{few_seeds}, not corrected for many."
+    test_title = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
+    fewest, most = min(seed_counts), max(seed_counts)
+    seeds_text = " to ".join(map(str, sorted({fewest, most})))
+    warning = ""
+    if fewest < LEAST[test]:
+        warning = f" (never met with fewer than {LEAST[test]})"
+    return different_cells, (
+        f"† differs from {label}: paired {test_title} over {seeds_text} seeds, "
+        f"p < {SIGNIFICANCE}{warning}, not corrected for many."
+    )
 
 
-def _caption(filled: Filled) -> str:
-    layout, values, rule = filled.layout, filled.values, filled.rule
-    below = "Below: the published value, and own minus published"
-    if layout.lines[0].kind != "percent":
+def _caption(filled: FilledCells) -> str:
+    """Return what the table shows."""
+    layout, rule = filled.layout, filled.rule
+    if layout.rows[0].kind != "percent":
         about = f" {layout.about[0].upper()}{layout.about[1:]}." if layout.about else ""
         return f"{layout.title}: own, below it the published number and the difference.{about}"
-    which = {
-        "accuracy": "mean over clients",
-        "accuracy_pooled": "pooled over all clients' test samples",
-        "accuracy_worst10": "mean over the worst decile of clients",
-        "cohort_after": "right after local training, pooled over the round's clients",
-    }.get(rule.accuracy, rule.accuracy)
-    when = "the last evaluation of each run"
+    accuracy = ACCURACY_TEXTS.get(rule.accuracy, rule.accuracy)
+    has_fine_tuned_row = any(row.measure is measure_fine_tuned for row in layout.rows)
+    if has_fine_tuned_row and not rule.accuracy.startswith("cohort_"):
+        accuracy = f"{accuracy}, before fine-tuning but for FedAvg+FT,"
+    evaluation = "the last evaluation of each run"
     if rule.select == "best-checkpoint":
-        when = f"the best evaluation of each run (every {rule.every})"
+        evaluation = f"the best evaluation of each run (every {rule.every})"
     elif rule.select == "validation":
-        when = "each run's first evaluation of the best validation accuracy"
-    seeds: dict[str, list[int]] = {}
-    for i, line in enumerate(layout.lines):
-        own = {j: sorted(values[i, j]) for j in range(len(layout.places)) if values[i, j]}
-        one = len({tuple(told) for told in own.values()}) == 1
-        seeds |= {
-            line.label if one else f"{line.label} on {', '.join(layout.places[j].heading)}": own[j]
-            for j in own
-        }
-    both = any(line.measure is tuned for line in layout.lines) and not rule.accuracy.startswith(
-        "cohort_"
+        evaluation = "each run's first evaluation of the best validation accuracy"
+    return (
+        f"{layout.title}. Test accuracy in percent, {accuracy} at {evaluation}; "
+        f"{over_which(_seeds_by_row(filled))}. Below: the published value, and own minus "
+        f"published; {layout.about}."
     )
-    what = f"{which}, before fine-tuning but for FedAvg+FT," if both else which
-    return f"{layout.title}. Test accuracy in percent, {what} at {when}; {over_which(seeds)}. {below}; {layout.about}."
 
 
-def _missing(layout: Layout, whole: Layout, empty: Sequence[Part]) -> tuple[str, ...]:
-    """Make the commands that fill the empty cells, as few as say it. whole: with all columns."""
-    swept: dict[tuple[str, str], set[str]] = {}
-    for i, j in (
-        (i, j) for i in range(len(whole.lines)) for j in range(len(whole.places)) if whole.swept
-    ):
-        for alpha in whole.places[j].alphas:
-            words = whole.words(i, j, alpha)
-            for key, value in words.items():
-                swept.setdefault((words["experiment"], key), set()).add(value)
-    jobs: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
-    for part in empty:
-        words = layout.words(*part)
-        jobs.setdefault(tuple(words), {})[tuple(words.values())] = None
+def _seeds_by_row(filled: FilledCells) -> dict[str, list[int]]:
+    """Return the seeds of each row, of each of its cells where these differ."""
+    layout = filled.layout
+    seeds_by_label: dict[str, list[int]] = {}
+    for i, row in enumerate(layout.rows):
+        seeds_by_column = {
+            j: sorted(filled.cell_values[i, j])
+            for j in range(len(layout.columns))
+            if filled.cell_values[i, j]
+        }
+        has_same_seeds = len({tuple(seeds) for seeds in seeds_by_column.values()}) == 1
+        for j, seeds in seeds_by_column.items():
+            label = row.label
+            if not has_same_seeds:
+                label = f"{row.label} on {', '.join(layout.columns[j].heading)}"
+            seeds_by_label[label] = seeds
+    return seeds_by_label
+
+
+# ---- Commands
+
+
+def _commands_that_fill(
+    layout: Layout, whole_layout: Layout, missing_parts: Sequence[CellPart]
+) -> tuple[str, ...]:
+    """Return the commands that fill the missing parts, as few as say it.
+
+    Args:
+        layout: The table.
+        whole_layout: The same with all columns.
+        missing_parts: Of `layout`.
+    """
+    # ---- Jobs with the same keys can share a command
+    swept_values = _swept_values(whole_layout)
+    jobs_by_keys: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
+    for i, j, alpha in missing_parts:
+        overrides = layout.overrides_of(i, j, alpha)
+        jobs_by_keys.setdefault(tuple(overrides), {})[tuple(overrides.values())] = None
+
+    # ---- Jobs that have all other keys in common become one, key by key
     commands = []
-    for keys, found in jobs.items():
-        frame = pd.DataFrame([*found], columns=keys)
-        for key in keys[1:]:  # jobs that have all else in common become one
-            others = [name for name in frame if name != key]
-            frame = frame.groupby(others, sort=False)[key].agg(tuple).reset_index()
-        for experiment, *chosen in frame[[*keys]].values:
-            told = [
-                f"{key}={','.join(values)}"
-                for key, values in zip(keys[1:], chosen, strict=True)
-                if {*values} != swept.get((experiment, key))
-            ]
-            commands.append(" ".join([f"python -m fedpfl.train experiment={experiment}", *told]))
+    for keys, jobs in jobs_by_keys.items():
+        frame = pd.DataFrame([*jobs], columns=keys)
+        for key in keys[1:]:
+            other_keys = [name for name in frame if name != key]
+            frame = frame.groupby(other_keys, sort=False)[key].agg(tuple).reset_index()
+        for experiment, *values_of_keys in frame[[*keys]].values:
+            command = [f"python -m fedpfl.train experiment={experiment}"]
+            for key, values in zip(keys[1:], values_of_keys, strict=True):
+                # What the experiment sweeps over by itself need not be said.
+                if {*values} != swept_values.get((experiment, key)):
+                    command.append(f"{key}={','.join(values)}")
+            commands.append(" ".join(command))
     return tuple(commands)
+
+
+def _swept_values(layout: Layout) -> dict[tuple[str, str], set[str]]:
+    """Return the values that an experiment sweeps over by itself, by experiment and key."""
+    values_by_key: dict[tuple[str, str], set[str]] = {}
+    if not layout.is_whole_sweep:
+        return values_by_key
+    for i in range(len(layout.rows)):
+        for j, column in enumerate(layout.columns):
+            for alpha in column.alphas:
+                overrides = layout.overrides_of(i, j, alpha)
+                for key, value in overrides.items():
+                    values_by_key.setdefault((overrides["experiment"], key), set()).add(value)
+    return values_by_key

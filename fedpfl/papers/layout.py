@@ -1,6 +1,4 @@
-"""What a paper's table is: its lines and columns, and which runs fill a cell with what, beside
-which number.
-"""
+"""Declare a paper's table: its rows and columns, which runs fill a cell, and with what."""
 
 from __future__ import annotations
 
@@ -20,10 +18,13 @@ from fedpfl.report.table import Table
 
 
 class Selection(NamedTuple):
-    """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in
-    `accuracy_table`.
+    """Say which accuracy of which evaluation a cell shows.
 
-    published: it is the paper's own, by which other numbers are counted too.
+    Attributes:
+        accuracy: A column of rounds.csv.
+        select: Which round, as in `accuracy_table`.
+        every: Of which rounds the best is taken: each so many.
+        published: Whether it is the paper's own rule, by which other numbers are counted too.
     """
 
     accuracy: str = "accuracy"
@@ -38,216 +39,255 @@ class Selection(NamedTuple):
 
 
 LAST = Selection()
-PLAIN = {"adapter.name": "none", "privacy.name": "none", "system.deadline": "none"} | dict.fromkeys(
-    ("system.dropout", "system.stragglers"), 0.0
-)
-"""What no paper's runs have: notes tell of runs that do, and others go before them."""
+PLAIN_SETUP: dict[str, Any] = {
+    "adapter.name": "none",
+    "privacy.name": "none",
+    "system.deadline": "none",
+    "system.dropout": 0.0,
+    "system.stragglers": 0.0,
+}
+"""What no paper's runs have otherwise: notes name runs that do, and plain ones go before them."""
+
 Measure = Callable[[Run, pd.Series, Selection], float]
-"""What a cell shows of a run and its judged row."""
+"""What a cell shows of a run and its judged row of rounds.csv."""
 
 
-def accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
+def measure_accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the accuracy that the rule names."""
     return float(row.get(rule.accuracy, math.nan))
 
 
-def untrained(run: Run, row: pd.Series, rule: Selection) -> float:
+def measure_untrained(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the averaged model's accuracy, where others are judged right after training."""
-    return float(
-        row.get("accuracy" if rule.accuracy.startswith("cohort_") else rule.accuracy, math.nan)
-    )
+    is_after_training = rule.accuracy.startswith("cohort_")
+    column = "accuracy" if is_after_training else rule.accuracy
+    return float(row.get(column, math.nan))
 
 
-def tuned(run: Run, row: pd.Series, rule: Selection) -> float:
+def measure_fine_tuned(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the accuracy after fine-tuning."""
-    if rule.accuracy.startswith("cohort_"):  # fine-tuning is judged on all clients
-        return float(row.get("ft_accuracy", math.nan))
-    return float(
-        row.get(
-            rule.accuracy if rule.accuracy.startswith("ft_") else f"ft_{rule.accuracy}", math.nan
-        )
-    )
+    if rule.accuracy.startswith("ft_"):
+        column = rule.accuracy
+    elif rule.accuracy.startswith("cohort_"):
+        column = "ft_accuracy"  # fine-tuning is judged on all clients
+    else:
+        column = f"ft_{rule.accuracy}"
+    return float(row.get(column, math.nan))
 
 
-def has(run: Run, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a run has these values of its configuration, one of several; what it does not
-    have is false.
+def has_config(run: Run, config: Mapping[str, Any]) -> bool:
+    """Return whether a run has these values; a key that it does not have counts as false.
+
+    Args:
+        run: Any run.
+        config: Values by dotted key; a tuple for one of several.
     """
-    found = (
-        (run.get(key), value if isinstance(value, tuple) else (value,))
-        for key, value in wanted.items()
-    )
-    return all(own in values or (own is None and False in values) for own, values in found)
+    for key, value in config.items():
+        accepted_values = value if isinstance(value, tuple) else (value,)
+        run_value = run.get(key)
+        is_false = run_value is None and False in accepted_values
+        if run_value not in accepted_values and not is_false:
+            return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """One row of a table: which runs fill it, with what, beside which published number, and by
-    which command.
+class TableRow:
+    """Declare a row: which runs fill it with what, beside which published number.
 
-    experiment: `{}` stands for the place's. where: values that its runs must have and its command
-    says, perhaps by data set (empty: others); usual: that they must have besides. words: the
-    command's, if not method and `where`.
-    known_as, metric, setting: under which the number is published, by default the label, the
-    table's and the place's.
-    untold: why it has no own value.
+    Attributes:
+        label: The row's label.
+        method: The method of its runs.
+        experiment: The experiment of its command; `{}` stands for the column's.
+        fits: Whether a run may fill it, beside what `config` says.
+        measure: What its cells show.
+        config: Values that its runs must have and its command sets, perhaps by data set (empty:
+            others).
+        implied_config: Values that its runs must have besides.
+        overrides: The command's overrides, if not the method and `config`.
+        published_name: The method's name in published.csv, by default the label.
+        metric: The metric there, by default the table's.
+        setting: The setting there, by default the column's.
+        kind: How numbers are shown, as in `Column`.
+        omission: Why it has no own value; "" if it has.
     """
 
     label: str
     method: str = ""
     experiment: str = "{}"
     fits: Callable[[Run], bool] = lambda run: True
-    measure: Measure = accuracy
-    where: Mapping[str, Any] = field(default_factory=dict)
-    usual: Mapping[str, Any] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-    known_as: str = ""
+    measure: Measure = measure_accuracy
+    config: Mapping[str, Any] = field(default_factory=dict)
+    implied_config: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    published_name: str = ""
     metric: str = ""
     setting: str = ""
     kind: str = "percent"
-    untold: str = ""
+    omission: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """One column of a table: what its runs are on.
+class TableColumn:
+    """Declare a column: which data its runs are on.
 
-    setting: as published. where: values that its runs must have. alphas: of a Dirichlet partition;
-    of several a cell
-    shows the mean. experiment, words: of the command. setup: what else is published of them.
-    faulty: with the published
-    MedMNIST normalisation. measure: instead of the line's. untold: why there is no own value.
+    Attributes:
+        dataset: Name in the configuration.
+        setting: As published.
+        config: Values that its runs must have.
+        alphas: Of a Dirichlet partition; of several a cell shows the mean.
+        experiment: Of the command.
+        overrides: Of the command.
+        setup: What else is published of its runs, by dotted key.
+        faulty: Whether runs have the published MedMNIST normalisation.
+        measure: What its cells show, instead of the row's.
+        omission: Why it has no own value; "" if it has.
     """
 
     dataset: str
     setting: str
-    where: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     alphas: tuple[float | None, ...] = (None,)
     experiment: str = ""
-    words: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
     faulty: bool = False
     measure: Measure | None = None
-    untold: str = ""
+    omission: str = ""
 
     @property
     def heading(self) -> tuple[str, str]:
         """The names of data set and setting."""
-        return DATASETS.get(self.dataset, self.dataset) + (
-            " as published" if self.faulty else ""
-        ), self.setting
+        title = DATASETS.get(self.dataset, self.dataset)
+        return f"{title} as published" if self.faulty else title, self.setting
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A table: its lines and columns.
+    """Declare a table: its rows and columns. Cells go by the indices of row and column.
 
-    source: of the published numbers. rule, about: the paper's own, and what is known of it. setup:
-    what the published
-    runs share, perhaps by run. note: more to say below it. swept: its experiments run exactly what
-    the table shows.
+    Attributes:
+        title: The table's title.
+        source: Of the published numbers.
+        rows: From top to bottom.
+        columns: From left to right.
+        rule: The paper's own.
+        about: What is known of the rule.
+        setup: What the published runs share, by dotted key; perhaps by run.
+        metric: Of the published numbers.
+        note: More to say below the table.
+        is_whole_sweep: Whether its experiments run exactly what the table shows.
     """
 
     title: str
     source: str
-    lines: tuple[Line, ...]
-    places: tuple[Place, ...]
+    rows: tuple[TableRow, ...]
+    columns: tuple[TableColumn, ...]
     rule: Selection
     about: str
     setup: Mapping[str, Any] | Callable[[Run], Mapping[str, Any]]
     metric: str = ""
     note: str = ""
-    swept: bool = False
+    is_whole_sweep: bool = False
 
-    def key(self, i: int, j: int) -> published.Key:
-        """Return what cell's published number goes by."""
-        line, place = self.lines[i], self.places[j]
-        metric, setting = line.metric or self.metric, line.setting or place.setting
-        return self.source, metric, line.known_as or line.label, place.dataset, setting
+    def published_key(self, i: int, j: int) -> published.Key:
+        """Return the key of a cell's published number."""
+        row, column = self.rows[i], self.columns[j]
+        metric = row.metric or self.metric
+        method = row.published_name or row.label
+        setting = row.setting or column.setting
+        return self.source, metric, method, column.dataset, setting
 
-    def where(self, i: int, j: int) -> dict[str, Any]:
-        """Return what a line's runs must have in a column, and its command says."""
-        own, dataset = self.lines[i].where, self.places[j].dataset
-        return {key: v.get(dataset, v[""]) if isinstance(v, dict) else v for key, v in own.items()}
+    def row_config(self, i: int, j: int) -> dict[str, Any]:
+        """Return the values that a row's runs must have in a column."""
+        dataset = self.columns[j].dataset
+        config = {}
+        for key, value in self.rows[i].config.items():
+            config[key] = value.get(dataset, value[""]) if isinstance(value, dict) else value
+        return config
 
-    def words(self, i: int, j: int, alpha: float | None) -> dict[str, str]:
+    def overrides_of(self, i: int, j: int, alpha: float | None) -> dict[str, str]:
         """Return the overrides that run what a cell shows at an alpha."""
-        line, place = self.lines[i], self.places[j]
-        told = line.words or {"method": line.method} | {
-            key: spelt(value) for key, value in self.where(i, j).items()
-        }
-        more = {} if alpha is None else {"partition.alpha": f"{alpha:g}"}
-        return {
-            "experiment": line.experiment.format(place.experiment),
-            **told,
-            **place.words,
-            **more,
-        }
+        row, column = self.rows[i], self.columns[j]
+        overrides = {"experiment": row.experiment.format(column.experiment)}
+        if row.overrides:
+            overrides |= row.overrides
+        else:
+            overrides["method"] = row.method
+            for key, value in self.row_config(i, j).items():
+                overrides[key] = format_value(value)
+        overrides |= column.overrides
+        if alpha is not None:
+            overrides["partition.alpha"] = f"{alpha:g}"
+        return overrides
 
     def setup_of(self, run: Run, j: int) -> Mapping[str, Any]:
         """Return the published set-up of a run in a column."""
         shared = self.setup(run) if callable(self.setup) else self.setup
-        return {**PLAIN, **shared, **self.places[j].setup}
+        return {**PLAIN_SETUP, **shared, **self.columns[j].setup}
 
     def fits(self, run: Run, i: int, j: int, alpha: float | None) -> bool:
         """Return whether a run may fill a cell, or its part at an alpha."""
-        line, place = self.lines[i], self.places[j]
-        if (
-            line.untold
-            or place.untold
-            or (run.method_name, run.dataset_name) != (line.method, place.dataset)
-        ):
+        row, column = self.rows[i], self.columns[j]
+        if row.omission or column.omission:
             return False
-        if run.dataset.endswith("as published") != place.faulty or alpha not in (
-            None,
-            run.get("partition.alpha"),
-        ):
+        if (run.method_name, run.dataset_name) != (row.method, column.dataset):
             return False
-        if run.get("system.profile") not in (
-            None,
-            "uniform",
-        ):  # takes other hours, and is not always reached
+        if run.dataset.endswith("as published") != column.faulty:
             return False
-        return has(run, {**place.where, **self.where(i, j), **line.usual}) and line.fits(run)
+        if alpha not in (None, run.get("partition.alpha")):
+            return False
+        # Other devices take other hours, and not always reach the end.
+        if run.get("system.profile") not in (None, "uniform"):
+            return False
+        config = {**column.config, **self.row_config(i, j), **row.implied_config}
+        return has_config(run, config) and row.fits(run)
 
-    def on(self, datasets: Sequence[str]) -> Layout:
-        """Return the table with columns for these data sets: the paper's own, or else each of its
-        settings.
+    def with_datasets(self, datasets: Sequence[str]) -> Layout:
+        """Return the table with columns for these data sets.
+
+        They are the paper's own columns, or else one for each of its settings.
         """
-        places = []
+        columns: list[TableColumn] = []
         for name in datasets:
-            own = [place for place in self.places if place.dataset == name]
-            other = {
-                place.setting: dataclasses.replace(place, dataset=name)
-                for place in reversed(self.places)
-            }
-            places += own or [
-                dataclasses.replace(
-                    place, words={"dataset": name, **place.words} | {"dataset": name}
-                )
-                for place in reversed(other.values())
-            ]
-        return dataclasses.replace(self, places=tuple(places))
+            own_columns = [column for column in self.columns if column.dataset == name]
+            columns += own_columns or self._columns_of_other_dataset(name)
+        return dataclasses.replace(self, columns=tuple(columns))
+
+    def _columns_of_other_dataset(self, name: str) -> list[TableColumn]:
+        """Return a column for each of the table's settings, on a data set that it does not have."""
+        column_by_setting: dict[str, TableColumn] = {}
+        for column in reversed(self.columns):
+            column_by_setting[column.setting] = column
+        return [
+            dataclasses.replace(
+                column,
+                dataset=name,
+                overrides={"dataset": name, **column.overrides} | {"dataset": name},
+            )
+            for column in reversed(column_by_setting.values())
+        ]
 
 
-def spelt(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as the command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def titled(known_as: str, metric: str) -> dict[str, Any]:
-    """Return what lines share whose numbers are no accuracies, several to a method."""
-    return {"known_as": known_as, "metric": metric, "kind": "decimal"}
+def number_row_fields(published_name: str, metric: str) -> dict[str, Any]:
+    """Return what rows share whose numbers are no accuracies, several to a method."""
+    return {"published_name": published_name, "metric": metric, "kind": "decimal"}
 
 
-def rank(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Larger is nearer to what the table means."""
+def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a sort key: the larger, the nearer a configuration is to what the table means."""
     run = group.runs[0]
-    apart = [key for key, *_ in published.setup_differences(run, setup) if key != "rounds"]
+    differences = published.setup_differences(run, setup)
+    different_keys = [key for key, *_ in differences if key != "rounds"]
     return (
-        "q" not in apart,
+        "q" not in different_keys,
         run.get("method.variant") != "as_published",
-        -len(apart),
+        -len(different_keys),
         run.get("partition.name") == "published",
         group.used[0].status == "finished",
         run.planned,
@@ -257,7 +297,12 @@ def rank(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 class Listing(NamedTuple):
-    """A table of the runs that there are. choose: which of them. make: the table of those."""
+    """Declare a table of the runs that there are.
+
+    Attributes:
+        choose: Returns the groups that it shows.
+        make: Returns the table of these.
+    """
 
     choose: Callable[[Sequence[Group]], list[Group]]
     make: Callable[[Sequence[Group], Selection], Table]

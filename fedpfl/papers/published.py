@@ -1,8 +1,9 @@
-"""The papers' published numbers, and in what runs depart from how they were made."""
+"""Look up the papers' published numbers, and say in what runs depart from how they were made."""
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,13 @@ from fedpfl.report.text import bare, few
 
 
 class Published(NamedTuple):
-    """One published number, an accuracy in percent or what its metric says; std is nan and note
-    empty where unknown.
+    """Hold one published number.
+
+    Attributes:
+        value: An accuracy in percent, or what its metric says.
+        std: Its standard deviation, nan where unknown.
+        source: Paper and table.
+        note: What is known of how it was made, "" for nothing.
     """
 
     value: float
@@ -30,58 +36,71 @@ Key = tuple[str, str, str, str, str]
 
 
 def lookup(key: Key) -> Published | None:
-    """Return a published number. The data set may be a name of the configuration, the method in any
-    spelling.
+    """Return a published number, None if there is none.
+
+    The data set may be a name of the configuration, the method in any spelling.
     """
     source, metric, method, dataset, setting = key
-    return numbers().get((source, metric, bare(method), DATASETS.get(dataset, dataset), setting))
+    dataset_title = DATASETS.get(dataset, dataset)
+    return published_numbers().get((source, metric, bare(method), dataset_title, setting))
 
 
 @cache
-def numbers() -> dict[Key, Published]:
+def published_numbers() -> dict[Key, Published]:
     """Return all published numbers."""
-    texts = [
-        path.read_text(encoding="utf-8")
-        for path in sorted(Path(__file__).parent.glob("*/published.csv"))
-    ]
-    return {
-        (
-            row["source"],
-            row["metric"],
-            bare(row["method"]),
-            row["dataset"],
-            row["setting"],
-        ): Published(float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"])
-        for text in texts
-        for row in csv.DictReader(text.splitlines())
-    }
+    number_by_key: dict[Key, Published] = {}
+    for path in sorted(Path(__file__).parent.glob("*/published.csv")):
+        text = path.read_text(encoding="utf-8")
+        for row in csv.DictReader(text.splitlines()):
+            method = bare(row["method"])
+            key = (row["source"], row["metric"], method, row["dataset"], row["setting"])
+            number_by_key[key] = Published(
+                value=float(row["value"]),
+                std=float(row["std"]) if row["std"] else math.nan,
+                source=row["source"],
+                note=row["note"],
+            )
+    return number_by_key
 
 
-def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
-    """Say in what runs depart from the published set-up, and what is known about the published
-    code; a line each.
+def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
+    """Return lines on what differs from the published set-up, and on the published code.
 
-    compared: groups, each with its set-up by dotted key and what is known.
+    Args:
+        comparisons: Groups, each with its published set-up by dotted key and the note on the code.
     """
-    every = list(compared)
-    behind: dict[str, dict[str, None]] = {}
-    differing: dict[str, list[tuple[str, Group]]] = {}
-    for group, setup, note in every:
+    # ---- Gather by note, and by key and published value
+    comparisons = list(comparisons)
+    methods_by_note: dict[str, dict[str, None]] = {}
+    groups_by_difference: dict[str, list[tuple[str, Group]]] = {}
+    for group, setup, note in comparisons:
         if note:
-            behind.setdefault(note, {})[group.runs[0].called] = None
-        for what, own, theirs in setup_differences(group.runs[0], setup):
-            differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
-    told = []
-    for words, found in differing.items():
-        text = words.format(few(dict.fromkeys(own for own, _ in found)))
-        if len(found) < len(every):
-            text += f" for {few(dict.fromkeys(group.method for _, group in found))}"
-        told.append(text)
-    lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
-    return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
+            methods_by_note.setdefault(note, {})[group.runs[0].called] = None
+        for key, run_value, published_value in setup_differences(group.runs[0], setup):
+            template = f"{key} {{}} (published {published_value})"
+            groups_by_difference.setdefault(template, []).append((run_value, group))
+
+    # ---- One line on all differences, one for each note
+    differences = []
+    for template, values_and_groups in groups_by_difference.items():
+        text = template.format(few(dict.fromkeys(value for value, _ in values_and_groups)))
+        if len(values_and_groups) < len(comparisons):
+            text += f" for {few(dict.fromkeys(group.method for _, group in values_and_groups))}"
+        differences.append(text)
+    lines = []
+    if differences:
+        lines.append(f"Set-up that differs from the published one: {'; '.join(differences)}.")
+    for note, methods in methods_by_note.items():
+        lines.append(f"{', '.join(methods)}: {note}.")
+    return tuple(lines)
 
 
 def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what, own value and published value, where a run has another one."""
-    found = [(key.removeprefix("method."), run.get(key), value) for key, value in setup.items()]
-    return [(key, str(own), str(value)) for key, own, value in found if own not in (None, value)]
+    """Return key, the run's value and the published one, where these differ."""
+    differences = []
+    for key, published_value in setup.items():
+        run_value = run.get(key)
+        if run_value not in (None, published_value):
+            name = key.removeprefix("method.")
+            differences.append((name, str(run_value), str(published_value)))
+    return differences

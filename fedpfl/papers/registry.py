@@ -1,4 +1,4 @@
-"""The papers, by folder: each has `tables.py` with TABLES, and FIGURES there or in `figures.py`.
+"""Find the papers, by folder: each has `tables.py` with TABLES, and FIGURES there or in `figures.py`.
 
 A table and a figure go by `paper/name`, such as `fedobp/table3`; where no other paper has the name,
 by it alone.
@@ -19,42 +19,43 @@ from fedpfl.papers.layout import Layout, Listing
 PAPERS = [module.name for module in pkgutil.iter_modules(fedpfl.papers.__path__) if module.ispkg]
 
 
-def _all(kind: str) -> dict[str, Any]:
-    """What the papers' modules call so, by `paper/key`."""
-    found: dict[str, Any] = {}
+def _collect_from_papers(attribute: str) -> dict[str, Any]:
+    """Return the entries of all papers' TABLES or FIGURES, by `paper/name`."""
+    entries: dict[str, Any] = {}
     for paper in PAPERS:
-        for module in filter(
-            find_spec, (f"fedpfl.papers.{paper}.tables", f"fedpfl.papers.{paper}.figures")
-        ):
-            of_paper = getattr(importlib.import_module(module), kind, {})
-            found |= {f"{paper}/{key}": value for key, value in of_paper.items()}
-    return found
+        for module_name in (f"fedpfl.papers.{paper}.tables", f"fedpfl.papers.{paper}.figures"):
+            if find_spec(module_name) is None:
+                continue
+            module = importlib.import_module(module_name)
+            for name, entry in getattr(module, attribute, {}).items():
+                entries[f"{paper}/{name}"] = entry
+    return entries
 
 
-TABLES: dict[str, Layout | Listing] = _all("TABLES")
-FIGURES: dict[str, Figure] = _all("FIGURES")
+TABLES: dict[str, Layout | Listing] = _collect_from_papers("TABLES")
+FIGURES: dict[str, Figure] = _collect_from_papers("FIGURES")
 NAMES = (*TABLES, *FIGURES)
 
 
-def datasets(paper: str = "") -> set[str]:
-    """Return the data sets of a paper's tables, or of all."""
-    layouts = [
-        layout for name, layout in TABLES.items() if name.startswith(f"{paper}/" if paper else "")
-    ]
+def paper_datasets(paper: str = "") -> set[str]:
+    """Return the data sets of a paper's tables, or of all papers'."""
+    prefix = f"{paper}/" if paper else ""
     return {
-        place.dataset
-        for layout in layouts
-        if isinstance(layout, Layout)
-        for place in layout.places
-        if place.dataset
+        column.dataset
+        for name, table in TABLES.items()
+        if name.startswith(prefix) and isinstance(table, Layout)
+        for column in table.columns
+        if column.dataset
     }
 
 
-def full(word: str) -> str:
-    """Return `paper/name` of a table or a figure; empty for a word that names none. Raises
-    FedpflError for several.
+def find_full_name(word: str) -> str:
+    """Return `paper/name` of a table or a figure, "" for a word that names none.
+
+    Raises:
+        FedpflError: if several papers have the name.
     """
-    found = [name for name in NAMES if word in (name, name.partition("/")[2])]
-    if len(found) > 1:
-        raise FedpflError(f"{word} is in several papers; name one of {', '.join(found)}")
-    return found[0] if found else ""
+    full_names = [name for name in NAMES if word in (name, name.partition("/")[2])]
+    if len(full_names) > 1:
+        raise FedpflError(f"{word} is in several papers; name one of {', '.join(full_names)}")
+    return full_names[0] if full_names else ""

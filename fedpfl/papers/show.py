@@ -1,14 +1,13 @@
-"""Choose the papers' tables and figures, and make them from runs: `python -m fedpfl.report paper`."""
+"""Make the papers' tables and figures from runs: `python -m fedpfl.report paper`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedpfl.papers.filling import fill
+from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Layout, Listing, Selection
-from fedpfl.papers.registry import FIGURES, NAMES, TABLES
-from fedpfl.papers.registry import datasets as of_paper
+from fedpfl.papers.registry import FIGURES, NAMES, TABLES, paper_datasets
 from fedpfl.report.grouping import Group
 from fedpfl.report.table import Table
 
@@ -16,8 +15,8 @@ AS_PUBLISHED = "as-published"
 """The selection that stands for each table's own rule."""
 
 
-def show(
-    gathered: Sequence[Group],
+def make_tables_and_figures(
+    groups: Sequence[Group],
     out: Path,
     rule: Selection | None,
     names: Sequence[str] = (),
@@ -25,27 +24,38 @@ def show(
     datasets: Sequence[str] = (),
     test: str = "",
 ) -> Iterator[tuple[str, Table | list[Path]]]:
-    """Yield what is asked for by name: tables, and the files that a figure was written to.
+    """Yield names, each with its table or with the files that its figure was written to.
 
-    out: the folder of figures. rule: None for each table's own. names: of NAMES, or all of which
-    there are runs. only: `tables` or `figures`. datasets: only these columns. test: of
-    `compare.LEAST`. Raises FedpflError where a figure has no runs.
+    Args:
+        groups: Runs that differ by seed alone.
+        out: The folder of figures.
+        rule: None for each table's own.
+        names: Of NAMES; by default all of which there are runs.
+        only: `tables` or `figures`.
+        datasets: Only these columns.
+        test: Of `compare.LEAST`.
+
+    Raises:
+        FedpflError: if a figure has no runs.
     """
-    gathered = [one for one in gathered if not datasets or one.runs[0].dataset_name in datasets]
-    for name in names or [name for name in NAMES if _has_runs(name, gathered)]:
-        if only and (name in FIGURES) != (only == "figures"):
+    if datasets:
+        groups = [group for group in groups if group.runs[0].dataset_name in datasets]
+    for name in names or [name for name in NAMES if _has_runs(name, groups)]:
+        is_figure = name in FIGURES
+        if only and is_figure != (only == "figures"):
             continue
-        table, judging = TABLES.get(name), rule or _rule(name.partition("/")[0])
-        if name in FIGURES:
-            yield name, FIGURES[name].draw(name, gathered, out, judging)
+        table = TABLES.get(name)
+        paper_rule = rule or _first_rule(name.partition("/")[0])
+        if is_figure:
+            yield name, FIGURES[name].draw(name, groups, out, paper_rule)
         elif isinstance(table, Listing):
-            yield name, table.make(table.choose(gathered), judging)
+            yield name, table.make(table.choose(groups), paper_rule)
         else:
-            yield name, fill(name, gathered, rule, datasets, test)
+            yield name, fill_table(name, groups, rule, datasets, test)
 
 
-def _rule(paper: str) -> Selection:
-    """The rule of a paper's first table."""
+def _first_rule(paper: str) -> Selection:
+    """Return the rule of a paper's first table."""
     return next(
         table.rule
         for name, table in TABLES.items()
@@ -53,10 +63,15 @@ def _rule(paper: str) -> Selection:
     )
 
 
-def _has_runs(name: str, gathered: Sequence[Group]) -> bool:
-    """Whether its paper's data sets are among the runs', and fill something."""
-    table, known = TABLES.get(name), of_paper(name.partition("/")[0])
-    fitting = [group for group in gathered if group.runs[0].dataset_name in known]
+def _has_runs(name: str, groups: Sequence[Group]) -> bool:
+    """Return whether runs on the paper's data sets fill something of a table or figure."""
+    datasets = paper_datasets(name.partition("/")[0])
+    fitting_groups = [group for group in groups if group.runs[0].dataset_name in datasets]
+    if not fitting_groups:
+        return False
+    table = TABLES.get(name)
     if isinstance(table, Layout):
-        return bool(fitting) and bool(fill(name, fitting).frame["seeds"].any())
-    return bool(fitting and (FIGURES[name].of(fitting) if table is None else table.choose(fitting)))
+        return bool(fill_table(name, fitting_groups).frame["seeds"].any())
+    if isinstance(table, Listing):
+        return bool(table.choose(fitting_groups))
+    return bool(FIGURES[name].choose(fitting_groups))

@@ -20,11 +20,11 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.files import atomic_output
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
-from fedpfl.papers.curves import curve_table, curves
-from fedpfl.papers.fedobp.tables import beside
+from fedpfl.papers.curves import curve_table, draw_curves
+from fedpfl.papers.fedobp.tables import published_beside
 from fedpfl.papers.layout import Selection
-from fedpfl.papers.registry import full
-from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, show
+from fedpfl.papers.registry import find_full_name
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figures
 from fedpfl.record.columns import METRICS
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
@@ -105,7 +105,7 @@ def _show(options: Namespace, only: str = "") -> None:
         )
     if only != "figures":
         _of_one_table(options, bool(options.fairness or options.reference or options.paper))
-        known = partial(beside, everywhere=options.published)
+        known = partial(published_beside, everywhere=options.published)
         made = accuracy_table(members, options.select, options.every or 1, known, options.columns)
         _write("accuracy", made, options)
         if options.reference:
@@ -131,12 +131,12 @@ def _figures(options: Namespace, found: list[Run]) -> None:
             members, folder / f"{options.metric}{over}_{name}", options.metric, along=options.over
         )
         if options.reference:
-            written += curves(members, options.reference, folder / f"curves_{name}")
+            written += draw_curves(members, options.reference, folder / f"curves_{name}")
         _wrote(written)
 
 
 def _paper(options: Namespace) -> None:
-    names = {word: name for word in options.words if (name := full(word))}
+    names = {word: name for word in options.words if (name := find_full_name(word))}
     options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
     if absent := [root for root in options.roots if not root.is_dir()]:
         raise FedpflError(
@@ -167,7 +167,9 @@ def _papers(
     members: Sequence[Run], options: Namespace, rule: Selection | None, **wishes: Any
 ) -> None:
     shown = False
-    for name, made in show(groups(members), _folder(options, "figures"), rule, **wishes):
+    for name, made in make_tables_and_figures(
+        groups(members), _folder(options, "figures"), rule, **wishes
+    ):
         shown = True
         if isinstance(made, Table):
             _write(name, made, options)
@@ -183,7 +185,7 @@ def _papers(
 def _html(options: Namespace) -> None:
     from fedpfl.report.html import write
 
-    table = partial(accuracy_table, beside=beside)
+    table = partial(accuracy_table, beside=published_beside)
     out = _folder(options, "report")
     _wrote(
         write(

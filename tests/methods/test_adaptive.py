@@ -17,7 +17,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.methods import Data, FedOBP, FedOBPAdaptive, Shard
 from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
-from fedpfl.papers.fedobp.tables import own_score
+from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import begun
 from tests.command import TINY, composed, play, table
 from tests.conftest import (
@@ -289,6 +289,6 @@ def test_it_is_not_the_papers(tmp_path):
         begun(write_run(tmp_path / str(place), {2: 90.0}, method={**method, "q": q}))
         for place, q in enumerate((0.9, [0.5, 0.9]))
     )
-    assert own_score(one)
-    assert not own_score(other)
+    assert is_paper_fedobp(one)
+    assert not is_paper_fedobp(other)
     assert other.q is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedpfl.papers.fedobp.tables import beside, of_run
+from fedpfl.papers.fedobp.tables import published_beside, published_number
 from fedpfl.report import groups, runs
 from fedpfl.report.load import read
 from fedpfl.report.render import render
@@ -22,7 +22,7 @@ root = test_report.root
 
 
 def table_of(folder: Path) -> Table:
-    return accuracy_table(runs(folder), beside=partial(beside, everywhere=True))
+    return accuracy_table(runs(folder), beside=partial(published_beside, everywhere=True))
 
 
 def test_published_value_and_difference(root: Path) -> None:
@@ -55,7 +55,7 @@ def test_published_values_match_by_method_data_set_and_setting(
     tmp_path: Path, changes: dict[str, Any], value: str | None
 ) -> None:
     (group,) = groups([read(write_run(tmp_path / "run", **changes))])
-    known = of_run(group.runs[0])
+    known = published_number(group.runs[0])
     assert (known is None) == (value is None)
     if known:
         table = "III" if value == "CIFAR10" else "IV"
@@ -87,11 +87,11 @@ def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None
 def test_published_values_stand_beside_the_papers_set_up_alone(tmp_path: Path) -> None:
     write_run(tmp_path / "same", rounds=400)
     write_run(tmp_path / "other", rounds=400, clients=10, method={"name": "fedper"})
-    table = accuracy_table(runs(tmp_path), beside=beside)
+    table = accuracy_table(runs(tmp_path), beside=published_beside)
     assert row_of(table, "FedAvg (clients=100)")["published"] == 87.29
     assert math.isnan(row_of(table, "FedPer (clients=10)")["difference"])
     assert "Set-up that differs" not in " ".join(table.notes)
-    table = accuracy_table(runs(tmp_path, where=["clients=10"]), beside=beside)
+    table = accuracy_table(runs(tmp_path, where=["clients=10"]), beside=published_beside)
     assert "ublished" not in render(table)
 
 

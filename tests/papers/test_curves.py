@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.curves import curve_table, curves
+from fedpfl.papers.curves import curve_table, draw_curves
 from fedpfl.report import runs
 from fedpfl.report.render import render
 from tests.report import test_report
@@ -55,10 +55,10 @@ def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
 def test_only_one_setting_is_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
     write_run(root / "b", dataset={"name": "digits"})
     with pytest.raises(FedpflError, match="one data set and partition"):
-        curves(runs(root), reference, tmp_path / "x")
+        draw_curves(runs(root), reference, tmp_path / "x")
 
 
 def test_both_curves_are_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
-    written = curves(runs(root), reference, tmp_path / "curves")
+    written = draw_curves(runs(root), reference, tmp_path / "curves")
     assert [path.name for path in written] == ["curves.png", "curves.pdf"]
     assert all(len(path.read_bytes()) > 5000 for path in written)

@@ -11,7 +11,7 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
-from fedpfl.papers.fedobp.tables import COMPARED, SOURCE, setting_of
+from fedpfl.papers.fedobp.tables import COMPARED_METHODS, SOURCE, published_setting
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
@@ -48,13 +48,13 @@ def test_files_are_what_the_tables_say() -> None:
     """FedOBP's best of four rounds is not Table III's: its files came earlier. The ablation's are
     Table V's.
     """
-    counts = Counter(log.files for log in logs.logs())
+    counts = Counter(log.files for log in logs.read_logs())
     assert counts == {"tables": 175, "ablation": 32, "moving average": 16, "scores": 154}
     best = {
         (log.dataset, log.norm, log.classifier_only): max(
             before for before, _ in log.accuracy.values()
         )
-        for log in logs.logs()
+        for log in logs.read_logs()
         if log.files == "ablation"
     }
     names = {("none", False): "FedOBP NoNorm", ("layer", False): "FedOBP LayerNorm"}
@@ -64,11 +64,11 @@ def test_files_are_what_the_tables_say() -> None:
     }
     averaged = {
         log.dataset: log
-        for log in logs.logs()
+        for log in logs.read_logs()
         if log.files == "moving average" and not log.classifier_only
     }
     for (dataset, *kind), value in best.items():
-        known = published.numbers()[
+        known = published.published_numbers()[
             SOURCE + "V",
             "mean test accuracy over clients (%)",
             published.bare(names[*kind]),
@@ -81,7 +81,7 @@ def test_files_are_what_the_tables_say() -> None:
             assert value != known.value
             value = max(before for before, _ in averaged[dataset].accuracy.values())
         assert value == pytest.approx(known.value, abs=0.051), (dataset, kind)
-    assert {log.method for log in logs.logs()} == {*COMPARED} - {"fedala", "fedselect"}
+    assert {log.method for log in logs.read_logs()} == {*COMPARED_METHODS} - {"fedala", "fedselect"}
 
 
 def test_runs_of_the_files_settings_stand_beside_them(
@@ -143,9 +143,9 @@ def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_pat
         ("faulty", faulty),
     ):
         add(tmp_path, name, 60.0, {"name": "fedper"}, dataset=dataset)
-    [group] = logs.logged(groups(runs(tmp_path)))
+    [group] = logs.choose_logged(groups(runs(tmp_path)))
     assert group.runs[0].path.name == "faulty"
-    assert setting_of(group.runs[0]) == "Dir(0.1)"
+    assert published_setting(group.runs[0]) == "Dir(0.1)"
 
 
 def test_without_runs_the_table_says_how_to_make_them() -> None:

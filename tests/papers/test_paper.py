@@ -23,8 +23,8 @@ from fedpfl.config.plan import resolve_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
-from fedpfl.papers.fedobp.tables import COMPARED
-from fedpfl.papers.filling import fill
+from fedpfl.papers.fedobp.tables import COMPARED_METHODS
+from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Layout, Selection
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
@@ -75,8 +75,8 @@ def cell(
     **options: Any,
 ):
     """A cell's own values' mean, seeds, and what else is known of it."""
-    shown = fill(table, groups(runs(root)), **options)
-    places = [(place.dataset, place.alphas[0]) for place in PLANS[table].places]
+    shown = fill_table(table, groups(runs(root)), **options)
+    places = [(place.dataset, place.alphas[0]) for place in PLANS[table].columns]
     place = 1 + places.index((dataset, alpha))
     (own,) = (cells[place] for cells in shown.rows if cells[0].value == row)
     record = shown.frame[(shown.frame["row"] == row)].iloc[place - 1]
@@ -128,7 +128,7 @@ def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) 
     assert cell(root, "FedOBP").mean == 96.5
     assert any(
         "Several configurations fit FedOBP" in note
-        for note in fill("fedobp/table4", groups(runs(root))).notes
+        for note in fill_table("fedobp/table4", groups(runs(root))).notes
     )
 
 
@@ -150,7 +150,7 @@ def test_unfinished_runs_are_marked(root: Path) -> None:
     add(root, "e", 90.0, {"name": "ditto"}, seed=1)  # no row of the table
     write_run(root / "f", {2: 91.0}, "running", 3, method={"name": "apfl"}, partition=FMNIST)
     assert cell(root, "APFL").unfinished == "running 3/4"
-    text = render(fill("fedobp/table4", groups(runs(root))))
+    text = render(fill_table("fedobp/table4", groups(runs(root))))
     assert "91.00°" in text
     assert "° not all planned rounds: the last evaluation that there is (running 3/4)" in text
     assert "Ditto" not in text
@@ -179,7 +179,7 @@ def test_table_2_counts_entries(root: Path) -> None:
     assert cell(root, "q", "fedobp/table2").own == 0.99993
     entries = cell(root, "personal entries", "fedobp/table2")
     assert (entries.own, entries.seeds, entries.published) == (41.0, "1 2", 41)
-    assert "41 0" in render(fill("fedobp/table2", groups(runs(root))))
+    assert "41 0" in render(fill_table("fedobp/table2", groups(runs(root))))
 
 
 def test_table_5_tells_normalisations_apart(root: Path) -> None:
@@ -201,12 +201,14 @@ def test_table_5_tells_normalisations_apart(root: Path) -> None:
     assert cell(root, "layer", "fedobp/table5").published == 96.31
     assert cell(root, "global, CLS", "fedobp/table5").published == 96.81
     assert cell(root, "global, CLS", "fedobp/table5", "cifar10").mean == 93.0
-    [note] = [note for note in fill("fedobp/table5", groups(runs(root))).notes if "differs" in note]
+    [note] = [
+        note for note in fill_table("fedobp/table5", groups(runs(root))).notes if "differs" in note
+    ]
     assert " q " not in note
     add(root, "q", 94.0, earlier | {"q": 0.9999}, seed=1)
     assert any(
         "q 0.9999 (published 0.999705)" in note
-        for note in fill("fedobp/table5", groups(runs(root))).notes
+        for note in fill_table("fedobp/table5", groups(runs(root))).notes
     )
 
 
@@ -224,7 +226,7 @@ def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
     add(tmp_path, "a", 95.0, {"name": "fedavg"}, dataset={"name": "digits"})
-    grid = fill("fedobp/table3", groups(runs(tmp_path)))
+    grid = fill_table("fedobp/table3", groups(runs(tmp_path)))
     assert [(one.group, one.heading) for one in grid.columns[1:]] == [
         ("Digits", f"Dir({a})") for a in (0.1, 0.5)
     ]
@@ -243,9 +245,9 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
             partition={"alpha": alpha},
             **spu,
         )
-    assert fill("fedspu/table1", groups(runs(tmp_path))).frame["own"].tolist()[-1] == pytest.approx(
-        90 + 1.6 / 3
-    )
+    assert fill_table("fedspu/table1", groups(runs(tmp_path))).frame["own"].tolist()[
+        -1
+    ] == pytest.approx(90 + 1.6 / 3)
 
 
 # What is missing
@@ -253,8 +255,8 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
 
 def fillable(plan: Any) -> list[tuple[int, int]]:
     """Line and column of the cells that a run can fill."""
-    lines = [i for i, line in enumerate(plan.lines) if not line.untold]
-    return [(i, j) for i in lines for j, place in enumerate(plan.places) if not place.untold]
+    lines = [i for i, line in enumerate(plan.rows) if not line.omission]
+    return [(i, j) for i in lines for j, place in enumerate(plan.columns) if not place.omission]
 
 
 def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
@@ -280,8 +282,8 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
 
 @pytest.mark.parametrize("plan", ["fedobp/table3", "fedobp/table4", "fedobp/table4_as_published"])
 def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
-    grid = fill(plan, groups(runs(root)))
-    lines, columns = PLANS[plan].lines, PLANS[plan].places
+    grid = fill_table(plan, groups(runs(root)))
+    lines, columns = PLANS[plan].rows, PLANS[plan].columns
     empty = {
         (line.method, column.dataset, column.alphas[0])
         for line, row in zip(lines, grid.rows, strict=True)
@@ -293,15 +295,15 @@ def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
 
 
 def test_an_empty_table_is_one_command() -> None:
-    assert fill("fedobp/table3", []).commands == (
+    assert fill_table("fedobp/table3", []).commands == (
         "python -m fedpfl.train experiment=fedobp/table3",
     )
-    assert fill("fedobp/table5", []).commands == (
+    assert fill_table("fedobp/table5", []).commands == (
         "python -m fedpfl.train experiment=fedobp/table5",
         "python -m fedpfl.train experiment=fedobp/table5_cls",
         "python -m fedpfl.train experiment=fedobp/table5_ema",
     )
-    assert fill("fedobp/one_momentum", []).commands == (
+    assert fill_table("fedobp/one_momentum", []).commands == (
         "python -m fedpfl.train experiment=fedobp/one_momentum",
     )
 
@@ -309,8 +311,8 @@ def test_an_empty_table_is_one_command() -> None:
 @pytest.mark.parametrize("name", FEDOBP)
 def test_plans_are_what_the_experiments_run(name: str) -> None:
     plan = PLANS[name]
-    for i in range(len(plan.lines)):
-        every = [plan.words(i, j, place.alphas[0]) for j, place in enumerate(plan.places)]
+    for i in range(len(plan.rows)):
+        every = [plan.overrides_of(i, j, place.alphas[0]) for j, place in enumerate(plan.columns)]
         for experiment in {words["experiment"] for words in every}:
             params, words = (
                 swept(composed(f"experiment={experiment}")),
@@ -320,19 +322,21 @@ def test_plans_are_what_the_experiments_run(name: str) -> None:
                 own = list(dict.fromkeys(each[key] for each in words))
                 known = params.get(key, ["0.1"])
                 assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
-    assert {line.method for line in PLANS["fedobp/table3"].lines} == set(COMPARED)
+    assert {line.method for line in PLANS["fedobp/table3"].rows} == set(COMPARED_METHODS)
 
 
 @pytest.mark.parametrize("name", ["fedselect/table2", "fedpurin/table2"])
 def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
     """Nothing more, nothing less, but for seeds."""
     plan, wanted = PLANS[name], Counter[Any]()
-    for i in range(len(plan.lines)):
-        for j, place in enumerate(plan.places):
+    for i in range(len(plan.rows)):
+        for j, place in enumerate(plan.columns):
             wanted[
-                frozenset({**plan.words(i, j, None), "partition.alpha": place.alphas[0]}.items())
+                frozenset(
+                    {**plan.overrides_of(i, j, None), "partition.alpha": place.alphas[0]}.items()
+                )
             ] += 1
-    commands = fill(name, []).commands
+    commands = fill_table(name, []).commands
     assert all(len(command.split()) == 4 for command in commands)
     found = Counter[Any]()
     for experiment in (command.split()[3] for command in commands):
@@ -353,7 +357,9 @@ def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
 
 def test_a_command_needs_no_multirun() -> None:
     """What a table's command names as an experiment sweeps by itself."""
-    every = [PLANS[name].words(i, j, None) for name in PLANS for i, j in fillable(PLANS[name])]
+    every = [
+        PLANS[name].overrides_of(i, j, None) for name in PLANS for i, j in fillable(PLANS[name])
+    ]
     for experiment in {words["experiment"] for words in every}:
         assert composed(f"experiment={experiment}").hydra.mode == RunMode.MULTIRUN, experiment
 
@@ -362,14 +368,14 @@ def test_a_command_needs_no_multirun() -> None:
 def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     """Every line in one column, every column in one line."""
     plan = PLANS[name]
-    lines = [i for i, line in enumerate(plan.lines) if not line.untold]
-    places = [j for j, place in enumerate(plan.places) if not place.untold]
+    lines = [i for i, line in enumerate(plan.rows) if not line.omission]
+    places = [j for j, place in enumerate(plan.columns) if not place.omission]
     cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places} | {
         (lines[-1], j) for j in places
     }
     for i, j in sorted(cells):
-        alpha = plan.places[j].alphas[-1]
-        words = plan.words(i, j, alpha)
+        alpha = plan.columns[j].alphas[-1]
+        words = plan.overrides_of(i, j, alpha)
         path = tmp_path / f"{i}_{j}"
         path.mkdir()
         own = resolve_config(composed(*(f"{key}={value}" for key, value in words.items())))
@@ -390,10 +396,10 @@ def test_every_published_number_has_one_cell() -> None:
     for name, plan in PLANS.items():
         if name == "fedobp/table4_as_published":
             continue
-        printed = iter(fill(name, []).frame["published"])
-        for i in range(len(plan.lines)):
-            for j in range(len(plan.places)):
-                source, metric, method, dataset, setting = plan.key(i, j)
+        printed = iter(fill_table(name, []).frame["published"])
+        for i in range(len(plan.rows)):
+            for j in range(len(plan.columns)):
+                source, metric, method, dataset, setting = plan.published_key(i, j)
                 key = (
                     source,
                     metric,
@@ -404,7 +410,7 @@ def test_every_published_number_has_one_cell() -> None:
                 value = next(printed)
                 if not math.isnan(value):
                     shown[key] += 1
-                    assert value == published.numbers()[key].value
+                    assert value == published.published_numbers()[key].value
     rows = [
         row
         for path in sorted(Path(published.__file__).parent.glob("*/published.csv"))
@@ -429,7 +435,7 @@ def both(
     """Own value of a cell by our rule and by the paper's, and the published one."""
     found = []
     for rule in (Selection(), None):
-        frame = fill(table, groups(runs(root)), rule).frame
+        frame = fill_table(table, groups(runs(root)), rule).frame
         ((own, known),) = frame[
             (frame["row"] == row) & (frame["dataset"] == dataset) & (frame["setting"] == setting)
         ][["own", "published"]].to_numpy()
@@ -482,7 +488,7 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     )
     assert both(tmp_path, "fedselect/table3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
     assert both(tmp_path, "fedselect/table3", "Layer B", *setting) == (83.0, 64.0, 78.36)
-    table = fill("fedselect/table3", groups(runs(tmp_path)))
+    table = fill_table("fedselect/table3", groups(runs(tmp_path)))
     assert any(
         note.startswith("Which layers the paper calls A to D is not stated") for note in table.notes
     )
@@ -512,7 +518,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     for accuracy, alpha in ((50.0, 0.1), (52.0, 0.5)):
         spu(tmp_path, f"a{alpha}", accuracy, alpha)
     mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
-    half = fill("fedspu/table1", groups(runs(tmp_path)))
+    half = fill_table("fedspu/table1", groups(runs(tmp_path)))
     assert math.isnan(half.rows[-1][2].value)
     told = "python -m fedpfl.train experiment=fedspu/cifar10 method=prunefl,fjord,hermes,fedmp"
     assert f"{told} stopping.early=false partition.alpha=0.1,0.5" in half.commands
@@ -520,14 +526,14 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     spu(tmp_path, "a1", 57.0, 1.0)
     spu(tmp_path, "early", 10.0, 1.0, early=True)
     assert both(tmp_path, "fedspu/table1", "FedSPU", *mean) == (53.0, 53.0, 51.81)
-    assert fill("fedspu/table3", groups(runs(tmp_path))).frame["own"].notna().sum() == 1
+    assert fill_table("fedspu/table3", groups(runs(tmp_path))).frame["own"].notna().sum() == 1
     # Down 10,000 values and three times 6,000, up four times 10,000: 68,000.
     volume = both(tmp_path, "fedspu/table3", "FedSPU (volume)", "CIFAR10", "500 rounds")
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
-    assert fill("fedspu/table3", []).notes[0] == (
+    assert fill_table("fedspu/table3", []).notes[0] == (
         "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's; transfers count."
     )
-    assert fill("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
+    assert fill_table("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
 
 def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
@@ -573,7 +579,7 @@ def test_hours_are_simulated_ones(tmp_path: Path) -> None:
 def test_runs_that_no_paper_has_are_told_of_or_left_out(tmp_path: Path) -> None:
     def fill_with(name: str, **changes: Any) -> Any:
         write_run(tmp_path / name / "run", {4: 70.0}, partition={"name": "published"}, **changes)
-        return fill("fedobp/table4", groups(runs(tmp_path / name)))
+        return fill_table("fedobp/table4", groups(runs(tmp_path / name)))
 
     assert "privacy" not in " ".join(fill_with("plain").notes)
     assert "privacy.name client (published none)" in " ".join(
@@ -658,11 +664,11 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
     assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Avg") == (40.0, 40.0, 41.58)
     assert (
         "Without own values: 10 clients, 100 clients; the data set is not stated."
-        in fill("subflot/scalability", []).notes
+        in fill_table("subflot/scalability", []).notes
     )
     few = twenty | {"clients": 10}
     add(tmp_path, "few", 47.0, whole, dataset={"name": "cifar100"}, **few)
-    shown = fill("subflot/scalability", groups(runs(tmp_path))).frame
+    shown = fill_table("subflot/scalability", groups(runs(tmp_path))).frame
     assert shown[["dataset", "setting", "own"]].dropna().to_numpy().tolist() == [
         ["CIFAR100", "10 clients", 47.0],
         ["CIFAR100", "100 clients", 99.0],
@@ -712,17 +718,17 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
     assert cell(tmp_path, "FedAvg", test="t").flag == "†"
     assert not cell(tmp_path, "FedPer", test="t").flag
     assert not cell(tmp_path, "FedAvg", test="wilcoxon").flag  # four pairs cannot
-    grid = fill("fedobp/table4", groups(runs(tmp_path)), test="wilcoxon")
+    grid = fill_table("fedobp/table4", groups(runs(tmp_path)), test="wilcoxon")
     assert (
         "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)"
         in grid.notes[-1]
     )
-    assert "81.62(1.11)†" in render(fill("fedobp/table4", groups(runs(tmp_path)), test="t"))
+    assert "81.62(1.11)†" in render(fill_table("fedobp/table4", groups(runs(tmp_path)), test="t"))
 
 
 def test_without_common_seeds_there_is_no_test(root: Path) -> None:
     assert (
-        fill("fedobp/table4", groups(runs(root)), test="t")
+        fill_table("fedobp/table4", groups(runs(root)), test="t")
         .notes[-1]
         .startswith("No paired test against FedOBP")
     )
@@ -733,7 +739,7 @@ def test_without_common_seeds_there_is_no_test(root: Path) -> None:
 
 def test_what_the_forms_show(root: Path) -> None:
     add(root, "per", 96.0, {"name": "fedrep"}, seed=1)
-    grid = fill("fedobp/table4", groups(runs(root)))
+    grid = fill_table("fedobp/table4", groups(runs(root)))
     for width in (60, 100, 200):
         table = render(grid, "terminal", width).split("Missing cells")[0]
         assert max(map(len, table.splitlines())) <= width
@@ -755,7 +761,7 @@ def test_what_the_forms_show(root: Path) -> None:
 
 
 def test_csv_is_unrounded_and_long(root: Path) -> None:
-    frame = pd.read_csv(io.StringIO(render(fill("fedobp/table4", groups(runs(root))), "csv")))
+    frame = pd.read_csv(io.StringIO(render(fill_table("fedobp/table4", groups(runs(root))), "csv")))
     assert len(frame) == 14 * 8
     row = frame[
         (frame["row"] == "FedOBP")
@@ -823,7 +829,7 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
     """What a figure's panels hold: by heading, values by label, where there are none by place."""
     found: dict[str, dict[str, Any]] = {}
 
-    def panels(shown: Any, path: Path, draw: Any, *more: Any) -> list[Path]:
+    def panels(shown: Any, path: Path, draw: Any, *_: Any, **options: Any) -> list[Path]:
         for heading, members in shown.items():
             ax = MatplotlibFigure().subplots()
             draw(ax, members)
@@ -1002,18 +1008,19 @@ def test_every_figure_is_drawn(
 def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     every = groups(runs(sweep(root)))
     methods = {
-        name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()
+        name: sorted(group.method for group in figure.choose(every))
+        for name, figure in FIGURES.items()
     }
     assert methods["fedobp/figure2"] == ["FedAvg", "FedOBP (q=0.99993)", "FedPer"]
     assert methods["fedobp/figure3"] == ["FedAvg"]
-    assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].of(every)} == {
+    assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].choose(every)} == {
         *(0.0, 0.9, 0.99993, 1.0),
     }
     assert {
-        group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].of(every)
+        group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].choose(every)
     } == {"obp"}
     assert {
-        group.runs[0].config["method"]["norm"] for group in FIGURES["fedobp/figure5"].of(every)
+        group.runs[0].config["method"]["norm"] for group in FIGURES["fedobp/figure5"].choose(every)
     } == {
         "global",
         "layer",
@@ -1021,22 +1028,22 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     earlier = OBP | {"score": "obp_as_published"}
     add(root, "cls", 91.0, earlier | {"classifier_only": True, "q": 0.9908}, seed=1)
     add(root, "own", 91.0, OBP | {"norm": "layer"}, seed=1)
-    assert len(FIGURES["fedobp/figure5"].of(groups(runs(root)))) == 3
-    assert {group.runs[0].q for group in FIGURES["fedobp/figure4_as_published"].of(every)} == {
+    assert len(FIGURES["fedobp/figure5"].choose(groups(runs(root)))) == 3
+    assert {group.runs[0].q for group in FIGURES["fedobp/figure4_as_published"].choose(every)} == {
         0.0,
         0.9,
     }
-    [longest] = FIGURES["fedobp/figure6"].of(every)
+    [longest] = FIGURES["fedobp/figure6"].choose(every)
     assert longest.runs[0].q == 0.99993
     add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450)
     rows = pd.read_csv(root / "long/rounds.csv")
     rows["personal/fc.weight"] = [0, 30, 30, 30]
     rows.to_csv(root / "long/rounds.csv", index=False)
-    [longest] = FIGURES["fedobp/figure6"].of(groups(runs(root)))
+    [longest] = FIGURES["fedobp/figure6"].choose(groups(runs(root)))
     assert longest.runs[0].q == 0.99995
     assert {
         group.runs[0].config["partition"]["alpha"]
-        for group in FIGURES["fedobp/alpha_sweep"].of(every)
+        for group in FIGURES["fedobp/alpha_sweep"].choose(every)
     } == {
         0.1,
         0.3,

@@ -814,7 +814,7 @@ def test_q_is_that_of_the_public_files(name: str, files: str, kind: dict[str, An
     table = composed(f"quantile={name}", "dataset=mnist").quantile.table
     fitting = [
         log
-        for log in logs.logs()
+        for log in logs.read_logs()
         if log.files == files and all(getattr(log, k) == v for k, v in kind.items())
     ]
     known = {(log.dataset, log.setting): log.q for log in fitting if log.method == "fedobp"}
@@ -832,7 +832,7 @@ def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
     for dataset, alpha in itertools.product(("cifar10", "cifar100", "fmnist"), (0.1, 0.5)):
         job = ("experiment=fedobp/as_published", f"dataset={dataset}", f"partition.alpha={alpha}")
         where = "tables", "fedobp", DATASETS[dataset], f"Dir({alpha})"
-        [known] = [log.ema for log in logs.logs() if log[:4] == where]
+        [known] = [log.ema for log in logs.read_logs() if log[:4] == where]
         assert resolve_config(composed(*job))["method"]["ema"] == known
 
 

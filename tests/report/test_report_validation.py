@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.filling import fill
+from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Selection
-from fedpfl.papers.subflot.tables import _domain
+from fedpfl.papers.subflot.tables import measure_domain
 from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
@@ -160,7 +160,7 @@ def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) ->
 
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Selection) -> tuple[list[float], str]:
-        table = fill("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
+        table = fill_table("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
         frame = table.frame[
             table.frame["setting"].str.contains("0.1")
             & table.frame["row"].isin(["FedAvg", "FedPer"])
@@ -332,7 +332,7 @@ def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
         )
     )
     row = run.evaluations.iloc[-1]
-    means = [_domain(place, run, row, Selection()) for place in range(4)]
+    means = [measure_domain(place, run, row, Selection()) for place in range(4)]
     assert means[0] == 10.0
     assert means[1] == 40.0
     assert means[2] != means[2]

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS, Net
-from fedpfl.papers.fedspu.tables import memory
+from fedpfl.papers.fedspu.tables import memory_by_width
 from fedpfl.report.load import begun
 from fedpfl.report.run import Run
 from fedpfl.runner.cost import count_submodel_costs
@@ -109,12 +109,12 @@ def test_what_a_run_does_not_tell_has_no_memory(tmp_path: Path) -> None:
     run = modelled(tmp_path / "old")
     for devices_ in (None, 3, [], [{"width": 0.5}], [{"width": "a", "entries": []}]):
         run.summary["devices"] = devices_
-        assert memory(run).empty
+        assert memory_by_width(run).empty
 
 
 def test_memory_by_hand(tmp_path: Path) -> None:
     """Parameters, gradients, and what layers make of 8 samples, at 4 bytes."""
-    found = memory(modelled(tmp_path / "a"))
+    found = memory_by_width(modelled(tmp_path / "a"))
     full, most, least, cut = (found[name].tolist() for name in found)
     assert full == [4 * (400 + 400 + 8 * 50)] * 2
     assert most == [4 * (400 + 100 + 8 * 50), full[1]]

@@ -1,4 +1,4 @@
-"""FedOBP's figures, named like the experiments that make their runs."""
+"""Draw FedOBP's figures, named like the experiments that make their runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedpfl.papers.drawing import Figure, alpha, line, over, several, value
+from fedpfl.papers.drawing import (
+    ChooseGroups,
+    Figure,
+    dirichlet_alpha,
+    draw_points,
+    groups_with_several_values,
+    mean_over_seeds,
+    paint_accuracy_over,
+)
 from fedpfl.papers.fedobp import logs
-from fedpfl.papers.fedobp.tables import COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
+from fedpfl.papers.fedobp.tables import (
+    COMPARED_METHODS,
+    QUANTILE,
+    is_paper_fedobp,
+    nearest_of_each_method,
+    published_number,
+    published_setting,
+)
 from fedpfl.papers.layout import Selection
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import accuracy_figure, by_setting, legible, look, panels
@@ -25,192 +40,230 @@ from fedpfl.report.table import over_seeds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SCORES = {
+SCORE_LABELS = {
     "obp": "squared difference (FedOBP)",
     "gradient": "change in training",
     "fisher": "Fisher",
 }
 
 
-# Which runs
+# ---- Which runs a figure shows
 
 
-def _of_scores(run: Run) -> bool:
-    """FedOBP by one of the three scores, over all entries."""
-    score, norm = (
-        run.config["method"].get(key, usual)
-        for key, usual in (("score", "obp"), ("norm", "global"))
-    )
-    return score in SCORES and own_score(run, score=score) and norm in ("none", "global")
+def _has_paper_score(run: Run) -> bool:
+    """Return whether a run is FedOBP by one of the three scores, over all entries."""
+    config = run.config["method"]
+    score = config.get("score", "obp")
+    norm = config.get("norm", "global")
+    if score not in SCORE_LABELS or norm not in ("none", "global"):
+        return False
+    return is_paper_fedobp(run, score=score)
 
 
-def _of_scores_as_published(run: Run) -> bool:
-    """As in the public files: the earlier score with a moving average, others per tensor of scores
-    by layer.
+def _has_published_score(run: Run) -> bool:
+    """Return whether a run is FedOBP as in the public files.
+
+    There the earlier score has a moving average; the others are taken per tensor of scores by
+    layer.
     """
-    kind = {"score": "obp_as_published", "norm": "global", "ema": 0.5}
-    if run.get("method.score") != "obp_as_published":
-        kind = {"score": run.get("method.score"), "norm": "layer", "scope": "tensor"}
-    return own_score(run, **kind) and run.get("local.momentum") == logs.SETUP["local.momentum"]
+    score = run.get("method.score")
+    if score == "obp_as_published":
+        config = {"score": score, "norm": "global", "ema": 0.5}
+    else:
+        config = {"score": score, "norm": "layer", "scope": "tensor"}
+    has_log_momentum = run.get("local.momentum") == logs.SETUP["local.momentum"]
+    return is_paper_fedobp(run, **config) and has_log_momentum
 
 
-def _usual(run: Run) -> bool:
-    """FedOBP as the paper writes it, at any q, or another method."""
-    whole = run.config["method"].get("norm", "global") in ("none", "global")
-    return run.method_name != "fedobp" or (
-        whole and own_score(run, cold_start=run.config["method"].get("cold_start", "paper"))
-    )
+def _is_paper_method(run: Run) -> bool:
+    """Return whether a run is FedOBP as the paper writes it, at any q, or another method."""
+    if run.method_name != "fedobp":
+        return True
+    config = run.config["method"]
+    if config.get("norm", "global") not in ("none", "global"):
+        return False
+    return is_paper_fedobp(run, cold_start=config.get("cold_start", "paper"))
 
 
-def _at_the_papers_q(run: Run) -> bool:
-    """Table II's where it has one."""
-    known = of_run(run, QUANTILE)
-    return known is None or run.q in (None, known.value)
+def _has_paper_quantile(run: Run) -> bool:
+    """Return whether a run has Table II's q, where that has one."""
+    entry = published_number(run, QUANTILE)
+    return entry is None or run.q in (None, entry.value)
 
 
-def _converging(setting: str) -> Callable[[Sequence[Group]], list[Group]]:
-    """The compared methods on all data sets dealt so."""
+def _choose_compared_methods(setting: str) -> ChooseGroups:
+    """Return a function that chooses the compared methods on all data sets of a setting."""
 
     def fits(run: Run) -> bool:
-        known = run.method_name in COMPARED and setting_of(run) == setting
-        return known and _usual(run) and _at_the_papers_q(run)
+        if run.method_name not in COMPARED_METHODS or published_setting(run) != setting:
+            return False
+        return _is_paper_method(run) and _has_paper_quantile(run)
 
-    return lambda gathered: one_each([group for group in gathered if fits(group.runs[0])])
+    def choose(groups: Sequence[Group]) -> list[Group]:
+        return nearest_of_each_method([group for group in groups if fits(group.runs[0])])
+
+    return choose
 
 
-def _over_q(fits: Callable[[Run], bool]) -> Callable[[Sequence[Group]], list[Group]]:
-    return lambda gathered: several(gathered, fits, lambda run: run.q)
+def _choose_over_quantile(fits: Callable[[Run], bool]) -> ChooseGroups:
+    """Return a function that chooses fitting runs where there are several q."""
+    return lambda groups: groups_with_several_values(groups, fits, lambda run: run.q)
 
 
-def _normed(run: Run) -> bool:
-    """Whether it is one of Table V's runs without a moving average, at the public files' q where
-    they have one.
+def _is_table5_run(run: Run) -> bool:
+    """Return whether a run is one of Table V's without a moving average.
+
+    It has the public files' q, where these have one.
     """
-    kinds: list[dict[str, Any]] = [*({"norm": norm} for norm in ("none", "layer", "global"))]
-    kinds.append({"norm": "global", "classifier_only": True})
-    log = logs.of_run(run, any_q=True)
-    known = any(own_score(run, score="obp_as_published", **kind) for kind in kinds)
-    return known and (log is None or log.q == run.q)
+    variants: list[dict[str, Any]] = [{"norm": norm} for norm in ("none", "layer", "global")]
+    variants.append({"norm": "global", "classifier_only": True})
+    log = logs.find_log(run, any_q=True)
+    if log is not None and log.q != run.q:
+        return False
+    return any(is_paper_fedobp(run, score="obp_as_published", **variant) for variant in variants)
 
 
-def _longest(gathered: Sequence[Group]) -> list[Group]:
-    """FedOBP as the paper writes it, on each data set and partition the configuration of most
-    rounds.
-    """
-    best: dict[str, Group] = {}
-    for group in gathered:
+def _choose_longest(groups: Sequence[Group]) -> list[Group]:
+    """Return FedOBP's configuration of most rounds in each setting, rather without momentum."""
+    longest: dict[str, Group] = {}
+    for group in groups:
         run = group.used[0]
-        if run.method_name == "fedobp" and _usual(run) and not layer_shares(run).empty:
-            rival = best.setdefault(group.setting, group)
-            best[group.setting] = max(
-                rival, group, key=lambda one: (one.used[0].planned, not _momentum(one.runs[0]))
-            )
-    return list(best.values())
+        is_fedobp = run.method_name == "fedobp" and _is_paper_method(run)
+        if not is_fedobp or layer_shares(run).empty:
+            continue
+        rival = longest.setdefault(group.setting, group)
+        longest[group.setting] = max(rival, group, key=_length_and_plainness)
+    return list(longest.values())
 
 
-# What they show
+def _length_and_plainness(group: Group) -> tuple[int, bool]:
+    return group.used[0].planned, not _momentum_label(group.runs[0])
 
 
-def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    def label(group: Group) -> str:
-        return group.runs[0].called + (f" ({', '.join(group.apart)})" if group.apart else "")
-
-    return accuracy_figure(
-        [run for group in shown for run in group.runs], path, rule.accuracy, label
-    )
+# ---- What a line is called
 
 
-def _score(run: Run) -> str:
+def _score_label(run: Run) -> str:
+    """Return the name of a run's score, and how it is used."""
     score = str(run.config["method"].get("score", "obp"))
-    return (
-        {"obp_as_published": "earlier score", **SCORES}.get(score, score)
-        + (", per tensor" if run.get("method.scope") == "tensor" else "")
-        + _momentum(run)
-    )
+    label = {"obp_as_published": "earlier score", **SCORE_LABELS}.get(score, score)
+    if run.get("method.scope") == "tensor":
+        label += ", per tensor"
+    return label + _momentum_label(run)
 
 
-def _momentum(run: Run) -> str:
-    """What tells a run with momentum from one without, so that no line is of both."""
+def _momentum_label(run: Run) -> str:
+    """Return what tells a run with momentum from one without, so that no line is of both."""
     momentum = run.get("local.momentum")
     return f", momentum {momentum:g}" if momentum else ""
 
 
-def _over_quantiles(
-    shown: list[Group],
+def _norm_label(run: Run) -> str:
+    """Return the name of one of Table V's configurations."""
+    label = f"{run.get('method.norm')} norm"
+    return f"{label}, CLS" if run.get("method.classifier_only") else label
+
+
+# ---- How a figure is drawn
+
+
+def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw accuracy over rounds, a line for each configuration."""
+
+    def label(group: Group) -> str:
+        method = group.runs[0].called
+        return f"{method} ({', '.join(group.apart)})" if group.apart else method
+
+    members = [run for group in groups for run in group.runs]
+    return accuracy_figure(members, path, rule.accuracy, label)
+
+
+def _paint_norms(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw accuracy over rounds, a line for each normalisation."""
+    members = [run for group in groups for run in group.runs]
+    return accuracy_figure(members, path, rule.accuracy, lambda group: _norm_label(group.runs[0]))
+
+
+def _paint_over_quantiles(
+    groups: list[Group],
     path: Path,
     rule: Selection,
-    name: Callable[[Run], str],
-    tuned: bool = False,
-    files: bool = False,
+    label_of: Callable[[Run], str],
+    with_fine_tuned: bool = False,
+    with_public_files: bool = False,
 ) -> list[Path]:
-    """A panel per data set and partition, a line per name.
+    """Draw accuracy over q: a panel per setting, a line per label.
 
-    tuned: also the accuracy after fine-tuning. files: also the public files' curve of the earlier
-    score.
+    Args:
+        groups: FedOBP's at several q.
+        path: Without suffix.
+        rule: Which accuracy is shown.
+        label_of: A run's label.
+        with_fine_tuned: Whether the accuracy after fine-tuning is drawn too.
+        with_public_files: Whether the public files' curve of the earlier score is drawn too.
     """
-    names = list(dict.fromkeys(name(group.runs[0]) for group in shown))
-    columns = [("", "")] + ([(", fine-tuned", f"ft_{rule.accuracy}")] if tuned else [])
+    labels = list(dict.fromkeys(label_of(group.runs[0]) for group in groups))
+    suffixed_columns = [("", "")]
+    if with_fine_tuned:
+        suffixed_columns.append((", fine-tuned", f"ft_{rule.accuracy}"))
 
-    def draw(ax: Axes, members: list[Group]) -> None:
-        # One place per q, evenly: what happens is close to 1. Local-Only stands at 0, FedAvg at 1.
-        quantiles = sorted({group.runs[0].q or 0.0 for group in members})
-        for at, ((told_as, column), label) in enumerate(itertools.product(columns, names)):
-            own = [group for group in members if name(group.runs[0]) == label]
-            own.sort(key=lambda group: group.runs[0].q or 0.0)
-            points = [
-                (float(quantiles.index(group.runs[0].q or 0.0)), value(group, rule, column))
-                for group in own
-            ]
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
+        # q is spaced evenly: what happens is close to 1. Local-Only stands at 0, FedAvg at 1.
+        quantiles = sorted({_quantile(group) for group in members})
+        lines = itertools.product(suffixed_columns, labels)
+        for index, ((suffix, column), label) in enumerate(lines):
+            line_groups = [group for group in members if label_of(group.runs[0]) == label]
+            line_groups.sort(key=_quantile)
+            points = []
+            for group in line_groups:
+                x = float(quantiles.index(_quantile(group)))
+                points.append((x, mean_over_seeds(group, rule, column)))
             if any(not math.isnan(mean) for _, (mean, _) in points):
-                line(ax, points, label + told_as, at)
-        if files and (curve := logs.over_q(members[0].runs[0])):
-            known = {
-                quantiles.index(q): accuracy for q, accuracy in curve.items() if q in quantiles
-            }
-            ax.plot(
-                [*known], [*known.values()], "k:", label="earlier score, the authors' public files"
-            )
-        ax.set_xticks(
-            range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right"
-        )
+                draw_points(ax, points, label + suffix, index)
+        if with_public_files:
+            _draw_public_curve(ax, members[0].runs[0], quantiles)
+        tick_labels = [f"{q:.10g}" for q in quantiles]
+        ax.set_xticks(range(len(quantiles)), tick_labels, rotation=45, ha="right")
         ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
-    return panels(by_setting(shown), path, draw)
+    return panels(by_setting(groups), path, draw_panel)
 
 
-def _norm(run: Run) -> str:
-    """What a configuration of Table V is called."""
-    return f"{run.get('method.norm')} norm" + (", CLS" if run.get("method.classifier_only") else "")
+def _quantile(group: Group) -> float:
+    return group.runs[0].q or 0.0
 
 
-def _norms(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    return accuracy_figure(
-        [run for group in shown for run in group.runs],
-        path,
-        rule.accuracy,
-        lambda group: _norm(group.runs[0]),
-    )
+def _draw_public_curve(ax: Axes, run: Run, quantiles: list[float]) -> None:
+    """Draw the public files' accuracies at those q that own runs have."""
+    public_curve = logs.accuracy_by_quantile(run)
+    if not public_curve:
+        return
+    accuracy_by_position = {
+        quantiles.index(q): accuracy for q, accuracy in public_curve.items() if q in quantiles
+    }
+    positions = [*accuracy_by_position]
+    accuracies = [*accuracy_by_position.values()]
+    ax.plot(positions, accuracies, "k:", label="earlier score, the authors' public files")
 
 
-def _layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, a line per layer: its share of the personal entries."""
+def _paint_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw each layer's share of the personal entries over rounds, a panel per setting."""
 
-    def draw(ax: Axes, group: Group) -> None:
-        for number, (name, share) in enumerate(layer_shares(group.used[0]).items()):
+    def draw_panel(ax: Axes, group: Group) -> None:
+        for index, (name, shares) in enumerate(layer_shares(group.used[0]).items()):
             ax.plot(
-                share.index,
-                100 * share,
+                shares.index,
+                100 * shares,
                 label=legible(str(name)),
-                **look(number),
-                markevery=max(1, len(share) // 10),
+                **look(index),
+                markevery=max(1, len(shares) // 10),
             )
         ax.set(
             xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)", xlim=(0, None)
         )
 
-    return panels(
-        {f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in shown}, path, draw
-    )
+    titles = {f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in groups}
+    return panels(titles, path, draw_panel)
 
 
 def layer_shares(run: Run) -> pd.DataFrame:
@@ -221,53 +274,76 @@ def layer_shares(run: Run) -> pd.DataFrame:
     return by_layer[total > 0].div(total[total > 0], axis=0)
 
 
-def _downlink(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Accuracy against the share of the model's values that travel down: FedOBP's line over q,
-    others as points.
-    """
-    kinds = dict.fromkeys((group.runs[0].method_name, _momentum(group.runs[0])) for group in shown)
-    methods = sorted(kinds, key=lambda kind: [*METHODS].index(kind[0]))
+def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw accuracy against the share of the model's values that travel down.
 
-    def draw(ax: Axes, members: list[Group]) -> None:
-        for number, (method, momentum) in enumerate(methods):
-            own = [
-                g
-                for g in members
-                if (g.runs[0].method_name, _momentum(g.runs[0])) == (method, momentum)
-            ]
-            if points := sorted((_ratio(group), value(group, rule)) for group in own):
+    FedOBP is a line over q, other methods are points.
+    """
+    method_order = [*METHODS]
+    methods = dict.fromkeys(_method_and_momentum(group) for group in groups)
+    ordered_methods = sorted(methods, key=lambda method: method_order.index(method[0]))
+
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
+        for index, (method, momentum) in enumerate(ordered_methods):
+            points = sorted(
+                (_downlink_share(group), mean_over_seeds(group, rule))
+                for group in members
+                if _method_and_momentum(group) == (method, momentum)
+            )
+            if points:
                 style = {} if method == "fedobp" else {"linestyle": "none"}
-                line(ax, points, METHODS[method] + momentum, number, **style)
+                draw_points(ax, points, METHODS[method] + momentum, index, **style)
         ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy].label)
         ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 
-    return panels(by_setting(shown), path, draw)
+    return panels(by_setting(groups), path, draw_panel)
 
 
-def _ratio(group: Group) -> float:
-    """Values that a client is sent per round, of those of the model; mean over rounds and seeds."""
-    return over_seeds(
-        [run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used]
-    )[0]
+def _method_and_momentum(group: Group) -> tuple[str, str]:
+    return group.runs[0].method_name, _momentum_label(group.runs[0])
+
+
+def _downlink_share(group: Group) -> float:
+    """Return how many values a client is sent per round, of those of the model; mean over seeds."""
+    shares = [
+        run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used
+    ]
+    mean, _ = over_seeds(shares)
+    return mean
 
 
 FIGURES = {
-    "figure2": Figure(_converging("Dir(0.1)"), _convergence),
-    "figure3": Figure(_converging("Dir(0.5)"), _convergence),
-    "figure4": Figure(_over_q(_of_scores), partial(_over_quantiles, name=_score)),
+    "figure2": Figure(_choose_compared_methods("Dir(0.1)"), _paint_convergence),
+    "figure3": Figure(_choose_compared_methods("Dir(0.5)"), _paint_convergence),
+    "figure4": Figure(
+        _choose_over_quantile(_has_paper_score),
+        partial(_paint_over_quantiles, label_of=_score_label),
+    ),
     "figure4_as_published": Figure(
-        _over_q(_of_scores_as_published), partial(_over_quantiles, name=_score, files=True)
+        _choose_over_quantile(_has_published_score),
+        partial(_paint_over_quantiles, label_of=_score_label, with_public_files=True),
     ),
-    "figure5": Figure(lambda every: several(every, _normed, _norm), _norms),
-    "figure6": Figure(_longest, _layers),
-    "figure7": Figure(_over_q(_usual), _downlink),
+    "figure5": Figure(
+        lambda groups: groups_with_several_values(groups, _is_table5_run, _norm_label),
+        _paint_norms,
+    ),
+    "figure6": Figure(_choose_longest, _paint_layers),
+    "figure7": Figure(_choose_over_quantile(_is_paper_method), _paint_downlink),
     "q_sweep": Figure(
-        _over_q(lambda run: run.method_name == "fedobp" and _usual(run)),
-        partial(_over_quantiles, name=lambda run: "FedOBP" + _momentum(run), tuned=True),
+        _choose_over_quantile(lambda run: run.method_name == "fedobp" and _is_paper_method(run)),
+        partial(
+            _paint_over_quantiles,
+            label_of=lambda run: "FedOBP" + _momentum_label(run),
+            with_fine_tuned=True,
+        ),
     ),
-    "public_curves": Figure(logs.logged, logs.log_figure, "fedobp/as_published"),
+    "public_curves": Figure(logs.choose_logged, logs.log_figure, "fedobp/as_published"),
     "alpha_sweep": Figure(
-        lambda every: several(every, _usual, alpha, 3, lambda group: group.dataset),
-        over(alpha, "Dirichlet alpha", lambda group: {group.method: ""}, log=True),
+        lambda groups: groups_with_several_values(
+            groups, _is_paper_method, dirichlet_alpha, least=3, panel=lambda group: group.dataset
+        ),
+        paint_accuracy_over(
+            dirichlet_alpha, "Dirichlet alpha", lambda group: {group.method: ""}, log=True
+        ),
     ),
 }

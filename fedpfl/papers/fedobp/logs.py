@@ -1,5 +1,6 @@
-"""FedOBP's public result files beside own runs: all clients at rounds 100 to 400, before and after
-fine-tuning.
+"""Set FedOBP's public result files beside own runs, at rounds 100, 200, 300 and 400.
+
+They have the accuracy of all clients, before and after fine-tuning.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 ROUNDS = (100, 200, 300, 400)
 SEED = 42
-# What all the files say.
 SETUP: dict[str, Any] = {
     "clients": 100,
     "participation": 0.1,
@@ -37,19 +37,46 @@ SETUP: dict[str, Any] = {
     "local.momentum": 0.7,
     "model.name": "cnn4",
 }
-FAULTY = ("organamnist", "organcmnist")
+"""The set-up that all files state."""
+FAULTY_DATASETS = ("organamnist", "organcmnist")
 """Data sets that the files have with the faulty normalisation alone."""
-_SCORED = {"score": "obp_as_published", "scope": "all", "cold_start": "paper"}
-_HYPER = {"ema": 0.0, "norm": "global", "classifier_only": False}
+FIXED_KEYS = {"score": "obp_as_published", "scope": "all", "cold_start": "paper"}
+"""FedOBP's keys of which all files have one value."""
+VARIED_KEYS = {"ema": 0.0, "norm": "global", "classifier_only": False}
+"""Others of FedOBP's keys, with their values where a run does not have them."""
+LOG_COLUMNS = ROW | {
+    "round": Column("round", "whole"),
+    "before": Column("own", "percent", "before"),
+    "before_logged": Column("log", "percent", "before"),
+    "before_difference": Column("Δ", "difference", "before"),
+    "after": Column("own", "percent", "fine-tuned"),
+    "after_logged": Column("log", "percent", "fine-tuned"),
+    "after_difference": Column("Δ", "difference", "fine-tuned"),
+}
+LOG_CAPTION = (
+    "All clients' pooled test accuracy in percent beside the FedOBP authors' public result files "
+    f"(one run, seed {SEED}, the same split and cohorts, another minibatch order); Δ: own minus "
+    "theirs, in points."
+)
+ACCURACY_COLUMNS = {"before": "accuracy_pooled", "after": "ft_accuracy_pooled"}
+"""Columns of rounds.csv, before and after fine-tuning."""
 
 
 class Log(NamedTuple):
-    """One public file: pooled accuracies in percent by round, before and after fine-tuning, nan
-    where there is none.
+    """Hold one public file.
 
-    files: those of the `tables`, of the `ablation` (Table V), its variants with a `moving average`,
-    or of `scores` (Figure 4). method, dataset, setting: as ours. q, ema, norm, classifier_only:
-    FedOBP's.
+    Attributes:
+        files: Which files it is of: those of the `tables`, of the `ablation` (Table V), its
+            variants with a `moving average`, or of `scores` (Figure 4).
+        method: As ours.
+        dataset: As ours.
+        setting: As ours.
+        q: FedOBP's, nan for other methods.
+        ema: FedOBP's, nan for other methods.
+        norm: FedOBP's.
+        classifier_only: FedOBP's.
+        accuracy: Pooled accuracies in percent by round, before and after fine-tuning, nan where
+            there is none.
     """
 
     files: str
@@ -64,148 +91,153 @@ class Log(NamedTuple):
 
 
 @cache
-def logs() -> list[Log]:
-    """Return all files' numbers, those behind the tables first."""
+def read_logs() -> list[Log]:
+    """Return all public files' numbers, those behind the tables first."""
     with open(Path(__file__).with_name("logs.csv"), encoding="utf-8", newline="") as file:
-        return [
-            Log(
-                row["files"],
-                row["method"],
-                row["dataset"],
-                row["setting"],
-                float(row["q"] or "nan"),
-                float(row["ema"] or "nan"),
-                row["norm"],
-                row["classifier_only"] == "true",
-                {
-                    at: (float(row[f"before_{at}"] or "nan"), float(row[f"after_{at}"] or "nan"))
-                    for at in ROUNDS
-                },
-            )
-            for row in csv.DictReader(file)
-        ]
+        return [_read_log(row) for row in csv.DictReader(file)]
 
 
-def of_run(run: Run, any_q: bool = False) -> Log | None:
-    """Return the file of a run's method, data set, Dirichlet setting and FedOBP's hyperparameters,
-    if there is one.
-    """
-    own = {key: run.config["method"].get(key, usual) for key, usual in (_SCORED | _HYPER).items()}
-    if run.method_name == "fedobp" and {**own, **_SCORED} != own:
-        return None
-    if (run.dataset_name in FAULTY) != run.dataset.endswith("as published"):
-        return None
-    where = (
-        run.method_name,
-        DATASETS.get(run.dataset_name, run.dataset_name),
-        f"Dir({run.get('partition.alpha')})",
+def _read_log(row: dict[str, str]) -> Log:
+    """Return one row of logs.csv."""
+    accuracy = {}
+    for round_number in ROUNDS:
+        before = float(row[f"before_{round_number}"] or "nan")
+        after = float(row[f"after_{round_number}"] or "nan")
+        accuracy[round_number] = (before, after)
+    return Log(
+        files=row["files"],
+        method=row["method"],
+        dataset=row["dataset"],
+        setting=row["setting"],
+        q=float(row["q"] or "nan"),
+        ema=float(row["ema"] or "nan"),
+        norm=row["norm"],
+        classifier_only=row["classifier_only"] == "true",
+        accuracy=accuracy,
     )
-    for log in logs():
-        scored = all(getattr(log, key) == own[key] for key in _HYPER) and (any_q or log.q == run.q)
-        if (log.method, log.dataset, log.setting) == where and (log.method != "fedobp" or scored):
+
+
+def find_log(run: Run, any_q: bool = False) -> Log | None:
+    """Return the file of a run's method, data set, Dirichlet setting and hyperparameters.
+
+    Args:
+        run: Any run.
+        any_q: Whether FedOBP's q may differ.
+
+    Returns:
+        None if there is no such file.
+    """
+    config = run.config["method"]
+    varied_values = {key: config.get(key, default) for key, default in VARIED_KEYS.items()}
+    is_fedobp = run.method_name == "fedobp"
+    if is_fedobp and any(config.get(key, value) != value for key, value in FIXED_KEYS.items()):
+        return None
+    if (run.dataset_name in FAULTY_DATASETS) != run.dataset.endswith("as published"):
+        return None
+    dataset_title = DATASETS.get(run.dataset_name, run.dataset_name)
+    setting = f"Dir({run.get('partition.alpha')})"
+    for log in read_logs():
+        if (log.method, log.dataset, log.setting) != (run.method_name, dataset_title, setting):
+            continue
+        if not is_fedobp:
+            return log
+        has_same_values = all(getattr(log, key) == value for key, value in varied_values.items())
+        if has_same_values and (any_q or log.q == run.q):
             return log
     return None
 
 
-def over_q(run: Run) -> dict[float, float]:
-    """Return the better of rounds 100 and 200 by q, as Figure 4 shows it: the earlier score on a
-    run's data set.
+def accuracy_by_quantile(run: Run) -> dict[float, float]:
+    """Return the earlier score's accuracy by q on a run's data set, as Figure 4 shows it.
+
+    It is the better of rounds 100 and 200.
     """
-    name = DATASETS.get(run.dataset_name, run.dataset_name)
-    found = (log for log in logs() if (log.files, log.dataset, log.ema) == ("scores", name, 0.5))
-    return {log.q: max(log.accuracy[100][0], log.accuracy[200][0]) for log in found}
+    dataset_title = DATASETS.get(run.dataset_name, run.dataset_name)
+    return {
+        log.q: max(log.accuracy[100][0], log.accuracy[200][0])
+        for log in read_logs()
+        if (log.files, log.dataset, log.ema) == ("scores", dataset_title, 0.5)
+    }
 
 
-def logged(gathered: Sequence[Group]) -> list[Group]:
-    """Return the groups that a file can be held against: its settings, split and seed."""
-    return [group for group in gathered if next(_pairs([group]), None)]
+def choose_logged(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups that have a run with a file's settings, split and seed."""
+    return [group for group in groups if next(_runs_with_logs([group]), None)]
 
 
-def _pairs(gathered: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]:
-    """Each group's run of the files' seed, with its file."""
-    for group in gathered:
+def _runs_with_logs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]:
+    """Yield each group's run of the files' seed, with its file."""
+    for group in groups:
         for run in group.used:
-            log = (
-                of_run(run)
-                if run.seed == SEED and run.evaluations["round"].isin(ROUNDS).any()
-                else None
-            )
+            if run.seed != SEED or not run.evaluations["round"].isin(ROUNDS).any():
+                continue
+            log = find_log(run)
             if log and not setup_differences(run, SETUP):
                 yield group, run, log
 
 
-_COLUMNS = ROW | {
-    "round": Column("round", "whole"),
-    "before": Column("own", "percent", "before"),
-    "before_logged": Column("log", "percent", "before"),
-    "before_difference": Column("Δ", "difference", "before"),
-    "after": Column("own", "percent", "fine-tuned"),
-    "after_logged": Column("log", "percent", "fine-tuned"),
-    "after_difference": Column("Δ", "difference", "fine-tuned"),
-}
-
-
-def log_table(gathered: Sequence[Group]) -> Table:
-    """Tell how far the runs are from the public files, in points, at the rounds that both have."""
+def log_table(groups: Sequence[Group]) -> Table:
+    """Return how far runs are from the public files, in points, at the rounds that both have."""
     records = []
-    for group, run, log in _pairs(gathered):
-        rows = run.evaluations.set_index("round")
-        for at in ROUNDS:
-            if at not in rows.index:
+    for group, run, log in _runs_with_logs(groups):
+        evaluations = run.evaluations.set_index("round")
+        for round_number in ROUNDS:
+            if round_number not in evaluations.index:
                 continue
-            record = row_of(group) | {"round": at}
-            columns = zip(
-                ("before", "after"),
-                ("accuracy_pooled", "ft_accuracy_pooled"),
-                log.accuracy[at],
-                strict=True,
+            record = row_of(group) | {"round": round_number}
+            columns_and_values = zip(
+                ACCURACY_COLUMNS.items(), log.accuracy[round_number], strict=True
             )
-            for when, column, theirs in columns:
-                own = float(rows.loc[at].get(column, math.nan))
-                record |= {when: own, f"{when}_logged": theirs, f"{when}_difference": own - theirs}
+            for (moment, column), logged_value in columns_and_values:
+                own_value = float(evaluations.loc[round_number].get(column, math.nan))
+                record[moment] = own_value
+                record[f"{moment}_logged"] = logged_value
+                record[f"{moment}_difference"] = own_value - logged_value
             records.append(record)
     if not records:
         raise FedpflError(
-            "no runs for fedobp/public_logs; run `python -m fedpfl.train experiment=fedobp/as_published`"
+            "no runs for fedobp/public_logs; run `python -m fedpfl.train "
+            "experiment=fedobp/as_published`"
         )
-    caption = (
-        "All clients' pooled test accuracy in percent beside the FedOBP authors' public result files (one run, seed "
-        f"{SEED}, the same split and cohorts, another minibatch order); Δ: own minus theirs, in points."
-    )
-    return Table.of(records, _COLUMNS, caption=caption, by=2)
+    return Table.of(records, LOG_COLUMNS, caption=LOG_CAPTION, by=2)
 
 
-def log_figure(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, before and after fine-tuning: own lines, the files'
-    numbers as open marks.
+def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw a panel per setting, before and after fine-tuning.
+
+    Own runs are lines, the files' numbers open marks.
     """
-    halves = {"before fine-tuning": "accuracy_pooled", "fine-tuned": "ft_accuracy_pooled"}
-    tuned = any("ft_accuracy_pooled" in run.rounds for group in shown for run in group.used)
-    used = [half for half in halves if tuned or half.startswith("before")]
-    titled = {
-        f"{setting}\n{half}": (setting, half) for setting in by_setting(shown) for half in used
+    # ---- A panel for each setting and half; the second only where runs were fine-tuned
+    is_fine_tuned = any(
+        ACCURACY_COLUMNS["after"] in run.rounds for group in groups for run in group.used
+    )
+    moments = {"before fine-tuning": "before"}
+    if is_fine_tuned:
+        moments["fine-tuned"] = "after"
+    panel_keys = {
+        f"{setting}\n{title}": (setting, moment)
+        for setting in by_setting(groups)
+        for title, moment in moments.items()
     }
-    labels = list(dict.fromkeys(group.method for group in shown))
+    method_labels = list(dict.fromkeys(group.method for group in groups))
 
-    def draw(ax: Axes, what: tuple[str, str]) -> None:
-        setting, half = what
-        for group, run, log in _pairs(by_setting(shown)[setting]):
-            style = look(labels.index(group.method))
-            own = (
-                run.evaluations.set_index("round")
-                .reindex(columns=[halves[half]])[halves[half]]
-                .dropna()
-            )
-            ax.plot(own.index, own, label=legible(group.method), **style)
-            theirs = {at: both[half == "fine-tuned"] for at, both in log.accuracy.items()}
+    # ---- Lines of own runs, open marks for the files
+    def draw_panel(ax: Axes, panel_key: tuple[str, str]) -> None:
+        setting, moment = panel_key
+        column = ACCURACY_COLUMNS[moment]
+        for group, run, log in _runs_with_logs(by_setting(groups)[setting]):
+            style = look(method_labels.index(group.method))
+            evaluations = run.evaluations.set_index("round")
+            own_values = evaluations.reindex(columns=[column])[column].dropna()
+            ax.plot(own_values.index, own_values, label=legible(group.method), **style)
+            logged_values = [accuracies[moment == "after"] for accuracies in log.accuracy.values()]
             open_marks: Any = style | {
                 "linestyle": "none",
                 "markerfacecolor": "white",
                 "markersize": 7,
             }
-            ax.plot(
-                [*theirs], [*theirs.values()], label="authors' public file (open)", **open_marks
-            )
+            label = "authors' public file (open)"
+            ax.plot([*log.accuracy], logged_values, label=label, **open_marks)
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))
 
-    return panels(titled, path, draw)
+    return panels(panel_keys, path, draw_panel)

@@ -1,4 +1,4 @@
-"""FedOBP's tables (arXiv:2604.16574), all methods with their cost, and its numbers beside any runs."""
+"""Declare FedOBP's tables (arXiv:2604.16574), and set its numbers beside any runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.papers.fedobp import logs
-from fedpfl.papers.layout import Layout, Line, Listing, Measure, Place, Selection, rank, tuned
+from fedpfl.papers.layout import (
+    Layout,
+    Listing,
+    Measure,
+    Selection,
+    TableColumn,
+    TableRow,
+    closeness_to_paper,
+    measure_fine_tuned,
+)
 from fedpfl.papers.published import Published, departures, lookup, setup_differences
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -20,286 +29,365 @@ from fedpfl.report.table import Table
 from fedpfl.report.tables import Beside, accuracy_table
 
 SOURCE = "FedOBP (arXiv:2604.16574) Table "
-# What FedOBP's numbers were produced with; read from the authors' logs, but for the split, which
-# seeds differ by.
+# From the authors' logs, but for the split: seeds differ by it.
 SETUP = {"rounds": 400} | {
     key: value for key, value in logs.SETUP.items() if key != "partition.name"
 }
-ACCURACY, QUANTILE, PERSONAL = (
-    "mean test accuracy over clients (%)",
-    "quantile q",
-    "number of personalized parameters",
-)
+ACCURACY = "mean test accuracy over clients (%)"
+QUANTILE = "quantile q"
+PERSONAL = "number of personalized parameters"
 ABLATION = "ablation"
 """The setting of Table V, which does not state its partition."""
-MEANING = (
-    "published: FedOBP (arXiv:2604.16574), Tables III and IV: described there as mean over clients, in the authors' "
-    "logs pooled, the best of rounds 100, 200, 300 and 400; Δ: own minus published, in points"
+BESIDE_NOTE = (
+    "published: FedOBP (arXiv:2604.16574), Tables III and IV: described there as mean over "
+    "clients, in the authors' logs pooled, the best of rounds 100, 200, 300 and 400; Δ: own minus "
+    "published, in points"
 )
-LARGE = ("cifar10", "cifar100", "emnist", "svhn")
-SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")
-_ORDER = "local_only fedavg lg_fedavg fedper fedrep apfl pfedfda flute feddpa floco fedala fedselect fedobp"
-COMPARED = tuple(_ORDER.split())
+LARGE_DATASETS = ("cifar10", "cifar100", "emnist", "svhn")
+SMALL_DATASETS = ("mnist", "fmnist", "organamnist", "organcmnist")
+MEDMNIST_DATASETS = SMALL_DATASETS[2:]
+COMPARED_METHODS = (
+    "local_only",
+    "fedavg",
+    "lg_fedavg",
+    "fedper",
+    "fedrep",
+    "apfl",
+    "pfedfda",
+    "flute",
+    "feddpa",
+    "floco",
+    "fedala",
+    "fedselect",
+    "fedobp",
+)
 ALPHAS = (0.1, 0.5)
-
-
 POOLED = Selection("accuracy_pooled", "best-checkpoint", 100, published=True)
-"""FedOBP's: the best of rounds 100, 200, 300 and 400, over all clients' test samples."""
+"""FedOBP's rule: the best of rounds 100, 200, 300 and 400, over all clients' test samples."""
 
 
-def beside(gathered: Sequence[Group], everywhere: bool = False) -> Beside:
-    """Return what FedOBP's tables have published of the configurations, for
-    `report.tables.accuracy_table`.
+# ---- Published numbers beside any runs
 
-    everywhere: also of those whose set-up is not the published one.
+
+def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Beside:
+    """Return FedOBP's published accuracies of configurations, for `report.tables.accuracy_table`.
+
+    Args:
+        groups: The configurations.
+        everywhere: Whether also those are set beside a number whose set-up is not the published
+            one.
     """
-    setups = [setup_of(group.runs[0]) for group in gathered]
-    known = [
-        of_run(group.runs[0]) if everywhere or not setup_differences(group.runs[0], setup) else None
-        for group, setup in zip(gathered, setups, strict=True)
-    ]
-    compared = [
-        (group, setup, one.note)
-        for group, setup, one in zip(gathered, setups, known, strict=True)
-        if one
-    ]
-    values = [(one.value, one.std) if one else (math.nan, math.nan) for one in known]
-    return Beside(values, MEANING, departures(compared))
+    values: list[tuple[float, float]] = []
+    comparisons = []
+    for group in groups:
+        run = group.runs[0]
+        setup = setup_of(run)
+        entry = None
+        if everywhere or not setup_differences(run, setup):
+            entry = published_number(run)
+        if entry is None:
+            values.append((math.nan, math.nan))
+        else:
+            values.append((entry.value, entry.std))
+            comparisons.append((group, setup, entry.note))
+    return Beside(values, BESIDE_NOTE, departures(comparisons))
 
 
 def setup_of(run: Run) -> dict[str, Any]:
-    """Return the set-up of FedOBP's tables for a run's method, data set and partition; FedOBP's has
-    no momentum.
-    """
-    q = of_run(run, QUANTILE)
-    return (
-        SETUP
-        | ({"method.q": q.value} if q else {})
-        | ({"method.norm": "global", "local.momentum": 0.0} if run.method_name == "fedobp" else {})
-    )
+    """Return the set-up of FedOBP's tables for a run's method, data set and partition."""
+    setup = dict(SETUP)
+    quantile = published_number(run, QUANTILE)
+    if quantile:
+        setup["method.q"] = quantile.value
+    if run.method_name == "fedobp":
+        # The paper's algorithm has no momentum, which its logs have.
+        setup |= {"method.norm": "global", "local.momentum": 0.0}
+    return setup
 
 
-def _as_published(run: Run) -> dict[str, Any]:
-    """The set-up of the public files, with their q."""
-    log = logs.of_run(run, any_q=True)
-    return SETUP | ({"method.q": log.q} if log and run.method_name == "fedobp" else {})
+def _setup_of_public_file(run: Run) -> dict[str, Any]:
+    """Return the set-up of the public files, with their q."""
+    log = logs.find_log(run, any_q=True)
+    if log and run.method_name == "fedobp":
+        return SETUP | {"method.q": log.q}
+    return SETUP
 
 
-def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
-    """Return FedOBP's published number of a run's method, data set and Dirichlet setting, if there
-    is one.
-    """
-    where = metric, run.method_name, run.dataset_name, setting_of(run)
-    return next(
-        filter(None, (lookup((SOURCE + table, *where)) for table in ("II", "III", "IV"))), None
-    )
+def published_number(run: Run, metric: str = ACCURACY) -> Published | None:
+    """Return the published number of a run's method, data set and Dirichlet setting."""
+    setting = published_setting(run)
+    for table in ("II", "III", "IV"):
+        entry = lookup((SOURCE + table, metric, run.method_name, run.dataset_name, setting))
+        if entry:
+            return entry
+    return None
 
 
-def setting_of(run: Run) -> str:
-    """Return `Dir(0.1)` where the run's partition is one that the paper's tables may mean, else
-    nothing.
-    """
+def published_setting(run: Run) -> str:
+    """Return `Dir(0.1)` for a partition that the paper's tables may mean, else ""."""
     partition = run.config["partition"]
-    alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
+    if partition["name"] not in ("dirichlet", "published"):
+        return ""
+    alpha = partition.get("alpha")
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
 
 
-def quantile(run: Run, row: pd.Series, rule: Selection) -> float:
+# ---- What a cell shows
+
+
+def measure_quantile(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return FedOBP's q."""
     return math.nan if run.q is None else run.q
 
 
-def _personal(run: Run, row: pd.Series, rule: Selection) -> float:
-    """Personal entries per client, in the last round: nobody has any in the first."""
+def measure_personal_entries(run: Run, row: pd.Series, rule: Selection) -> float:
+    """Return the personal entries per client in the last round; the first has none."""
     return math.nan if run.personal.empty else float(run.personal.iloc[-1].sum(skipna=False))
 
 
-def own_score(run: Run, **wanted: Any) -> bool:
-    """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
-    usual = {
+# ---- Which runs fill it
+
+
+def is_paper_fedobp(run: Run, **config: Any) -> bool:
+    """Return whether a run is FedOBP as the paper writes it, but for some keys of `method`.
+
+    Args:
+        run: Any run.
+        config: Values of keys that shall differ from the paper's.
+    """
+    paper_config = {
         "score": "obp",
         "scope": "all",
         "classifier_only": False,
         "ema": 0.0,
         "cold_start": "paper",
     }
-    method = usual | run.config["method"]  # an older run may lack some
-    known = all(method.get(key, value) == value for key, value in (usual | wanted).items())
-    return run.method_name == "fedobp" and known
+    wanted_config = paper_config | config
+    run_config = paper_config | run.config["method"]  # an older run may lack some
+    if run.method_name != "fedobp":
+        return False
+    return all(run_config.get(key, value) == value for key, value in wanted_config.items())
 
 
-def _whole_norm(run: Run) -> bool:
-    return run.method_name != "fedobp" or (
-        own_score(run) and run.config["method"].get("norm") in ("none", "global")
-    )
+def _is_paper_method(run: Run) -> bool:
+    """Return whether a run is FedOBP with one norm for all scores, or another method."""
+    if run.method_name != "fedobp":
+        return True
+    return is_paper_fedobp(run) and run.config["method"].get("norm") in ("none", "global")
 
 
-def _dirichlet(
-    datasets: Sequence[str], alphas: Sequence[float] = ALPHAS, faulty: bool = False, **more: Any
-) -> tuple[Place, ...]:
-    where = {"partition.name": ("dirichlet", "published")}
-    return tuple(
-        Place(
-            name,
-            f"Dir({a:g})",
-            where,
-            (a,),
-            words={"dataset": f"{name}_as_published" if faulty else name},
-            faulty=faulty,
-            **more,
-        )
-        for name in datasets
-        for a in alphas
-    )
+def _is_table5_cls(run: Run) -> bool:
+    """Return whether a run is what Table V shows as CLS.
+
+    On the smaller data sets these are runs without CLS, with a moving average.
+    """
+    config: dict[str, Any] = {"classifier_only": True}
+    if run.dataset_name in SMALL_DATASETS:
+        config = {"ema": 0.5}
+    return is_paper_fedobp(run, score="obp_as_published", norm="global", **config)
 
 
-def _methods(experiment: str) -> tuple[Line, ...]:
-    lines = [Line(METHODS[method], method, experiment, _whole_norm) for method in COMPARED]
-    lines.insert(
-        COMPARED.index("fedavg") + 1, Line("FedAvg+FT", "fedavg", experiment, _whole_norm, tuned)
-    )
-    return tuple(lines)
+# ---- Rows and columns
 
 
-def _counted(label: str, measure: Measure, metric: str, kind: str) -> Line:
-    return Line(
+def _dirichlet_columns(
+    datasets: Sequence[str],
+    alphas: Sequence[float] = ALPHAS,
+    faulty: bool = False,
+    experiment: str = "",
+) -> tuple[TableColumn, ...]:
+    """Return a column for each data set and alpha."""
+    columns = []
+    for name in datasets:
+        config_name = f"{name}_as_published" if faulty else name
+        for alpha in alphas:
+            column = TableColumn(
+                name,
+                f"Dir({alpha:g})",
+                config={"partition.name": ("dirichlet", "published")},
+                alphas=(alpha,),
+                experiment=experiment,
+                overrides={"dataset": config_name},
+                faulty=faulty,
+            )
+            columns.append(column)
+    return tuple(columns)
+
+
+def _method_rows(experiment: str) -> tuple[TableRow, ...]:
+    """Return a row for each compared method, and one for FedAvg after fine-tuning."""
+    rows = []
+    for method in COMPARED_METHODS:
+        rows.append(TableRow(METHODS[method], method, experiment, _is_paper_method))
+        if method == "fedavg":
+            fine_tuned = TableRow(
+                "FedAvg+FT", method, experiment, _is_paper_method, measure_fine_tuned
+            )
+            rows.append(fine_tuned)
+    return tuple(rows)
+
+
+def _table2_row(label: str, measure: Measure, metric: str, kind: str) -> TableRow:
+    """Return a row of FedOBP's that shows another number than an accuracy."""
+    return TableRow(
         label,
         "fedobp",
         "fedobp/table2",
-        _whole_norm,
+        _is_paper_method,
         measure,
-        known_as="fedobp",
+        published_name="fedobp",
         metric=metric,
         kind=kind,
     )
 
 
-def _with_cls(run: Run) -> bool:
-    """What Table V shows as such: on the smaller data sets runs without CLS, with a moving average."""
-    shown: dict[str, Any] = {"ema": 0.5} if run.dataset_name in SMALL else {"classifier_only": True}
-    return own_score(run, score="obp_as_published", norm="global", **shown)
-
-
-def _ablation(norm: str, known_as: str) -> Line:
-    fits = partial(own_score, score="obp_as_published", norm=norm)
-    words = {"paper": f"fedobp_{norm}"}
-    return Line(
-        norm, "fedobp", "fedobp/table5", fits, words=words, known_as=known_as, setting=ABLATION
+def _table5_row(norm: str, published_name: str) -> TableRow:
+    """Return the row of one normalisation."""
+    return TableRow(
+        norm,
+        "fedobp",
+        "fedobp/table5",
+        partial(is_paper_fedobp, score="obp_as_published", norm=norm),
+        overrides={"paper": f"fedobp_{norm}"},
+        published_name=published_name,
+        setting=ABLATION,
     )
 
 
-ABLATED = (
-    _ablation("none", "FedOBP NoNorm"),
-    _ablation("layer", "FedOBP LayerNorm"),
-    _ablation("global", "FedOBP GlobalNorm w/o CLS"),
-    Line(
+TABLE5_ROWS = (
+    _table5_row("none", "FedOBP NoNorm"),
+    _table5_row("layer", "FedOBP LayerNorm"),
+    _table5_row("global", "FedOBP GlobalNorm w/o CLS"),
+    TableRow(
         "global, CLS",
         "fedobp",
         "fedobp/{}",
-        _with_cls,
-        known_as="FedOBP GlobalNorm with CLS",
+        _is_table5_cls,
+        published_name="FedOBP GlobalNorm with CLS",
         setting=ABLATION,
     ),
 )
-"""The lines of Table V."""
 
 
-def _at_momentum(momentum: float) -> tuple[Line, ...]:
-    """Tables III and IV's lines with one momentum for all."""
-    where = {"local.momentum": momentum}
+def _rows_at_momentum(momentum: float) -> tuple[TableRow, ...]:
+    """Return the rows of Tables III and IV with one momentum for all."""
     return tuple(
-        replace(line, label=f"{line.label}, momentum {momentum:g}", where=where)
-        for line in _methods("fedobp/one_momentum")
+        replace(
+            row,
+            label=f"{row.label}, momentum {momentum:g}",
+            config={"local.momentum": momentum},
+        )
+        for row in _method_rows("fedobp/one_momentum")
     )
 
 
-_plan = partial(
+# ---- The tables
+
+_make_layout = partial(
     Layout,
     rule=POOLED,
-    about="published values are described as means over clients; the authors' logs hold pooled ones, the best of "
-    "rounds 100, 200, 300 and 400",
+    about="published values are described as means over clients; the authors' logs hold pooled "
+    "ones, the best of rounds 100, 200, 300 and 400",
     metric=ACCURACY,
     setup=setup_of,
-    swept=True,
+    is_whole_sweep=True,
 )
 TABLES: dict[str, Layout | Listing] = {
-    "table2": _plan(
+    "table2": _make_layout(
         "FedOBP's Table II: q, and how many entries it makes personal per client",
         SOURCE + "II",
         (
-            _counted("q", quantile, QUANTILE, "exact"),
-            _counted("personal entries", _personal, PERSONAL, "entries"),
+            _table2_row("q", measure_quantile, QUANTILE, "exact"),
+            _table2_row("personal entries", measure_personal_entries, PERSONAL, "entries"),
         ),
-        _dirichlet(LARGE + SMALL),
+        _dirichlet_columns(LARGE_DATASETS + SMALL_DATASETS),
         about="",
     ),
-    "table3": _plan(
-        "FedOBP's Table III", SOURCE + "III", _methods("fedobp/table3"), _dirichlet(LARGE)
+    "table3": _make_layout(
+        "FedOBP's Table III",
+        SOURCE + "III",
+        _method_rows("fedobp/table3"),
+        _dirichlet_columns(LARGE_DATASETS),
     ),
-    "table4": _plan(
-        "FedOBP's Table IV", SOURCE + "IV", _methods("fedobp/table4"), _dirichlet(SMALL)
-    ),
-    "table4_as_published": _plan(
-        "FedOBP's Table IV, MedMNIST with the published normalisation, which makes every image constant",
+    "table4": _make_layout(
+        "FedOBP's Table IV",
         SOURCE + "IV",
-        _methods("fedobp/table4_as_published"),
-        _dirichlet(SMALL[2:], faulty=True),
-        setup=_as_published,
+        _method_rows("fedobp/table4"),
+        _dirichlet_columns(SMALL_DATASETS),
     ),
-    "one_momentum": _plan(
+    "table4_as_published": _make_layout(
+        "FedOBP's Table IV, MedMNIST with the published normalisation, which makes every image "
+        "constant",
+        SOURCE + "IV",
+        _method_rows("fedobp/table4_as_published"),
+        _dirichlet_columns(MEDMNIST_DATASETS, faulty=True),
+        setup=_setup_of_public_file,
+    ),
+    "one_momentum": _make_layout(
         "FedOBP's Tables III and IV with one momentum for all methods",
         "",
-        _at_momentum(0.0) + _at_momentum(0.7),
-        _dirichlet(LARGE + SMALL),
+        _rows_at_momentum(0.0) + _rows_at_momentum(0.7),
+        _dirichlet_columns(LARGE_DATASETS + SMALL_DATASETS),
         about="none is published; 0 for all favours FedOBP, 0.7 the others",
     ),
-    "table5": _plan(
-        "FedOBP's Table V: normalisation of the scores, and personal entries in the classifier only (CLS)",
+    "table5": _make_layout(
+        "FedOBP's Table V: normalisation of the scores, and personal entries in the classifier "
+        "only (CLS)",
         SOURCE + "V",
-        ABLATED,
+        TABLE5_ROWS,
         (
-            *_dirichlet(LARGE, (0.1,), experiment="table5_cls"),
-            *_dirichlet(SMALL[:2], (0.1,), experiment="table5_ema"),
-            *_dirichlet(SMALL[2:], (0.1,), faulty=True, experiment="table5_ema"),
+            *_dirichlet_columns(LARGE_DATASETS, (0.1,), experiment="table5_cls"),
+            *_dirichlet_columns(SMALL_DATASETS[:2], (0.1,), experiment="table5_ema"),
+            *_dirichlet_columns(MEDMNIST_DATASETS, (0.1,), faulty=True, experiment="table5_ema"),
         ),
-        about="published are the authors' logs, pooled, the best of rounds 100, 200, 300 and 400; with CLS these are, "
-        "on MNIST, FMNIST and MedMNIST, of runs without CLS, with a moving average",
-        setup=_as_published,
+        about="published are the authors' logs, pooled, the best of rounds 100, 200, 300 and 400; "
+        "with CLS these are, on MNIST, FMNIST and MedMNIST, of runs without CLS, with a moving "
+        "average",
+        setup=_setup_of_public_file,
     ),
 }
 
 
-def one_each(gathered: Sequence[Group], **setup: Any) -> list[Group]:
-    """Return of each method's configurations on a data set and partition the one that FedOBP's
-    tables would show.
+def nearest_of_each_method(groups: Sequence[Group], **setup: Any) -> list[Group]:
+    """Return of each method on each split the configuration that FedOBP's tables would show.
 
-    setup: what takes the place of theirs.
+    Args:
+        groups: Any.
+        setup: Takes the place of keys of the tables' set-up.
     """
-    best: dict[tuple[str, str, str], Group] = {}
-    for group in sorted(gathered, key=lambda group: rank(group, setup_of(group.runs[0]) | setup)):
-        if _whole_norm(group.runs[0]):
-            best[group.dataset, group.partition, group.runs[0].method_name] = group
-    return list(best.values())
+    by_closeness = sorted(
+        groups, key=lambda group: closeness_to_paper(group, setup_of(group.runs[0]) | setup)
+    )
+    nearest: dict[tuple[str, str, str], Group] = {}
+    for group in by_closeness:
+        if _is_paper_method(group.runs[0]):
+            nearest[group.dataset, group.partition, group.runs[0].method_name] = group
+    return list(nearest.values())
 
 
-def _at_one_momentum(gathered: Sequence[Group]) -> list[Group]:
-    return one_each(gathered, **{"local.momentum": 0.0})
+def _choose_without_momentum(groups: Sequence[Group]) -> list[Group]:
+    return nearest_of_each_method(groups, **{"local.momentum": 0.0})
 
 
-def _listed(gathered: Sequence[Group], rule: Selection) -> Table:
-    """Accuracies and costs, as of any runs."""
-    members = [run for group in gathered for run in group.runs]
-    return accuracy_table(members, rule.select, rule.every, partial(beside, everywhere=True))
+def _make_accuracy_table(groups: Sequence[Group], rule: Selection) -> Table:
+    """Return accuracies and costs, as of any runs."""
+    members = [run for group in groups for run in group.runs]
+    return accuracy_table(
+        members, rule.select, rule.every, partial(published_beside, everywhere=True)
+    )
 
 
-def _held_against_files(gathered: Sequence[Group], rule: Selection) -> Table:
-    """The runs beside the public files, with what is known of the code behind these."""
-    known = [(group, of_run(group.runs[0])) for group in gathered]
-    notes = departures((group, {}, one.note) for group, one in known if one)
-    return replace(logs.log_table(gathered), notes=notes)
+def _make_log_table(groups: Sequence[Group], rule: Selection) -> Table:
+    """Return runs beside the public files, with what is known of the code behind these."""
+    comparisons: list[tuple[Group, dict[str, Any], str]] = []
+    for group in groups:
+        entry = published_number(group.runs[0])
+        if entry:
+            comparisons.append((group, {}, entry.note))
+    return replace(logs.log_table(groups), notes=departures(comparisons))
 
 
 TABLES |= {
-    "all_methods": Listing(_at_one_momentum, _listed),
-    "public_logs": Listing(logs.logged, _held_against_files),
+    "all_methods": Listing(_choose_without_momentum, _make_accuracy_table),
+    "public_logs": Listing(logs.choose_logged, _make_log_table),
 }

@@ -1,9 +1,12 @@
-"""FedPURIN's tables, its Figures 3 and 4, and how many clients hold an entry (arXiv:2510.16065)."""
+"""Declare FedPURIN's tables and figures (arXiv:2510.16065).
+
+The figures are 3 and 4, and how many clients hold an entry.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedpfl.papers.drawing import Figure, alpha, masks, of_method, over, several
-from fedpfl.papers.layout import Layout, Line, Place, Selection, has, titled
+from fedpfl.papers.drawing import (
+    ChooseGroups,
+    Figure,
+    choose_method,
+    dirichlet_alpha,
+    groups_with_several_values,
+    masks_by_seed,
+    paint_accuracy_over,
+)
+from fedpfl.papers.layout import (
+    Layout,
+    Selection,
+    TableColumn,
+    TableRow,
+    has_config,
+    number_row_fields,
+)
 from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -21,37 +39,49 @@ from fedpfl.report.run import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BITS_PER_MEBIBYTE = 8 * 2**20
+THREE_ALPHAS = {"fmnist": (0.1, 0.5, 1.0), "cifar10": (0.1, 0.5, 1.0), "cifar100": (0.01, 0.1, 0.5)}
 
-def _mebibytes(way: str, late: bool, run: Run, row: pd.Series, rule: Selection) -> float:
-    """MiB per client and round, until round beta or after it; the paper counts no positions on the
-    way down.
+
+def measure_mebibytes(
+    direction: str, is_after_beta: bool, run: Run, row: pd.Series, rule: Selection
+) -> float:
+    """Return MiB per client and round, until round beta or after it.
+
+    The paper counts no positions on the way down.
     """
     beta = run.get("method.beta")
-    rows = run.rounds if beta is None else run.rounds[(run.rounds["round"] > beta) == late]
-    plain = rule.published and way == "down"
-    if rows.empty or f"bits_{way}" not in rows:
+    rounds = run.rounds
+    if beta is not None:
+        rounds = rounds[(rounds["round"] > beta) == is_after_beta]
+    if rounds.empty or f"bits_{direction}" not in rounds:
         return math.nan
-    bits = 32 * rows[f"values_{way}"] if plain else rows[f"bits_{way}"]
-    return float(bits.sum() / run.participants[rows.index].sum() / 8 / 2**20)
+    if rule.published and direction == "down":
+        bits = 32 * rounds[f"values_{direction}"]
+    else:
+        bits = rounds[f"bits_{direction}"]
+    participants = run.participants[rounds.index].sum()
+    return float(bits.sum() / participants / BITS_PER_MEBIBYTE)
 
 
-def _places(alphas: Mapping[str, Sequence[float]]) -> tuple[Place, ...]:
-    own = {
+def _dirichlet_columns(alphas: Mapping[str, Sequence[float]]) -> tuple[TableColumn, ...]:
+    """Return a column for each data set and alpha."""
+    setups = {
         "fmnist": {"rounds": 200, "model.name": "resnet8", "method.beta": 100},
         "cifar10": {"rounds": 200, "model.name": "resnet8", "method.beta": 100},
         "cifar100": {"rounds": 300, "model.name": "resnet10", "method.beta": 170},
     }
     return tuple(
-        Place(
+        TableColumn(
             name,
-            f"Dir({a:g})",
-            {"partition.name": "fixed_dirichlet"},
-            (a,),
-            f"fedpurin/{name}",
-            setup=own[name],
+            f"Dir({alpha:g})",
+            config={"partition.name": "fixed_dirichlet"},
+            alphas=(alpha,),
+            experiment=f"fedpurin/{name}",
+            setup=setup,
         )
-        for name in own
-        for a in alphas[name]
+        for name, setup in setups.items()
+        for alpha in alphas[name]
     )
 
 
@@ -59,11 +89,12 @@ def _variant(score: str, hessian: bool) -> dict[str, Any]:
     return {"method.score": score, "method.hessian": hessian}
 
 
-_plan = partial(
+_make_layout = partial(
     Layout,
     metric="best-round accuracy before aggregation, mean over 3 splits (%)",
     rule=Selection("cohort_after", "best-checkpoint", published=True),
-    about="the paper judges every round right after local training and takes the best, chosen on test data",
+    about="the paper judges every round right after local training and takes the best, chosen on "
+    "test data",
     setup={
         "clients": 20,
         "participation": 1.0,
@@ -74,76 +105,85 @@ _plan = partial(
         "method.tau": 0.5,
     },
 )
-_THREE = {"fmnist": (0.1, 0.5, 1.0), "cifar10": (0.1, 0.5, 1.0), "cifar100": (0.01, 0.1, 0.5)}
 TABLES = {
-    "table1": _plan(
+    "table1": _make_layout(
         "FedPURIN's Table 1",
         "FedPURIN (arXiv:2510.16065) Table 1",
         (
-            Line("Separate", "local_only"),
+            TableRow("Separate", "local_only"),
             *(
-                Line(METHODS[name], name)
+                TableRow(METHODS[name], name)
                 for name in ("fedavg", "fedper", "fedbn", "pfedsd", "fedcac")
             ),
-            Line("FedPURIN", "fedpurin", usual=_variant("gradient", False)),
+            TableRow("FedPURIN", "fedpurin", implied_config=_variant("gradient", False)),
         ),
-        _places(_THREE),
+        _dirichlet_columns(THREE_ALPHAS),
     ),
-    "table2": _plan(
-        "FedPURIN's Table 2: change of the weights or exact gradient, without and with the Hessian term",
+    "table2": _make_layout(
+        "FedPURIN's Table 2: change of the weights or exact gradient, without and with the "
+        "Hessian term",
         "FedPURIN (arXiv:2510.16065) Table 2",
         tuple(
-            Line(
-                f"FedPURIN ({label}, {words})",
+            TableRow(
+                f"FedPURIN ({score_label}, {hessian_label})",
                 "fedpurin",
                 "{}_ablation",
-                where=_variant(score, hessian),
+                config=_variant(score, hessian),
             )
-            for hessian, words in ((False, "no Hessian"), (True, "Hessian"))
-            for label, score in (("delta theta", "delta"), ("exact gradient", "gradient"))
+            for hessian, hessian_label in ((False, "no Hessian"), (True, "Hessian"))
+            for score_label, score in (("delta theta", "delta"), ("exact gradient", "gradient"))
         ),
-        _places(_THREE),
-        swept=True,
+        _dirichlet_columns(THREE_ALPHAS),
+        is_whole_sweep=True,
     ),
-    "table3": _plan(
+    "table3": _make_layout(
         "FedPURIN's Table 3: MiB per client and round, until round beta and after it",
         "FedPURIN (arXiv:2510.16065) Table 3",
         tuple(
-            Line(
-                f"{METHODS[name]}, {way}, {when} beta",
+            TableRow(
+                f"{METHODS[name]}, {direction}, {period} beta",
                 name,
-                measure=partial(_mebibytes, way, when == "after"),
-                usual=_variant("gradient", False) if name == "fedpurin" else {},
-                **titled(METHODS[name], f"{way}link MB per client and round, {when} beta"),
+                measure=partial(measure_mebibytes, direction, period == "after"),
+                implied_config=_variant("gradient", False) if name == "fedpurin" else {},
+                **number_row_fields(
+                    METHODS[name], f"{direction}link MB per client and round, {period} beta"
+                ),
             )
             for name in ("fedavg", "fedcac", "fedpurin")
-            for way in ("up", "down")
-            for when in ("before", "after")
+            for direction in ("up", "down")
+            for period in ("before", "after")
         ),
-        _places(dict.fromkeys(_THREE, (0.1,))),
+        _dirichlet_columns(dict.fromkeys(THREE_ALPHAS, (0.1,))),
         about="the paper counts no positions on the way down (as-published: neither here)",
     ),
 }
 
 
-def _frequencies(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per configuration, a line per tensor: which share of its entries so many of the
-    clients hold.
+def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw which share of a tensor's entries so many of the clients hold.
+
+    There is a panel per configuration, and a line per tensor.
     """
 
-    def draw(ax: Axes, group: Group) -> None:
-        every = masks(group)
-        for number, name in enumerate(every[0]):
+    def draw_panel(ax: Axes, group: Group) -> None:
+        seed_masks = masks_by_seed(group)
+        for index, (name, first_mask) in enumerate(seed_masks[0].items()):
             # Seeds may have other numbers of clients, as cohorts are drawn.
-            alike = [
-                own[name]
-                for own in every
-                if name in own and len(own[name].held) == len(every[0][name].held)
+            comparable_masks = [
+                masks[name]
+                for masks in seed_masks
+                if name in masks and len(masks[name].held) == len(first_mask.held)
             ]
-            held = np.mean([100 * one.held / max(one.entries, 1) for one in alike], axis=0)
-            across = 100 * np.arange(len(held)) / max(1, len(held) - 1)
+            entry_shares = np.mean(
+                [100 * mask.held / max(mask.entries, 1) for mask in comparable_masks], axis=0
+            )
+            client_shares = 100 * np.arange(len(entry_shares)) / max(1, len(entry_shares) - 1)
             ax.plot(
-                across, held, label=legible(name), **look(number), markevery=max(1, len(held) // 10)
+                client_shares,
+                entry_shares,
+                label=legible(name),
+                **look(index),
+                markevery=max(1, len(entry_shares) // 10),
             )
         ax.set(
             xlabel="clients that hold an entry (%)",
@@ -151,39 +191,41 @@ def _frequencies(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
             ylim=(0, None),
         )
 
-    return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
+    titles = {f"{group.setting}\n{group.method}": group for group in groups}
+    return panels(titles, path, draw_panel)
 
 
-def _with_norm(group: Group) -> dict[str, str]:
-    scored = group.runs[0].get("method.include_norm")
-    return {f"{'with' if scored else 'without'} BatchNorm's weights": ""}
+def _norm_line(group: Group) -> dict[str, str]:
+    """Name a group's line by whether BatchNorm's weights are scored."""
+    with_norm = "with" if group.runs[0].get("method.include_norm") else "without"
+    return {f"{with_norm} BatchNorm's weights": ""}
 
 
-def _of(key: str) -> Callable[[Sequence[Group]], list[Group]]:
-    """FedPURIN as in Table 1, with several values of a key."""
-    usual = {**_variant("gradient", False), "method.include_norm": False, "method.tau": 0.5}
-    del usual[key]
-    return lambda every: several(
-        every,
-        lambda run: run.method_name == "fedpurin" and has(run, usual),
-        lambda run: run.get(key),
-    )
+def _choose_over(key: str) -> ChooseGroups:
+    """Return a function that chooses FedPURIN as in Table 1, with several values of a key."""
+    config = {**_variant("gradient", False), "method.include_norm": False, "method.tau": 0.5}
+    del config[key]
+
+    def fits(run: Run) -> bool:
+        return run.method_name == "fedpurin" and has_config(run, config)
+
+    return lambda groups: groups_with_several_values(groups, fits, lambda run: run.get(key))
 
 
 FIGURES = {
     "figure3": Figure(
-        _of("method.include_norm"),
-        over(alpha, "Dirichlet alpha", _with_norm, log=True),
+        _choose_over("method.include_norm"),
+        paint_accuracy_over(dirichlet_alpha, "Dirichlet alpha", _norm_line, log=True),
         "fedpurin/norm",
     ),
     "figure4": Figure(
-        _of("method.tau"),
-        over(
+        _choose_over("method.tau"),
+        paint_accuracy_over(
             lambda run: run.get("method.tau"),
             "share of critical entries, tau",
             lambda group: {group.partition: ""},
         ),
         "fedpurin/tau",
     ),
-    "masks": Figure(of_method("fedpurin", masks), _frequencies, "fedpurin/cifar10"),
+    "masks": Figure(choose_method("fedpurin", masks_by_seed), _paint_holders, "fedpurin/cifar10"),
 }

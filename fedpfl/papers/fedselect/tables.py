@@ -1,4 +1,4 @@
-"""FedSelect's tables and figures: how large masks become, and how they overlap (CVPR 2024)."""
+"""Declare FedSelect's tables and figures: how large masks become, and how they overlap (CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpfl.papers.drawing import Figure, Points, line, masks, of_method, over, several
-from fedpfl.papers.layout import Layout, Line, Place, Selection, tuned, untrained
+from fedpfl.papers.drawing import (
+    Figure,
+    Points,
+    choose_method,
+    draw_points,
+    groups_with_several_values,
+    masks_by_seed,
+    paint_accuracy_over,
+)
+from fedpfl.papers.layout import (
+    Layout,
+    Selection,
+    TableColumn,
+    TableRow,
+    measure_fine_tuned,
+    measure_untrained,
+)
 from fedpfl.report.figures import THIN, by_setting, draw_line, legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -21,287 +36,339 @@ from fedpfl.report.table import over_seeds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-def _dealt(dataset: str, short: str, clients: int, classes: int, **setup: Any) -> Place:
-    where = {"partition.name": "shuffled_shards"}
-    setting = f"{clients} clients, {classes} classes each"
-    setup |= {"clients": clients, "partition.classes_per_client": classes}
-    return Place(dataset, setting, where, experiment=f"fedselect/{short}", setup=setup)
-
-
-_PLACES = (
-    _dealt("cifar10", "cifar10", 10, 2, **{"partition.samples_per_client": 100}),
-    _dealt("cifar10_c", "cifar10c", 10, 2, **{"partition.samples_per_client": 100}),
-    _dealt("mini_imagenet", "mini_imagenet", 20, 10, **{"partition.samples_per_client": 480}),
-    Place(
-        "office_home",
-        "4 clients = 4 domains",
-        {"partition.name": "groups"},
-        experiment="fedselect/office_home",
-        setup={"clients": 4, "rounds": 30},
-    ),
-)
-# As one experiment of all four data sets has them.
-_TOGETHER = tuple(
-    dataclasses.replace(place, words={"paper": place.experiment.replace("/", "_")})
-    for place in _PLACES
-)
-
-
-# The limits that Table 1's numbers are of.
-_BEST = {"cifar10_c": 0.5, "mini_imagenet": 0.5, "": 0.3}
-_LAYERS = {"A": 0, "B": 5, "C": 10, "D": 15}
-_MOST = {"method.personalise": "most", "method.layer": (None,)}
-
-
-def _limits(*alphas: float) -> tuple[Line, ...]:
-    return tuple(
-        Line(
-            f"FedSelect (alpha={alpha:.2f})",
-            "fedselect",
-            "fedselect/alpha",
-            where={"method.alpha": alpha},
-            usual=_MOST,
-        )
-        for alpha in alphas
-    )
-
-
-_plan = partial(
-    Layout,
-    metric="personalized accuracy, final round (%)",
-    rule=Selection("cohort_after", published=True),
-    about="the paper judges the last round's models right after local training, here over all test samples of the "
-    "clients, FedAvg's before it and FedAvg+FT's and FedBABU's after fine-tuning",
-    setup={"rounds": 200, "participation": 1.0, "local.epochs": 3, "model.name": "resnet18"},
-)
-TABLES = {
-    "table1": _plan(
-        "FedSelect's Table 1",
-        "FedSelect (CVPR 2024) Table 1",
-        (
-            Line("Local-Only", "local_only"),
-            Line("FedAvg", "fedavg", measure=untrained),
-            Line("FedAvg+FT", "fedavg", measure=tuned),
-            *(Line(METHODS[name], name) for name in ("ditto", "fedpac", "fedrep", "fedper")),
-            Line("FedBABU", "fedbabu", measure=tuned),
-            Line("LG-FedAvg", "lg_fedavg"),
-            Line("FedSelect", "fedselect", where={"method.alpha": _BEST}, usual=_MOST),
-        ),
-        _PLACES,
-    ),
-    "table2": _plan(
-        "FedSelect's Table 2: the limit of the personal share",
-        "FedSelect (CVPR 2024) Table 2",
-        _limits(0.05, 0.3, 0.5, 0.8),
-        _TOGETHER,
-        swept=True,
-    ),
-    "table3": _plan(
-        "FedSelect's Table 3: what becomes personal",
-        "FedSelect (CVPR 2024) Table 3",
-        (
-            Line(
-                "Personalize Least",
-                "fedselect",
-                "fedselect/ablation",
-                where={"method.personalise": "least"},
-            ),
-            *(
-                Line(
-                    f"Layer {name}",
-                    "fedselect",
-                    "fedselect/ablation",
-                    where={"method.personalise": layer},
-                )
-                for name, layer in _LAYERS.items()
-            ),
-            Line(
-                "Random", "fedselect", "fedselect/ablation", where={"method.personalise": "random"}
-            ),
-            *_limits(0.3, 0.5),
-        ),
-        _TOGETHER,
-        note="Which layers the paper calls A to D is not stated: here the stem and the first convolutions "
-        "of 128, 256 and 512 channels.",
-    ),
-}
-
-
-def _has_sizes(group: Group) -> bool:
-    return any("personal_share" in run.rounds for run in group.used)
-
-
-def _sizes(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, a line per configuration: its personal share over rounds."""
-
-    def draw(ax: Axes, members: list[Group]) -> None:
-        for number, group in enumerate(members):
-            draw_line(ax, group, "personal_share", group.method, number)
-        ax.set(xlabel="round", ylabel="personal share of the model", xlim=(0, None), ylim=(0, 1))
-
-    return panels(by_setting(shown), path, draw)
-
-
-def _overlaps(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, a line per configuration: overlap of two clients' masks,
-    by tensor.
-    """
-
-    def draw(ax: Axes, members: list[Group]) -> None:
-        tensors = list(
-            dict.fromkeys(name for group in members for own in masks(group) for name in own)
-        )
-        for number, group in enumerate(members):
-            even = _points(group, tensors, chance=True)
-            thin = {"color": look(number)["color"], "linewidth": THIN, "alpha": 0.6}
-            if points := _points(group, tensors):
-                line(ax, points, group.method, number)
-            ax.plot([x for x, _ in even], [mean for _, (mean, _) in even], **thin)
-        ax.set_xticks(range(len(tensors)), list(map(legible, tensors)), rotation=90, fontsize=6)
-        ax.set(ylabel="intersection over union", ylim=(0, 1))
-
-    return panels(
-        by_setting(shown), path, draw, "thin: independent masks of the same sizes", (7.2, 3.6)
-    )
-
-
-def _points(group: Group, tensors: list[str], chance: bool = False) -> Points:
-    """Of each tensor the overlap over seeds, or what independent masks would have."""
-    points = []
-    for place, name in enumerate(tensors):
-        pairs = [own[name].overlaps(chance) for own in masks(group) if name in own]
-        if known := [float(np.nanmean(one)) for one in pairs if not np.isnan(one).all()]:
-            points.append((float(place), over_seeds(known)))
-    return points
-
-
-_JUDGED = {
+BEST_ALPHA = {"cifar10_c": 0.5, "mini_imagenet": 0.5, "": 0.3}
+"""The limits of the personal share that Table 1's numbers are of, by data set (empty: others)."""
+LAYERS = {"A": 0, "B": 5, "C": 10, "D": 15}
+MOST_CONFIG = {"method.personalise": "most", "method.layer": (None,)}
+"""What moves most becomes personal."""
+MAX_WRITTEN_CLIENTS = 20
+"""Up to so many clients, figure 4 writes out their overlaps."""
+JUDGED_COLUMNS = {
     "fedavg": {"FedAvg": "accuracy", "FedAvg+FT": "ft_accuracy"},
     "fedbabu": {"FedBABU": "ft_accuracy"},
 }
 """Methods that the paper does not judge right after local training, as it does the others."""
 
 
-def _lines(group: Group) -> dict[str, str]:
-    """A group's lines as the paper judges them, by the column of each."""
-    run = group.runs[0]
-    return _JUDGED.get(run.method_name, {run.called: "cohort_after"})
+# ---- Tables
 
 
-def _compared(gathered: Sequence[Group]) -> list[Group]:
-    """Table 1's methods, FedSelect at its best limit."""
-
-    def fits(run: Run) -> bool:
-        best = _BEST.get(run.dataset_name, _BEST[""])
-        own = run.method_name == "fedselect" and _grown(run) and run.get("method.alpha") == best
-        return own or run.method_name in {line.method for line in TABLES["table1"].lines} - {
-            "fedselect"
-        }
-
-    return [group for group in gathered if fits(group.runs[0])]
-
-
-def _of_table_1(gathered: Sequence[Group]) -> list[Group]:
-    """Its runs, one of a method on a data set and partition."""
-    return list(
-        {
-            (group.setting, group.runs[0].method_name): group
-            for group in _compared(_sized(gathered))
-        }.values()
+def _shards_column(
+    dataset: str, short_name: str, clients: int, classes: int, samples: int
+) -> TableColumn:
+    """Return the column of a data set that is dealt by classes."""
+    return TableColumn(
+        dataset,
+        f"{clients} clients, {classes} classes each",
+        config={"partition.name": "shuffled_shards"},
+        experiment=f"fedselect/{short_name}",
+        setup={
+            "partition.samples_per_client": samples,
+            "clients": clients,
+            "partition.classes_per_client": classes,
+        },
     )
 
 
-def _grown(run: Run) -> bool:
-    """Whether what moves most becomes personal."""
+COLUMNS_OF_DATASETS = (
+    _shards_column("cifar10", "cifar10", clients=10, classes=2, samples=100),
+    _shards_column("cifar10_c", "cifar10c", clients=10, classes=2, samples=100),
+    _shards_column("mini_imagenet", "mini_imagenet", clients=20, classes=10, samples=480),
+    TableColumn(
+        "office_home",
+        "4 clients = 4 domains",
+        config={"partition.name": "groups"},
+        experiment="fedselect/office_home",
+        setup={"clients": 4, "rounds": 30},
+    ),
+)
+COLUMNS_OF_ONE_EXPERIMENT = tuple(
+    dataclasses.replace(column, overrides={"paper": column.experiment.replace("/", "_")})
+    for column in COLUMNS_OF_DATASETS
+)
+"""The same, as one experiment of all four data sets has them."""
+
+
+def _alpha_rows(*alphas: float) -> tuple[TableRow, ...]:
+    """Return a row for each limit of the personal share."""
+    return tuple(
+        TableRow(
+            f"FedSelect (alpha={alpha:.2f})",
+            "fedselect",
+            "fedselect/alpha",
+            config={"method.alpha": alpha},
+            implied_config=MOST_CONFIG,
+        )
+        for alpha in alphas
+    )
+
+
+def _ablation_row(label: str, personalise: str | int) -> TableRow:
+    """Return the row of one way to choose what becomes personal."""
+    return TableRow(
+        label, "fedselect", "fedselect/ablation", config={"method.personalise": personalise}
+    )
+
+
+_make_layout = partial(
+    Layout,
+    metric="personalized accuracy, final round (%)",
+    rule=Selection("cohort_after", published=True),
+    about="the paper judges the last round's models right after local training, here over all "
+    "test samples of the clients, FedAvg's before it and FedAvg+FT's and FedBABU's after "
+    "fine-tuning",
+    setup={"rounds": 200, "participation": 1.0, "local.epochs": 3, "model.name": "resnet18"},
+)
+TABLES = {
+    "table1": _make_layout(
+        "FedSelect's Table 1",
+        "FedSelect (CVPR 2024) Table 1",
+        (
+            TableRow("Local-Only", "local_only"),
+            TableRow("FedAvg", "fedavg", measure=measure_untrained),
+            TableRow("FedAvg+FT", "fedavg", measure=measure_fine_tuned),
+            *(TableRow(METHODS[name], name) for name in ("ditto", "fedpac", "fedrep", "fedper")),
+            TableRow("FedBABU", "fedbabu", measure=measure_fine_tuned),
+            TableRow("LG-FedAvg", "lg_fedavg"),
+            TableRow(
+                "FedSelect",
+                "fedselect",
+                config={"method.alpha": BEST_ALPHA},
+                implied_config=MOST_CONFIG,
+            ),
+        ),
+        COLUMNS_OF_DATASETS,
+    ),
+    "table2": _make_layout(
+        "FedSelect's Table 2: the limit of the personal share",
+        "FedSelect (CVPR 2024) Table 2",
+        _alpha_rows(0.05, 0.3, 0.5, 0.8),
+        COLUMNS_OF_ONE_EXPERIMENT,
+        is_whole_sweep=True,
+    ),
+    "table3": _make_layout(
+        "FedSelect's Table 3: what becomes personal",
+        "FedSelect (CVPR 2024) Table 3",
+        (
+            _ablation_row("Personalize Least", "least"),
+            *(_ablation_row(f"Layer {name}", layer) for name, layer in LAYERS.items()),
+            _ablation_row("Random", "random"),
+            *_alpha_rows(0.3, 0.5),
+        ),
+        COLUMNS_OF_ONE_EXPERIMENT,
+        note="Which layers the paper calls A to D is not stated: here the stem and the first "
+        "convolutions of 128, 256 and 512 channels.",
+    ),
+}
+
+
+# ---- Which runs a figure shows
+
+
+def _has_personal_share(group: Group) -> bool:
+    return any("personal_share" in run.rounds for run in group.used)
+
+
+def _is_most_moved(run: Run) -> bool:
+    """Return whether what moves most becomes personal."""
     return run.get("method.personalise") in (None, "most") and run.get("method.layer") is None
 
 
-def _sized(gathered: Sequence[Group]) -> list[Group]:
-    """Runs with as many training samples as Tables 1 to 3 have, where that is told."""
-    sizes = {place.dataset: place.setup.get("partition.samples_per_client") for place in _PLACES}
-    runs = ((group, group.runs[0]) for group in gathered)
-    return [
-        group for group, run in runs if sizes.get(run.dataset_name) in (None, _training_size(run))
-    ]
-
-
-def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set and partition, a line per method over rounds."""
-    names = list(dict.fromkeys(name for group in shown for name in _lines(group)))
-
-    def draw(ax: Axes, members: list[Group]) -> None:
-        for group in members:
-            for name, column in _lines(group).items():
-                draw_line(ax, group, column, name, names.index(name))
-        ax.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
-
-    return panels(by_setting(shown), path, draw)
-
-
 def _training_size(run: Run) -> int | None:
-    """Training samples that each client is given, None where it is not set."""
+    """Return the training samples that each client is given, None where it is not set."""
     return run.get("partition.samples_per_client")
 
 
-def _last_layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per configuration: overlap of each two clients' masks in the last layer, with the
-    clients' classes.
-    """
+def _choose_table1_methods(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups of Table 1's methods, FedSelect at its best limit."""
+    other_methods = {row.method for row in TABLES["table1"].rows} - {"fedselect"}
 
-    def draw(ax: Axes, group: Group) -> None:
+    def fits(run: Run) -> bool:
+        if run.method_name != "fedselect":
+            return run.method_name in other_methods
+        best_alpha = BEST_ALPHA.get(run.dataset_name, BEST_ALPHA[""])
+        return _is_most_moved(run) and run.get("method.alpha") == best_alpha
+
+    return [group for group in groups if fits(group.runs[0])]
+
+
+def _choose_paper_sizes(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with as many training samples as the tables have, where that is stated."""
+    sizes = {
+        column.dataset: column.setup.get("partition.samples_per_client")
+        for column in COLUMNS_OF_DATASETS
+    }
+    chosen_groups = []
+    for group in groups:
+        run = group.runs[0]
+        if sizes.get(run.dataset_name) in (None, _training_size(run)):
+            chosen_groups.append(group)
+    return chosen_groups
+
+
+def _choose_table1_runs(groups: Sequence[Group]) -> list[Group]:
+    """Return Table 1's groups, the last one of each method in each setting."""
+    fitting_groups = _choose_table1_methods(_choose_paper_sizes(groups))
+    last_groups = {(group.setting, group.runs[0].method_name): group for group in fitting_groups}
+    return list(last_groups.values())
+
+
+def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
+    """Return Table 2's groups with masks, the last one of each limit in each setting."""
+    with_masks = choose_method("fedselect", masks_by_seed)(_choose_paper_sizes(groups))
+    last_groups = {
+        (group.setting, group.runs[0].get("method.alpha")): group
+        for group in with_masks
+        if _is_most_moved(group.runs[0])
+    }
+    return list(last_groups.values())
+
+
+# ---- How a figure is drawn
+
+
+def _paint_sizes(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw each configuration's personal share over rounds, a panel per setting."""
+
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
+        for index, group in enumerate(members):
+            draw_line(ax, group, "personal_share", group.method, index)
+        ax.set(xlabel="round", ylabel="personal share of the model", xlim=(0, None), ylim=(0, 1))
+
+    return panels(by_setting(groups), path, draw_panel)
+
+
+def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw the overlap of two clients' masks by tensor, a panel per setting."""
+
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
+        tensors = list(
+            dict.fromkeys(
+                name for group in members for masks in masks_by_seed(group) for name in masks
+            )
+        )
+        for index, group in enumerate(members):
+            chance_points = _overlap_points(group, tensors, by_chance=True)
+            points = _overlap_points(group, tensors)
+            if points:
+                draw_points(ax, points, group.method, index)
+            ax.plot(
+                [x for x, _ in chance_points],
+                [mean for _, (mean, _) in chance_points],
+                color=look(index)["color"],
+                linewidth=THIN,
+                alpha=0.6,
+            )
+        tick_labels = [legible(name) for name in tensors]
+        ax.set_xticks(range(len(tensors)), tick_labels, rotation=90, fontsize=6)
+        ax.set(ylabel="intersection over union", ylim=(0, 1))
+
+    return panels(
+        by_setting(groups),
+        path,
+        draw_panel,
+        note="thin: independent masks of the same sizes",
+        size=(7.2, 3.6),
+    )
+
+
+def _overlap_points(group: Group, tensors: list[str], by_chance: bool = False) -> Points:
+    """Return each tensor's overlap over seeds, or what independent masks would have."""
+    points = []
+    for index, name in enumerate(tensors):
+        seed_means = []
+        for masks in masks_by_seed(group):
+            if name not in masks:
+                continue
+            overlaps = masks[name].overlaps(by_chance)
+            if not np.isnan(overlaps).all():
+                seed_means.append(float(np.nanmean(overlaps)))
+        if seed_means:
+            points.append((float(index), over_seeds(seed_means)))
+    return points
+
+
+def _judged_lines(group: Group) -> dict[str, str]:
+    """Return a group's lines as the paper judges them, each with its column."""
+    run = group.runs[0]
+    return JUDGED_COLUMNS.get(run.method_name, {run.called: "cohort_after"})
+
+
+def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw each method's accuracy over rounds, a panel per setting."""
+    line_names = list(dict.fromkeys(name for group in groups for name in _judged_lines(group)))
+
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
+        for group in members:
+            for name, column in _judged_lines(group).items():
+                draw_line(ax, group, column, name, line_names.index(name))
+        ax.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
+
+    return panels(by_setting(groups), path, draw_panel)
+
+
+def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw the overlap of each two clients' masks in the last layer, a panel per configuration."""
+
+    def draw_panel(ax: Axes, group: Group) -> None:
         run = next(run for run in group.used if run.masks)
-        mask = [*run.masks.values()][-1]
-        sizes, count = mask.both.diagonal(), len(mask.both)
-        union = sizes[:, None] + sizes - mask.both
-        overlap = np.divide(mask.both, union, out=np.zeros_like(union), where=union > 0)
+        last_mask = [*run.masks.values()][-1]
+        overlap = _intersection_over_union(last_mask.both)
+        client_count = len(overlap)
         ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
-        for i, j in np.ndindex(count, count) if count <= MOST else ():
-            shade = "black" if overlap[i, j] > 0.6 else "white"
-            ax.text(j, i, f"{overlap[i, j]:.2f}", ha="center", va="center", fontsize=5, color=shade)
-        ax.set_xticks(range(count), names := _classes(run, count), rotation=90, fontsize=6)
-        ax.set_yticks(range(count), names, fontsize=6)
+        if client_count <= MAX_WRITTEN_CLIENTS:
+            for i, j in np.ndindex(client_count, client_count):
+                color = "black" if overlap[i, j] > 0.6 else "white"
+                text = f"{overlap[i, j]:.2f}"
+                ax.text(j, i, text, ha="center", va="center", fontsize=5, color=color)
+        client_labels = _class_labels(run, client_count)
+        ax.set_xticks(range(client_count), client_labels, rotation=90, fontsize=6)
+        ax.set_yticks(range(client_count), client_labels, fontsize=6)
         ax.grid(visible=False)
 
-    titles = (
-        f"{group.setting}\nlimit alpha = {group.runs[0].get('method.alpha')}" for group in shown
-    )
-    return panels(dict(zip(titles, shown, strict=True)), path, draw, size=(3.4, 3.4))
-
-
-MOST = 20
-"""Clients up to which their overlaps are written out."""
-
-
-def _classes(run: Run, count: int) -> list[str]:
-    """The classes of each client, or its number where masks are not of all clients."""
-    labels = run.clients.filter(regex=r"^label_\d+$")
-    if len(labels) != count or labels.empty:
-        return [str(number) for number in range(count)]
-    return [
-        " ".join(name.removeprefix("label_") for name in labels if row[name] > 0)
-        for _, row in labels.iterrows()
+    titles = [
+        f"{group.setting}\nlimit alpha = {group.runs[0].get('method.alpha')}" for group in groups
     ]
+    return panels(dict(zip(titles, groups, strict=True)), path, draw_panel, size=(3.4, 3.4))
 
 
-def _limited(gathered: Sequence[Group]) -> list[Group]:
-    """Of Table 2's runs those with masks, one for each limit on a data set and partition."""
-    kept = [
-        group for group in of_method("fedselect", masks)(_sized(gathered)) if _grown(group.runs[0])
-    ]
-    return list(
-        {(group.setting, group.runs[0].get("method.alpha")): group for group in kept}.values()
-    )
+def _intersection_over_union(intersections: Any) -> Any:
+    """Return the overlap of each two masks, 0 of empty ones.
+
+    Args:
+        intersections: Entries that both clients hold, `[clients, clients]`.
+    """
+    sizes = intersections.diagonal()
+    union = sizes[:, None] + sizes - intersections
+    return np.divide(intersections, union, out=np.zeros_like(union), where=union > 0)
+
+
+def _class_labels(run: Run, client_count: int) -> list[str]:
+    """Return the classes of each client, or its number where masks are not of all clients."""
+    label_counts = run.clients.filter(regex=r"^label_\d+$")
+    if len(label_counts) != client_count or label_counts.empty:
+        return [str(number) for number in range(client_count)]
+    texts = []
+    for _, row in label_counts.iterrows():
+        classes = [name.removeprefix("label_") for name in label_counts if row[name] > 0]
+        texts.append(" ".join(classes))
+    return texts
 
 
 FIGURES = {
-    "figure2": Figure(_of_table_1, _convergence, "fedselect/cifar10"),
+    "figure2": Figure(_choose_table1_runs, _paint_convergence, "fedselect/cifar10"),
     "figure3": Figure(
-        lambda every: several(_compared(every), lambda run: True, _training_size),
-        over(_training_size, "training samples of a client", _lines),
+        lambda groups: groups_with_several_values(
+            _choose_table1_methods(groups), lambda run: True, _training_size
+        ),
+        paint_accuracy_over(_training_size, "training samples of a client", _judged_lines),
         "fedselect/sizes",
     ),
-    "figure4": Figure(_limited, _last_layers, "fedselect/alpha"),
-    "sizes": Figure(of_method("fedselect", _has_sizes), _sizes, "fedselect/alpha"),
-    "overlaps": Figure(of_method("fedselect", masks), _overlaps, "fedselect/alpha"),
+    "figure4": Figure(_choose_table2_masks, _paint_last_layers, "fedselect/alpha"),
+    "sizes": Figure(
+        choose_method("fedselect", _has_personal_share), _paint_sizes, "fedselect/alpha"
+    ),
+    "overlaps": Figure(
+        choose_method("fedselect", masks_by_seed), _paint_overlaps, "fedselect/alpha"
+    ),
 }

@@ -1,4 +1,4 @@
-"""SubFLOT's tables (CVPR 2026), from public summaries."""
+"""Declare SubFLOT's tables (CVPR 2026), from public summaries."""
 
 from __future__ import annotations
 
@@ -9,58 +9,97 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers.layout import LAST, Layout, Line, Place, Selection
+from fedpfl.papers.layout import LAST, Layout, Measure, Selection, TableColumn, TableRow
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
 
+DOMAIN_COUNT = 4
+PACS_DOMAINS = {"Photo": 2, "Art": 0, "Cartoon": 1, "Sketch": 3}
+"""Indices in the data set's order, by the paper's order."""
+PARTS = ("otp", "sar", "ota")
+"""Parts of SubFLOT that its ablation leaves out."""
 
-def _domain(place: int, run: Run, row: pd.Series, rule: Selection) -> float:
-    """Mean over those that take part of a quarter of the clients, one of four domains, at the last
-    evaluation.
+
+def measure_domain(index: int, run: Run, row: pd.Series, rule: Selection) -> float:
+    """Return the mean accuracy of one domain's clients, at the last evaluation.
+
+    Each of four domains has a quarter of the clients; those count that take part.
     """
-    each, own = divmod(len(run.clients), 4)
-    if own or rule.accuracy != "accuracy" or row["round"] != run.evaluations["round"].iloc[-1]:
+    clients_per_domain, rest = divmod(len(run.clients), DOMAIN_COUNT)
+    is_last_evaluation = row["round"] == run.evaluations["round"].iloc[-1]
+    if rest or rule.accuracy != "accuracy" or not is_last_evaluation:
         return math.nan
-    numbers = run.clients["client"].sort_values().iloc[place * each : (place + 1) * each]
-    part = run.participating
-    return float(part[part["client"].isin(numbers)]["accuracy"].mean(skipna=False))
+    start = index * clients_per_domain
+    clients = run.clients["client"].sort_values().iloc[start : start + clients_per_domain]
+    participants = run.participating
+    in_domain = participants[participants["client"].isin(clients)]
+    return float(in_domain["accuracy"].mean(skipna=False))
 
 
-def _place(
-    dataset: str, setting: str, partition: str = "dirichlet", clients: int = 20, **more: Any
-) -> Place:
-    where = {"partition.name": partition} | ({"clients": clients} if dataset != "har" else {})
-    words = (
-        {"partition": partition} if dataset in ("cifar10", "cifar100") else {}
-    )  # their experiments run both splits
-    words |= {"clients": str(clients)} if clients != 20 else {}
-    alphas = (0.1,) if partition == "dirichlet" else (None,)
-    return Place(
+def _column(
+    dataset: str,
+    setting: str,
+    partition: str = "dirichlet",
+    clients: int = 20,
+    experiment: str = "",
+    overrides: dict[str, str] | None = None,
+    measure: Measure | None = None,
+) -> TableColumn:
+    """Return a column.
+
+    Args:
+        dataset: Name in the configuration.
+        setting: As published.
+        partition: Of the runs.
+        clients: Of the runs, but on HAR, which has its own.
+        experiment: Of the command, by default the data set's.
+        overrides: Of the command, by default those that the experiment needs.
+        measure: What its cells show, instead of the row's.
+    """
+    config: dict[str, Any] = {"partition.name": partition}
+    if dataset != "har":
+        config["clients"] = clients
+    if overrides is None:
+        overrides = {}
+        # The experiments of these run both splits.
+        if dataset in ("cifar10", "cifar100"):
+            overrides["partition"] = partition
+        if clients != 20:
+            overrides["clients"] = str(clients)
+    return TableColumn(
         dataset,
         setting,
-        where,
-        alphas,
-        **{"experiment": f"subflot/{dataset}", "words": words, **more},
+        config=config,
+        alphas=(0.1,) if partition == "dirichlet" else (None,),
+        experiment=experiment or f"subflot/{dataset}",
+        overrides=overrides,
+        measure=measure,
     )
 
 
-def _without(part: str = "") -> Line:
-    where = {f"method.{part}": False} if part else {}
-    usual = {f"method.{name}": name != part for name in ("otp", "sar", "ota")}
-    label, paper = (
-        (f"SubFLOT w/o {part.upper()}", f"subflot_without_{part}")
-        if part
-        else ("SubFLOT", "subflot")
+def _subflot_row(missing_part: str = "") -> TableRow:
+    """Return SubFLOT's row, perhaps without one of its parts."""
+    implied_config = {f"method.{part}": part != missing_part for part in PARTS}
+    if not missing_part:
+        return TableRow(
+            "SubFLOT", "subflot", implied_config=implied_config, overrides={"paper": "subflot"}
+        )
+    return TableRow(
+        f"SubFLOT w/o {missing_part.upper()}",
+        "subflot",
+        config={f"method.{missing_part}": False},
+        implied_config=implied_config,
+        overrides={"paper": f"subflot_without_{missing_part}"},
     )
-    return Line(label, "subflot", where=where, usual=usual, words={"paper": paper})
 
 
-_plan = partial(
+_make_layout = partial(
     Layout,
     metric="average local model accuracy (%)",
     rule=Selection("cohort_after", published=True),
-    about="the paper's text is not at hand: neither is known when it judges (here right after the last local training, "
-    "over all test samples of the clients) nor how many classes a client of its pathological split has",
+    about="the paper's text is not at hand: neither is known when it judges (here right after the "
+    "last local training, over all test samples of the clients) nor how many classes a client of "
+    "its pathological split has",
     setup={
         "rounds": 200,
         "participation": 1.0,
@@ -71,83 +110,83 @@ _plan = partial(
         "method.lam": 1.0,
     },
 )
-_SUBFLOT = dataclasses.replace(_without(), words={})
-_SHRUNK = (*(Line(METHODS[name], name) for name in ("heterofl", "flexfl")), _SUBFLOT)
+WHOLE_SUBFLOT_ROW = dataclasses.replace(_subflot_row(), overrides={})
+SUBMODEL_ROWS = (
+    TableRow(METHODS["heterofl"], "heterofl"),
+    TableRow(METHODS["flexfl"], "flexfl"),
+    WHOLE_SUBFLOT_ROW,
+)
 TABLES = {
-    "main": _plan(
+    "main": _make_layout(
         "SubFLOT's main table",
         "SubFLOT (CVPR 2026), main results, from public summaries",
-        _SHRUNK[1:],
+        SUBMODEL_ROWS[1:],
         (
-            _place("cifar100", "pathological", "shards"),
-            _place("tiny_imagenet", "pathological", "shards"),
-            _place("cifar100", "practical"),
-            _place("ag_news", "NLP"),
-            _place("har", "real world", "groups"),
+            _column("cifar100", "pathological", "shards"),
+            _column("tiny_imagenet", "pathological", "shards"),
+            _column("cifar100", "practical"),
+            _column("ag_news", "NLP"),
+            _column("har", "real world", "groups"),
         ),
     ),
-    "label_skew": _plan(
+    "label_skew": _make_layout(
         "SubFLOT's table of label skew",
         "SubFLOT (CVPR 2026), label skew, from a second public summary",
-        _SHRUNK,
+        SUBMODEL_ROWS,
         (
             # The split is not stated; CIFAR100's and Tiny-ImageNet's numbers are the main table's
             # pathological ones.
-            _place("cifar10", "label skew or real world", "shards"),
-            _place("cifar100", "label skew or real world", "shards"),
-            _place("tiny_imagenet", "label skew or real world", "shards"),
-            _place("ag_news", "label skew or real world"),
-            _place("har", "label skew or real world", "groups"),
+            _column("cifar10", "label skew or real world", "shards"),
+            _column("cifar100", "label skew or real world", "shards"),
+            _column("tiny_imagenet", "label skew or real world", "shards"),
+            _column("ag_news", "label skew or real world"),
+            _column("har", "label skew or real world", "groups"),
         ),
     ),
-    "pacs": _plan(
+    "pacs": _make_layout(
         "SubFLOT's table of feature shift, PACS by domain",
         "SubFLOT (CVPR 2026), PACS, from a second public summary",
-        _SHRUNK,
+        SUBMODEL_ROWS,
         (
             *(
-                _place("pacs", name, "groups", measure=partial(_domain, at))
-                for name, at in (
-                    ("Photo", 2),
-                    ("Art", 0),
-                    ("Cartoon", 1),
-                    ("Sketch", 3),
-                )  # in the data set's order
+                _column("pacs", name, "groups", measure=partial(measure_domain, index))
+                for name, index in PACS_DOMAINS.items()
             ),
-            _place("pacs", "Avg", "groups"),
+            _column("pacs", "Avg", "groups"),
         ),
         rule=LAST._replace(published=True),
-        about="the paper's text is not at hand: it is not known when it judges; by domain only the last evaluation of "
-        "all clients is recorded",
+        about="the paper's text is not at hand: it is not known when it judges; by domain only the "
+        "last evaluation of all clients is recorded",
     ),
-    "ablation": _plan(
+    "ablation": _make_layout(
         "SubFLOT's ablation",
         "SubFLOT (CVPR 2026), ablation, from public summaries",
-        tuple(map(_without, ("", "otp", "sar", "ota"))),
+        (_subflot_row(), *(_subflot_row(missing_part=part) for part in PARTS)),
         (
-            _place("cifar10", "Dir(0.1)", experiment="subflot/ablation", words={}),
-            _place("digit5", "feature shift", "groups", experiment="subflot/ablation_digit5"),
+            _column("cifar10", "Dir(0.1)", experiment="subflot/ablation", overrides={}),
+            _column("digit5", "feature shift", "groups", experiment="subflot/ablation_digit5"),
         ),
-        swept=True,
-        about="the paper's text is not at hand: neither is known when it judges (here right after the last local "
-        "training, over all test samples of the clients) nor what takes the place of a part that is left out",
+        is_whole_sweep=True,
+        about="the paper's text is not at hand: neither is known when it judges (here right after "
+        "the last local training, over all test samples of the clients) nor what takes the place "
+        "of a part that is left out",
     ),
-    "scalability": _plan(
+    "scalability": _make_layout(
         "SubFLOT with more clients",
         "SubFLOT (CVPR 2026), scalability, from a second public summary",
-        (_SUBFLOT,),
+        (WHOLE_SUBFLOT_ROW,),
         (
             *(
-                Place("", f"{count} clients", untold="the data set is not stated")
+                TableColumn("", f"{count} clients", omission="the data set is not stated")
                 for count in (10, 100)
             ),
             *(
-                _place(
+                _column(
                     "cifar100",
                     f"{count} clients",
                     clients=count,
                     experiment="subflot/scalability",
-                    words={"clients": str(count)},
+                    overrides={"clients": str(count)},
                 )
                 for count in (10, 100)
             ),
