@@ -252,6 +252,14 @@ def keep_quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
     return parameters
 
 
+def keep_one_of_each(cases: Iterable[Any], kind_of: Callable[[Any], Any]) -> list[Any]:
+    """Leave the first case of each kind to `make test`; the rest is `full`."""
+    cases_by_kind: dict[Any, list[Any]] = {}
+    for case in cases:
+        cases_by_kind.setdefault(kind_of(case), []).append(case)
+    return [case for same in cases_by_kind.values() for case in keep_quick(same)]
+
+
 def keep_only(names: Iterable[str], quick_names: Collection[str]) -> list[Any]:
     """Leave the names that are quick, which stand for the others, to `make test`; the rest is
     `full`.

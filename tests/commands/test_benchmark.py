@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import Engine
-from tests.conftest import CPU, ROOT
+from tests.conftest import CPU, ROOT, keep_quick
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import benchmark
@@ -73,7 +73,7 @@ def test_the_table_and_its_json(tmp_path, capfd):
     assert ours["samples"] == written["results"]["plain"][0]["samples"]
 
 
-@pytest.mark.parametrize("variant", ["loop@disk fp32", "bare fp32"])
+@pytest.mark.parametrize("variant", keep_quick(["loop@disk fp32", "bare fp32"]))
 def test_other_variants_do_the_same_work(variant):
     task = replace(TASK, width=2)
     cohort = task.cohorts()[0]
@@ -82,7 +82,7 @@ def test_other_variants_do_the_same_work(variant):
     assert measured["seconds"] > 0
 
 
-@pytest.mark.parametrize("name", ["benchmark", "overhead"])
+@pytest.mark.parametrize("name", keep_quick(["overhead", "benchmark"]))
 def test_without_the_data_it_says_so_in_one_line(tmp_path, name, capfd):
     """The benchmark's own child has said it already."""
     status = script(name, "--data", str(tmp_path))

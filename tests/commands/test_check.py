@@ -17,7 +17,7 @@ from fedpfl.models import MODELS
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.method_promises import PROMISES
 from tests.command import format_override
-from tests.conftest import ROOT
+from tests.conftest import ROOT, keep_one_of_each
 
 HEAD = """
 import torch
@@ -648,7 +648,9 @@ def test_what_is_documented_keeps_everything(told):
 @pytest.mark.parametrize(
     "everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["one", "all"]
 )
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", keep_one_of_each(FAULTS, kind_of=lambda fault: frozenset(FAULTS[fault][1]))
+)
 def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, told, monkeypatch):
     """Only those that are broken are tried, or all."""
     body, broken, text = FAULTS[fault]
@@ -720,7 +722,13 @@ NOTED = {
 }
 
 
-@pytest.mark.parametrize("fault", DATA_FAULTS)
+def broken_by(fault: str) -> tuple[str, frozenset[str]]:
+    """Return whether it is of a data set or a partition, and which promises it breaks."""
+    head, _, broken, _ = DATA_FAULTS[fault]
+    return kind_of(head), frozenset(broken)
+
+
+@pytest.mark.parametrize("fault", keep_one_of_each(DATA_FAULTS, broken_by))
 def test_a_broken_promise_of_data_is_told(fault: str, tmp_path: Path, told):
     """That one, and no other."""
     head, body, broken, text = DATA_FAULTS[fault]

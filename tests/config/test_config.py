@@ -36,7 +36,7 @@ from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
 from tests.command import TINY, call, format_override
-from tests.conftest import assert_same, keep_quick
+from tests.conftest import assert_same, keep_one_of_each, keep_quick
 
 CONF = Path(train.CONF)
 APART = ("board", "tune")  # suites and spaces
@@ -95,11 +95,7 @@ def test_every_file_begins_with_a_comment() -> None:
 
 @pytest.mark.parametrize(
     ("group", "option"),
-    [
-        case
-        for group in GROUPS
-        for case in keep_quick(option for option in OPTIONS if option[0] == group)
-    ],
+    keep_one_of_each(OPTIONS, kind_of=lambda option: option[0]),
 )
 def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
     """Experiments: tests/papers/test_experiments.py."""

@@ -5,6 +5,7 @@ One bit of a file, whole files, the lock, the data and the code, all changed fro
 """
 
 import importlib
+import itertools
 import os
 import random
 import re
@@ -43,7 +44,7 @@ from tests.command import (
     table,
     wait,
 )
-from tests.conftest import assert_same, keep_quick
+from tests.conftest import assert_same, keep_one_of_each, keep_quick
 from tests.report.test_listing import HOUR, age
 
 RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
@@ -227,11 +228,8 @@ VANISHED: dict[str, Callable[[Path], Any]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
     "foreign": lambda path: path.write_text("a: 1\n"),
 }
-LOST = [  # each file in one way, and the others
-    case
-    for name in ("config.yaml", "rounds.csv", "clients.csv", "partition.npz")
-    for case in keep_quick((name, how) for how in VANISHED)
-]
+FILES_LOST = ("config.yaml", "rounds.csv", "clients.csv", "partition.npz")
+LOST = keep_one_of_each(itertools.product(FILES_LOST, VANISHED), kind_of=lambda case: case[0])
 
 
 @pytest.mark.parametrize(("name", "how"), LOST)
@@ -383,11 +381,10 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [
-        case
-        for status in ("new", "finished", "interrupted")
-        for case in keep_quick((status, kind) for kind in IRREGULAR)
-    ],
+    keep_one_of_each(
+        itertools.product(("new", "finished", "interrupted"), IRREGULAR),
+        kind_of=lambda case: case[0],
+    ),
 )
 def test_what_is_no_regular_file_is_refused(
     kind: str, status: str, runs: dict[str, Path], tmp_path: Path

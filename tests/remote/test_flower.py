@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpfl import export
+from fedpfl import export, federate
 from fedpfl.remote import app, local, wire
 from tests.command import call, format_override
 
@@ -90,13 +90,13 @@ def test_flower_carries_bytes(monkeypatch):
     assert grid.send_and_receive([], 1.0) == []
 
 
-def test_without_flower_it_says_so(tmp_path):
-    code = "import sys; sys.modules['flwr'] = None; from fedpfl import federate; sys.exit(federate.main(['rounds=1']))"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "fedpfl: fedpfl federate needs Flower; pip install 'fedpfl[flower]'\n"
+def test_without_flower_it_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    assert federate.main(["rounds=1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "fedpfl: fedpfl federate needs Flower; pip install 'fedpfl[flower]'\n"
     assert not [*tmp_path.iterdir()]
 
 
