@@ -1,6 +1,4 @@
-"""The Hydra launcher `lockstep`, where Hydra finds launchers; what it does is
-fedpfl/engine/backends/lockstep.py's.
-"""
+"""Register the Hydra launcher `lockstep`, which fedpfl/engine/backends/lockstep.py carries out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,11 @@ from omegaconf import DictConfig, open_dict
 
 @dataclass
 class Options:
-    """Keys of hydra.launcher. jobs: how many at once, for their states share the memory."""
+    """Hold the keys of hydra.launcher.
+
+    Attributes:
+        jobs: How many run at once; their states share the memory.
+    """
 
     _target_: str = "hydra_plugins.fedpfl_lockstep.LockstepLauncher"
     jobs: int = 32
@@ -43,7 +45,9 @@ class LockstepLauncher(Launcher):
             raise ValueError(
                 "hydra.job.chdir must be false with hydra/launcher=lockstep, whose jobs share a process"
             )
-        self._context, self._task, self._config = hydra_context, task_function, config
+        self._context = hydra_context
+        self._task = task_function
+        self._config = config
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -55,27 +59,29 @@ class LockstepLauncher(Launcher):
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-        before = HydraConfig.instance().cfg
+        config_before = HydraConfig.instance().cfg
         jobs = [
-            self._job(list(overrides), initial_job_idx + i)
-            for i, overrides in enumerate(job_overrides)
+            self._make_job(list(overrides), initial_job_idx + index)
+            for index, overrides in enumerate(job_overrides)
         ]
         try:
             returns = lockstep.Stage(self._jobs).play(jobs)
         finally:
-            HydraConfig.instance().cfg = before  # the jobs have ended in any order
-        for outcome in returns:
-            if isinstance(
-                outcome, BaseException
-            ):  # not the job's own failure, which is a JobReturn
-                raise outcome
+            HydraConfig.instance().cfg = config_before  # jobs end in any order
+        for job_return in returns:
+            # A job's own failure is a JobReturn; anything else ends the sweep.
+            if isinstance(job_return, BaseException):
+                raise job_return
         return returns
 
-    def _job(self, overrides: list[str], number: int) -> Callable[[], JobReturn]:
-        def run() -> JobReturn:
+    def _make_job(self, overrides: list[str], job_number: int) -> Callable[[], JobReturn]:
+        """Return a function that runs one job as Hydra does."""
+
+        def run_hydra_job() -> JobReturn:
             config = self._context.config_loader.load_sweep_config(self._config, overrides)
             with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = number
+                config.hydra.job.id = job_number
+                config.hydra.job.num = job_number
             return run_job(
                 hydra_context=self._context,
                 task_function=self._task,
@@ -84,4 +90,4 @@ class LockstepLauncher(Launcher):
                 job_subdir_key="hydra.sweep.subdir",
             )
 
-        return run
+        return run_hydra_job

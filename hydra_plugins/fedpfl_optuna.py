@@ -1,27 +1,36 @@
-"""The Hydra sweeper `optuna`: a search for the best validation accuracy; see
-fedpfl/runner/trials.py.
+"""Register the Hydra sweeper `optuna`, which searches for the best validation accuracy.
+
+The search itself is fedpfl/runner/trials.py's.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config import tidy
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import pluralize
 from fedpfl.ground.terminal import print_notice
-from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
+from hydra_plugins.fedpfl_sweeper import Sweeper, print_failures, words_without_sweep
 
-PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
+# Hydra loads this file under no name in sys.modules, so dataclasses here need evaluated annotations;
+# others are quoted, as their modules import torch.
+if TYPE_CHECKING:
+    from fedpfl.config.plan import Plan
+    from fedpfl.runner import trials
+
+PROBLEM_GROUPS = ("dataset", "partition", "clients", "unseen", "validation")
 """Keys and groups that say by which samples trials are judged."""
-SAME_ORIGIN = (
+SAME_ORIGIN_PREFIXES = (
     "method.",
     "quantile.",
     "local.",
@@ -30,19 +39,21 @@ SAME_ORIGIN = (
     "rounds=",
     "participation=",
 )
-"""How words begin whose values change neither data nor code, so that trials share what these are.
-"""
+"""Beginnings of words that change neither data nor code: trials that differ in them share these."""
 
 
 @dataclass
 class Options(BasicSweeperConf):
-    """Keys of hydra.sweeper.
+    """Hold the keys of hydra.sweeper.
 
-    trials: proposals in all. batch: of them at a time, for launchers that run several. startup: of
-    them at random,
-    before any is given up. prune: whether a trial is given up whose validation accuracy is below
-    the median of those that ended, at the same round. study, folder: of a job, written by the
-    sweeper.
+    Attributes:
+        trials: Proposals in all.
+        batch: Proposals at a time, for launchers that run several.
+        startup: Proposals at random, before any is given up.
+        prune: Whether a trial is given up whose validation accuracy is below the median of those
+            that ended, at the same round.
+        study: Of a job, written by the sweeper.
+        folder: Of a job, written by the sweeper.
     """
 
     _target_: str = "hydra_plugins.fedpfl_optuna.OptunaSweeper"
@@ -57,6 +68,20 @@ class Options(BasicSweeperConf):
 ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Options, provider="fedpfl")
 
 
+class SearchPlan(NamedTuple):
+    """Hold a search that is ready to run.
+
+    Attributes:
+        search: The study.
+        shared_words: The overrides that all its jobs have.
+        find_origin: Returns what the run of a trial's words must come from.
+    """
+
+    search: "trials.Search"
+    shared_words: list[str]
+    find_origin: "Callable[[list[str]], trials.TrialOrigin]"
+
+
 class OptunaSweeper(Sweeper):
     """Try proposals for the keys swept over; the other keys are the same for all."""
 
@@ -67,158 +92,236 @@ class OptunaSweeper(Sweeper):
         startup: int,
         max_batch_size: int | None = None,
         params: Any = None,
-        **of_jobs: Any,
+        **keys_of_jobs: Any,
     ):
         super().__init__(max_batch_size, params)
-        self._trials, self._batch, self._startup = trials, batch, startup
-        for name in ("trials", "batch", "startup"):
-            if getattr(self, f"_{name}") < 1:
-                raise ValueError(
-                    f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}"
-                )
+        for name, value in {"trials": trials, "batch": batch, "startup": startup}.items():
+            if value < 1:
+                raise ValueError(f"hydra.sweeper.{name} must be 1 or more, got {value}")
+        self._trials = trials
+        self._batch = batch
+        self._startup = startup
 
     def sweep(self, arguments: list[str]) -> Any:
         """Search as the command line's overrides say. Raises what the first failed job raised."""
+        # Imports torch, which other Hydra programs need not wait for.
         from fedpfl.ground.errors import FedpflError
-        from fedpfl.runner import (
-            trials,
-        )  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.runner import trials
 
         returns: list[JobReturn] = []
-
-        def play(jobs: list[tuple[int, list[str]]]) -> list[trials.TrialResult]:
-            batch: list[JobReturn] = []
-            cuts = [
-                0,
-                *(i for i, (a, b) in enumerate(pairwise(jobs), 1) if b[0] != a[0] + 1),
-                len(jobs),
-            ]
-            for start, end in pairwise(
-                cuts
-            ):  # Hydra numbers the jobs of a call one after the other
-                words = [[*fixed, *proposed] for _, proposed in jobs[start:end]]
-                batch += self.launcher.launch(words, initial_job_idx=jobs[start][0])  # type: ignore[union-attr]
-            returns.extend(batch)
-            ended = [_ended(job) for job in batch]
-            for (_, proposed), end in zip(jobs, ended, strict=True):
-                trials.require_origin(Path(end.directory), origin(proposed))
-            return ended
-
         try:
-            search, fixed, origin = self._search(arguments)
-            search.verify(origin, print_notice)
-            with self._counted.playing(fixed):
-                best = search.run(play, print_notice)
+            search_plan = self._plan_search(arguments)
+            search_plan.search.verify(search_plan.find_origin, print_notice)
+
+            def run_jobs(jobs: list[tuple[int, list[str]]]) -> list[trials.TrialResult]:
+                return self._run_batch(search_plan, jobs, returns)
+
+            with self._counted_task.counting(search_plan.shared_words):
+                best = search_plan.search.run(run_jobs, print_notice)
         except FedpflError as error:
-            if not any(
+            is_job_failure = any(
                 job.status == JobStatus.FAILED and job._return_value is error for job in returns
-            ):
-                print_notice(error)  # else it is among the failures below
+            )
+            if not is_job_failure:  # else it is among the failures below
+                print_notice(error)
             raise
         finally:
             tidy.remove_empty_directories()
-            tell_failures([job for job in returns if not _diverged(job)])
+            print_failures([job for job in returns if not _is_diverged(job)])
         trials.search_results.append(best)
-        counts = ", ".join(f"{count} {what}" for what, count in best.trials.items())
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in best.trials.items())
         print_notice(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
         return [returns]
 
-    def _search(self, arguments: list[str]) -> tuple[Any, list[str], Any]:
-        """Return the search that the overrides ask for, those of them that all its jobs have, and
-        `origin`.
+    def _run_batch(
+        self,
+        search_plan: SearchPlan,
+        jobs: list[tuple[int, list[str]]],
+        returns: list[JobReturn],
+    ) -> "list[trials.TrialResult]":
+        """Run a batch of proposals.
 
-        `origin(words)` is what the run of a trial's words must come from.
+        Args:
+            search_plan: The search.
+            jobs: Job numbers, each with the proposed words.
+            returns: The returns of all batches, to which this one's are added.
         """
-        from fedpfl.config import overrides
-        from fedpfl.config.plan import check_config, prepare_sweep
         from fedpfl.runner import trials
 
+        batch_returns: list[JobReturn] = []
+        for consecutive_jobs in _consecutive(jobs):
+            words = [[*search_plan.shared_words, *proposal] for _, proposal in consecutive_jobs]
+            first_number, _ = consecutive_jobs[0]
+            batch_returns += self.launcher.launch(words, initial_job_idx=first_number)  # type: ignore[union-attr]
+        returns.extend(batch_returns)
+        results = [_read_result(job) for job in batch_returns]
+        for (_, proposal), result in zip(jobs, results, strict=True):
+            trials.require_origin(Path(result.directory), search_plan.find_origin(proposal))
+        return results
+
+    def _plan_search(self, arguments: list[str]) -> SearchPlan:
+        """Return the search that the overrides ask for.
+
+        Raises:
+            ValueError: for a space or a configuration that cannot be searched.
+        """
+        from fedpfl.config import overrides
+        from fedpfl.config.plan import prepare_sweep
+        from fedpfl.runner import trials
+
+        # ---- The space, and the words that all jobs have
         assert self.hydra_context is not None
         assert self.config is not None
         loader = self.hydra_context.config_loader
-        words = OverridesParser.create(config_loader=loader).parse_overrides(
-            [*self._parse_config(), *arguments]
-        )
-        given = {
-            word.get_key_element(): word for word in words
-        }  # what is given again takes the experiment's place
-        swept = {key: word for key, word in given.items() if word.is_sweep_override()}
-        fixed = plain([*given.values()])
-        if not swept:
-            raise ValueError(
-                "nothing to search for; give keys a choice(...), range(...) or interval(...)"
-            )
-        groups = {key.lstrip("+").split(".")[0]: key.lstrip("+") for key in swept}
-        if "seed" in groups:
-            raise ValueError(
-                "seed is no hyperparameter; search with one seed, and judge the values by others"
-            )
-        if wrong := [key for group, key in groups.items() if group in PROBLEM]:
-            raise ValueError(
-                f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value"
-            )
-        space = {key: trials.parse_distribution(word) for key, word in swept.items()}
-        common = loader.load_sweep_config(self.config, fixed)
-        first = {
-            key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space
+        parser = OverridesParser.create(config_loader=loader)
+        words = parser.parse_overrides([*self._parse_config(), *arguments])
+        # The command line's words replace those of the experiment.
+        word_by_key = {word.get_key_element(): word for word in words}
+        swept_words = {key: word for key, word in word_by_key.items() if word.is_sweep_override()}
+        shared_words = words_without_sweep([*word_by_key.values()])
+        _require_searchable(swept_words)
+        space = {key: trials.parse_distribution(word) for key, word in swept_words.items()}
+
+        # ---- Check a proposal before the first job
+        config = loader.load_sweep_config(self.config, shared_words)
+        configured_values = {
+            key: OmegaConf.select(config, key.lstrip("+"), throw_on_missing=False) for key in space
         }
-        lowest = {
-            key: kind.choices[0] if hasattr(kind, "choices") else kind.low
-            for key, kind in space.items()
-        }
-        some = [requote_word(f"{key}={value}") for key, value in lowest.items()]
-        proposed = loader.load_sweep_config(self.config, [*fixed, *some])
-        plan = check_config(proposed)
-        settings = plan.settings
-        if not settings.validation and plan.config["partition"]["name"] != "file":
-            raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
+        example_words = _example_proposal(space)
+        example_config = loader.load_sweep_config(self.config, [*shared_words, *example_words])
+        plan = self._check_plan(example_config)
         if not self._is_remote():
-            prepare_sweep([proposed])
+            prepare_sweep([example_config])
+
+        # ---- The study: the same command finds it again by its name
+        find_origin = self._make_find_origin(shared_words)
+        space_words = [str(word.input_line) for word in swept_words.values()]
+        settings = plan.settings
+        name = trials.name_study(
+            plan.identity, settings.seed, space_words, find_origin(example_words)
+        )
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
-        origins: dict[tuple[str, ...], Any] = {}
-
-        def origin(proposed: list[str]) -> Any:
-            deciding = tuple(
-                word for word in proposed if not word.lstrip("+").startswith(SAME_ORIGIN)
-            )
-            if deciding not in origins:
-                config = loader.load_sweep_config(self.config, [*fixed, *proposed])
-                origins[deciding] = trials.find_origin(check_config(config))
-            return origins[deciding]
-
-        words_of_space = [str(word.input_line) for word in swept.values()]
-        name = trials.name_study(plan.identity, settings.seed, words_of_space, origin(some))
-        asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
-        here = [
-            f"hydra.sweeper.study={name}",
-            *overrides.format_words("hydra.sweeper.folder", str(folder)),
-        ]
-        search = trials.Search(folder, name, space, first, *asked)
+        search = trials.Search(
+            folder=folder,
+            name=name,
+            space=space,
+            first=configured_values,
+            trials=self._trials,
+            batch=self._batch,
+            startup=self._startup,
+            warmup=settings.rounds // 3,
+            seed=settings.seed,
+        )
         if settings.restart:
             search.forget()
         print_notice(
-            f"method={plan.config['method']['name']}: {pluralize(self._trials, 'trial')} of {', '.join(space)}"
+            f"method={plan.config['method']['name']}: {pluralize(self._trials, 'trial')} of "
+            f"{', '.join(space)}"
         )
-        return search, [*fixed, *here], origin
+        study_words = [
+            f"hydra.sweeper.study={name}",
+            *overrides.format_words("hydra.sweeper.folder", str(folder)),
+        ]
+        return SearchPlan(search, [*shared_words, *study_words], find_origin)
+
+    def _check_plan(self, config: DictConfig) -> "Plan":
+        """Return the plan of a proposal. Raises ValueError where trials cannot be judged."""
+        from fedpfl.config.plan import check_config
+
+        plan = check_config(config)
+        if not plan.settings.validation and plan.config["partition"]["name"] != "file":
+            raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
+        return plan
+
+    def _make_find_origin(
+        self, shared_words: list[str]
+    ) -> "Callable[[list[str]], trials.TrialOrigin]":
+        """Return a function that finds what the run of a trial's words must come from."""
+        from fedpfl.config.plan import check_config
+        from fedpfl.runner import trials
+
+        assert self.hydra_context is not None
+        loader = self.hydra_context.config_loader
+        origins: dict[tuple[str, ...], trials.TrialOrigin] = {}
+
+        def find_origin(proposal: list[str]) -> trials.TrialOrigin:
+            deciding_words = tuple(
+                word for word in proposal if not word.lstrip("+").startswith(SAME_ORIGIN_PREFIXES)
+            )
+            if deciding_words not in origins:
+                config = loader.load_sweep_config(self.config, [*shared_words, *proposal])
+                origins[deciding_words] = trials.find_origin(check_config(config))
+            return origins[deciding_words]
+
+        return find_origin
 
 
-def _diverged(job: JobReturn) -> bool:
+def _consecutive(
+    jobs: list[tuple[int, list[str]]],
+) -> Iterator[list[tuple[int, list[str]]]]:
+    """Yield jobs in parts with consecutive numbers, as Hydra numbers the jobs of a call."""
+    gaps = [
+        index
+        for index, ((number, _), (next_number, _)) in enumerate(pairwise(jobs), 1)
+        if next_number != number + 1
+    ]
+    for start, end in pairwise([0, *gaps, len(jobs)]):
+        yield jobs[start:end]
+
+
+def _require_searchable(swept_words: Mapping[str, Override]) -> None:
+    """Raise ValueError for a space that is empty or has keys which are no hyperparameters."""
+    if not swept_words:
+        raise ValueError(
+            "nothing to search for; give keys a choice(...), range(...) or interval(...)"
+        )
+    keys = [key.lstrip("+") for key in swept_words]
+    groups = {key.split(".")[0]: key for key in keys}
+    if "seed" in groups:
+        raise ValueError(
+            "seed is no hyperparameter; search with one seed, and judge the values by others"
+        )
+    for group, key in groups.items():
+        if group in PROBLEM_GROUPS:
+            raise ValueError(
+                f"{key} is no hyperparameter: it says by which samples to judge; give it one value"
+            )
+
+
+def _example_proposal(space: Mapping[str, Any]) -> list[str]:
+    """Return the words of the first or lowest value of each key."""
+    words = []
+    for key, distribution in space.items():
+        if hasattr(distribution, "choices"):
+            value = distribution.choices[0]
+        else:
+            value = distribution.low
+        words.append(requote_word(f"{key}={value}"))
+    return words
+
+
+def _is_diverged(job: JobReturn) -> bool:
+    """Return whether a job failed because its training diverged."""
     from fedpfl.runner.faults import Diverged
 
     return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
 
 
-def _ended(job: JobReturn) -> Any:
-    """Return what became of a trial. Raises what the job raised, but for divergence, which tells of
-    its values.
+def _read_result(job: JobReturn) -> "trials.TrialResult":
+    """Return what became of a trial.
+
+    Raises what the job raised, but for divergence, which is a result: its values are bad.
     """
     from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None
-    diverged = _diverged(job)
-    if job.status == JobStatus.FAILED and not diverged:
+    is_diverged = _is_diverged(job)
+    if job.status == JobStatus.FAILED and not is_diverged:
         raise job._return_value
+    outcome = ""
+    if is_diverged:
+        outcome = "diverged"
+    elif job.return_value == trials.PRUNED:
+        outcome = "given up"
     folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.read_trial_result(
-        folder, "diverged" if diverged else "given up" if job.return_value == trials.PRUNED else ""
-    )
+    return trials.read_trial_result(folder, outcome)

@@ -1,6 +1,4 @@
-"""The Hydra sweeper `fedpfl`: Hydra's own, which tells what each job came to, and in the end all
-results.
-"""
+"""Register the Hydra sweeper `fedpfl`: Hydra's own, which reports progress and all results."""
 
 import json
 import os
@@ -32,15 +30,20 @@ from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, error_text, escape_controls
 from fedpfl.ground.terminal import print_notice
 
-PATIENCE = 20.0
-"""Seconds that jobs in processes of their own are given to save their runs, where the sweep ends
-before them.
-"""
+SAVING_TIMEOUT = 20.0
+"""Seconds in which jobs in other processes save their runs, where the sweep ends before them."""
+POLL_SECONDS = 0.05
+EVENTS_FILE = "events"
+END_FILE = "over"
 
 
 @dataclass
 class Options(BasicSweeperConf):
-    """Keys of hydra.sweeper. table: whether the results are printed in the end."""
+    """Hold the keys of hydra.sweeper.
+
+    Attributes:
+        table: Whether the results are printed in the end.
+    """
 
     _target_: str = "hydra_plugins.fedpfl_sweeper.Sweeper"
     table: bool = True
@@ -71,42 +74,51 @@ class Sweeper(BasicSweeper):
             raise ValueError(
                 "torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN"
             )
-        self._counted = Counted(task_function)
-        super().setup(hydra_context=hydra_context, task_function=self._counted, config=config)
+        self._counted_task = CountedTask(task_function)
+        super().setup(hydra_context=hydra_context, task_function=self._counted_task, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the jobs of the command line's overrides. Raises what the first failed job raised."""
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise ValueError(
-                f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}"
+                "hydra.sweeper.max_batch_size must be 1 or more, or null, "
+                f"got {self.max_batch_size}"
             )
         assert self.hydra_context is not None
         assert self.launcher is not None
         from fedpfl.config.plan import prepare_sweep  # imports torch, as above
 
+        # ---- Compose every job: a mistake in the last is found before the first runs
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        split = self.split_arguments(overrides, self.max_batch_size)
-        batches = [[[*map(requote_word, job)] for job in batch] for batch in split]
+        batches = [
+            [[*map(requote_word, job)] for job in batch]
+            for batch in self.split_arguments(overrides, self.max_batch_size)
+        ]
         jobs = [list(words) for batch in batches for words in batch]
-        composed = [self._check(words) for words in jobs]
+        configs = [self._compose_job(words) for words in jobs]
         if not self._is_remote():
             try:
-                prepare_sweep(composed)
+                prepare_sweep(configs)
             except FedpflError as error:
                 print_notice(error)
                 raise
-        alike = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set(plain(overrides))
+
+        # ---- Run them; what there is, is reported even after Ctrl-C
+        if len(jobs) > 1:
+            shared_words = set(jobs[0]).intersection(*jobs)
+        else:
+            shared_words = set(words_without_sweep(overrides))
         returns: list[JobReturn] = []
         try:
-            with self._counted.playing(alike, len(jobs)):
+            with self._counted_task.counting(shared_words, len(jobs)):
                 for batch in batches:
                     returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         finally:
             tidy.remove_empty_directories()
             if self._table:
-                show(returns)
-            tell_failures(returns)
+                print_results(returns)
+            print_failures(returns)
         for job in returns:
             if job.status == JobStatus.FAILED:
                 raise job._return_value
@@ -117,207 +129,224 @@ class Sweeper(BasicSweeper):
         assert self.config is not None
         return any(name in self.config.hydra.launcher._target_ for name in ("submitit", "ray"))
 
-    def _check(self, words: Sequence[str]) -> DictConfig:
-        """Compose a job. Raises what Hydra does, and HydraException for one that is a sweep itself."""
+    def _compose_job(self, words: Sequence[str]) -> DictConfig:
+        """Return the configuration of a job.
+
+        Raises:
+            HydraException: for a job that is a sweep itself, and what Hydra raises.
+        """
         assert self.hydra_context is not None
-        job = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
-        if (job.hydra.sweeper.params or {}) != self.params:
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+        if (config.hydra.sweeper.params or {}) != self.params:
             raise HydraException(
                 f"{' '.join(words)}: an experiment with a sweep of its own; run one at a time"
             )
-        return job
+        return config
 
 
-class Counted:
-    """Do the task of a sweep under its label, and say when it ends what it came to and how long the
-    rest may take.
+class CountedTask:
+    """Run the task of a sweep under its label, and report its end and the time left.
 
     Jobs may run in several processes of this machine, so they share a folder: there `events` has
     when they began and ended, and each process with a job a file. On another machine nothing is
-    said, nor where nobody counts jobs before.
+    reported, nor where nobody counts jobs before.
     """
 
     def __init__(self, task: TaskFunction):
         self._task = task
-        self._alike: Collection[str] = ()
+        self._shared_words: Collection[str] = ()
         self._folder: Path | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to a process that has been begun by now, and all that the launcher needs."""
+        """Return what a launcher's other process needs; that process has begun by now."""
         interrupts.reinstall_handlers()
         return vars(self)
 
     @contextmanager
-    def playing(self, alike: Collection[str], jobs: int = 0) -> Iterator[None]:
-        """Label jobs by their other words than those `alike`, count them, and have them end with
-        this process.
+    def counting(self, shared_words: Collection[str], job_count: int = 0) -> Iterator[None]:
+        """Label and count jobs, and end them with this process.
+
+        Args:
+            shared_words: The words that all jobs have; the others are a job's label.
+            job_count: How many there are; 0 to report nothing.
         """
-        told = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        with told as folder, interrupts.before_interrupt(partial(end_jobs, Path(folder))):
-            self._alike, self._folder, self._jobs, self._here = (
-                alike,
-                Path(folder),
-                jobs,
-                os.getpid(),
-            )
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        with temporary as name, interrupts.before_interrupt(partial(end_jobs, Path(name))):
+            self._shared_words = shared_words
+            self._folder = Path(name)
+            self._job_count = job_count
+            self._main_process = os.getpid()
             yield
 
     def __call__(self, cfg: DictConfig) -> Any:
-        """Do the task in Hydra's call."""
+        """Run the task where Hydra calls it."""
         from fedpfl.record import console
 
-        own = " ".join(
-            word.lstrip("+") for word in HydraConfig.get().overrides.task if word not in self._alike
-        )
-        before = console.label.set(own)
+        job_words = HydraConfig.get().overrides.task
+        label = " ".join(word.lstrip("+") for word in job_words if word not in self._shared_words)
+        token = console.label.set(label)
         try:
+            # Another machine does not have the folder.
             if self._folder is None or not self._folder.exists():
                 with interrupts.interrupt_on_signals():
                     return self._task(cfg)
-            if os.getpid() == self._here:
-                return self._told(cfg, self._folder / "events")
-            with interrupts.interrupt_on_signals(), _at_work(self._folder):
-                return self._told(cfg, self._folder / "events")
+            if os.getpid() == self._main_process:
+                return self._run_reported(cfg, self._folder / EVENTS_FILE)
+            with interrupts.interrupt_on_signals(), _registered_process(self._folder):
+                return self._run_reported(cfg, self._folder / EVENTS_FILE)
         finally:
-            console.label.reset(before)
+            console.label.reset(token)
 
-    def _told(self, cfg: DictConfig, events: Path) -> Any:
-        """Do the task, and tell how it ended."""
+    def _run_reported(self, cfg: DictConfig, events: Path) -> Any:
+        """Run the task, and print how far the sweep is at its beginning and end."""
         from fedpfl.record import console
 
-        if not self._jobs:
+        if not self._job_count:
             return self._task(cfg)
-        hydra, began = HydraConfig.get(), time.time()
-        _add(events, f"{hydra.job.num} {began}")
-        path = Path(hydra.runtime.output_dir)
-        if cfg.get("restart") or not _is_finished(path):
-            far = console.begins(events.read_text(), self._jobs, began, hydra.job.num + 1)
-            _say(far, console.label.get())
+        hydra = HydraConfig.get()
+        start_time = time.time()
+        _append_line(events, f"{hydra.job.num} {start_time}")
+        run_directory = Path(hydra.runtime.output_dir)
+        if cfg.get("restart") or not _is_finished(run_directory):
+            position = console.begins(
+                events.read_text(), self._job_count, start_time, hydra.job.num + 1
+            )
+            _print_progress(position, console.label.get())
+        report_end = partial(self._report_end, events, hydra.job.num, start_time, run_directory)
         try:
             result = self._task(cfg)
         except Exception as error:  # an interrupted job has not ended
-            self._ended(events, hydra.job.num, began, path, f"failed: {error_text(error)}", "")
+            report_end(outcome=f"failed: {error_text(error)}", idle_text="")
             raise
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        self._ended(
-            events, hydra.job.num, began, path, console.result(summary), ", already finished"
-        )
+        summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
+        report_end(outcome=console.result(summary), idle_text=", already finished")
         return result
 
-    def _ended(self, events: Path, job: int, began: float, path: Path, how: str, idle: str) -> None:
-        """Tell of a job. idle: said instead of its time if it had nothing to do."""
-        rows = path / "rounds.csv"
-        played = (
-            rows.is_file() and rows.stat().st_mtime >= began
-        )  # else it was finished before, or failed at once
-        took = time.time() - began
+    def _report_end(
+        self,
+        events: Path,
+        job_number: int,
+        start_time: float,
+        run_directory: Path,
+        outcome: str,
+        idle_text: str,
+    ) -> None:
+        """Print how a job has ended.
+
+        Args:
+            events: The file of the sweep's events.
+            job_number: Hydra's.
+            start_time: Of the job.
+            run_directory: Of the job.
+            outcome: What the job came to.
+            idle_text: Stands instead of the duration where the job had nothing to do.
+        """
         from fedpfl.record.console import duration, label, progress
 
+        # A run that was finished before, or failed at once, has no new row.
+        rounds_file = run_directory / "rounds.csv"
+        has_played = rounds_file.is_file() and rounds_file.stat().st_mtime >= start_time
+        seconds = time.time() - start_time
         try:
-            _add(events, f"{job} {began} {took if played else 0}")
-            far = progress(events.read_text(), self._jobs, began + took)
-        except (
-            FileNotFoundError
-        ):  # who began the sweep has ended, which a cluster's jobs do not mind
+            _append_line(events, f"{job_number} {start_time} {seconds if has_played else 0}")
+            position = progress(events.read_text(), self._job_count, start_time + seconds)
+        except FileNotFoundError:
+            # The process that began the sweep has ended; a cluster's jobs go on without it.
             return
-        told = ": ".join(filter(None, (label.get(), how))) + (
-            f" in {duration(took)}" if played else idle
-        )
-        _say(far, told)
+        text = ": ".join(filter(None, (label.get(), outcome)))
+        text += f" in {duration(seconds)}" if has_played else idle_text
+        _print_progress(position, text)
 
 
-def _say(far: str, told: str) -> None:
-    """Print how far a sweep is, and of which run there is something to tell."""
-    print(
-        escape_controls("  ".join(filter(None, (f"sweep: {far}", told)))),
-        file=sys.stderr,
-        flush=True,
-    )
+def _print_progress(position: str, text: str) -> None:
+    """Print how far a sweep is, and what there is to say of a run."""
+    line = "  ".join(filter(None, (f"sweep: {position}", text)))
+    print(escape_controls(line), file=sys.stderr, flush=True)
 
 
-def _is_finished(path: Path) -> bool:
-    """Tell whether a run directory says that its run has ended well, so that there is nothing to
-    do.
-    """
+def _is_finished(run_directory: Path) -> bool:
+    """Return whether a run has ended well, so that there is nothing to do."""
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(summary, dict) and summary.get("status") == "finished"
 
 
 @contextmanager
-def _at_work(folder: Path) -> Iterator[None]:
-    """Have this process known as one with a job; none begins in a sweep that ends."""
-    here = folder / f"{socket.gethostname()}:{os.getpid()}"
-    here.touch()
+def _registered_process(folder: Path) -> Iterator[None]:
+    """Register this process as one with a job; no job begins in a sweep that ends."""
+    process_file = folder / f"{socket.gethostname()}:{os.getpid()}"
+    process_file.touch()
     try:
-        if (folder / "over").exists():
+        if (folder / END_FILE).exists():
             raise KeyboardInterrupt
         yield
     finally:
-        here.unlink(missing_ok=True)
+        process_file.unlink(missing_ok=True)
 
 
 def end_jobs(folder: Path) -> None:
-    """Have the jobs in other processes of this machine end, and wait until their runs are saved;
-    not for ever.
-    """
-    (folder / "over").touch()
-    for place in folder.glob(f"{socket.gethostname()}:*"):
+    """End the jobs in other processes of this machine, and wait until their runs are saved."""
+    (folder / END_FILE).touch()
+    process_pattern = f"{socket.gethostname()}:*"
+    for process_file in folder.glob(process_pattern):
         with suppress(ProcessLookupError):
-            os.kill(int(place.name.rpartition(":")[2]), signal.SIGTERM)
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and any(folder.glob(f"{socket.gethostname()}:*")):
-        time.sleep(0.05)
+            os.kill(int(process_file.name.rpartition(":")[2]), signal.SIGTERM)
+    deadline = time.monotonic() + SAVING_TIMEOUT
+    while time.monotonic() < deadline and any(folder.glob(process_pattern)):
+        time.sleep(POLL_SECONDS)
 
 
-def _add(events: Path, event: str) -> None:
+def _append_line(events: Path, event: str) -> None:
     with events.open("a") as file:
         file.write(f"{event}\n")
 
 
-def plain(overrides: Sequence[Override]) -> list[str]:
+def words_without_sweep(overrides: Sequence[Override]) -> list[str]:
     """Return the words that all jobs of a sweep have, as they have them."""
-    alike = [word for word in overrides if not word.is_sweep_override()]
-    return [f"{word.get_key_element()}={word.get_value_element_as_str()}" for word in alike]
+    return [
+        f"{override.get_key_element()}={override.get_value_element_as_str()}"
+        for override in overrides
+        if not override.is_sweep_override()
+    ]
 
 
-def show(returns: Sequence[JobReturn]) -> None:
-    """Print the table of what ran, as `python -m fedpfl.report tables` does; nothing if nothing
-    ran.
-    """
-    tables = [folder.absolute() / "rounds.csv" for job in returns if (folder := _folder(job))]
-    if begun := [str(table.parent) for table in tables if table.is_file() and table.stat().st_size]:
+def print_results(returns: Sequence[JobReturn]) -> None:
+    """Print the table of what ran, as `python -m fedpfl.report tables` does."""
+    folders = [_run_directory(job) for job in returns]
+    tables = [folder.absolute() / "rounds.csv" for folder in folders if folder]
+    nonempty_tables = [table for table in tables if table.is_file() and table.stat().st_size]
+    if nonempty_tables:
         from fedpfl.report.__main__ import main  # pandas is slow to load
 
-        main(["tables", *begun])
+        main(["tables", *(str(table.parent) for table in nonempty_tables)])
         sys.stdout.flush()
 
 
-def tell_failures(returns: Sequence[JobReturn]) -> None:
+def print_failures(returns: Sequence[JobReturn]) -> None:
     """Print the jobs that failed; nothing if none did."""
-    failed = [job for job in returns if job.status == JobStatus.FAILED]
-    if not failed:
+    failed_jobs = [job for job in returns if job.status == JobStatus.FAILED]
+    if not failed_jobs:
         return
     print_notice(
-        f"{len(failed)} of {len(returns)} jobs failed; the same command skips what is finished and tries these again"
+        f"{len(failed_jobs)} of {len(returns)} jobs failed; the same command skips what is "
+        "finished and tries these again"
     )
-    for job in failed:
-        why = error_text(job._return_value)  # type: ignore[arg-type]
-        folder = _folder(job)
-        log = (
-            folder / "run.log"
-            if folder and (folder / "run.log").is_file()
-            else "nothing was written"
-        )
-        print(escape_controls(f"  {' '.join(job.overrides or ())}: {why} ({log})"), file=sys.stderr)
+    for job in failed_jobs:
+        cause = error_text(job._return_value)  # type: ignore[arg-type]
+        folder = _run_directory(job)
+        log: Path | str = "nothing was written"
+        if folder and (folder / "run.log").is_file():
+            log = folder / "run.log"
+        line = f"  {' '.join(job.overrides or ())}: {cause} ({log})"
+        print(escape_controls(line), file=sys.stderr)
 
 
-def _folder(job: JobReturn) -> Path | None:
-    """Return the run directory, from here where it lies below."""
-    place = job.hydra_cfg and job.hydra_cfg.hydra.runtime.get("output_dir")
-    if not place:
+def _run_directory(job: JobReturn) -> Path | None:
+    """Return a job's run directory, relative where it lies below the working directory."""
+    output_dir = job.hydra_cfg and job.hydra_cfg.hydra.runtime.get("output_dir")
+    if not output_dir:
         return None
-    folder = Path(place)
+    folder = Path(output_dir)
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
