@@ -22,8 +22,8 @@ class Halfway(FedAvg):
     def init(self, params, parts):
         return params, {"own": params}
 
-    def finish(self, server, client, start, end):
-        return end, {"own": end}
+    def finish(self, server, client, start, params):
+        return params, {"own": params}
 
     def personal(self, server, client):
         return {

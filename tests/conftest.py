@@ -349,10 +349,13 @@ def row(stacked: Any, client: int) -> Any:
 def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
     """Which entries of parameters and buffers lie between the active neurons of each group."""
     plan, chosen = (
-        neurons.plan(net.params, net.parts),
+        neurons.build_plan(net.params, net.parts),
         torch.cat([*active.values(), torch.ones(1, dtype=torch.bool)]),
     )
-    return {**neurons.entries(plan, chosen, net.params), **neurons.statistics(plan, chosen)}
+    return {
+        **neurons.entry_masks(plan, chosen, net.params),
+        **neurons.statistics_masks(plan, chosen),
+    }
 
 
 def given(

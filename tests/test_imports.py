@@ -106,7 +106,17 @@ def test_only_configuration_and_training_know_hydra():
 
 
 CONTRACT = {
-    *("FACTS", "STORED", "ORDER", "SEES", "misplaced", "METHODS", "Batch", "Data", "Method"),
+    *(
+        "FACTS",
+        "STORED",
+        "ORDER",
+        "SEES",
+        "argument_order_fault",
+        "METHODS",
+        "Batch",
+        "Data",
+        "Method",
+    ),
     *("Phase", "Shard", "Turn"),
 }
 REGISTERED = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}

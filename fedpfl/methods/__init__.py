@@ -7,7 +7,16 @@ import inspect
 import pkgutil
 
 from fedpfl.methods.shared.batch import Batch, Data, Shard
-from fedpfl.methods.shared.method import FACTS, ORDER, SEES, STORED, Method, Phase, Turn, misplaced
+from fedpfl.methods.shared.method import (
+    FACTS,
+    ORDER,
+    SEES,
+    STORED,
+    Method,
+    Phase,
+    Turn,
+    argument_order_fault,
+)
 
 __all__ = [
     "FACTS",
@@ -21,7 +30,7 @@ __all__ = [
     "Phase",
     "Shard",
     "Turn",
-    "misplaced",
+    "argument_order_fault",
 ]
 
 

@@ -98,12 +98,12 @@ class APFL(Method):
             )
         return batch.cross_entropy(shared) + batch.cross_entropy(mixture)
 
-    def _advance(self, server, client, params, grads, batch, loss, kept):
+    def _advance(self, server, client, params, grads, batch, loss, aux):
         return {**client, "alpha": client["next"]}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the global model up, keep the private one and alpha."""
-        return end["w"], {"v": end["v"], "alpha": client["alpha"]}
+        return params["w"], {"v": params["v"], "alpha": client["alpha"]}
 
     def evaluated(self, server, client, params):
         """Return both models and the weight by which they are mixed."""

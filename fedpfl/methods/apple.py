@@ -135,10 +135,10 @@ class APPLE(Method):
             server["cores"],
         )
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the core up, or the number of samples; keep p_i."""
-        upload = {"core": _unless_counting(server, end["core"]), "samples": client["samples"]}
-        return upload, {"p": self._p(client, end)}
+        upload = {"core": _unless_counting(server, params["core"]), "samples": client["samples"]}
+        return upload, {"p": self._p(client, params)}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Store the cores; nothing is averaged."""

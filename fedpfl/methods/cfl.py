@@ -113,7 +113,7 @@ class CFL(Method):
         if len(lengths) <= 2 or not stationary or not lengths.max() > self.eps2:
             return nobody
         cosines = products / (lengths[:, None] * lengths).clamp(min=1e-12)
-        away = bipartition(cosines.cpu(), self.linkage).to(lengths.device)
+        away = bipartition_clients(cosines.cpu(), self.linkage).to(lengths.device)
         return (
             away
             if self.gamma < ((1 - cosines[away][:, ~away].max()) / 2).clamp(min=0).sqrt()
@@ -125,7 +125,7 @@ class CFL(Method):
         return {"clusters": server["count"].float()}
 
 
-def bipartition(cosines: Tensor, linkage: str) -> Tensor:
+def bipartition_clients(cosines: Tensor, linkage: str) -> Tensor:
     """Return which rows of `cosines` `[n, n]` are not in the first one's of two groups, bool `[n]`."""
     from scipy.cluster import hierarchy  # takes a while to import
 

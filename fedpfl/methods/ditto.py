@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.method import Method
-from fedpfl.methods.shared.private import side_by_side
+from fedpfl.methods.shared.private import two_model_phases
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Ditto(Method):
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.personal_epochs is None else self.personal_epochs
-        return side_by_side(epochs, own, self._global_loss, self._personal_loss)
+        return two_model_phases(epochs, own, self._global_loss, self._personal_loss)
 
     def loss(self, server, client, net, params, batch):
         """Add the two objectives, which have no common parameter."""
@@ -64,9 +64,9 @@ class Ditto(Method):
             loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
         )
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the global model up, keep the private one."""
-        return end["w"], {"v": end["v"]}
+        return params["w"], {"v": params["v"]}
 
     def evaluated(self, server, client, params):
         """Return the private model."""

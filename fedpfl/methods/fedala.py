@@ -12,7 +12,7 @@ from torch.func import grad_and_value
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, AtMost
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.by_name import top
+from fedpfl.methods.shared.by_name import top_layer_names
 from fedpfl.methods.shared.method import Method, flag
 
 
@@ -45,7 +45,7 @@ class FedALA(Method):
 
     def init(self, params, parts):
         """Keep the top layers alone of a client's own model; begin with all of the global one."""
-        own = tree.select(params, top(parts, self.layers))
+        own = tree.select(params, top_layer_names(parts, self.layers))
         weights = tree.full_like(own, 1.0)
         return params, {"top": own, "weights": weights, "settled": flag(params)}
 
@@ -58,7 +58,9 @@ class FedALA(Method):
         weights, losses = client["weights"], list[float]()
         while len(losses) < self.max_epochs:
             for objective in objectives:
-                slope, loss = grad_and_value(objective)(merged(weights, client["top"], server))
+                slope, loss = grad_and_value(objective)(
+                    merge_models(weights, client["top"], server)
+                )
                 weights = tree.map(
                     self._moved, weights, slope, client["top"], tree.select(server, weights)
                 )
@@ -78,12 +80,12 @@ class FedALA(Method):
 
     def start(self, received, client):
         """Return the merged model."""
-        own = merged(client["weights"], client["top"], received)
+        own = merge_models(client["weights"], client["top"], received)
         return {**received, **tree.where(client["participated"], own, tree.select(received, own))}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send everything up; keep weights and top layers."""
-        return end, {**client, "top": tree.select(end, client["top"])}
+        return params, {**client, "top": tree.select(params, client["top"])}
 
     def metrics(self, server, client):
         """Return the mean weight of the global model."""
@@ -101,7 +103,7 @@ class FedALA(Method):
         return lambda own: batch.cross_entropy(F.linear(z, *own.values()).float())
 
 
-def merged(weights: Tree, own: Tree, server: Tree) -> Tree:
+def merge_models(weights: Tree, own: Tree, server: Tree) -> Tree:
     """Return `own` + weights (server - own), exactly `server` for 1 and exactly `own` for 0."""
 
     def merge(weight: Tensor, own: Tensor, shared: Tensor) -> Tensor:

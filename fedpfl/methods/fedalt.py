@@ -10,16 +10,16 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.by_name import all_but
+from fedpfl.methods.shared.by_name import train_all_but
 from fedpfl.methods.shared.method import Phase
-from fedpfl.methods.shared.pool import Pooled
+from fedpfl.methods.shared.pool import ModelPool
 
 CHUNK = 16  # clients whose pairs the server reads at once
 OWN, REST = (".lora_A", ".lora_B"), (".lora_A1", ".lora_B1")
 
 
 @dataclass(frozen=True)
-class FedALT(Pooled):
+class FedALT(ModelPool):
     """FedALT (Bian et al., AAAI 2026, arXiv:2503.11880), with `adapter=lora adapter.pairs=2`.
 
     At each place of an adapted layer
@@ -52,7 +52,7 @@ class FedALT(Pooled):
             "model": own
         }
 
-    def before_turn(self, server, clients, others, generator):
+    def before_turn(self, server, clients, read_states, generator):
         """Return the others' mean pairs, and whether there is anybody else."""
         own, pool = clients["number"], server["pool"].nonzero()[:, 0].tolist()
         total = tree.map(
@@ -60,7 +60,7 @@ class FedALT(Pooled):
         )
         count = torch.zeros_like(own)
         for place in range(0, len(pool), CHUNK):
-            states = others(pool[place : place + CHUNK])
+            states = read_states(pool[place : place + CHUNK])
             other = own[:, None] != states["number"]
             count = count + other.sum(1)
 
@@ -100,11 +100,11 @@ class FedALT(Pooled):
 
     def phases(self, server, client, params, epochs):
         """Move all but the rest-of-world pair."""
-        return [Phase(epochs, all_but(params, client["rest"]))]
+        return [Phase(epochs, train_all_but(params, client["rest"]))]
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the own pair up; keep it, the mixer and the head."""
-        own = tree.select(end, client["model"])
+        own = tree.select(params, client["model"])
         return _pair(own), {"model": own}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -118,7 +118,9 @@ class FedALT(Pooled):
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
-        return [Phase(epochs, all_but(params, [name for name in params if name.endswith(REST)]))]
+        return [
+            Phase(epochs, train_all_but(params, [name for name in params if name.endswith(REST)]))
+        ]
 
 
 def _pair(model: Tree) -> Tree:

@@ -9,13 +9,13 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.pool import Pooled
+from fedpfl.methods.shared.pool import ModelPool
 
 CHUNK = 16  # models that the server compares with the cohort's at once
 
 
 @dataclass(frozen=True)
-class FedAMP(Pooled):
+class FedAMP(ModelPool):
     """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797): attentive message passing between
     personal models w_i.
 
@@ -55,7 +55,7 @@ class FedAMP(Pooled):
     start_from: Literal["own", "cloud"] = "own"
     pool: Literal["all", "last_round"] = "all"
 
-    def before_turn(self, server, clients, others, generator):
+    def before_turn(self, server, clients, read_states, generator):
         """Return the clients' cloud models, and the share of others in them."""
         if generator is None:  # clients are evaluated by their own models
             return {}
@@ -67,7 +67,7 @@ class FedAMP(Pooled):
         mixed = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own)
         total = torch.zeros_like(numbers, dtype=torch.float64)
         for place in range(0, len(pool), CHUNK):
-            some = others(pool[place : place + CHUNK])
+            some = read_states(pool[place : place + CHUNK])
             models = some["model"]
             weight = torch.where(
                 numbers[:, None] == some["number"], 0.0, self._attention(own, models)
@@ -126,9 +126,9 @@ class FedAMP(Pooled):
         apart = tree.squared_distance(params, client["cloud"])
         return loss + self.pull / 2 * torch.where(client["participated"], apart, 0.0)
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, and keep it."""
-        return end, {"model": end}
+        return params, {"model": params}
 
     def metrics(self, server, client):
         """Return the share of others in the cloud model."""

@@ -9,7 +9,7 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast
-from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.gaussian import class_means
 from fedpfl.methods.shared.method import Method, Phase
 
@@ -80,7 +80,7 @@ class FedAS(Method):
 
     def phases(self, server, client, params, epochs):
         """Align the body, then train everything."""
-        body = only(params, server)
+        body = train_only(params, server)
         if self.first == "skip":
             body = {
                 name: own and client["participated"].expand_as(params[name])
@@ -100,7 +100,7 @@ class FedAS(Method):
             z = same @ z / count[:, None]
         return batch.sum((z - client["prototypes"][batch.y]).square().mean(1) / count)
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return F_i."""
         if self.weights == "samples":
             return {}
@@ -113,10 +113,10 @@ class FedAS(Method):
         )
         return {"fisher": sum(leaf.square().sum() for own in grads for leaf in tree.leaves(own))}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the body and F_i up; keep the model."""
         found = {"fisher": client["fisher"]} if self.weights == "fisher" else {}
-        return {"body": tree.select(end, server), **found}, {"model": end}
+        return {"body": tree.select(params, server), **found}, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average bodies by F_i."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Known
-from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -41,11 +41,11 @@ class FedBABU(Method):
 
     def phases(self, server, client, params, epochs):
         """Move the body alone."""
-        return [Phase(epochs, only(params, server["body"]))]
+        return [Phase(epochs, train_only(params, server["body"]))]
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the body up."""
-        return tree.select(end, server["body"]), client
+        return tree.select(params, server["body"]), client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the bodies under the head as it was."""
@@ -54,4 +54,4 @@ class FedBABU(Method):
     def finetuning(self, params, parts, epochs):
         """Move what `finetune` says."""
         moving = {"all": tuple(params), "head": parts.head, "body": parts.body}[self.finetune]
-        return [Phase(epochs, only(params, moving))]
+        return [Phase(epochs, train_only(params, moving))]

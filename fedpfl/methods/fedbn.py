@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from fedpfl.methods.shared.by_name import ByName
+from fedpfl.methods.shared.by_name import PersonalByName
 from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class FedBN(ByName):
+class FedBN(PersonalByName):
     """FedBN: BatchNorm layers stay local, with their statistics (Li et al., ICLR 2021,
     arXiv:2102.07623).
 

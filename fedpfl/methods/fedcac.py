@@ -10,7 +10,7 @@ import torch
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.critical import collaborators, highest, overlaps
+from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from fedpfl.methods.shared.method import Method
 
 
@@ -77,16 +77,16 @@ class FedCAC(Method):
         """
         return {**client["model"], **tree.where(client["mask"], client["own"], received)}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return the shared tensors and what is critical in them."""
-        mask = self._critical(client, start, end)
-        own = tree.select(end, mask)
-        return {"model": own, "mask": mask}, {**client, "model": end, "own": own, "mask": mask}
+        mask = self._critical(client, start, params)
+        own = tree.select(params, mask)
+        return {"model": own, "mask": mask}, {**client, "model": params, "own": own, "mask": mask}
 
     def _critical(self, client, start, end):
         names = client["mask"]
         scores = self._scores(client, tree.select(start, names), tree.select(end, names))
-        return tree.map(lambda leaf: highest(leaf, self.tau, self.cutoff), scores)
+        return tree.map(lambda leaf: select_highest(leaf, self.tau, self.cutoff), scores)
 
     def _scores(self, client: dict[str, Tree], start: Tree, end: Tree) -> Tree:
         """Return how critical each entry is."""
@@ -95,7 +95,7 @@ class FedCAC(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average over everybody, and for each client over itself and its collaborators."""
         models, played = tree.unmask_received(uploads["model"]), server["round"] + 1
-        together = collaborators(overlaps(clients["mask"]), int(played), self.beta)
+        together = collaboration_mask(mask_overlaps(clients["mask"]), int(played), self.beta)
         members = together.sum(1)
         own = tree.stack([tree.mean(models, share) for share in together / members.unsqueeze(1)])
         server = {"model": tree.mean(models, weight), "round": played}

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.layers import linear, seeded
+from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import Method, Phase
 
 WIDTHS = (10, 15, 20, 50)  # of the Gaussian kernels
@@ -48,7 +48,7 @@ class FedCP(Method):
         head = tree.select(params, parts.head)
         d = params[parts.head_weight].shape[1]
         policy = {
-            **linear(d, 2 * d, seeded(parts.seed)),
+            **init_linear(d, 2 * d, seeded_generator(parts.seed)),
             "scale": torch.ones(2 * d),
             "shift": torch.zeros(2 * d),
         }
@@ -77,15 +77,15 @@ class FedCP(Method):
     def loss(self, server, client, net, params, batch):
         """Add to the cross-entropy the distance of the features from the received body's."""
         noise = self._noise(client["bank"], batch.random) if self.policy_noise == "train" else 0.0
-        h = _features(net, params, batch.x)
-        loss = batch.cross_entropy(_logits(h, params, client["head"], server["head"], noise))
+        h = _body_features(net, params, batch.x)
+        loss = batch.cross_entropy(_mixed_logits(h, params, client["head"], server["head"], noise))
         if not self.lam:
             return loss
         with torch.no_grad():
-            given = _features(
+            given = _body_features(
                 net.still(client["still"]), {**server, "head": client["head"]}, batch.x
             )
-        apart = _kernel(h, h) + _kernel(given, given) - 2 * _kernel(h, given)
+        apart = _kernel_matrix(h, h) + _kernel_matrix(given, given) - 2 * _kernel_matrix(h, given)
         return loss + self.lam * batch.mean((apart * batch.samples).sum(1) / batch.samples.sum())
 
     @staticmethod
@@ -96,10 +96,12 @@ class FedCP(Method):
         one, other = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
         return torch.logit((one + other).frac(), eps=1e-6)
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send body, policy and the mean of both heads up; keep the personal one."""
-        mixed = tree.map(lambda own, shared: 0.5 * own + 0.5 * shared, end["head"], server["head"])
-        return {**end, "head": mixed}, {"head": end["head"]}
+        mixed = tree.map(
+            lambda own, shared: 0.5 * own + 0.5 * shared, params["head"], server["head"]
+        )
+        return {**params, "head": mixed}, {"head": params["head"]}
 
     def evaluated(self, server, client, params):
         """Return the global head beside what is trained."""
@@ -108,19 +110,21 @@ class FedCP(Method):
     def predict(self, net, params, batch):
         """Return the logits by the policy without noise."""
         context = tree.map(Tensor.detach, params["head"])
-        return _logits(_features(net, params, batch.x), params, context, params["shared"])
+        return _mixed_logits(
+            _body_features(net, params, batch.x), params, context, params["shared"]
+        )
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
         return [Phase(epochs, {"body": True, "policy": True, "head": True, "shared": False})]
 
 
-def _features(net: Any, params: Tree, x: Tensor) -> Tensor:
+def _body_features(net: Any, params: Tree, x: Tensor) -> Tensor:
     """Return the head's inputs `[batch, features]`."""
     return net.features({**params["body"], **params["head"]}, x)[1]
 
 
-def _logits(
+def _mixed_logits(
     h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor | float = 0.0
 ) -> Tensor:
     """Return the sum of both heads' logits. context: the head whose row sum stands for the client."""
@@ -137,7 +141,7 @@ def _logits(
         return F.linear(r * h, *params["head"].values()) + F.linear((1 - r) * h, *shared.values())
 
 
-def _kernel(a: Tensor, b: Tensor) -> Tensor:
+def _kernel_matrix(a: Tensor, b: Tensor) -> Tensor:
     """Return the kernel of all pairs, `[batch, batch]`."""
     squared = (a[:, None] - b).square().sum(2)
     return torch.stack([torch.exp(-squared / (2 * width)) for width in WIDTHS]).sum(0)

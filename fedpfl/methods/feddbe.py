@@ -103,7 +103,7 @@ class FedDBE(Method):
             )
         return loss
 
-    def _advance(self, server, client, params, grads, batch, loss, kept):
+    def _advance(self, server, client, params, grads, batch, loss, aux):
         """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
         rate, slope = torch.where(server["known"], self.bias_lr, 0.0), grads["probe"]
         u = tree.map(lambda own, g: own - rate * g, client["u"], slope["u"])
@@ -112,11 +112,11 @@ class FedDBE(Method):
         )
         return {**client, "u": u, "running": running}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, or before round 1 the mean; keep u_i."""
         found = {"mean": client["running"], "samples": client["samples"]}
         return {
-            "model": _if(server["known"], end["model"]),
+            "model": _if(server["known"], params["model"]),
             "found": _if(~server["known"], found),
         }, client
 

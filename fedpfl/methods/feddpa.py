@@ -10,12 +10,12 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import fisher, importance
-from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.by_mask import PersonalByMask
 from fedpfl.methods.shared.method import Phase
 
 
 @dataclass(frozen=True)
-class FedDPA(ByMask):
+class FedDPA(PersonalByMask):
     """The dynamic personalization of FedDPA (Yang, Huang and Ye, NeurIPS 2023). Its noise is
     `privacy=client`.
 
@@ -49,11 +49,11 @@ class FedDPA(ByMask):
     def prepare(self, server, client):
         """Choose the personal entries."""
         if self.rule == "value":
-            scores = importance.rescaled(client["score"])
+            scores = importance.rescale_scores(client["score"])
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
         else:  # which rescaling cannot change
             mask = tree.map(
-                lambda leaf: importance.above_quantile(leaf, self.threshold), client["score"]
+                lambda leaf: importance.mask_above_quantile(leaf, self.threshold), client["score"]
             )
         return {**client, "mask": mask}
 
@@ -74,19 +74,19 @@ class FedDPA(ByMask):
         loss = self.loss(server, client, net, params, batch)
         return loss + self.lam2 / 2 * (_distance(params, server) - self.clip).abs()
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return Fisher scores of the trained model, which serve until the client's next
         participation.
         """
         return {
-            "score": fisher.scores(
+            "score": fisher.fisher_scores(
                 net, lambda scored, batch: self.predict(net, scored, batch), params, shard
             )
         }
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return all entries, and keep model and scores."""
-        return end, {"model": end, "score": client["score"]}
+        return params, {"model": params, "score": client["score"]}
 
     def metrics(self, server, client):
         """Count the personal entries."""

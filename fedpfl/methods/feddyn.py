@@ -66,11 +66,11 @@ class FedDyn(Method):
             + self.alpha * linear
         )
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up; the dual grows by the way it went."""
-        return end, {
+        return params, {
             **client,
-            "dual": tree.map(lambda own, a, b: own + (b - a), client["dual"], start, end),
+            "dual": tree.map(lambda own, a, b: own + (b - a), client["dual"], start, params),
         }
 
     def aggregate(self, server, clients, net, uploads, weight, generator):

@@ -8,11 +8,16 @@ import torch
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Agreed
-from fedpfl.methods.shared.pool import Pooled, gain_per_distance, held_out_loss, offered
+from fedpfl.methods.shared.pool import (
+    ModelPool,
+    choose_candidates,
+    gain_per_distance,
+    validation_loss,
+)
 
 
 @dataclass(frozen=True)
-class FedFomo(Pooled):
+class FedFomo(ModelPool):
     """FedFomo (Zhang et al., ICLR 2021, arXiv:2012.08565): first order model optimisation.
 
     th_i is a client's model after its last training, th_i^old the one that this training started
@@ -65,7 +70,7 @@ class FedFomo(Pooled):
             "affinity": torch.zeros_like(server["pool"], dtype=torch.float64),
         }
 
-    def before_turn(self, server, clients, others, generator):
+    def before_turn(self, server, clients, read_states, generator):
         """Choose the candidates, and return their models and numbers; where there are too few,
         flags say so.
         """
@@ -82,10 +87,10 @@ class FedFomo(Pooled):
         )
         for i, again, affinity in zip(*known, strict=True):
             draws, most = torch.Generator().manual_seed(seeds[i]), self.candidates if again else 0
-            chosen = offered(pool, affinity, i, most, rate, draws)
+            chosen = choose_candidates(pool, affinity, i, most, rate, draws)
             there.append([place < len(chosen) for place in range(self.candidates)])
             numbers += chosen + [i] * there[-1].count(False)
-        states = others(numbers)
+        states = read_states(numbers)
         sent = {
             "model": states["model"],
             "statistics": states["statistics"]["main"],
@@ -101,13 +106,13 @@ class FedFomo(Pooled):
         models = [{"model": client["model"], "statistics": client["statistics"]["main"]}]
         old, start, affinity = client["old"], models[0], client["affinity"].clone()
         gains = affinity.new_zeros(self.candidates + 1)
-        if bool(client["participated"]) and len(shard.held_out.y):
-            before, places = held_out_loss(net, **old, shard=shard), [0]
+        if bool(client["participated"]) and len(shard.validation.y):
+            before, places = validation_loss(net, **old, shard=shard), [0]
             if self.candidates:
                 places += (1 + client["there"].nonzero()[:, 0]).tolist()
                 models += [tree.take(client["sent"], place - 1) for place in places[1:]]
             for place, one in zip(places, models, strict=True):
-                gain = before - held_out_loss(net, one["model"], one["statistics"], shard)
+                gain = before - validation_loss(net, one["model"], one["statistics"], shard)
                 gains[place] = gain_per_distance(gain, one["model"], old["model"])
             for place, one in zip(places[1:], models[1:], strict=True):
                 affinity[one["number"]] += gains[place]
@@ -136,14 +141,14 @@ class FedFomo(Pooled):
         """Return the mixture."""
         return client["begun"]["model"]
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, and the weights; keep it and what it started from."""
         upload = {
-            "model": end,
+            "model": params,
             "statistics": client["statistics"]["main"],
             "gains": client["gains"],
         }
-        return upload, {"model": end, "old": client["begun"], "affinity": client["affinity"]}
+        return upload, {"model": params, "old": client["begun"], "affinity": client["affinity"]}
 
     def metrics(self, server, client):
         """Return the share of the client's own model in what it starts from."""

@@ -13,7 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, AtMost
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import features
-from fedpfl.methods.shared.layers import seeded
+from fedpfl.methods.shared.layers import seeded_generator
 from fedpfl.methods.shared.method import Method
 
 
@@ -65,10 +65,12 @@ class FedGen(Method):
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
         weight = params[parts.head_weight]
-        made = features.generator(self.noise, self.hidden, weight, seeded(parts.seed))
+        made = features.init_generator(
+            self.noise, self.hidden, weight, seeded_generator(parts.seed)
+        )
         told = {"counts": weight.new_zeros(len(weight)), "rounds": weight.new_zeros(())}
         told |= {"body": tree.drop(params, parts.head), "head": tree.select(params, parts.head)}
-        return {**told, "generator": made, "adam": features.at_rest(made["learned"])}, {}
+        return {**told, "generator": made, "adam": features.init_adam(made["learned"])}, {}
 
     def before_training(self, server, client, net, shard):
         """Count the samples of each class."""
@@ -101,22 +103,26 @@ class FedGen(Method):
                     if self.labels == "frequency"
                     else (server["counts"] > 0).float()
                 )
-                other = features.drawn(shares, random[:, -1])
-                z = features.made(server["generator"], other, random[:, self.noise : -1])
+                other = features.draw_labels(shares, random[:, -1])
+                z = features.generate_features(
+                    server["generator"], other, random[:, self.noise : -1]
+                )
                 lesson = batch._replace(y=other).cross_entropy(F.linear(z, *head))
                 loss = (
                     loss + torch.where(taught, (self.alpha * faded).clamp(min=1e-4), 0.0) * lesson
                 )
             if self.beta:
-                z = features.made(server["generator"], batch.y, random[:, : self.noise])
+                z = features.generate_features(
+                    server["generator"], batch.y, random[:, : self.noise]
+                )
                 target = F.linear(z, *head).detach().softmax(1)
                 apart = batch.mean(F.kl_div(logits.log_softmax(1), target, reduction="none").sum(1))
                 loss = loss + torch.where(taught, (self.beta * faded).clamp(min=1e-4), 0.0) * apart
         return loss
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model and the counts up."""
-        return {"model": end, "counts": client["counts"]}, client
+        return {"model": params, "counts": client["counts"]}, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models; teach the generator."""
@@ -130,10 +136,10 @@ class FedGen(Method):
         heads, known = tree.select(uploads["model"], server["head"]), (counts.sum(0) > 0).float()
         random = torch.rand(self.steps, self.batch, 1 + self.noise, generator=generator)
         for numbers in tree.send(random, counts.device):
-            y, noise = features.drawn(known, numbers[:, 0]), numbers[:, 1:]
+            y, noise = features.draw_labels(known, numbers[:, 0]), numbers[:, 1:]
             slope = torch.func.grad(partial(self._lesson, heads, counts, y, noise), has_aux=True)
             grads, moved = slope(made["learned"], made["moved"])
-            learned, adam = features.adam(made["learned"], grads, adam, lr, self.weight_decay)
+            learned, adam = features.adam_step(made["learned"], grads, adam, lr, self.weight_decay)
             made = {"learned": learned, "moved": moved}
         told = {
             "counts": server["counts"] + counts.sum(0),
@@ -144,10 +150,10 @@ class FedGen(Method):
 
     def _lesson(self, heads, counts, y, noise, learned, moved):
         """Return the generator's loss, and its statistics afterwards."""
-        z, moved = features.training(learned, moved, y, noise)
+        z, moved = features.generate_in_training(learned, moved, y, noise)
         logits = torch.stack([F.linear(z, *head) for head in zip(*heads.values(), strict=True)])
         if self.teacher == "mean_logits":
-            return F.cross_entropy(logits.mean(0), y) + self.eta * features.diversity(
+            return F.cross_entropy(logits.mean(0), y) + self.eta * features.diversity_loss(
                 z, noise
             ), moved
         shares = counts[:, y] / counts[:, y].sum(0)
@@ -155,4 +161,4 @@ class FedGen(Method):
             shares
             * F.cross_entropy(logits.transpose(1, 2), y.expand(shares.shape), reduction="none")
         ).sum(0)
-        return loss.mean() + self.eta * features.diversity(z, noise), moved
+        return loss.mean() + self.eta * features.diversity_loss(z, noise), moved

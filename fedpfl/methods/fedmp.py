@@ -8,11 +8,11 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.pruned import Pruned
+from fedpfl.methods.shared.pruned import PrunedSubmodel
 
 
 @dataclass(frozen=True)
-class FedMP(Pruned):
+class FedMP(PrunedSubmodel):
     """FedMP (Jiang et al., IEEE TMC 2023), pruned once by the L1 norms of filters and rows."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:

@@ -10,11 +10,11 @@ from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.batch import Batch
-from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.by_mask import PersonalByMask
 
 
 @dataclass(frozen=True)
-class FedOBP(ByMask):
+class FedOBP(PersonalByMask):
     """FedOBP (Chen et al. 2026, arXiv:2604.16574, Algorithm 1).
 
     A client that takes part
@@ -82,9 +82,9 @@ class FedOBP(ByMask):
         """Return how important each entry of theta_i is, with `ema` on average over time."""
         model = client["model"]
         if self.score == "obp":
-            score = importance.obp(model, tree.select(server, model))
+            score = importance.obp_score(model, tree.select(server, model))
         elif self.score == "obp_as_published":
-            score = importance.obp_as_published(model, tree.select(server, model))
+            score = importance.published_obp_score(model, tree.select(server, model))
         else:
             score = client["score"]
         if not self.ema:
@@ -101,9 +101,9 @@ class FedOBP(ByMask):
     def _above(self, score: Tree, q: float, client: dict[str, Tree]) -> Tree:
         """Return which entries lie above the q-quantile."""
         if self.scope == "all":
-            mask = importance.above_quantile(score, q, self.norm)
+            mask = importance.mask_above_quantile(score, q, self.norm)
         else:  # normalising a tensor cannot change its own quantile's mask
-            mask = tree.map(lambda leaf: importance.above_quantile(leaf, q), score)
+            mask = tree.map(lambda leaf: importance.mask_above_quantile(leaf, q), score)
         return (
             mask
             if self.cold_start == "paper"
@@ -126,7 +126,7 @@ class FedOBP(ByMask):
         """Return the personal entries of theta_i among the others of theta_g."""
         return super().start({**received["whole"], **received["shared"]}, client)
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return Fisher scores at the new theta_i, which take one more pass over the client's data."""
         if not self.score.startswith("fisher"):
             return {}
@@ -136,18 +136,20 @@ class FedOBP(ByMask):
 
         scored = tree.select(params, client["model"])
         return {
-            "score": fisher.scores(net, logits, scored, shard, by_sample=self.score == "fisher")
+            "score": fisher.fisher_scores(
+                net, logits, scored, shard, by_sample=self.score == "fisher"
+            )
         }
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send all entries up, personal ones too, and keep theta_i."""
-        model = tree.select(end, client["model"])
+        model = tree.select(params, client["model"])
         score = (
-            {"score": importance.gradient(tree.select(start, model), model)}
+            {"score": importance.movement_score(tree.select(start, model), model)}
             if self.score == "gradient"
             else {}
         )
-        return end, {**client, **score, "model": model}
+        return params, {**client, **score, "model": model}
 
     def metrics(self, server, client):
         """Count the personal entries of each layer (the paper's Figure 6)."""

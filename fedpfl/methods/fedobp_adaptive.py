@@ -80,7 +80,7 @@ class FedOBPAdaptive(FedOBP):
         for q in self.q:
             mine = {**client, "mask": self._above(score, q, client)}
             model = self.start({"whole": server, "shared": {}}, mine)
-            judged.append(self._judged(net.still(), model, shard.held_out))
+            judged.append(self._judged(net.still(), model, shard.validation))
         best = max(
             (hits, -loss, q)
             for (hits, loss), q in zip(torch.stack(judged).tolist(), self.q, strict=True)
@@ -109,9 +109,9 @@ class FedOBPAdaptive(FedOBP):
         """Return what any q shares."""
         return super().download(server, {**client, "mask": client["withheld"]})
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the choice up too."""
-        upload, client = super().finish(server, client, start, end)
+        upload, client = super().finish(server, client, start, params)
         return {
             "model": upload,
             "chosen": torch.stack([client["q"] == q for q in self.q])[1:],

@@ -13,14 +13,14 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Masked
-from fedpfl.methods.shared.by_name import ByName, all_but, only
+from fedpfl.methods.shared.by_name import PersonalByName, train_all_but, train_only
 from fedpfl.methods.shared.method import Phase
 
 LEAST = 1e-3  # shares below this are dropped from a mixture
 
 
 @dataclass(frozen=True)
-class FedPAC(ByName):
+class FedPAC(PersonalByName):
     """FedPAC (Xu, Tong and Huang, ICLR 2023, arXiv:2306.11867), as its official code does it.
 
     A client trains its head alone, then the body under it on CE + lam * mean squared distance of
@@ -95,7 +95,7 @@ class FedPAC(ByName):
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""
-        head, body = only(params, client["head"]), all_but(params, client["head"])
+        head, body = train_only(params, client["head"]), train_all_but(params, client["head"])
         sgd = {} if self.head_lr is None else {"lr": self.head_lr}
         last = epochs if self.body_epochs is None else self.body_epochs
         return [Phase(self.head_epochs, head, loss=self._head_loss, sgd=sgd), Phase(last, body)]
@@ -111,7 +111,7 @@ class FedPAC(ByName):
         aligned = batch.mean((z - targets).square().mean(1))
         return loss + self.lam * torch.where(seen.any(), aligned, 0.0)
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return class means of the features under the trained body."""
         counts = client["counts"]
         sums = [
@@ -120,9 +120,9 @@ class FedPAC(ByName):
         ]
         return {"mean": sum(sums) / counts.clamp(min=1)[:, None]}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send model, prototypes and statistics up; keep the head until the server's reply."""
-        body, kept = super().finish(server, client, start, end)
+        body, kept = super().finish(server, client, start, params)
         return {"body": body, **kept, **tree.select(client, ("mean", "counts", "H", "v"))}, kept
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -140,7 +140,7 @@ class FedPAC(ByName):
             "prototypes": {"mean": mean, "seen": seen},
         }
         if self.combine:
-            shares = mixtures(uploads["H"].double().cpu(), uploads["v"].double().cpu())
+            shares = mixture_shares(uploads["H"].double().cpu(), uploads["v"].double().cpu())
             mixed = tree.map(
                 lambda heads: torch.tensordot(shares.to(heads), heads, 1), uploads["head"]
             )
@@ -148,7 +148,7 @@ class FedPAC(ByName):
         return server, clients
 
 
-def mixtures(means: Tensor, variance: Tensor) -> Tensor:
+def mixture_shares(means: Tensor, variance: Tensor) -> Tensor:
     """Return in row i the shares `[clients]` of all heads in client i's.
 
     means: H, `[clients, classes, features]`. variance: v, `[clients]`.
@@ -156,13 +156,13 @@ def mixtures(means: Tensor, variance: Tensor) -> Tensor:
     rows = []
     for own in means:
         apart = (own - means).flatten(1)
-        shares = least(torch.diag(variance) + apart @ apart.T)
+        shares = minimal_shares(torch.diag(variance) + apart @ apart.T)
         shares = torch.where(shares < LEAST, 0, shares)
         rows.append(shares / shares.sum())
     return torch.stack(rows)
 
 
-def least(quadratic: Tensor) -> Tensor:
+def minimal_shares(quadratic: Tensor) -> Tensor:
     """Return the shares a `[n]` >= 0 with sum 1 that minimise a^T Q a; Q is positive semidefinite,
     float64, on the CPU.
 

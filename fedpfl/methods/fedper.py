@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.methods.shared.by_name import ByName, top
+from fedpfl.methods.shared.by_name import PersonalByName, top_layer_names
 from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class FedPer(ByName):
+class FedPer(PersonalByName):
     """Federated learning with personalization layers (Arivazhagan et al., arXiv:1912.00818).
 
     layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all
@@ -26,7 +26,7 @@ class FedPer(ByName):
     _key: ClassVar[str] = "head"
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
-        return top(parts, self.layers)
+        return top_layer_names(parts, self.layers)
 
     @property
     def _averaged(self) -> bool:
@@ -44,7 +44,7 @@ class FedPer(ByName):
         model = super().start(received, client)
         return tree.where(client["participated"], model, received) if self._averaged else model
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the body up (with averaged heads: everything), keep the head."""
-        body, kept = super().finish(server, client, start, end)
-        return end if self._averaged else body, kept
+        body, kept = super().finish(server, client, start, params)
+        return params if self._averaged else body, kept

@@ -82,10 +82,14 @@ class FedPHP(Method):
             return loss
         wanted, known = net.still({"q": client["teacher"]}).features(client["hpm"], batch.x, "q")
         apart = -(F.softmax(wanted / 4, 1) * F.log_softmax(logits, 1)).sum(1)
-        extra = batch.mean(apart) if self.transfer == "kd" else mmd(features, known, batch.samples)
+        extra = (
+            batch.mean(apart)
+            if self.transfer == "kd"
+            else squared_mmd(features, known, batch.samples)
+        )
         return (1 - self.lam) * loss + self.lam * extra
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Tell that training is over; mix the private model's statistics."""
         own = _mixed(client["mu"], client["teacher"], net.buffers["w"])
         return {"done": ~flag(params), "statistics": {**net.buffers, "q": own}}
@@ -95,9 +99,9 @@ class FedPHP(Method):
         before = tree.where(client["participated"], client["hpm"], params)
         return tree.where(client["done"], _mixed(client["mu"], client["hpm"], params), before)
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, and let the private one inherit from it."""
-        return end, {"hpm": self.evaluated(server, client, end), "count": client["count"] + 1}
+        return params, {"hpm": self.evaluated(server, client, params), "count": client["count"] + 1}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""
@@ -117,7 +121,7 @@ def _mixed(mu: Tensor, old: Tree, new: Tree) -> Tree:
     return tree.map(lambda a, b: mu * a + (1 - mu) * b if b.is_floating_point() else b, old, new)
 
 
-def mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
+def squared_mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
     """Return the squared maximum mean discrepancy of rows `f` and `g` `[batch, features]`;
     `samples`: 0 for padding.
     """

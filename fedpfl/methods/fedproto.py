@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.local_only import LocalOnly
-from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.gaussian import class_means
 from fedpfl.methods.shared.method import Phase
 
@@ -78,17 +78,17 @@ class FedProto(LocalOnly):
             loss = loss + self.lam * batch.mean(torch.where(server["seen"][batch.y], apart, 0.0))
         return loss, {"z": z.detach(), "y": batch.y}
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return the client's prototypes, and the weights of those that there are."""
         own = shard.data.y
         if self.prototypes == "final":
-            kept = {"z": shard.features(net, params), "y": own}
+            aux = {"z": shard.features(net, params), "y": own}
         epoch = len(own) - (
             len(own) % shard.batch_size == 1
         )  # what is met in one: a lone sample is not
         met = slice(-epoch, None) if self.prototypes == "last_epoch" else slice(None)
         z, y = (
-            (kept["z"][met], kept["y"][met]) if kept else (server["mean"][:0], own[:0])
+            (aux["z"][met], aux["y"][met]) if aux else (server["mean"][:0], own[:0])
         )  # no step was made
         mean = class_means(z, y, torch.zeros_like(server["mean"]), least=1)
         labels = own if self.weights == "counts" else torch.arange(len(mean), device=y.device)
@@ -97,13 +97,13 @@ class FedProto(LocalOnly):
         )
         return {"mean": mean, "counts": counts}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the prototypes of the client's classes (and the counts) up; keep the model."""
         present = client["counts"] > 0
         sent, mask = {"mean": client["mean"]}, {"mean": present[:, None].expand_as(client["mean"])}
         if self.weights == "counts":
             sent, mask = {**sent, "counts": client["counts"]}, {**mask, "counts": present}
-        return Masked(sent, mask), {"model": end}
+        return Masked(sent, mask), {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average prototypes by class, over the clients that have it."""
@@ -136,4 +136,4 @@ class FedProto(LocalOnly):
 
     def finetuning(self, params, parts, epochs):
         """Move the model under prototypes that stay."""
-        return [Phase(epochs, only(params, ["model"]))]
+        return [Phase(epochs, train_only(params, ["model"]))]

@@ -63,7 +63,7 @@ class FedPURIN(FedCAC):
         return [Phase(epochs, after_gradient=self._remember if self.score == "gradient" else None)]
 
     @staticmethod
-    def _remember(server, client, params, grads, batch, loss, kept):
+    def _remember(server, client, params, grads, batch, loss, aux):
         return {**client, "gradient": tree.select(grads, client["own"])}
 
     def _scores(self, client, start, end):
@@ -74,11 +74,11 @@ class FedPURIN(FedCAC):
             lambda leaf: (leaf.square() / 2 - leaf if self.hessian else leaf).abs(), product
         )
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return the critical entries and where they are."""
-        upload, kept = super().finish(server, client, start, end)
+        upload, kept = super().finish(server, client, start, params)
         sent = Masked(upload["model"], upload["mask"])
-        return {"model": sent}, {**kept, "model": self._judged(end, upload["mask"])}
+        return {"model": sent}, {**kept, "model": self._judged(params, upload["mask"])}
 
     def evaluated(self, server, client, params):
         """Return the trained model, or what is critical of it; before training all scores are zero

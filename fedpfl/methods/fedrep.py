@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.methods.shared.by_name import ByName, all_but, only
+from fedpfl.methods.shared.by_name import PersonalByName, train_all_but, train_only
 from fedpfl.methods.shared.method import Phase
 
 
 @dataclass(frozen=True)
-class FedRep(ByName):
+class FedRep(PersonalByName):
     """FedRep: the personal head is trained first, then the shared body under it (Collins et al.,
     ICML 2021).
 
@@ -24,9 +24,9 @@ class FedRep(ByName):
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""
         first = max(0, epochs - self.body_epochs) if self.head_epochs is None else self.head_epochs
-        head, body = only(params, client["own"]), all_but(params, client["own"])
+        head, body = train_only(params, client["own"]), train_all_but(params, client["own"])
         return [Phase(first, head, loss=self._head_loss), Phase(self.body_epochs, body)]
 
     def finetuning(self, params, parts, epochs):
         """Move the head alone, as the authors retrain heads in their last round."""
-        return [Phase(epochs, only(params, parts.head))]
+        return [Phase(epochs, train_only(params, parts.head))]

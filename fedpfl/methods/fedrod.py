@@ -52,9 +52,9 @@ class FedRoD(Method):
         both = generic.detach() + _linear(params["q"], z.detach())
         return batch.cross_entropy(balanced) + batch.cross_entropy(both)
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the global model up, keep the personal head."""
-        return end["w"], {"q": end["q"]}
+        return params["w"], {"q": params["q"]}
 
     def evaluated(self, server, client, params):
         """Return both heads; until it is trained, the personal one counts as zero."""

@@ -39,7 +39,9 @@ class FedRolex(HeteroFL):
         return super().prepare(server, {**client, "rounds": server["rounds"]})
 
     def _active(self, server, client):
-        return neurons.window(server["plan"], client["width"], client["rounds"], self.rounding)
+        return neurons.rolling_neurons(
+            server["plan"], client["width"], client["rounds"], self.rounding
+        )
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Roll the window on."""

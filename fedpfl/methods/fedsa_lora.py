@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedpfl.methods.shared.by_name import ByName
+from fedpfl.methods.shared.by_name import PersonalByName
 from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class FedSALoRA(ByName):
+class FedSALoRA(PersonalByName):
     """FedSA-LoRA (Guo et al., ICLR 2025, arXiv:2410.01463): y = W0 x + (alpha / r) B_i A x with
     `adapter=lora`.
 

@@ -11,7 +11,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.by_mask import PersonalByMask
 from fedpfl.methods.shared.method import Phase, flag
 from fedpfl.models import Parts
 
@@ -19,7 +19,7 @@ BY_MOVEMENT = ("most", "least", "random")
 
 
 @dataclass(frozen=True)
-class FedSelect(ByMask):
+class FedSelect(PersonalByMask):
     """FedSelect (Tamirisa et al., CVPR 2024, arXiv:2404.02478).
 
     A client has a mask m of personal entries, at first empty. Each local epoch is two passes over
@@ -104,11 +104,11 @@ class FedSelect(ByMask):
         lr_v, lr_u = ({} if lr is None else {"lr": lr} for lr in (self.lr_v, self.lr_u))
         return [Phase(1, personal, "personal", sgd=lr_v), Phase(1, shared, sgd=lr_u)] * epochs
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return the entries shared so far and, if it is another, the next mask."""
         mask = client["mask"]
-        own = tree.select(end, mask)
-        kept = {"model": end, "own": own}
+        own = tree.select(params, mask)
+        kept = {"model": params, "own": own}
         if self.delta == "round":
             kept["mask"] = self._grown(mask, self._scores(tree.select(start, mask), own, client))
         else:
@@ -121,7 +121,7 @@ class FedSelect(ByMask):
             }
         changed = tree.ravel(tree.map(torch.logical_xor, mask, kept["mask"])).any()
         news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
-        return {"model": Agreed(end, _shared(end, mask)), "mask": news}, kept
+        return {"model": Agreed(params, _shared(params, mask)), "mask": news}, kept
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over those who share it, with equal weights; what nobody shares stays.

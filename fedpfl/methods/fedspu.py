@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedpfl.ground import tree
-from fedpfl.methods.shared.submodel import Drawn
+from fedpfl.methods.shared.submodel import RandomSubmodel
 
 
 @dataclass(frozen=True)
-class FedSPU(Drawn):
+class FedSPU(RandomSubmodel):
     """FedSPU (Niu, Dong and Qin, AAAI 2025, arXiv:2403.11464).
 
     A client keeps a full model. In each of its rounds a random set of neurons, new every time, is

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Known
-from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -46,11 +46,11 @@ class FFALoRA(Method):
 
     def phases(self, server, client, params, epochs):
         """Move all but A."""
-        return [Phase(epochs, only(params, server["model"]))]
+        return [Phase(epochs, train_only(params, server["model"]))]
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send up what moved."""
-        return tree.select(end, server["model"]), client
+        return tree.select(params, server["model"]), client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what moved."""
@@ -58,4 +58,4 @@ class FFALoRA(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
-        return [Phase(epochs, only(params, self.init(params, parts)[0]["model"]))]
+        return [Phase(epochs, train_only(params, self.init(params, parts)[0]["model"]))]

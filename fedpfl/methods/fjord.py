@@ -52,7 +52,7 @@ class FjORD(Submodel):
         return server, client
 
     def _active(self, server, client):
-        return neurons.prefix(server["plan"], client["width"], self.rounding)
+        return neurons.prefix_neurons(server["plan"], client["width"], self.rounding)
 
     def loss(self, server, client, net, params, batch):
         """Return the loss of the drawn width, with distillation together with the widest's."""
@@ -61,9 +61,9 @@ class FjORD(Submodel):
         widths = server["widths"]
         held = (widths <= client["width"] + neurons.SLACK).sum()
         drawn = widths.gather(0, (batch.random[0] * held).long().minimum(held - 1))[0]
-        active = neurons.prefix(server["plan"], drawn, self.rounding)
+        active = neurons.prefix_neurons(server["plan"], drawn, self.rounding)
         narrow = self.predict(
-            net, tree.apply_mask(params, neurons.entries(server["plan"], active, params)), batch
+            net, tree.apply_mask(params, neurons.entry_masks(server["plan"], active, params)), batch
         )
         loss = batch.cross_entropy(narrow)
         if not self.distill:

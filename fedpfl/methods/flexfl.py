@@ -14,11 +14,11 @@ from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.methods.shared.submodel import Assign, Cut
+from fedpfl.methods.shared.submodel import Assignment, PartialModel
 
 
 @dataclass(frozen=True)
-class FlexFL(Cut):
+class FlexFL(PartialModel):
     """FlexFL (Chen et al., IEEE TCAD 2024, arXiv:2407.12729).
 
     Each round the server draws a level for each client, and sends the first neurons of each hidden
@@ -49,7 +49,7 @@ class FlexFL(Cut):
     tolerance: Annotated[float, AtLeast(0), Below(1)] = 0.05
     rounding: Rounding = "floor"
     devices: tuple[Annotated[float, AtLeast(0)], ...] = (4, 3, 3)
-    assign: Assign = "blocks"
+    assign: Assignment = "blocks"
     gamma: Annotated[float, AtLeast(0)] = 10.0
     temperature: Annotated[float, Above(0)] = 3.0
 
@@ -68,12 +68,12 @@ class FlexFL(Cut):
         """
         server, client = super().init(params, parts)
         plan, wiring = server["plan"], parts.wiring
-        worth = levels.worth(params, wiring, self.apoz)
+        worth = levels.group_worths(params, wiring, self.apoz)
         counts = [
-            levels.counts(params, wiring, level, worth, self.tolerance, self.rounding)
+            levels.level_neuron_counts(params, wiring, level, worth, self.tolerance, self.rounding)
             for level in self.levels
         ]
-        active = [neurons.first(plan, count.to(plan["group"].device)) for count in counts]
+        active = [neurons.first_neurons(plan, count.to(plan["group"].device)) for count in counts]
         most = torch.full_like(plan["group"][0], len(self.levels) - 1)
         return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
 
@@ -104,7 +104,7 @@ class FlexFL(Cut):
     def download(self, server, client):
         """Send all entries of the level that was drawn."""
         sent = self._active(server, {"level": client["sent"]})
-        return Agreed(server["model"], neurons.entries(server["plan"], sent, server["model"]))
+        return Agreed(server["model"], neurons.entry_masks(server["plan"], sent, server["model"]))
 
     def start(self, received, client):
         """Return what the device can hold of it."""
@@ -119,7 +119,7 @@ class FlexFL(Cut):
         level = client["level"]
         student = (logits / self.temperature).log_softmax(1)
         for lower in range(len(self.levels) - 1):
-            inside = neurons.entries(server["plan"], server["levels"][lower], params)
+            inside = neurons.entry_masks(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
                 teacher = (
                     net.aside(tree.apply_mask(params, inside), batch.x) / self.temperature

@@ -10,7 +10,12 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.method import Method, Turn, flag
-from fedpfl.methods.shared.simplex import at, centres, endpoint, onto_simplex
+from fedpfl.methods.shared.simplex import (
+    client_centres,
+    draw_endpoint,
+    params_at,
+    project_to_simplex,
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Floco(Method):
         name = parts.head_weight
         weight = params[name]
         ends = [weight] + [
-            endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)
+            draw_endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)
         ]
         server = {"shared": tree.drop(params, [name]), "endpoints": {name: torch.stack(ends)}}
         return server, {
@@ -69,7 +74,7 @@ class Floco(Method):
             raise FedpflError(
                 "training diverged: FLOCO's projection got numbers that are not finite; lower local.lr"
             )
-        beta = centres(points, self.endpoints).to(clients["beta"])
+        beta = client_centres(points, self.endpoints).to(clients["beta"])
         return server, {**clients, "beta": beta, "projected": torch.ones_like(clients["projected"])}
 
     def download(self, server, client):
@@ -83,7 +88,7 @@ class Floco(Method):
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy at a random point."""
-        return batch.cross_entropy(net(at(params, self._point(batch, client)), batch.x))
+        return batch.cross_entropy(net(params_at(params, self._point(batch, client)), batch.x))
 
     def _point(self, batch, client):
         """Return the step's alpha `[endpoints]`."""
@@ -95,9 +100,9 @@ class Floco(Method):
         direction = 2 * numbers - 1
         nearby = client["beta"] + radius * direction / direction.abs().sum().clamp(min=least)
         if self.stay_inside:
-            nearby = onto_simplex(nearby)
+            nearby = project_to_simplex(nearby)
         return torch.where(client["projected"], nearby, anywhere)
 
     def evaluated(self, server, client, params):
         """Return the client's own point of the simplex."""
-        return at(params, client["beta"])
+        return params_at(params, client["beta"])

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.floco import Floco
-from fedpfl.methods.shared.private import side_by_side
-from fedpfl.methods.shared.simplex import at
+from fedpfl.methods.shared.private import two_model_phases
+from fedpfl.methods.shared.simplex import params_at
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FlocoPlus(Floco):
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.pers_epochs is None else self.pers_epochs
-        return side_by_side(epochs, own, self._global_loss, self._personal_loss)
+        return two_model_phases(epochs, own, self._global_loss, self._personal_loss)
 
     def loss(self, server, client, net, params, batch):
         """Add the two objectives, at the same point."""
@@ -57,14 +57,16 @@ class FlocoPlus(Floco):
         return super().loss(server, client, net, params["w"], batch)
 
     def _personal_loss(self, server, client, net, params, batch):
-        loss = batch.cross_entropy(net(at(params["v"], self._point(batch, client)), batch.x, "v"))
+        loss = batch.cross_entropy(
+            net(params_at(params["v"], self._point(batch, client)), batch.x, "v")
+        )
         return (
             loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
         )
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the common simplex up, keep the private one."""
-        return end["w"], {**client, "v": end["v"]}
+        return params["w"], {**client, "v": params["v"]}
 
     def evaluated(self, server, client, params):
         """Return the client's point of the private simplex."""

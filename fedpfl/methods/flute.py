@@ -12,12 +12,12 @@ from torch.func import grad, vmap
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.by_name import ByName, only
+from fedpfl.methods.shared.by_name import PersonalByName, train_only
 from fedpfl.methods.shared.method import Phase
 
 
 @dataclass(frozen=True)
-class FLUTE(ByName):
+class FLUTE(PersonalByName):
     """FLUTE (Liu, Shen and Yang, ICML 2024, arXiv:2406.04596), its version for deep networks.
 
     NC(W, u) = | W W^T / |W W^T|  -  (C - 1)^-1/2 (I - 1 1^T / C) u u^T |, Frobenius norms, the last
@@ -57,7 +57,7 @@ class FLUTE(ByName):
 
     def phases(self, server, client, params, epochs):
         """Train the head, then everything."""
-        head, last = only(params, client["head"]), min(epochs, self.rep_epochs)
+        head, last = train_only(params, client["head"]), min(epochs, self.rep_epochs)
         everything = head if self.variant == "as_published" else None
         return [Phase(epochs - last, head, loss=self._head_loss), Phase(last, everything)]
 
@@ -76,14 +76,14 @@ class FLUTE(ByName):
         weight = _weight(tree.select(params, client["head"]))
         total: Tensor | float = 0.0
         if self.l1:
-            total = total + self.l1 * collapse(weight, client["present"])
+            total = total + self.l1 * collapse_distance(weight, client["present"])
         if self.l2:
             total = total + self.l2 * weight.square().sum()
         return total
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send everything up; keep the head until the server's reply."""
-        body, kept = super().finish(server, client, start, end)
+        body, kept = super().finish(server, client, start, params)
         return {"body": body, **kept, "present": client["present"]}, kept
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -91,12 +91,12 @@ class FLUTE(ByName):
         head = uploads["head"]
         if self.server_lr:
             weights = _weight(head)
-            slopes = vmap(grad(collapse))(weights, uploads["present"])
+            slopes = vmap(grad(collapse_distance))(weights, uploads["present"])
             head = {**head, next(iter(head)): weights - self.server_lr / len(weights) * slopes}
         return tree.mean(uploads["body"], weight), {"head": head}
 
 
-def collapse(weight: Tensor, present: Tensor) -> Tensor:
+def collapse_distance(weight: Tensor, present: Tensor) -> Tensor:
     """Return NC(W, u) of a head's weight `[classes, features]` and its client's classes
     `[classes]`, bool.
     """

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.by_name import all_but
+from fedpfl.methods.shared.by_name import train_all_but
 from fedpfl.methods.shared.method import Method, Phase
 
 LEAST = torch.finfo(torch.float32).tiny  # below a root, whose slope at 0 is infinite
@@ -90,9 +90,12 @@ class GPFL(Method):
         told = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
         return told + self.lam * distance + self.mu / 2 * decayed
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send all but the head up."""
-        return tree.select(end, server), {"head": end["head"], "frequencies": client["frequencies"]}
+        return tree.select(params, server), {
+            "head": params["head"],
+            "frequencies": client["frequencies"],
+        }
 
     def evaluated(self, server, client, params):
         """Return the way of the personal features."""
@@ -107,7 +110,7 @@ class GPFL(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move everything but the condition."""
-        return [Phase(epochs, all_but(params, ["condition"]))]
+        return [Phase(epochs, train_all_but(params, ["condition"]))]
 
 
 def _layer(width: int, generator: Generator) -> Tree:

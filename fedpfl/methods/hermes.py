@@ -8,11 +8,11 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.pruned import Pruned
+from fedpfl.methods.shared.pruned import PrunedSubmodel
 
 
 @dataclass(frozen=True)
-class Hermes(Pruned):
+class Hermes(PrunedSubmodel):
     """Hermes (Li et al., MobiCom 2021), pruned once by the L2 norms of filters and rows."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:

@@ -91,7 +91,7 @@ class HeteroFL(Submodel):
         )
 
     def _active(self, server, client):
-        return neurons.prefix(server["plan"], client["width"], self.rounding)
+        return neurons.prefix_neurons(server["plan"], client["width"], self.rounding)
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with scaled activations and masked logits."""
@@ -109,9 +109,9 @@ class HeteroFL(Submodel):
             logits = net(params, batch.x)
         return batch.cross_entropy(self._masked(logits, client))
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Upload the trained entries, and which classes the client has."""
-        upload, client = super().finish(server, client, start, end)
+        upload, client = super().finish(server, client, start, params)
         return {**upload, "labels": client["labels"]} if self.masked else upload, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.by_name import top
+from fedpfl.methods.shared.by_name import top_layer_names
 from fedpfl.methods.shared.method import Method
 
 
@@ -47,7 +47,7 @@ class IFCA(Method):
 
     def init(self, params, parts):
         """Shuffle the initial values for all models but the first."""
-        names = params if self.layers is None else top(parts, self.layers)
+        names = params if self.layers is None else top_layer_names(parts, self.layers)
         first, shared = tree.select(params, names), tree.drop(params, names)
         models = tree.stack(
             [first, *(_shuffled(first, parts.seed, j) for j in range(1, self.clusters))]
@@ -90,10 +90,14 @@ class IFCA(Method):
         """Return the model of the client's cluster."""
         return self._model(received, client["cluster"])
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, and a flag for each cluster."""
         member = torch.arange(self.clusters, device=client["cluster"].device) == client["cluster"]
-        return {"model": end, "member": member, "statistics": client["statistics"]["main"]}, client
+        return {
+            "model": params,
+            "member": member,
+            "statistics": client["statistics"]["main"],
+        }, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each cluster's models, and over all clients what is shared."""

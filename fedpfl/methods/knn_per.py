@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Ragged, Tree
 from fedpfl.methods.shared.batch import Shard
-from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.models import Bound
 
@@ -63,7 +63,7 @@ class KNNPer(Method):
         """Return the cross-entropy of the model alone."""
         return batch.cross_entropy(net(params, batch.x))
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Lay samples by under the trained model."""
         return self._memory(net, params, shard)
 
@@ -84,7 +84,7 @@ class KNNPer(Method):
         judged = torch.zeros(len(GRID), 2, dtype=torch.float64, device=shard.data.y.device)
         real = torch.ones_like(memory["y"], dtype=torch.bool)
         with torch.no_grad():
-            for batch in shard.held_out.chunks():
+            for batch in shard.validation.chunks():
                 logits, z = net.features(params, batch.x)
                 votes = self._votes(z, memory, real, logits.shape[1])
                 for place, lam in enumerate(torch.tensor(GRID, device=z.device)):
@@ -134,7 +134,7 @@ class KNNPer(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move the head alone, by the cross-entropy of the model alone."""
-        mask = {**only(params, []), "model": only(params["model"], parts.head)}
+        mask = {**train_only(params, []), "model": train_only(params["model"], parts.head)}
         return [Phase(epochs, mask, loss=self._model_loss)]
 
     def _model_loss(self, server, client, net, params, batch):

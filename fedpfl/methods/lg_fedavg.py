@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.methods.shared.by_name import ByName, top
+from fedpfl.methods.shared.by_name import PersonalByName, top_layer_names
 from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class LGFedAvg(ByName):
+class LGFedAvg(PersonalByName):
     """LG-FedAvg: local representations under a global top (Liang et al., arXiv:2001.01523).
 
     layers: how many are shared.
@@ -26,7 +26,7 @@ class LGFedAvg(ByName):
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
         """Return all layers but the shared ones."""
-        upper = top(parts, self.layers)
+        upper = top_layer_names(parts, self.layers)
         if self.variant == "as_published":
-            return top(parts, len(parts.layers) - self.layers)
+            return top_layer_names(parts, len(parts.layers) - self.layers)
         return tuple(name for layer in parts.layers for name in layer if name not in upper)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpfl.methods.shared.by_name import ByName
+from fedpfl.methods.shared.by_name import PersonalByName
 from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class LocalOnly(ByName):
+class LocalOnly(PersonalByName):
     """Every client trains its own model, in the rounds in which it is sampled; nothing travels.
 
     A client that was never sampled is evaluated by the initial model.

@@ -61,10 +61,10 @@ class Moon(Method):
         contrast = batch.mean(F.softplus((far - near) / self.tau))
         return loss + torch.where(client["participated"], self.mu * contrast, 0.0)
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return the statistics of the model that is the last one from now on."""
         return {"statistics": {**net.buffers, "last": net.buffers["main"]}}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, and keep it as the last one."""
-        return end, {"last": end}
+        return params, {"last": params}

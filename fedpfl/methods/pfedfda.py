@@ -11,7 +11,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import gaussian
-from fedpfl.methods.shared.gaussian import packed, unpacked
+from fedpfl.methods.shared.gaussian import pack_symmetric, unpack_symmetric
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -62,7 +62,7 @@ class PFedFDA(Method):
             "body": tree.select(params, parts.body),
             "head": tree.select(params, parts.head),
             "mean": torch.rand(weight.shape, generator=generator).to(weight.device),
-            "cov": packed(torch.eye(weight.shape[1], device=weight.device)),
+            "cov": pack_symmetric(torch.eye(weight.shape[1], device=weight.device)),
         }
         return server, {"beta": torch.full((2,), 0.5, device=weight.device)}
 
@@ -95,18 +95,18 @@ class PFedFDA(Method):
         logits, features = net.features(params, batch.x)
         return batch.cross_entropy(logits), {"z": features.detach(), "y": batch.y}
 
-    def after_training(self, server, client, net, params, shard, kept):
+    def after_training(self, server, client, net, params, shard, aux):
         """Return statistics of the features that training went through, mixed with the global ones."""
-        if not kept:  # no step was made
+        if not aux:  # no step was made
             return {"mean": server["mean"], "cov": server["cov"], "beta": client["beta"]}
         mean, cov, beta = self._fit(
-            kept["z"], kept["y"], client["prior"], server, client["beta"], least=1
+            aux["z"], aux["y"], client["prior"], server, client["beta"], least=1
         )
-        return {"mean": mean.float(), "cov": packed(cov).float(), "beta": beta.float()}
+        return {"mean": mean.float(), "cov": pack_symmetric(cov).float(), "beta": beta.float()}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return body and statistics (as published: body and head); the last beta stays."""
-        trained = {part: tree.select(end, server[part]) for part in ("body", "head")}
+        trained = {part: tree.select(params, server[part]) for part in ("body", "head")}
         return tree.select({**client, **trained}, self._travels), {"beta": client["beta"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -120,7 +120,7 @@ class PFedFDA(Method):
         mean, cov, _ = self._fit(
             z, shard.data.y, prior, server, client["beta"], least=self.folds + 1
         )
-        return {"head": self._named(gaussian.lda(mean, cov, prior, self.eps), server)}
+        return {"head": self._named(gaussian.lda_head(mean, cov, prior, self.eps), server)}
 
     def personal(self, server, client):
         """Return the latest body under the fitted head; where none was fitted, the global one with
@@ -137,7 +137,7 @@ class PFedFDA(Method):
 
         least: samples that a class needs for a mean of its own. beta: where the search fails.
         """
-        z, mean, cov = z.double(), server["mean"].double(), unpacked(server["cov"]).double()
+        z, mean, cov = z.double(), server["mean"].double(), unpack_symmetric(server["cov"]).double()
         beta = self._search(z, y, prior.double(), mean, cov, beta.double())
         local = self._statistics(z, y, mean, least)
         return (
@@ -156,12 +156,12 @@ class PFedFDA(Method):
         z, y = z[enough], y[enough]
         if not len(y):
             return torch.zeros_like(beta)
-        fold = gaussian.ranks(y) % self.folds
+        fold = gaussian.ranks_in_class(y) % self.folds
         try:
             trials = [self._trial(z, y, fold == k, prior, mean, cov) for k in range(self.folds)]
         except torch.linalg.LinAlgError:
             return beta
-        best = gaussian.minimum(
+        best = gaussian.minimize_in_box(
             lambda weights: torch.stack([trial.loss(weights.expand(2)) for trial in trials]).sum(),
             size=1 if self.single_beta else 2,
             like=z,
@@ -171,21 +171,21 @@ class PFedFDA(Method):
     def _trial(self, z, y, held, prior, mean, cov):
         own_mean, own_cov = self._statistics(z[~held], y[~held], mean, least=1)
         local, shared = (
-            (own_mean, gaussian.shrunk(own_cov, self.eps)),
-            (mean, gaussian.shrunk(cov, self.eps)),
+            (own_mean, gaussian.shrink_covariance(own_cov, self.eps)),
+            (mean, gaussian.shrink_covariance(cov, self.eps)),
         )
-        return gaussian.Mixture.of(local, shared, z[held], y[held], prior)
+        return gaussian.MixtureTrial.of(local, shared, z[held], y[held], prior)
 
     def _statistics(self, z, y, otherwise, least):
         mean = gaussian.class_means(z, y, otherwise, least)
-        return mean, gaussian.covariance(z - mean[y], self.cov_reg)
+        return mean, gaussian.estimate_covariance(z - mean[y], self.cov_reg)
 
     def _prior(self, y, server):
-        return gaussian.frequencies(y, len(server["mean"]), self.eps)
+        return gaussian.class_frequencies(y, len(server["mean"]), self.eps)
 
     def _head(self, server, prior):
-        mean, cov = server["mean"].double(), unpacked(server["cov"]).double()
-        return self._named(gaussian.lda(mean, cov, prior, self.eps), server)
+        mean, cov = server["mean"].double(), unpack_symmetric(server["cov"]).double()
+        return self._named(gaussian.lda_head(mean, cov, prior, self.eps), server)
 
     @staticmethod
     def _named(head, server):

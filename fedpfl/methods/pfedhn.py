@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.layers import linear, seeded
+from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import Method, Turn
 
 
@@ -60,16 +60,19 @@ class PFedHN(Method):
 
     def init(self, params, parts):
         """Draw embeddings and hypernetwork."""
-        generator, clients = seeded(parts.seed), max(1, parts.clients)
+        generator, clients = seeded_generator(parts.seed), max(1, parts.clients)
         private = tree.select(params, parts.head) if self.variant == "pc" else {}
         size = self.embedding or int(1 + clients / 4)
         widths = [size, *[self.hidden] * (1 + self.depth)]
         made = tree.drop(params, private)
-        last = {name: linear(self.hidden, leaf.numel(), generator) for name, leaf in made.items()}
+        last = {
+            name: init_linear(self.hidden, leaf.numel(), generator) for name, leaf in made.items()
+        }
         learned = {
             "v": torch.randn(clients, size, generator=generator),
             "mlp": {
-                str(place): linear(*pair, generator) for place, pair in enumerate(pairwise(widths))
+                str(place): init_linear(*pair, generator)
+                for place, pair in enumerate(pairwise(widths))
             },
             "weight": {name: own["weight"] for name, own in last.items()},
             "bias": {name: own["bias"].view(made[name].shape) for name, own in last.items()},
@@ -95,10 +98,10 @@ class PFedHN(Method):
         """Return it beside the client's classifier, if that is private."""
         return {**received, **client["head"]}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the difference up, and keep the private classifier."""
-        change = tree.map(torch.sub, tree.drop(start, client["head"]), end)
-        return change, {"head": tree.select(end, client["head"])}
+        change = tree.map(torch.sub, tree.drop(start, client["head"]), params)
+        return change, {"head": tree.select(params, client["head"])}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Take a step of SGD along the clients' differences, pulled back through the hypernetwork."""

@@ -89,9 +89,9 @@ class PFedMe(Method):
         w = tree.map(lambda w, th: torch.add(w, w - th, alpha=-self.outer_lr * self.lam), w, th)
         return {"w": w, "th": th}, losses[0]
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the copy of w up, keep th."""
-        return end["w"], {"th": end["th"]}
+        return params["w"], {"th": params["th"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Make a step of length `beta` towards the mean."""

@@ -53,19 +53,19 @@ class PFedSD(Method):
             target = net.still({"main": client["teacher_buffers"]})(client["teacher"], batch.x)
         else:
             target = net.aside(client["teacher"], batch.x)
-        extra = self.lam * self.tau**2 * batch.mean(divergence(target, logits, self.tau))
+        extra = self.lam * self.tau**2 * batch.mean(kl_divergence(target, logits, self.tau))
         return loss + torch.where(client["participated"], extra, 0.0)
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the model up, and keep it as the next teacher."""
-        return end, {"teacher": end}
+        return params, {"teacher": params}
 
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""
         return client["teacher"]
 
 
-def divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
+def kl_divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
     """Return KL(teacher || student) of logits `[batch, classes]` over tau, `[batch]`."""
     wanted, given = F.log_softmax(teacher / tau, 1), F.log_softmax(student / tau, 1)
     return (wanted.exp() * (wanted - given)).sum(1)

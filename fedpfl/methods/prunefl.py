@@ -10,11 +10,11 @@ import torch
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.pruned import Pruned
+from fedpfl.methods.shared.pruned import PrunedSubmodel
 
 
 @dataclass(frozen=True)
-class PruneFL(Pruned):
+class PruneFL(PrunedSubmodel):
     """PruneFL (Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326), pruned once by the L2 norms of the
     gradients, added up over the ranking epochs, of filters and rows.
     """

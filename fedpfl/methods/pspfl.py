@@ -7,11 +7,11 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods.shared import importance
-from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.by_mask import PersonalByMask
 
 
 @dataclass(frozen=True)
-class PSPFL(ByMask):
+class PSPFL(PersonalByMask):
     """Update-magnitude personalisation, after PSPFL's selection (Zhou et al., IEEE Trans. Mobile
     Computing 2024).
 
@@ -44,16 +44,16 @@ class PSPFL(ByMask):
 
     def prepare(self, server, client):
         """Choose the personal entries."""
-        return {**client, "mask": importance.above_quantile(client["score"], self.q)}
+        return {**client, "mask": importance.mask_above_quantile(client["score"], self.q)}
 
     def download(self, server, client):
         """Return the shared entries; which those are is counted here."""
         return Masked(server, tree.invert(client["mask"]))
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return what `upload` says; how far each entry moved is the next score."""
-        upload = end if self.upload == "all" else Agreed(end, tree.invert(client["mask"]))
-        return upload, {"model": end, "score": importance.gradient(start, end)}
+        upload = params if self.upload == "all" else Agreed(params, tree.invert(client["mask"]))
+        return upload, {"model": params, "score": importance.movement_score(start, params)}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what came, entry by entry; what nobody sent stays."""

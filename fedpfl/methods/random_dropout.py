@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedpfl.ground import tree
-from fedpfl.methods.shared.submodel import Drawn
+from fedpfl.methods.shared.submodel import RandomSubmodel
 
 
 @dataclass(frozen=True)
-class RandomDropout(Drawn):
+class RandomDropout(RandomSubmodel):
     """Random federated dropout (Caldas et al. 2018, arXiv:1812.07210), as FedSPU compares with it.
 
     Each client of a round trains a random sub-model of its width; activations are not rescaled.
@@ -32,9 +32,9 @@ class RandomDropout(Drawn):
         """Average statistics at the server."""
         return {"main": self.statistics or "aggregate"}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Keep the trained model only if it is evaluated."""
-        upload, client = super().finish(server, client, start, end)
+        upload, client = super().finish(server, client, start, params)
         return upload, self._kept(client)
 
     def personal(self, server, client):

@@ -59,7 +59,7 @@ class Scaffold(Method):
         return super().loss(server, client, net, params, batch) + sum(tree.leaves(terms))
 
     @staticmethod
-    def _add(server, client, params, grads, batch, loss, kept):
+    def _add(server, client, params, grads, batch, loss, aux):
         """Add up the raw gradients."""
         raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
         return {
@@ -68,12 +68,12 @@ class Scaffold(Method):
             "steps": client["steps"] + 1,
         }
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Return the changes of model and control; a client without a step keeps its control."""
         mean = tree.map(lambda total: total / client["steps"].clamp(min=1), client["sum"])
         control = tree.where(client["steps"] > 0, mean, client["control"])
         changes = {
-            "model": tree.map(torch.sub, end, start),
+            "model": tree.map(torch.sub, params, start),
             "control": tree.map(torch.sub, control, client["control"]),
         }
         return changes, {"control": control}

@@ -82,9 +82,9 @@ class SDFLoRA(Method):
         }
         return {**received, **own, **joined}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the shared module up, keep the private one."""
-        shared, own = self._cut(end, client["own"])
+        shared, own = self._cut(params, client["own"])
         return shared, {"own": own}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -97,13 +97,13 @@ class SDFLoRA(Method):
             if not (uploads[name].isfinite().all() and uploads[other].isfinite().all()):
                 # Training diverged, as the mean tells; a product that is not finite has no factors
                 continue
-            a, b = stacked(uploads[name], uploads[other], weight)
-            a, b = compressed(a, b, server[other].shape[RANK["B", server[other].dim()]])
+            a, b = stack_pairs(uploads[name], uploads[other], weight)
+            a, b = compress_pair(a, b, server[other].shape[RANK["B", server[other].dim()]])
             merged |= {name: a.reshape(server[name].shape), other: b.reshape(server[other].shape)}
         return merged, clients
 
 
-def stacked(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Join pairs of several clients to one whose product is the weighted sum of theirs, float64.
 
     a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
@@ -114,7 +114,7 @@ def stacked(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return a.double().movedim(0, 1).flatten(1, 2), scaled.permute(1, 2, 0, 3).flatten(2)
 
 
-def compressed(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def compress_pair(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return factors of the nearest matrix of a rank to b a, float32: orthonormal rows, and the
     rest.
     """

@@ -11,18 +11,18 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import importance
-from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.by_mask import PersonalByMask
 from fedpfl.methods.shared.method import Turn
 
 SCORES = {
-    "difference": importance.gradient,
-    "squared": importance.obp,
-    "importance": importance.obp_as_published,
+    "difference": importance.movement_score,
+    "squared": importance.obp_score,
+    "importance": importance.published_obp_score,
 }
 
 
 @dataclass(frozen=True)
-class SeqFedEDT(ByMask):
+class SeqFedEDT(PersonalByMask):
     """SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): sequential learning, decoupled by
     element.
 
@@ -67,7 +67,7 @@ class SeqFedEDT(ByMask):
     def prepare(self, server, client):
         """Choose the personal entries."""
         scores = SCORES[self.score](client["scored"], tree.select(server, client["scored"]))
-        return {**client, "mask": importance.above_quantile(scores, self.q)}
+        return {**client, "mask": importance.mask_above_quantile(scores, self.q)}
 
     def download(self, server, client):
         """Return w, which comes from the client before, whose upload it was, and is counted only
@@ -75,10 +75,10 @@ class SeqFedEDT(ByMask):
         """
         return Known(server)
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Pass the trained model on, and keep it."""
-        scored, rest = (tree.select(end, client[part]) for part in ("scored", "rest"))
-        return end, {"scored": scored, "rest": rest}
+        scored, rest = (tree.select(params, client[part]) for part in ("scored", "rest"))
+        return params, {"scored": scored, "rest": rest}
 
     def personal(self, server, client):
         """Return theta_i; without one, w."""

@@ -11,12 +11,12 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
-from fedpfl.methods.shared.submodel import Assign, Cut, assigned
-from fedpfl.methods.shared.transport import Mode
+from fedpfl.methods.shared.submodel import Assignment, PartialModel, assign_values
+from fedpfl.methods.shared.transport import MatchingMode
 
 
 @dataclass(frozen=True)
-class SubFLOT(Cut):
+class SubFLOT(PartialModel):
     """SubFLOT (Jiang, He, Chen and Sun, CVPR 2026, arXiv:2604.06631).
 
     A client of pruning rate rho has a network with (1 - rho) M of the M neurons of each hidden
@@ -52,10 +52,10 @@ class SubFLOT(Cut):
     """
 
     rates: tuple[Annotated[float, AtLeast(0), Below(1)], ...] = (0.0, 0.25, 0.5, 0.75)
-    assign: Assign = "random"
+    assign: Assignment = "random"
     alpha: Annotated[float, Between(0, 1)] = 0.5
     lam: Annotated[float, AtLeast(0)] = 1.0
-    mode: Mode = "one"
+    mode: MatchingMode = "one"
     initial: Literal["random", "prefix"] = "random"
     otp: bool = True
     sar: bool = True
@@ -71,12 +71,12 @@ class SubFLOT(Cut):
         server, client = super().init(params, parts)
         rate = torch.zeros((), dtype=torch.float64, device=tree.leaves(params)[0].device)
         own = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
-        server["writers"] = transport.writers(params, parts)
+        server["writers"] = transport.writing_weights(params, parts)
         return server, {**client, "rate": rate, "own": own}
 
     def init_clients(self, clients, generator):
         """Return the clients' rates."""
-        return {"rate": assigned(self.rates, self.assign, generator, clients)}
+        return {"rate": assign_values(self.rates, self.assign, generator, clients)}
 
     def sample(self, server, generator):
         """Draw a lot for each neuron, for the first choice."""
@@ -89,17 +89,17 @@ class SubFLOT(Cut):
         plan, model, history = server["plan"], server["model"], client["model"]
         joined = bool(client["participated"])
         own = client["own"] if joined else self._choice(server, client)
-        active = neurons.with_always(own)
-        mask = neurons.entries(plan, active, model)
+        active = neurons.append_always_active(own)
+        mask = neurons.entry_masks(plan, active, model)
         received = tree.apply_mask(model, mask)
         if joined:
             if self.otp and self.alpha:
-                small = transport.dense(plan, active, history)
-                found, _ = transport.align(plan, server["writers"], model, small, self.mode)
-                received = transport.grown(found, mask)
+                small = transport.cut_dense(plan, active, history)
+                found, _ = transport.align_neurons(plan, server["writers"], model, small, self.mode)
+                received = transport.embed_dense(found, mask)
             elif self.positions == "first":
-                received = transport.grown(
-                    transport.dense(plan, neurons.leading(plan, active), model), mask
+                received = transport.embed_dense(
+                    transport.cut_dense(plan, neurons.leading_neurons(plan, active), model), mask
                 )
             received = tree.map(
                 lambda last, new: torch.lerp(last, new, self.alpha), history, received
@@ -110,11 +110,11 @@ class SubFLOT(Cut):
         """Return the neurons that a client begins with."""
         plan, width = server["plan"], 1 - client["rate"]
         if self.initial == "prefix":
-            return neurons.prefix(plan, width, "round")[:-1]
-        return neurons.top(plan, width, client["lot"], "round")[:-1]
+            return neurons.prefix_neurons(plan, width, "round")[:-1]
+        return neurons.top_neurons(plan, width, client["lot"], "round")[:-1]
 
     def _active(self, server, client):
-        return neurons.with_always(client["own"])
+        return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
         """Send W~, a dense network."""
@@ -135,12 +135,14 @@ class SubFLOT(Cut):
             return super().aggregate(server, clients, net, uploads, weight, generator)
         plan, model, found = server["plan"], server["model"], []
         for row, own in enumerate(clients["own"]):
-            active = neurons.with_always(own)
-            small = transport.dense(plan, active, tree.take(uploads["model"].values, row))
+            active = neurons.append_always_active(own)
+            small = transport.cut_dense(plan, active, tree.take(uploads["model"].values, row))
             if self.ota:
-                found.append(transport.align(plan, server["writers"], small, model, self.mode))
+                found.append(
+                    transport.align_neurons(plan, server["writers"], small, model, self.mode)
+                )
             else:
-                mask = neurons.entries(plan, neurons.leading(plan, active), model)
-                found.append((transport.grown(small, mask), mask))
+                mask = neurons.entry_masks(plan, neurons.leading_neurons(plan, active), model)
+                found.append((transport.embed_dense(small, mask), mask))
         aligned, covered = (tree.stack(side) for side in zip(*found, strict=True))
         return {**server, "model": tree.masked_mean(model, aligned, covered, weight)}, clients

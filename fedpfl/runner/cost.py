@@ -21,10 +21,12 @@ def count_submodel_costs(
     layers with parameters make of one sample of `shape`.
     """
     made = _forward(net.copy_module(), shape)
-    plan, rows = neurons.plan(net.params, net.parts), []
+    plan, rows = neurons.build_plan(net.params, net.parts), []
     for width in sorted({*method.widths, 1.0}):
-        active = neurons.prefix(plan, torch.tensor(width, dtype=torch.float64), method.rounding)
-        mask = neurons.entries(plan, active, net.params)
+        active = neurons.prefix_neurons(
+            plan, torch.tensor(width, dtype=torch.float64), method.rounding
+        )
+        mask = neurons.entry_masks(plan, active, net.params)
         row = {"width": width, "entries": sum(int(own.sum()) for own in mask.values()), "values": 0}
         for name, layer, values in made:
             own = active[

@@ -17,7 +17,7 @@ from fedpfl.engine.training import hook_checks as answers
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
-from fedpfl.methods.shared.method import hooks
+from fedpfl.methods.shared.method import hook_names
 from fedpfl.runner.faults import user_errors
 from tests.command import TINY, call
 from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, federate, rounds, tiny
@@ -312,7 +312,7 @@ WRONG = {
 
 
 def test_every_hook_has_a_rule_and_a_wrong_answer():
-    assert set(hooks()) == set(answers.RULES) == set(WRONG)
+    assert set(hook_names()) == set(answers.RULES) == set(WRONG)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -448,7 +448,7 @@ def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
     assert type(same) is FedPAC
     assert same == method
     assert hash(same) == hash(method)
-    assert vars(method).keys() == {"lam", *vars(method)} - set(hooks())
+    assert vars(method).keys() == {"lam", *vars(method)} - set(hook_names())
     assert copy.copy(method).aggregate.__func__ is FedPAC.aggregate
 
 

@@ -515,7 +515,7 @@ def participate_step_by_step(
     for phase in ask(method.phases, server, client, start, 2):
         bound = net.bind(buffers, training=True)
         _, kept, client = one_step(method, phase, bound, shard, start, server, client, ask)
-    ask(method.predict, net.bind(buffers), evaluated, next(shard.data.chunks()).unlabelled())
+    ask(method.predict, net.bind(buffers), evaluated, next(shard.data.chunks()).without_labels())
     ask(method.finetuning, evaluated, net.parts, 2)
 
     # what it sends

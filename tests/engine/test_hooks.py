@@ -434,7 +434,9 @@ class Shaken(FedAvg):
 
     def predict(self, net, params, batch):
         return (
-            net(params, batch.x) + 2 * batch.random + (batch.place[:, None] % 5 == torch.arange(5))
+            net(params, batch.x)
+            + 2 * batch.random
+            + (batch.indices[:, None] % 5 == torch.arange(5))
         )
 
 

@@ -101,7 +101,7 @@ def test_passes_give_every_sample_once(sizes, chunk, monkeypatch):
         numbers = torch.arange(len(sizes))[rows].tolist()
         assert batch.x.shape[1] <= chunk
         for row, real, *parts in zip(
-            numbers, batch.weight > 0, batch.x, batch.y, batch.random, batch.place, strict=True
+            numbers, batch.weight > 0, batch.x, batch.y, batch.random, batch.indices, strict=True
         ):
             found[row] += zip(*(part[real] for part in parts), strict=True)
             assert not parts[-1][~real].any()

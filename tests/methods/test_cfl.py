@@ -11,7 +11,7 @@ import torch
 from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import CFL, LocalOnly
-from fedpfl.methods.cfl import bipartition
+from fedpfl.methods.cfl import bipartition_clients
 from tests.conftest import CPU, assert_close, assert_same, tiny, trajectory
 
 ROOM = {"warmup": 0, "clusters": 3}
@@ -94,9 +94,10 @@ def test_lengths_do_not_matter_to_who_goes_with_whom():
 @pytest.mark.parametrize(("linkage", "away"), [("single", [4]), ("complete", [2, 3, 4])])
 def test_single_linkage_is_the_papers_and_complete_that_of_public_code(linkage, away):
     vectors = torch.stack([unit(angle).double() for angle in (0, 30, 61, 91, 131)])
-    assert bipartition(vectors @ vectors.T, linkage).nonzero()[:, 0].tolist() == away
+    assert bipartition_clients(vectors @ vectors.T, linkage).nonzero()[:, 0].tolist() == away
     assert_close(
-        bipartition((vectors @ vectors.T).flip(0, 1), linkage).sum(), torch.tensor(5 - len(away))
+        bipartition_clients((vectors @ vectors.T).flip(0, 1), linkage).sum(),
+        torch.tensor(5 - len(away)),
     )
 
 

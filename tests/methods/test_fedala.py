@@ -11,7 +11,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedALA, LocalOnly
-from fedpfl.methods.fedala import merged
+from fedpfl.methods.fedala import merge_models
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -77,8 +77,8 @@ def test_merging_is_exact_at_both_ends():
     generator = torch.Generator().manual_seed(0)
     own, shared = ({"a": 100 * torch.randn(1000, generator=generator)} for _ in range(2))
     for value, wanted in ((1.0, shared), (0.0, own)):
-        assert_same(merged(tree.full_like(own, value), own, shared), wanted)
-    half = merged(tree.full_like(own, 0.25), own, shared)
+        assert_same(merge_models(tree.full_like(own, value), own, shared), wanted)
+    half = merge_models(tree.full_like(own, 0.25), own, shared)
     assert_close(half, {"a": 0.75 * own["a"] + 0.25 * shared["a"]}, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fedpfl.engine import begin, make
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedCP, FedPer
-from fedpfl.methods.fedcp import BANK, _features, _kernel, _logits
+from fedpfl.methods.fedcp import BANK, _body_features, _kernel_matrix, _mixed_logits
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -111,7 +111,7 @@ def test_training_begins_where_evaluation_is(net, federation):
     )
     assert_close(method.loss(server, client, bound, params, batch), want)
     other = batch.cross_entropy(
-        _logits(_features(bound, params, x), params, server["head"], server["head"])
+        _mixed_logits(_body_features(bound, params, x), params, server["head"], server["head"])
     )
     assert abs(other - want) > 1e-4
 
@@ -134,13 +134,13 @@ def test_the_alignment_is_none_at_first_and_bounded():
     g = torch.Generator().manual_seed(0)
     h, other = torch.randn(2, 9, 12, generator=g).unbind()
     for a, b in ((h, other), (h, h), (50 * h, 50 * other)):
-        mmd = (_kernel(a, a) + _kernel(b, b) - 2 * _kernel(a, b)).mean()
+        mmd = (_kernel_matrix(a, a) + _kernel_matrix(b, b) - 2 * _kernel_matrix(a, b)).mean()
         assert -1e-5 <= mmd <= 8
     assert_close(
-        _kernel(h, other).diag(),
+        _kernel_matrix(h, other).diag(),
         sum(torch.exp(-(h - other).square().sum(1) / w) for w in (20, 30, 40, 100)),
     )
-    assert_close(_kernel(h, h).diag(), torch.full((9,), 4.0))
+    assert_close(_kernel_matrix(h, h).diag(), torch.full((9,), 4.0))
 
 
 def test_one_step_does_not_see_the_alignment_and_more_do(net, federation):

@@ -91,7 +91,7 @@ def test_the_running_mean_starts_at_zero_and_is_not_corrected():
             "grads": grads,
             "batch": None,
         }
-        client = method._advance(**values, loss=None, kept={})
+        client = method._advance(**values, loss=None, aux={})
         assert_close(client["running"][WEIGHT], (1 - 0.7**k) * m)
         assert_close(client["u"][WEIGHT], -0.5 * k * m)
     z = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
-from fedpfl.methods.shared.pool import held_out_loss, offered
+from fedpfl.methods.shared.pool import choose_candidates, validation_loss
 from tests.conftest import assert_close, assert_same, differing, holding, row, trajectory
 
 OFTEN = [[0, 2, 4]] * 4
@@ -51,7 +51,7 @@ def offer(models):
 
 def loss(method, net, federation, model, client):
     shard = training_shard(federation, client, 32, Draws(0, "train", 9))
-    return float(held_out_loss(net.bind({"main": {}}), model, {}, shard))
+    return float(validation_loss(net.bind({"main": {}}), model, {}, shard))
 
 
 def test_the_last_training_is_undone_where_it_did_not_help(net, held, played):
@@ -127,7 +127,9 @@ def test_weights(fallback, net, held, played):
 
 def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return offered(torch.tensor(pool), torch.tensor(affinity), i, count, explore, generator)
+    return choose_candidates(
+        torch.tensor(pool), torch.tensor(affinity), i, count, explore, generator
+    )
 
 
 def test_candidates_are_those_of_largest_affinity_or_any():

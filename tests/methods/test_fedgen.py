@@ -18,7 +18,9 @@ def model(state):
 
 
 def generator(seed=0):
-    return features.generator(5, 8, torch.empty(CLASSES, 12), torch.Generator().manual_seed(seed))
+    return features.init_generator(
+        5, 8, torch.empty(CLASSES, 12), torch.Generator().manual_seed(seed)
+    )
 
 
 def test_a_generator_without_steps_stays(net, federation):
@@ -36,7 +38,7 @@ def test_equal_heads_teach_by_their_cross_entropy_whatever_the_weights(net):
     )
     heads = tree.repeat(tree.select(net.params, HEAD), 3)
     counts = torch.tensor([[1.0, 0, 5, 3, 0], [0, 0, 1, 9, 1], [7, 1, 0, 2, 0]])
-    z = features.training(made["learned"], made["moved"], y, noise)[0]
+    z = features.generate_in_training(made["learned"], made["moved"], y, noise)[0]
     want = F.cross_entropy(F.linear(z, *(net.params[name] for name in HEAD)), y)
     lesson = method._lesson(heads, counts, y, noise, made["learned"], made["moved"])[0]
     assert_close(lesson, want)
@@ -51,15 +53,17 @@ def test_equal_heads_teach_by_their_cross_entropy_whatever_the_weights(net):
 
 def test_diversity_is_at_most_one_and_so_where_noise_changes_nothing():
     noise = torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
-    z = features.made(generator(), torch.arange(6) % CLASSES, noise)
-    assert 0 < features.diversity(z, noise) < 1
-    assert features.diversity(z[:1].expand(6, -1), noise) == 1
+    z = features.generate_features(generator(), torch.arange(6) % CLASSES, noise)
+    assert 0 < features.diversity_loss(z, noise) < 1
+    assert features.diversity_loss(z[:1].expand(6, -1), noise) == 1
 
 
 def test_clients_do_not_differentiate_the_generator_nor_its_answer(net):
     """The gradient of the distillation is that of the softmax cross-entropy against a constant."""
     made = tree.map(lambda leaf: leaf.requires_grad_(), generator())
-    assert not features.made(made, torch.tensor([1, 2]), torch.rand(2, 5)).requires_grad
+    assert not features.generate_features(
+        made, torch.tensor([1, 2]), torch.rand(2, 5)
+    ).requires_grad
 
 
 def test_the_generator_learns_labels(net, federation):
@@ -67,7 +71,7 @@ def test_the_generator_learns_labels(net, federation):
     method = FedGen(noise=5, hidden=32, steps=60, lr=0.01, batch=16)
     state = trajectory(method, net, federation)[-1]
     y = state.server["counts"].nonzero().flatten().repeat(20)
-    z = features.made(
+    z = features.generate_features(
         state.server["generator"],
         y,
         torch.rand(len(y), 5, generator=torch.Generator().manual_seed(0)),
@@ -78,10 +82,13 @@ def test_the_generator_learns_labels(net, federation):
 def test_labels_are_drawn_by_their_shares():
     random = torch.rand(5000, generator=torch.Generator().manual_seed(0))
     drawn = (
-        torch.bincount(features.drawn(torch.tensor([0.0, 1, 0, 3, 0]), random), minlength=5) / 5000
+        torch.bincount(features.draw_labels(torch.tensor([0.0, 1, 0, 3, 0]), random), minlength=5)
+        / 5000
     )
     assert_close(drawn, torch.tensor([0, 0.25, 0, 0.75, 0]), atol=0.02)
-    assert features.drawn(torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 1 - 2**-24])).tolist() == [
+    assert features.draw_labels(
+        torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 1 - 2**-24])
+    ).tolist() == [
         1,
         1,
     ]

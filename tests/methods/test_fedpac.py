@@ -11,7 +11,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedPAC
-from fedpfl.methods.fedpac import least, mixtures
+from fedpfl.methods.fedpac import minimal_shares, mixture_shares
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -44,7 +44,7 @@ def found_before(method, net, federation, state, client):
 def test_the_least_shares_meet_the_optimality_conditions(seed, count, width):
     factor = draw(count, width, seed=seed)
     quadratic = factor @ factor.T + torch.diag(draw(count, seed=seed + 50).abs() * 0.1)
-    shares = least(quadratic)
+    shares = minimal_shares(quadratic)
     slope, value = quadratic @ shares, shares @ quadratic @ shares
     assert (shares >= 0).all()
     assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
@@ -61,9 +61,9 @@ def test_the_least_shares_meet_the_optimality_conditions(seed, count, width):
 
 
 def test_alone_a_client_keeps_its_head(net, federation):
-    assert mixtures(draw(1, CLASSES, 12), torch.tensor([0.3], dtype=torch.float64)).tolist() == [
-        [1.0]
-    ]
+    assert mixture_shares(
+        draw(1, CLASSES, 12), torch.tensor([0.3], dtype=torch.float64)
+    ).tolist() == [[1.0]]
     method = FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     part = participate(method, net, federation, state, [2])
@@ -73,7 +73,7 @@ def test_alone_a_client_keeps_its_head(net, federation):
 
 def test_identical_statistics_are_weighted_by_their_precision():
     variance = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    shares = mixtures(draw(1, CLASSES, 12).expand(3, -1, -1), variance)
+    shares = mixture_shares(draw(1, CLASSES, 12).expand(3, -1, -1), variance)
     assert_close(
         {"": shares},
         {"": torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64).expand(3, 3) / 7},
@@ -82,7 +82,7 @@ def test_identical_statistics_are_weighted_by_their_precision():
 
 
 def test_without_any_error_heads_are_shared_alike():
-    shares = mixtures(
+    shares = mixture_shares(
         torch.zeros(4, CLASSES, 12, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
     )
     assert_close({"": shares}, {"": torch.full((4, 4), 0.25, dtype=torch.float64)})
@@ -95,14 +95,16 @@ def test_diverged_statistics_raise_nothing_here(value):
     for leaf in (means, variance):
         broken = leaf.clone()
         broken.view(-1)[-1] = value
-        shares = mixtures(broken, variance) if leaf is means else mixtures(means, broken)
+        shares = (
+            mixture_shares(broken, variance) if leaf is means else mixture_shares(means, broken)
+        )
         assert_close({"": shares.sum(1)}, {"": torch.ones(3, dtype=torch.float64)}, atol=1e-12)
 
 
 def test_clients_of_other_classes_are_left_out_and_small_shares_dropped():
     means = torch.zeros(3, CLASSES, 12, dtype=torch.float64)
     means[2, 0] = 100.0  # far from the others
-    shares = mixtures(means, torch.full((3,), 0.1, dtype=torch.float64))
+    shares = mixture_shares(means, torch.full((3,), 0.1, dtype=torch.float64))
     assert shares[0].tolist() == [0.5, 0.5, 0.0]
     assert shares[2].tolist() == [0.0, 0.0, 1.0]
     assert_close({"": shares.sum(1)}, {"": torch.ones(3, dtype=torch.float64)}, atol=1e-12)
@@ -120,9 +122,9 @@ def test_the_quadratic_is_the_sum_of_traces():
                 ).trace()
     apart = (means[1] - means).flatten(1)
     assert_close({"": apart @ apart.T}, {"": by_class}, rtol=1e-5)
-    shares = least(by_class + torch.diag(variance))
+    shares = minimal_shares(by_class + torch.diag(variance))
     shares = torch.where(shares < 1e-3, 0, shares)
-    assert_close({"": mixtures(means, variance)[1]}, {"": shares / shares.sum()}, atol=1e-7)
+    assert_close({"": mixture_shares(means, variance)[1]}, {"": shares / shares.sum()}, atol=1e-7)
 
 
 # Statistics

@@ -13,7 +13,7 @@ from torch.func import grad
 from fedpfl.engine import make
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, FedPHP
-from fedpfl.methods.fedphp import mmd
+from fedpfl.methods.fedphp import squared_mmd
 from fedpfl.testing.toy import as_engine
 from tests.conftest import (
     COHORTS,
@@ -189,11 +189,13 @@ def test_the_distilled_target_has_a_temperature_and_the_student_none(net):
 
 def test_the_discrepancy_is_none_between_equals_and_grows(net):
     f, g, ones = features(0), features(1) + 1, torch.ones(9)
-    assert mmd(f, f, ones).abs() < 1e-6
-    assert grad(mmd)(f, f.clone(), ones).abs().max() < 1e-6
-    assert_close(mmd(f, g, ones), mmd(g, f, ones))
-    assert 0.1 < mmd(f, g, ones) < mmd(f, g + 3, ones) <= 10
-    assert grad(mmd)(f, g, ones).abs().max() > 1e-3
+    assert squared_mmd(f, f, ones).abs() < 1e-6
+    assert grad(squared_mmd)(f, f.clone(), ones).abs().max() < 1e-6
+    assert_close(squared_mmd(f, g, ones), squared_mmd(g, f, ones))
+    assert 0.1 < squared_mmd(f, g, ones) < squared_mmd(f, g + 3, ones) <= 10
+    assert grad(squared_mmd)(f, g, ones).abs().max() > 1e-3
     padded = [torch.cat([own, torch.zeros(3, 6)]) for own in (f, g)]
-    assert_close(mmd(*padded, torch.tensor([1.0] * 9 + [0.0] * 3)), mmd(f, g, ones))
-    assert_close(mmd(100 * f, 100 * g, ones), mmd(f, g, ones))  # the width follows the batch
+    assert_close(squared_mmd(*padded, torch.tensor([1.0] * 9 + [0.0] * 3)), squared_mmd(f, g, ones))
+    assert_close(
+        squared_mmd(100 * f, 100 * g, ones), squared_mmd(f, g, ones)
+    )  # the width follows the batch

@@ -18,7 +18,7 @@ from fedpfl.engine import Local, begin
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Masked
 from fedpfl.methods import FedAvg, FedBN, FedCAC, FedPURIN, LocalOnly, Phase
-from fedpfl.methods.shared.critical import collaborators, highest, overlaps
+from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -88,30 +88,30 @@ def begins(method, server, client):
 def test_the_highest_scores_are_critical_and_their_number_is_rounded_down():
     score = torch.rand(7, 13, generator=torch.Generator().manual_seed(0))
     for tau in (0.01, 0.1, 0.29, 0.5, 0.99, 1.0):
-        mask = highest(score, tau, 1e-10)
+        mask = select_highest(score, tau, 1e-10)
         assert int(mask.sum()) == math.floor(91 * tau)
         assert mask.all() or not mask.any() or score[mask].min() > score[~mask].max()
-    assert int(highest(torch.rand(100), 0.29).sum()) == 29
-    assert not highest(score, 0.0).any()
-    assert not highest(torch.rand(10), 0.05).any()
+    assert int(select_highest(torch.rand(100), 0.29).sum()) == 29
+    assert not select_highest(score, 0.0).any()
+    assert not select_highest(torch.rand(10), 0.05).any()
 
 
 def test_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others():
     score = torch.tensor([0.0, 1e-11, 3e-11, 2.0, 0.0, 1.0])
-    assert highest(score, 0.5, 1e-10).tolist() == [False, False, False, True, False, True]
-    assert highest(score, 0.5, -1).tolist() == [False, False, True, True, False, True]
-    assert highest(score, 0.5, 0.0).tolist() == [False, False, True, True, False, True]
-    assert highest(score, 0.9, 0.0).tolist() == [False, True, True, True, False, True]
-    assert highest(score, 0.3, 1e-10).tolist() == [False, False, False, True, False, False]
-    assert highest(score[:3], 0.4, 1e-10).tolist() == [False, False, True]  # there are none
+    assert select_highest(score, 0.5, 1e-10).tolist() == [False, False, False, True, False, True]
+    assert select_highest(score, 0.5, -1).tolist() == [False, False, True, True, False, True]
+    assert select_highest(score, 0.5, 0.0).tolist() == [False, False, True, True, False, True]
+    assert select_highest(score, 0.9, 0.0).tolist() == [False, True, True, True, False, True]
+    assert select_highest(score, 0.3, 1e-10).tolist() == [False, False, False, True, False, False]
+    assert select_highest(score[:3], 0.4, 1e-10).tolist() == [False, False, True]  # there are none
 
 
 def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact():
-    assert highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.25, 1e-10).tolist() == [
+    assert select_highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.25, 1e-10).tolist() == [
         *(False, True, True, True),
     ]
     for cutoff in (1e-10, -1.0):
-        assert highest(torch.zeros(2, 3), 0.5, cutoff).all()
+        assert select_highest(torch.zeros(2, 3), 0.5, cutoff).all()
 
 
 @pytest.mark.parametrize("hessian", [False, True])
@@ -235,7 +235,7 @@ def test_overlaps_are_the_formula_and_not_symmetric():
         "a": torch.rand(4, 5, 7, generator=g) < shares,
         "b": torch.rand(4, 3, generator=g) < shares[:, 0],
     }
-    found = overlaps(masks)
+    found = mask_overlaps(masks)
     assert_close(
         found, brute(torch.cat([leaf.flatten(1) for leaf in masks.values()], 1)), atol=1e-15
     )
@@ -244,7 +244,7 @@ def test_overlaps_are_the_formula_and_not_symmetric():
 
 
 def test_an_empty_mask_overlaps_with_nobody():
-    found = overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
+    found = mask_overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
     assert found.tolist() == [[0, 0, 0], [0.5, 1, 0.5], [0.5, 0.75, 1]]
 
 
@@ -253,7 +253,7 @@ def test_the_threshold_rises_from_the_mean_to_the_maximum():
     overlap = torch.tensor([[1.0, 0.8, 0.1], [0.5, 1.0, 0.3], [0.1, 0.0, 1.0]], dtype=torch.float64)
 
     def found(t, beta=10):
-        pairs = collaborators(overlap, t, beta).nonzero().tolist()
+        pairs = collaboration_mask(overlap, t, beta).nonzero().tolist()
         return [(i, j) for i, j in pairs if i != j]
 
     assert found(1) == [(0, 1), (1, 0)]
@@ -261,18 +261,18 @@ def test_the_threshold_rises_from_the_mean_to_the_maximum():
     assert found(5) == [(0, 1)]
     assert found(10) == [(0, 1)]  # the best pair to the end
     assert found(11) == []
-    assert collaborators(overlap, 11, 10).diagonal().all()
+    assert collaboration_mask(overlap, 11, 10).diagonal().all()
 
 
 @pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1, 1.0, 0.0])
 def test_equal_overlaps_let_everybody_collaborate_in_every_round(value):
     overlap = torch.full((7, 7), value, dtype=torch.float64).fill_diagonal_(1.0)
     for t in (1, 3, 10, 11, 1000):
-        assert collaborators(overlap, t, 10).all()
+        assert collaboration_mask(overlap, t, 10).all()
 
 
 def test_a_client_alone_has_itself():
-    assert collaborators(torch.ones(1, 1, dtype=torch.float64), 1, 1).tolist() == [[True]]
+    assert collaboration_mask(torch.ones(1, 1, dtype=torch.float64), 1, 1).tolist() == [[True]]
 
 
 # Limits

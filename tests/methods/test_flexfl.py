@@ -82,7 +82,7 @@ def shares(net, **values):
     server, _ = FlexFL(**values).init(net.params, net.parts)
     counts = []
     for active in server["levels"]:
-        masks = neurons.entries(server["plan"], active, net.params)
+        masks = neurons.entry_masks(server["plan"], active, net.params)
         counts.append(sum(int(mask.sum()) for mask in masks.values()) / tree.size(net.params))
     return counts, server["levels"]
 
@@ -186,7 +186,7 @@ def test_a_level_of_a_trained_network_is_a_slice_of_it(backend, net, federation)
     method = FlexFL(devices=(0, 0, 1))
     states, outcomes = rounds(method, net, federation, engine=backend)
     server = states[-1].server
-    masks = [neurons.entries(server["plan"], level, net.params) for level in server["levels"]]
+    masks = [neurons.entry_masks(server["plan"], level, net.params) for level in server["levels"]]
     for client in COHORTS[-1]:
         client = states[-1].client(client)
         level = int(client["level"])
@@ -265,7 +265,7 @@ def test_a_client_that_never_trained_has_what_its_device_can_hold(net, federatio
     for client in (0, 5, 8):
         own = FlexFL().personal(state.server, state.client(client))
         level = state.server["levels"][{0: 0, 5: 1, 8: 2}[client]]
-        masks = neurons.entries(state.server["plan"], level, net.params)
+        masks = neurons.entry_masks(state.server["plan"], level, net.params)
         assert_same(own, {name: leaf * masks[name] for name, leaf in net.params.items()})
 
 
@@ -273,7 +273,7 @@ def test_entries_beyond_the_level_hold_still(backend, federation):
     net = tiny(norm=True)
     method = FlexFL(devices=(1, 0, 0), gamma=0.0)
     last = trajectory(method, net, federation, engine=backend)[-1]
-    masks = neurons.entries(last.server["plan"], last.server["levels"][0], net.params)
+    masks = neurons.entry_masks(last.server["plan"], last.server["levels"][0], net.params)
     for name, mask in masks.items():
         assert torch.equal(last.server["model"][name][~mask], net.params[name][~mask])
         assert not last.clients["model"][name][0][~mask].any()
@@ -301,7 +301,7 @@ def test_the_loss_is_the_formula(level, federation):
         logits = net.bind({"main": net.buffers}, training=True)(params, x)
         loss = F.cross_entropy(logits, y)
         for lower in range(level):
-            masks = neurons.entries(state.server["plan"], state.server["levels"][lower], params)
+            masks = neurons.entry_masks(state.server["plan"], state.server["levels"][lower], params)
             part = {name: leaf * masks[name] for name, leaf in teaching.items()}
             teacher = (net.bind({"main": net.buffers}, training=True)(part, x) / 2).softmax(1)
             apart = teacher * (teacher.log() - (logits / 2).log_softmax(1))

@@ -15,7 +15,12 @@ from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch, Floco, FlocoPlus
-from fedpfl.methods.shared.simplex import at, centres, components, onto_simplex
+from fedpfl.methods.shared.simplex import (
+    client_centres,
+    params_at,
+    principal_components,
+    project_to_simplex,
+)
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -57,7 +62,7 @@ def test_of_equal_endpoints_every_point_is_the_same(net):
     equal = {"shared": {}, "endpoints": {NAME: net.params[NAME].expand(4, -1, -1)}}
     for seed in range(5):
         alpha = draw(4, seed=seed).float().softmax(0)
-        assert_close(at(equal, alpha)[NAME], net.params[NAME], atol=1e-7)
+        assert_close(params_at(equal, alpha)[NAME], net.params[NAME], atol=1e-7)
 
 
 def test_endpoints_are_the_networks_head_and_xavier_normals(net):
@@ -142,7 +147,7 @@ def test_an_endpoints_gradient_is_its_share_of_the_heads(net, federation):
     def loss_of_head(weight):
         return torch.nn.functional.cross_entropy(bound({**server["shared"], NAME: weight}, x), y)
 
-    head = grad(loss_of_head)(at(server, alpha)[NAME])
+    head = grad(loss_of_head)(params_at(server, alpha)[NAME])
     assert_close(slopes, alpha.view(-1, 1, 1) * head, atol=1e-7)
     assert float(slopes.sum()) == pytest.approx(float(head.sum()), abs=1e-6)
 
@@ -154,19 +159,19 @@ def test_an_endpoints_gradient_is_its_share_of_the_heads(net, federation):
 def test_the_nearest_point_of_a_simplex(total):
     for seed in range(20):
         point = draw(6, seed=seed)
-        got = onto_simplex(point, total)
+        got = project_to_simplex(point, total)
         assert (got >= 0).all()
         assert float(got.sum()) == pytest.approx(total, abs=1e-12)
         # Optimality: where it is positive, point - got is one number, elsewhere it is no more than
         # that.
         gap = point - got
         assert_close(gap[got > 0], gap.amax().expand(int((got > 0).sum())), atol=1e-12)
-    assert_close(onto_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
+    assert_close(project_to_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
 
 
 def test_components_are_those_of_the_covariance():
     points = draw(12, 7) * torch.arange(1, 8)
-    got = components(points, 3)
+    got = principal_components(points, 3)
     centred = points - points.mean(0)
     _, vectors = torch.linalg.eigh(centred.T @ centred)
     for k in range(3):
@@ -175,12 +180,14 @@ def test_components_are_those_of_the_covariance():
         assert_close(got[:, k], sign * wanted, atol=1e-9)
         loading = centred.T @ got[:, k]
         assert loading[loading.abs().argmax()] > 0
-    assert not components(points[:3], 5)[:, 3:].any()  # of three points there are at most three
+    assert not principal_components(points[:3], 5)[
+        :, 3:
+    ].any()  # of three points there are at most three
 
 
 def test_centres_are_points_of_the_simplex_that_lie_apart():
     points = torch.cat([draw(5, 40, seed=k) * 0.1 + 5 * draw(40, seed=90 + k) for k in range(3)])
-    beta = centres(points, 4)
+    beta = client_centres(points, 4)
     assert (beta >= 0).all()
     assert_close(beta.sum(1), torch.ones(15, dtype=torch.float64), atol=1e-9)
     distance = torch.cdist(beta, beta)
@@ -190,25 +197,25 @@ def test_centres_are_points_of_the_simplex_that_lie_apart():
 
 def test_the_scale_is_that_of_least_energy():
     points, count = draw(8, 20), 3
-    kappa, best, least = components(points, count), None, math.inf
+    kappa, best, least = principal_components(points, count), None, math.inf
     for z in torch.linspace(1e-4, 1, 1000, dtype=torch.float64):
-        beta = torch.stack([onto_simplex(own, z) / z for own in kappa])
+        beta = torch.stack([project_to_simplex(own, z) / z for own in kappa])
         energy = float(torch.pdist(beta).clamp(min=1e-4).pow(-2).mean().log())
         if energy < least:
             best, least = beta, energy
-    assert_close(centres(points, count), best, atol=1e-9)
+    assert_close(client_centres(points, count), best, atol=1e-9)
 
 
 def test_centres_ignore_a_common_shift_and_keep_clients_in_order():
     points = draw(9, 30)
-    beta = centres(points, 4)
-    assert_close(centres(points + 10 * draw(30, seed=5), 4), beta, atol=1e-9)
+    beta = client_centres(points, 4)
+    assert_close(client_centres(points + 10 * draw(30, seed=5), 4), beta, atol=1e-9)
     order = torch.tensor([3, 1, 8, 0, 2, 7, 6, 4, 5])
-    assert_close(centres(points[order], 4), beta[order], atol=1e-9)
+    assert_close(client_centres(points[order], 4), beta[order], atol=1e-9)
 
 
 def test_fewer_clients_than_endpoints():
-    beta = centres(draw(2, 30), 5)
+    beta = client_centres(draw(2, 30), 5)
     assert_close(beta.sum(1), torch.ones(2, dtype=torch.float64), atol=1e-9)
     assert not torch.equal(beta[0], beta[1])
 
@@ -230,7 +237,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert_same(client["beta"], after.clients["beta"])
     assert set(client) == set(before.clients)
     points = part.uploads["endpoints"][NAME].flatten(1).double()
-    assert_close(client["beta"], centres(points, 3).float())
+    assert_close(client["beta"], client_centres(points, 3).float())
     # Round 2 itself goes on from the model before it.
     alone = runner.participate(
         method, federation, given(before, client=client), COHORTS[1], LOCAL, Draws(0, "train", 2)
@@ -280,7 +287,9 @@ def test_the_private_copy_does_not_change_the_simplex(net, federation):
         assert_same(plus.server, plain.server)
         assert_same(plus.clients["beta"], plain.clients["beta"])
         judged = method.personal(plus.server, row(plus.clients, 2))
-        assert_close(judged, at(row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7)
+        assert_close(
+            judged, params_at(row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7
+        )
 
 
 def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(net, federation):
@@ -289,9 +298,10 @@ def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(
         first, *_, last = trajectory(method, net, federation, COHORTS[:2])
         source = first.server if cold_start == "initial" else last.server
         never = last.client(7)
-        assert_same(method.personal(last.server, never), at(source, never["beta"]))
+        assert_same(method.personal(last.server, never), params_at(source, never["beta"]))
         assert_same(
-            method.personal(last.server, last.client(2)), at(last.client(2)["v"], never["beta"])
+            method.personal(last.server, last.client(2)),
+            params_at(last.client(2)["v"], never["beta"]),
         )
 
 

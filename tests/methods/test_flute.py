@@ -9,7 +9,7 @@ from fedpfl import models
 from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import FLUTE, FedPer, Phase
-from fedpfl.methods.flute import collapse
+from fedpfl.methods.flute import collapse_distance
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -80,16 +80,20 @@ def test_as_published_the_body_never_moves(backend, net, federation):
 
 def test_collapse_is_zero_for_a_simplex_frame_and_ignores_scale():
     weight, everything = frame(), torch.ones(CLASSES, dtype=torch.bool)
-    assert collapse(weight, everything) < 1e-6
+    assert collapse_distance(weight, everything) < 1e-6
     other, some = (
         torch.randn(CLASSES, 12, generator=torch.Generator().manual_seed(1)),
         everything.clone(),
     )
     some[2:] = False
     for present in (everything, some):
-        assert collapse(other, present) > 0.1
-        assert_close({"": collapse(5 * other, present)}, {"": collapse(other, present)}, atol=1e-6)
-    assert collapse(other, everything) != collapse(other, some)
+        assert collapse_distance(other, present) > 0.1
+        assert_close(
+            {"": collapse_distance(5 * other, present)},
+            {"": collapse_distance(other, present)},
+            atol=1e-6,
+        )
+    assert collapse_distance(other, everything) != collapse_distance(other, some)
 
 
 def test_collapse_by_hand():
@@ -97,13 +101,15 @@ def test_collapse_by_hand():
     weight = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
     norm = (81 + 256) ** 0.5
     wanted = ((9 / norm - 0.5) ** 2 + (16 / norm) ** 2) ** 0.5
-    assert collapse(weight, torch.tensor([True, False])).item() == pytest.approx(wanted, rel=1e-6)
+    assert collapse_distance(weight, torch.tensor([True, False])).item() == pytest.approx(
+        wanted, rel=1e-6
+    )
 
 
 def test_a_zero_weight_and_a_perfect_one_have_finite_gradients():
     for weight in (torch.zeros(CLASSES, 12), frame()):
         weight = weight.requires_grad_()
-        collapse(weight, torch.ones(CLASSES, dtype=torch.bool)).backward()
+        collapse_distance(weight, torch.ones(CLASSES, dtype=torch.bool)).backward()
         assert weight.grad.isfinite().all()
 
 
@@ -120,7 +126,7 @@ def test_the_servers_step(net, federation):
 
     def objective(weights):
         return torch.stack(
-            [collapse(w, u) for w, u in zip(weights, part.uploads["present"], strict=True)]
+            [collapse_distance(w, u) for w, u in zip(weights, part.uploads["present"], strict=True)]
         ).mean()
 
     weights = heads["classifier.weight"].clone().requires_grad_()

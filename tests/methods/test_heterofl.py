@@ -117,7 +117,9 @@ def test_with_one_width_it_is_fedavg_on_the_small_network(backend, federation):
     own = trajectory(HeteroFL(widths=(0.5,), **PLAIN), net, federation, engine=backend)
     small = trajectory(Equal(), dense(net, kept), federation, engine=backend)
     plan = own[0].server["plan"]
-    outside = tree.invert(neurons.entries(plan, neurons.prefix(plan, share(0.5)), net.params))
+    outside = tree.invert(
+        neurons.entry_masks(plan, neurons.prefix_neurons(plan, share(0.5)), net.params)
+    )
     for ours, theirs in zip(own, small, strict=True):
         assert_close(cut(net, ours.server["model"], kept), theirs.server, atol=2e-6, rtol=1e-5)
         for name, others in outside.items():
@@ -151,9 +153,9 @@ def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
     assert len(kept) == 6  # the stem's stream is one group with the first block's
     small = dense(net, kept)
     x = federation.normalize(federation.x[:5])
-    plan = neurons.plan(net.params, net.parts)
-    mask = neurons.entries(
-        plan, neurons.window(plan, share(0.125), torch.tensor(shift)), net.params
+    plan = neurons.build_plan(net.params, net.parts)
+    mask = neurons.entry_masks(
+        plan, neurons.rolling_neurons(plan, share(0.125), torch.tensor(shift)), net.params
     )
     zeros = tree.map(lambda leaf, own: leaf * own, net.params, mask)
     for training in (False, True):
@@ -287,7 +289,7 @@ def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
                 width = method.sample(new.server, Draws(0, "train", t).server(client))["width"]
             assert new.clients["width"][client] == width
             own = method.personal(new.server, new.client(client))
-            active = neurons.prefix(new.server["plan"], width, "ceil")
+            active = neurons.prefix_neurons(new.server["plan"], width, "ceil")
             assert torch.equal(own["fc.bias"] != 0, active[4:16])
 
 
@@ -303,8 +305,8 @@ def test_means_are_over_exactly_those_who_hold_an_entry(backend, net, federation
     for name, merged in new.server["model"].items():
         total, holders = torch.zeros_like(merged), torch.zeros_like(merged)
         for client in cohort:
-            active = neurons.prefix(plan, old.clients["width"][client], "ceil")
-            mask = neurons.entries(plan, active, net.params)[name]
+            active = neurons.prefix_neurons(plan, old.clients["width"][client], "ceil")
+            mask = neurons.entry_masks(plan, active, net.params)[name]
             total += torch.where(mask, new.clients["model"][name][client], 0.0)
             holders += mask
         assert set(holders.unique().tolist()) <= {1.0, 2.0, 4.0}
@@ -464,8 +466,8 @@ def test_a_client_that_never_trained_has_its_part_of_the_initial_model(
     state = trajectory(method, net, federation, [[0, 6], [0, 9]], engine=backend)[-1]
     for client, width in ((3, 0.25), (8, 1.0)):
         own = method.personal(state.server, state.client(client))
-        active = neurons.prefix(state.server["plan"], share(width))
-        masks = neurons.entries(state.server["plan"], active, net.params)
+        active = neurons.prefix_neurons(state.server["plan"], share(width))
+        masks = neurons.entry_masks(state.server["plan"], active, net.params)
         assert_same(own, {name: leaf * masks[name] for name, leaf in net.params.items()})
     trained = method.personal(state.server, state.client(0))
     assert_same(trained, row(state.clients["model"], 0))

@@ -70,7 +70,7 @@ def test_the_mask_has_as_many_entries_as_the_table_says(name):
         "a": torch.randperm(n, generator=torch.Generator().manual_seed(0)).float()
     }  # distinct: n < 2^24
     for q, entries in TABLE_II[name]:
-        assert importance.above_quantile(scores, q)["a"].sum() == entries
+        assert importance.mask_above_quantile(scores, q)["a"].sum() == entries
 
 
 def test_configured_quantiles_are_those_of_table_ii():
@@ -124,19 +124,21 @@ def test_rank_is_exact_for_every_q_and_n():
     quantiles += [f"0.{draw.randrange(10**6):06d}" for _ in range(100)]
     for n in sizes:
         for q in quantiles:
-            assert importance.rank(float(q), n) == exact_rank(q, n), (q, n)
+            assert importance.quantile_rank(float(q), n) == exact_rank(q, n), (q, n)
             assert importance.personal_count(float(q), n) == n - 1 - exact_rank(q, n)
 
 
 def test_a_plain_floor_in_float64_would_be_wrong():
     assert math.floor(0.29 * 100) == 28
-    assert importance.rank(0.29, 101) == 29
+    assert importance.quantile_rank(0.29, 101) == 29
 
 
 def test_more_entries_than_float32_and_torch_quantile_can_count():
     n = 2**24 + 9
     scores = torch.arange(n, dtype=torch.float64)
-    assert importance.above_quantile(scores, 0.9999).sum() == importance.personal_count(0.9999, n)
+    assert importance.mask_above_quantile(scores, 0.9999).sum() == importance.personal_count(
+        0.9999, n
+    )
 
 
 # The mask
@@ -151,7 +153,7 @@ def test_mask_equals_interpolated_quantile_then_greater(values, q):
     scores = np.array(values, np.float64)
     expected = scores > np.quantile(scores, q, method="linear")
     assert (
-        importance.above_quantile(torch.tensor(values, dtype=torch.float32), q).tolist()
+        importance.mask_above_quantile(torch.tensor(values, dtype=torch.float32), q).tolist()
         == expected.tolist()
     )
 
@@ -161,7 +163,7 @@ def test_mask_with_ties_equals_numpy_and_never_exceeds_the_count(values, thousan
     n, q = len(values), thousandths / 1000
     place = Fraction(thousandths, 1000) * (n - 1)
     low = sorted(values)[math.floor(place)]
-    mask = importance.above_quantile(torch.tensor(values).float(), q)
+    mask = importance.mask_above_quantile(torch.tensor(values).float(), q)
     assert mask.tolist() == [value > low for value in values]
     assert mask.sum() <= importance.personal_count(q, n)
 
@@ -169,8 +171,8 @@ def test_mask_with_ties_equals_numpy_and_never_exceeds_the_count(values, thousan
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 100, 1000])
 def test_extreme_quantiles(n):
     scores = torch.rand(n, generator=torch.Generator().manual_seed(n))
-    assert importance.above_quantile(scores, 1.0).sum() == 0
-    assert importance.above_quantile(scores, 0.0).tolist() == (scores > scores.min()).tolist()
+    assert importance.mask_above_quantile(scores, 1.0).sum() == 0
+    assert importance.mask_above_quantile(scores, 0.0).tolist() == (scores > scores.min()).tolist()
 
 
 def test_both_ways_of_selecting_agree_with_sorting():
@@ -190,7 +192,7 @@ def test_masks_shrink_as_q_grows():
     last = None
     for q in np.linspace(0, 1, 60):
         mask = torch.cat(
-            [leaf.flatten() for leaf in importance.above_quantile(scores, float(q)).values()]
+            [leaf.flatten() for leaf in importance.mask_above_quantile(scores, float(q)).values()]
         )
         assert last is None or not (mask & ~last).any()
         last = mask
@@ -200,17 +202,17 @@ def test_norms_on_two_tensors():
     """Scores [0, 1, 2] and [0, 10, 20] at q = 0.5."""
     scores = {"a": torch.tensor([0.0, 1, 2]), "b": torch.tensor([0.0, 10, 20])}
     raw = {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, True])}
-    assert_same(importance.above_quantile(scores, 0.5, "none"), raw)
-    assert_same(importance.above_quantile(scores, 0.5, "global"), raw)
+    assert_same(importance.mask_above_quantile(scores, 0.5, "none"), raw)
+    assert_same(importance.mask_above_quantile(scores, 0.5, "global"), raw)
     layer = {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, False, True])}
-    assert_same(importance.above_quantile(scores, 0.5, "layer"), layer)
+    assert_same(importance.mask_above_quantile(scores, 0.5, "layer"), layer)
 
 
 def test_global_norm_gives_the_raw_mask_even_where_rounding_would_merge_scores():
     scores = {"a": torch.tensor([1e-12, 2e-12, 3e-12, 1.0]), "b": torch.rand(50) * 1e-9 + 0.5}
     for q in np.linspace(0, 1, 40):
         none, whole = (
-            importance.above_quantile(scores, float(q), norm) for norm in ("none", "global")
+            importance.mask_above_quantile(scores, float(q), norm) for norm in ("none", "global")
         )
         assert_same(none, whole)
 
@@ -223,7 +225,8 @@ def test_scaling_all_scores_changes_nothing(norm, factor):
     scaled = {name: leaf * factor for name, leaf in scores.items()}
     for q in (0.0, 0.333, 0.9, 0.99):
         assert_same(
-            importance.above_quantile(scores, q, norm), importance.above_quantile(scaled, q, norm)
+            importance.mask_above_quantile(scores, q, norm),
+            importance.mask_above_quantile(scaled, q, norm),
         )
 
 
@@ -231,9 +234,13 @@ def test_mask_of_vectorised_clients_is_each_clients_mask():
     scores = {"a": torch.rand(6, 40), "b": torch.rand(6, 3, 5)}
     for norm in NORMS:
         for q in (0.3, 0.95):
-            together = vmap(lambda s, q=q, norm=norm: importance.above_quantile(s, q, norm))(scores)
+            together = vmap(lambda s, q=q, norm=norm: importance.mask_above_quantile(s, q, norm))(
+                scores
+            )
             for i in range(6):
-                alone = importance.above_quantile({k: v[i] for k, v in scores.items()}, q, norm)
+                alone = importance.mask_above_quantile(
+                    {k: v[i] for k, v in scores.items()}, q, norm
+                )
                 assert_same({k: v[i] for k, v in together.items()}, alone)
 
 
@@ -243,17 +250,17 @@ def test_mask_of_vectorised_clients_is_each_clients_mask():
 def test_layer_normalisation_is_per_tensor():
     scores = {"a": torch.tensor([2.0, 4, 6]), "b": torch.tensor([[0.0, 30], [20, 40]])}
     expected = {"a": torch.tensor([0.0, 0.5, 1]), "b": torch.tensor([[0, 0.75], [0.5, 1]])}
-    assert_close(importance.rescaled(scores), expected)
+    assert_close(importance.rescale_scores(scores), expected)
 
 
 def test_constant_scores_are_zero_not_nan():
     scores = {"one": torch.tensor([3.0]), "many": torch.full((4,), 3.0)}
-    assert_same(importance.rescaled(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})
+    assert_same(importance.rescale_scores(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})
 
 
 def test_one_constant_tensor_does_not_spoil_the_layer_norm():
     scores = {"bias": torch.tensor([7.0]), "w": torch.arange(9.0)}
-    mask = importance.above_quantile(scores, 0.5, "layer")
+    mask = importance.mask_above_quantile(scores, 0.5, "layer")
     assert not mask["bias"].any()
     assert mask["w"].sum() == importance.personal_count(0.5, 10)
 
@@ -263,9 +270,9 @@ def test_one_constant_tensor_does_not_spoil_the_layer_norm():
 
 def test_scores_by_hand():
     model, server = {"a": torch.tensor([1.0, -2.0, 0.5])}, {"a": torch.tensor([0.0, 1.0, 0.5])}
-    assert importance.obp(model, server)["a"].tolist() == [1.0, 9.0, 0.0]
-    assert importance.obp_as_published(model, server)["a"].tolist() == [1.0, 6.0, 0.0]
-    assert importance.gradient(model, server)["a"].tolist() == [1.0, 3.0, 0.0]
+    assert importance.obp_score(model, server)["a"].tolist() == [1.0, 9.0, 0.0]
+    assert importance.published_obp_score(model, server)["a"].tolist() == [1.0, 6.0, 0.0]
+    assert importance.movement_score(model, server)["a"].tolist() == [1.0, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from fedpfl.engine import Local, begin
 from fedpfl.ground import tree
 from fedpfl.methods import FedALT, FedAvg, FedSALoRA, FFALoRA, LocalOnly, SDFLoRA
-from fedpfl.methods.sdflora import compressed, stacked
+from fedpfl.methods.sdflora import compress_pair, stack_pairs
 from fedpfl.models import ADAPTERS, Net
 from tests.conftest import (
     CPU,
@@ -260,7 +260,7 @@ def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
     weight = torch.tensor([0.5, 0.2, 0.3])
     whole = (weight.view(-1, 1, 1, 1) * (b @ a)).sum(0)
     for rank in (2, 6):
-        low, up = compressed(*stacked(a, b, weight), rank)
+        low, up = compress_pair(*stack_pairs(a, b, weight), rank)
         assert (low.shape, up.shape) == ((2, rank, 9), (2, 7, rank))
         u, s, v = torch.linalg.svd(whole, full_matrices=False)
         nearest = (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
@@ -269,9 +269,11 @@ def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
     assert_close({"": up @ low}, {"": whole}, atol=1e-5)  # rank 6 holds all
     images = a[:, 0].reshape(3, 2, 1, 3, 3), b[:, 0].reshape(3, 7, 2, 1, 1)
     assert_close(
-        {"": torch.cat(compressed(*stacked(*images, weight), 6)[:1])}, {"": low[:1]}, atol=1e-5
+        {"": torch.cat(compress_pair(*stack_pairs(*images, weight), 6)[:1])},
+        {"": low[:1]},
+        atol=1e-5,
     )
-    low, up = compressed(*stacked(a, 0 * b, weight), 2)  # of what nobody has trained
+    low, up = compress_pair(*stack_pairs(a, 0 * b, weight), 2)  # of what nobody has trained
     assert not up.any()
     assert (low.square().sum(-1) > 0.9).all()  # and B has a gradient still
 

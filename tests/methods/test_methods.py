@@ -322,7 +322,9 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
             )
     assert states[-1].client(range(10))["participated"].tolist() == [True] * 3 + [False] * 7
     # What the last round started from was chosen by the average, not by the score alone.
-    chosen = importance.above_quantile({k: leaf.float() for k, leaf in average[0].items()}, 0.8)
+    chosen = importance.mask_above_quantile(
+        {k: leaf.float() for k, leaf in average[0].items()}, 0.8
+    )
     prepared = method.prepare(states[-2].server, states[-2].client(0))
     assert (
         tree.ravel(chosen) != tree.ravel(prepared["mask"])

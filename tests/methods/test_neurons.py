@@ -10,7 +10,7 @@ from fedpfl.methods.shared import neurons
 from tests.conftest import assert_same, tiny
 
 NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
-PLAN = neurons.plan(NET.params, NET.parts)
+PLAN = neurons.build_plan(NET.params, NET.parts)
 
 
 def share(value: float) -> torch.Tensor:
@@ -47,7 +47,7 @@ def test_a_plan_numbers_the_neurons_through():
     ],
 )
 def test_kept(width, rounding, expected):
-    kept = neurons.kept(PLAN, share(width), rounding)
+    kept = neurons.neuron_counts(PLAN, share(width), rounding)
     assert (kept[:4].unique().tolist(), kept[4:].unique().tolist()) == (
         [expected[0]],
         [expected[1]],
@@ -58,33 +58,37 @@ def test_kept(width, rounding, expected):
 def test_exact_shares_are_not_rounded_away(hundredths):
     plan = {"width": torch.full((100,), 100)}
     for rounding in ("floor", "ceil", "round"):
-        assert neurons.kept(plan, share(hundredths / 100), rounding).unique().tolist() == [
+        assert neurons.neuron_counts(plan, share(hundredths / 100), rounding).unique().tolist() == [
             hundredths
         ]
 
 
 def test_prefix_and_window():
-    assert chosen(neurons.prefix(PLAN, share(0.5))) == ([0, 1], [0, 1, 2, 3, 4, 5])
-    shifted = neurons.window(PLAN, share(0.5), torch.tensor(3))
+    assert chosen(neurons.prefix_neurons(PLAN, share(0.5))) == ([0, 1], [0, 1, 2, 3, 4, 5])
+    shifted = neurons.rolling_neurons(PLAN, share(0.5), torch.tensor(3))
     assert chosen(shifted) == ([0, 3], [3, 4, 5, 6, 7, 8])
     assert torch.equal(
-        neurons.window(PLAN, share(0.3), torch.tensor(0)), neurons.prefix(PLAN, share(0.3))
+        neurons.rolling_neurons(PLAN, share(0.3), torch.tensor(0)),
+        neurons.prefix_neurons(PLAN, share(0.3)),
     )
 
 
 def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
     score = torch.tensor([1.0, 5.0, 5.0, -2.0, *torch.arange(12).tolist()])
-    assert chosen(neurons.top(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
-    assert chosen(neurons.top(PLAN, share(0.5), score)) == ([1, 2], [6, 7, 8, 9, 10, 11])
-    assert chosen(neurons.top(PLAN, share(0.5), torch.zeros(16))) == ([0, 1], [0, 1, 2, 3, 4, 5])
+    assert chosen(neurons.top_neurons(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
+    assert chosen(neurons.top_neurons(PLAN, share(0.5), score)) == ([1, 2], [6, 7, 8, 9, 10, 11])
+    assert chosen(neurons.top_neurons(PLAN, share(0.5), torch.zeros(16))) == (
+        [0, 1],
+        [0, 1, 2, 3, 4, 5],
+    )
 
 
 def test_top_over_many_clients_at_once():
     score = torch.rand(7, 16, generator=torch.Generator().manual_seed(0))
     widths = torch.linspace(0.1, 1, 7, dtype=torch.float64)
-    together = torch.func.vmap(lambda s, w: neurons.top(PLAN, w, s))(score, widths)
+    together = torch.func.vmap(lambda s, w: neurons.top_neurons(PLAN, w, s))(score, widths)
     for i in range(7):
-        assert torch.equal(together[i], neurons.top(PLAN, widths[i], score[i]))
+        assert torch.equal(together[i], neurons.top_neurons(PLAN, widths[i], score[i]))
         by_hand = sorted(range(4), key=lambda j, i=i: -score[i, j])[
             : max(1, int(widths[i] * 4 + 1e-9))
         ]
@@ -94,7 +98,7 @@ def test_top_over_many_clients_at_once():
 def test_entries_between_active_neurons_by_hand():
     active = torch.zeros(17, dtype=torch.bool)
     active[[1, 3, 4, 9, 16]] = True  # channels 1 and 3, fc 0 and 5
-    masks = neurons.entries(PLAN, active, NET.params)
+    masks = neurons.entry_masks(PLAN, active, NET.params)
     for name, leaf in NET.params.items():
         assert masks[name].shape == leaf.shape
     assert masks["conv.weight"][:, 0, 0, 0].tolist() == [False, True, False, True]
@@ -106,7 +110,7 @@ def test_entries_between_active_neurons_by_hand():
     assert not masks["fc.weight"][[i for i in range(12) if i not in (0, 5)]].any()
     assert masks["classifier.weight"].tolist() == [[i in (0, 5) for i in range(12)]] * 5
     assert masks["classifier.bias"].all()
-    touched = neurons.statistics(PLAN, active)
+    touched = neurons.statistics_masks(PLAN, active)
     assert touched["norm.running_mean"].tolist() == [False, True, False, True]
     assert touched["norm.num_batches_tracked"].item()
 
@@ -114,13 +118,13 @@ def test_entries_between_active_neurons_by_hand():
 def test_entries_for_many_clients_at_once():
     active = torch.rand(3, 17, generator=torch.Generator().manual_seed(0)) < 0.5
     stacked = tree.repeat(NET.params, 3)
-    together = torch.func.vmap(lambda a, like: neurons.entries(PLAN, a, like))(active, stacked)
+    together = torch.func.vmap(lambda a, like: neurons.entry_masks(PLAN, a, like))(active, stacked)
     for i in range(3):
-        assert_same(tree.take(together, i), neurons.entries(PLAN, active[i], NET.params))
+        assert_same(tree.take(together, i), neurons.entry_masks(PLAN, active[i], NET.params))
 
 
 def test_incoming_adds_up_rows_without_biases():
-    sums = neurons.incoming(PLAN, NET.params)
+    sums = neurons.sum_incoming(PLAN, NET.params)
     torch.testing.assert_close(sums[:4], NET.params["conv.weight"].sum((1, 2, 3)))
     torch.testing.assert_close(sums[4:], NET.params["fc.weight"].sum(1))
 
@@ -128,8 +132,8 @@ def test_incoming_adds_up_rows_without_biases():
 @pytest.mark.parametrize("name", ["resnet8", "resnet10"])
 def test_layers_of_a_residual_stream_share_their_neurons(name):
     net = models.build(name, (3, 16, 16), 10, 0)
-    plan = neurons.plan(net.params, net.parts)
-    masks = neurons.entries(plan, neurons.prefix(plan, share(0.5)), net.params)
+    plan = neurons.build_plan(net.params, net.parts)
+    masks = neurons.entry_masks(plan, neurons.prefix_neurons(plan, share(0.5)), net.params)
     kept = {
         key: (int(m.flatten(1).any(1).sum()), int(m.any(0).flatten(1).any(1).sum()))
         for key, m in masks.items()
@@ -151,5 +155,5 @@ def test_networks_without_a_wiring_say_so():
 
     net = models.Net(Odd())
     with pytest.raises(FedpflError, match="cannot tell this one's neurons: cumsum"):
-        neurons.plan(net.params, net.parts)
+        neurons.build_plan(net.params, net.parts)
     assert tree.size(net.params) > 0

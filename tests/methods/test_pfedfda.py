@@ -12,7 +12,13 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Data, PFedFDA, Shard
-from fedpfl.methods.shared.gaussian import class_means, frequencies, lda, packed, unpacked
+from fedpfl.methods.shared.gaussian import (
+    class_frequencies,
+    class_means,
+    lda_head,
+    pack_symmetric,
+    unpack_symmetric,
+)
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -54,7 +60,7 @@ def logits(z, head):
 
 def test_with_a_spherical_covariance_the_nearest_mean_wins():
     mean, z = draw(CLASSES, 12), draw(200, 12, seed=1)
-    head = lda(mean, 3 * torch.eye(12, dtype=torch.float64), UNIFORM, 1e-4)
+    head = lda_head(mean, 3 * torch.eye(12, dtype=torch.float64), UNIFORM, 1e-4)
     assert logits(z, head).argmax(1).tolist() == torch.cdist(z, mean).argmin(1).tolist()
     assert len(logits(z, head).argmax(1).unique()) == CLASSES
 
@@ -66,14 +72,14 @@ def test_lda_is_bayes_rule_for_gaussians():
     likelihood = [torch.distributions.MultivariateNormal(m, shrunk).log_prob(z) for m in mean]
     posterior = (torch.stack(likelihood, 1) + prior.log()).softmax(1)
     assert_close(
-        {"": logits(z, lda(mean, cov, prior, 1e-4)).softmax(1)}, {"": posterior}, atol=1e-10
+        {"": logits(z, lda_head(mean, cov, prior, 1e-4)).softmax(1)}, {"": posterior}, atol=1e-10
     )
 
 
 def test_a_common_shift_of_means_and_features_moves_logits_by_a_constant():
     mean, cov, z, shift = draw(CLASSES, 12), spread(), draw(50, 12, seed=1), draw(12, seed=5)
-    before = logits(z, lda(mean, cov, UNIFORM, 1e-4))
-    after = logits(z + shift, lda(mean + shift, cov, UNIFORM, 1e-4))
+    before = logits(z, lda_head(mean, cov, UNIFORM, 1e-4))
+    after = logits(z + shift, lda_head(mean + shift, cov, UNIFORM, 1e-4))
     assert not torch.allclose(before, after)
     assert_close({"": after - after[:, :1]}, {"": before - before[:, :1]}, atol=1e-9)
 
@@ -87,7 +93,7 @@ class Forced(PFedFDA):
 def test_beta_of_one_is_local_and_of_zero_global(value):
     z, y, prior, mean, cov = problem()
     method = type("Fixed", (Forced,), {"value": value})()
-    got = method._fit(z, y, prior, {"mean": mean, "cov": packed(cov)}, torch.zeros(2), 1)
+    got = method._fit(z, y, prior, {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1)
     own = class_means(z, y, mean, 1)
     scatter = sum(torch.outer(r, r) for r in z - own[y])
     local = scatter / (len(z) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
@@ -156,7 +162,7 @@ def test_training_takes_a_mean_from_a_single_sample(net):
     method = Local()
     server, client = method.init(net.params, net.parts)
     z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
-    client |= {"prior": frequencies(y, CLASSES, method.eps)}
+    client |= {"prior": class_frequencies(y, CLASSES, method.eps)}
     found = method.after_training(server, client, None, net.params, None, {"z": z, "y": y})["mean"]
     wanted = torch.stack(
         [z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]]
@@ -181,27 +187,27 @@ def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
     mean[1] = z[folds:].mean(0)
     centred = z - mean[y]
     cov = centred.T @ centred / (len(y) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
-    weight, bias = lda(mean, cov, frequencies(y, CLASSES, method.eps), method.eps)
+    weight, bias = lda_head(mean, cov, class_frequencies(y, CLASSES, method.eps), method.eps)
     assert_close(head, {HEAD[0]: weight.float(), HEAD[1]: bias.float()}, atol=1e-4)
     other = mean.clone()
     other[0] = z[:folds].mean(0)
     assert (
-        lda(other, cov, frequencies(y, CLASSES, method.eps), method.eps)[0] - weight
+        lda_head(other, cov, class_frequencies(y, CLASSES, method.eps), method.eps)[0] - weight
     ).abs().max() > 1e-2
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():
     z, y, prior, mean, cov = problem(samples=6)  # fewer samples than features: singular
     got = PFedFDA(cov_reg=0.0)._fit(
-        z, y, prior, {"mean": mean, "cov": packed(cov)}, torch.zeros(2), 1
+        z, y, prior, {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1
     )
     assert torch.linalg.eigvalsh(got[1]).min() > 0
 
 
 def test_packing_keeps_a_symmetric_matrix():
     cov = spread()
-    assert packed(cov).shape == (78,)
-    assert torch.equal(unpacked(packed(cov)), cov)
+    assert pack_symmetric(cov).shape == (78,)
+    assert torch.equal(unpack_symmetric(pack_symmetric(cov)), cov)
 
 
 class Spy(PFedFDA):
@@ -237,7 +243,7 @@ def test_statistics_are_averaged_and_stay_positive_definite(backend, net, federa
         mean = torch.einsum("k,k...->...", sizes / sizes.sum(), part.uploads[name])
         assert_close({"": states[3].server[name]}, {"": mean}, atol=1e-6)
     for state in states:
-        cov = unpacked(state.server["cov"])
+        cov = unpack_symmetric(state.server["cov"])
         assert torch.equal(cov, cov.T)
         assert torch.linalg.eigvalsh(cov.double()).min() > 0
     assert not torch.equal(states[0].server["mean"], states[1].server["mean"])

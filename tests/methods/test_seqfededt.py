@@ -142,9 +142,9 @@ def test_neither_squares_nor_rescaling_change_the_selection(played):
             SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared")
         )
         assert_same(difference, squared)
-        scores = importance.gradient(state.server, own["scored"])
-        scaled = tree.unravel(importance.rescaled(tree.ravel(scores)), scores)
-        assert_same(importance.above_quantile(scaled, q), difference)
+        scores = importance.movement_score(state.server, own["scored"])
+        scaled = tree.unravel(importance.rescale_scores(tree.ravel(scores)), scores)
+        assert_same(importance.mask_above_quantile(scaled, q), difference)
         assert 0 < int(tree.ravel(difference).sum()) == importance.personal_count(q, 549)
 
 

@@ -90,19 +90,21 @@ class World:
     """A network, its plan, and its alignments."""
 
     def __init__(self, net: Net):
-        self.net, self.plan = net, neurons.plan(net.params, net.parts)
-        self.writers = transport.writers(net.params, net.parts)
+        self.net, self.plan = net, neurons.build_plan(net.params, net.parts)
+        self.writers = transport.writing_weights(net.params, net.parts)
 
     def active(self, share: float, seed: int = 0) -> Tensor:
         """A random choice."""
         lots = torch.rand(len(self.plan["group"]), generator=torch.Generator().manual_seed(seed))
-        return neurons.top(self.plan, torch.tensor(share, dtype=torch.float64), lots, "round")
+        return neurons.top_neurons(
+            self.plan, torch.tensor(share, dtype=torch.float64), lots, "round"
+        )
 
     def cut(self, params, active):
-        return transport.dense(self.plan, active, params)
+        return transport.cut_dense(self.plan, active, params)
 
     def align(self, source, target, mode):
-        return transport.align(self.plan, self.writers, source, target, mode)
+        return transport.align_neurons(self.plan, self.writers, source, target, mode)
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +194,8 @@ def test_a_history_of_the_global_models_neurons_is_sent(turned, world):
     method = SubFLOT(rates=(0.5,))
     server, client = method.init(world.net.params, world.net.parts)
     own = world.active(0.5)
-    history = transport.grown(
-        world.cut(world.net.params, own), neurons.entries(world.plan, own, world.net.params)
+    history = transport.embed_dense(
+        world.cut(world.net.params, own), neurons.entry_masks(world.plan, own, world.net.params)
     )
     client |= {
         "model": history,
@@ -257,7 +259,7 @@ def test_each_layer_is_compared_behind_the_layer_before(world):
     naive = torch.cdist(
         turned["second.weight"].flatten(1), world.net.params["second.weight"].flatten(1)
     )
-    move = transport.match(naive.double(), "one")
+    move = transport.match_neurons(naive.double(), "one")
     right = torch.zeros_like(move)
     right[torch.arange(12), orders(GROUPS, 1)["second"]] = 1
     assert not torch.equal(move, right)
@@ -326,7 +328,7 @@ SIZES = [(1, 1), (5, 5), (8, 4), (4, 8), (8, 6), (6, 8), (1, 7), (7, 1), (7, 5),
 @modes
 @pytest.mark.parametrize(("sources", "targets"), SIZES)
 def test_columns_sum_to_one_where_anything_arrives(mode, sources, targets):
-    move = transport.match(costs(sources, targets), mode)
+    move = transport.match_neurons(costs(sources, targets), mode)
     arrived = move.sum(0)
     assert move.min() >= 0
     if mode == "one":
@@ -350,7 +352,7 @@ def test_transport_costs_least(sources, targets, seed):
     """
     cost, amounts = (
         costs(sources, targets, seed).numpy(),
-        transport.transport(costs(sources, targets, seed)).numpy(),
+        transport.solve_transport(costs(sources, targets, seed)).numpy(),
     )
     whole = math.lcm(sources, targets)
     assert amounts.sum(1).tolist() == [whole // sources] * sources
@@ -370,7 +372,7 @@ def test_the_partners_cost_least(sources, targets):
         else sum(cost[i, j] for i, j in zip(range(sources), chosen, strict=True))
         for chosen in itertools.permutations(range(max(sources, targets)), min(sources, targets))
     )
-    assert float((transport.match(cost, "one") * cost).sum()) == pytest.approx(float(least))
+    assert float((transport.match_neurons(cost, "one") * cost).sum()) == pytest.approx(float(least))
 
 
 @modes
@@ -379,7 +381,7 @@ def test_without_distances_there_is_a_move(mode, sources, targets):
     for bad in (math.nan, math.inf):
         cost = costs(sources, targets)
         cost[2, 1] = bad
-        move = transport.match(cost, mode)
+        move = transport.match_neurons(cost, mode)
         arrived = min(sources, targets) if mode == "one" else targets
         assert float(move.sum()) == pytest.approx(arrived)
 
@@ -470,7 +472,7 @@ def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, fe
         own = torch.cat([after.clients["own"][client], torch.tensor([True])])
         assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
         part = participate(method, net, federation, before, [client], engine=backend, local=still())
-        mask = neurons.entries(before.server["plan"], own, net.params)
+        mask = neurons.entry_masks(before.server["plan"], own, net.params)
         begun = tree.map(
             lambda leaf, kept: torch.where(kept, leaf, 0.0), before.server["model"], mask
         )
@@ -517,7 +519,7 @@ def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
     assert_close(
         begun, tree.map(lambda new, old: 0.25 * new + 0.75 * old, aligned, history), atol=1e-7
     )
-    for name, mask in neurons.entries(world.plan, active, net.params).items():
+    for name, mask in neurons.entry_masks(world.plan, active, net.params).items():
         assert not row(part.uploads["model"].values, 0)[name][~mask].any()
 
 

@@ -23,7 +23,7 @@ from fedpfl.methods import (
     PruneFL,
     RandomDropout,
 )
-from fedpfl.methods.shared.neurons import entries, incoming, prefix
+from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons, sum_incoming
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -78,8 +78,8 @@ def test_an_entry_is_averaged_over_those_who_trained_it(backend, net, federation
     narrow, wide = 0, 9 - 3  # 40 and 50 samples
     states = trajectory(method, net, federation, [[narrow, wide]], engine=backend)
     a, b = row(states[1].clients["model"], narrow), row(states[1].clients["model"], wide)
-    active = prefix(states[0].server["plan"], torch.tensor(0.5, dtype=torch.float64))
-    for name, shared in entries(states[0].server["plan"], active, net.params).items():
+    active = prefix_neurons(states[0].server["plan"], torch.tensor(0.5, dtype=torch.float64))
+    for name, shared in entry_masks(states[0].server["plan"], active, net.params).items():
         merged = states[1].server["model"][name]
         assert_close(merged[shared], (40 * a[name] + 50 * b[name])[shared] / 90)
         assert torch.equal(merged[~shared], b[name][~shared])
@@ -177,7 +177,7 @@ def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
     slopes["fc.weight"][1:4, :4] = torch.tensor([[1.0, 0, 0, 0], [0, 5, 0, 0], [2, -2, 2, 2]])
     method = kind(widths=(0.1,))
     plan = begin(method, net, 1, CPU).server["plan"]
-    score = incoming(plan, method._scores(weights, slopes))[4:]
+    score = sum_incoming(plan, method._scores(weights, slopes))[4:]
     assert int(score.argmax()) == best
 
 
@@ -266,8 +266,10 @@ def test_distillation_is_the_formula(net, federation):
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
-    half = entries(
-        server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params
+    half = entry_masks(
+        server["plan"],
+        prefix_neurons(server["plan"], torch.tensor(0.5, dtype=torch.float64)),
+        net.params,
     )
     wide, narrow = bound(net.params, x), bound(tree.map(lambda p, m: p * m, net.params, half), x)
     teacher = wide.softmax(1)
@@ -292,8 +294,10 @@ def test_distillation_does_not_differentiate_the_teacher(net, federation):
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
-    half = entries(
-        server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params
+    half = entry_masks(
+        server["plan"],
+        prefix_neurons(server["plan"], torch.tensor(0.5, dtype=torch.float64)),
+        net.params,
     )
     batch = Batch(x, y, random=torch.tensor([[0.49]]))
     got = torch.func.grad(lambda params: method.loss(server, client, bound, params, batch))(

@@ -511,7 +511,7 @@ def test_changed_code_of_the_method_is_told(copy, monkeypatch):
 
 def test_predictions_have_the_same_numbers_and_places_each_time(folder, monkeypatch):
     def predict(self, net, params, batch):
-        return torch.cat([batch.random, batch.place[:, None].float().expand(-1, 9)], 1)
+        return torch.cat([batch.random, batch.indices[:, None].float().expand(-1, 9)], 1)
 
     run = fedpfl.load(folder)
     samples = run.samples(0, "train")[0][:1].expand(300, -1, -1, -1)  # of which not all go at once

@@ -197,7 +197,7 @@ class Batched(Backend):
             # As if differentiated, like in training: autocast then meets whole layers. Under vmap
             # alone it would meet their parts, and round other ones on a CPU than on a GPU.
             bound = self.net.bind(b, weight=batch.samples)
-            shown = batch.unlabelled()
+            shown = batch.without_labels()
             seen: Any = vjp(
                 lambda none: (none, method.predict(bound, p, shown)), batch.samples, has_aux=True
             )

@@ -173,7 +173,7 @@ class Loop(Backend):
         kept = list[Tensor]()
         with torch.no_grad(), self._autocast():
             for batch in data.chunks(random=tree.send(random, data.y.device)):
-                logits = job.method.predict(bound, job.params, batch.unlabelled())
+                logits = job.method.predict(bound, job.params, batch.without_labels())
                 allowed = (
                     logits if barred is None else logits.masked_fill(barred[client], -torch.inf)
                 )

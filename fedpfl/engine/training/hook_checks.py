@@ -20,7 +20,7 @@ from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, misplaced
+from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, argument_order_fault
 from fedpfl.models import Net
 
 Faults = Iterator[str]
@@ -368,7 +368,7 @@ def _turns(
     for turn in value:
         if not isinstance(turn, Turn):
             yield f"a list with {_kind(turn)} in it"
-        if turn.survey and (told := misplaced(turn.survey, ORDER["survey"])):
+        if turn.survey and (told := argument_order_fault(turn.survey, ORDER["survey"])):
             yield f"a turn whose survey takes {told}"
         if wrong := [
             number
@@ -399,7 +399,9 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
             if not isinstance(count := getattr(phase, name), Integral) or count < least:
                 yield f"a phase of {count!r} {name}"
         for name in ("loss", "step", "after_gradient"):
-            if (asked := getattr(phase, name)) and (told := misplaced(asked, ORDER[name])):
+            if (asked := getattr(phase, name)) and (
+                told := argument_order_fault(asked, ORDER[name])
+            ):
                 yield f"a phase whose {name} takes {told}"
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     `y` `[batch]`.
 
     y: None where labels are not shown, in the evaluation's `predict`.
-    place: the samples' numbers among the client's own of their split, `[batch]`; 0 for padding.
+    indices: the samples' numbers among the client's own of their split, `[batch]`; 0 for padding.
 
     The batched backend pads short batches; `mean`, `sum` and `cross_entropy` leave the padding out,
     so no method looks at `weight`, `[batch]`, which is 0 for padding and 1 for samples (None: no
@@ -34,14 +34,14 @@ class Batch(NamedTuple):
     y: Tensor
     weight: Tensor | None = None
     random: Tensor | None = None
-    place: Tensor | None = None
+    indices: Tensor | None = None
 
     @property
     def samples(self) -> Tensor:
         """Return 1.0 for each sample and 0.0 for padding, `[batch]`."""
         return torch.ones(len(self.x), device=self.x.device) if self.weight is None else self.weight
 
-    def unlabelled(self) -> Batch:
+    def without_labels(self) -> Batch:
         """Return the samples without their labels."""
         return self._replace(y=None)  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ class Data(NamedTuple):
             if self.x.dim() == 4
             else self.x[rows]
         )
-        return Batch(x, self.y[rows], place=rows)
+        return Batch(x, self.y[rows], indices=rows)
 
     def chunks(self, size: int = 256, random: Tensor | None = None) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size. random: their numbers `[samples,
@@ -125,7 +125,7 @@ class Shard:
         return self._gather()
 
     @cached_property
-    def held_out(self) -> Data:
+    def validation(self) -> Data:
         """Return the validation samples, perhaps none; only a method that `validates` may look at
         them.
         """

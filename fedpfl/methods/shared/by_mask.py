@@ -8,7 +8,7 @@ from fedpfl.methods.shared.method import Method
 
 
 @dataclass(frozen=True)
-class ByMask(Method):
+class PersonalByMask(Method):
     """Lay a client's personal entries over the server's where `client["mask"]` holds: it is there
     after `prepare`.
 

@@ -16,7 +16,7 @@ from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class ByName(Method):
+class PersonalByName(Method):
     """Lay a client's personal entries over the server's. A client that was never sampled has the
     initial ones.
     """
@@ -37,10 +37,10 @@ class ByName(Method):
         """Return the latest shared entries beside the client's personal ones."""
         return {**received, **client[self._key]}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Send the shared entries up, keep the personal ones."""
         names = client[self._key]
-        return tree.drop(end, names), {self._key: tree.select(end, names)}
+        return tree.drop(params, names), {self._key: tree.select(params, names)}
 
     def _head_loss(self, server, client, net, params, batch):
         """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do
@@ -49,17 +49,17 @@ class ByName(Method):
         return batch.cross_entropy(self.predict(net.still(), params, batch))
 
 
-def only(params: Tree, names: Collection[str]) -> Tree:
+def train_only(params: Tree, names: Collection[str]) -> Tree:
     """Return the mask of a phase in which the entries called so move."""
     return {name: name in names for name in params}
 
 
-def all_but(params: Tree, names: Collection[str]) -> Tree:
+def train_all_but(params: Tree, names: Collection[str]) -> Tree:
     """Return the mask of a phase in which the entries called so hold still."""
     return {name: name not in names for name in params}
 
 
-def top(parts: Parts, layers: int) -> tuple[str, ...]:
+def top_layer_names(parts: Parts, layers: int) -> tuple[str, ...]:
     """Return the names in the last `layers` of a network. Raises FedpflError where it has fewer."""
     below = len(parts.layers) - layers
     if below < 0:

@@ -11,7 +11,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 
 
-def highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
+def select_highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
     """Select the floor(tau n) highest scores and those equal to the last of them.
 
     If this last one is not above `cutoff`: all that are; if there are none, as above.
@@ -26,7 +26,7 @@ def highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
     return score >= least
 
 
-def overlaps(masks: Tree) -> Tensor:
+def mask_overlaps(masks: Tree) -> Tensor:
     """Return O `[clients, clients]`, float64, of stacked masks: |m_i - m_j| counts as n_i + n_j - 2
     (m_i and m_j).
     """
@@ -38,7 +38,7 @@ def overlaps(masks: Tree) -> Tensor:
     return torch.where(own > 0, 1 - (own + other - 2 * both) / (2 * own), 0.0)
 
 
-def collaborators(overlap: Tensor, played: int, beta: int) -> Tensor:
+def collaboration_mask(overlap: Tensor, played: int, beta: int) -> Tensor:
     """Tell whether client i takes the mean over client j too, bool `[clients, clients]`; over
     itself it always does.
 

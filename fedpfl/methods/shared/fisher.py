@@ -13,7 +13,7 @@ from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, squared_gradients
 
 
-def scores(
+def fisher_scores(
     net: Bound,
     logits: Callable[[Tree, Batch], Tensor],
     scored: Tree,

@@ -17,19 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def lda(mean: Tensor, cov: Tensor, prior: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def lda_head(mean: Tensor, cov: Tensor, prior: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return weight `[classes, features]` and bias `[classes]` of linear discriminant analysis."""
-    weight = torch.linalg.solve(shrunk(cov, eps), mean.T).T
+    weight = torch.linalg.solve(shrink_covariance(cov, eps), mean.T).T
     return weight, prior.to(mean).log() - (mean * weight).sum(1) / 2
 
 
-def shrunk(cov: Tensor, eps: float) -> Tensor:
+def shrink_covariance(cov: Tensor, eps: float) -> Tensor:
     """Return (1 - eps) cov + eps tr(cov) / d I."""
     scale = cov.diagonal().mean()
     return (1 - eps) * cov + eps * scale * torch.eye(len(cov), dtype=cov.dtype, device=cov.device)
 
 
-def frequencies(y: Tensor, classes: int, eps: float) -> Tensor:
+def class_frequencies(y: Tensor, classes: int, eps: float) -> Tensor:
     """Return each class's share of the samples plus `eps`, rescaled to the sum 1."""
     shares = torch.bincount(y, minlength=classes) / max(1, len(y)) + eps
     return shares / shares.sum()
@@ -44,7 +44,7 @@ def class_means(z: Tensor, y: Tensor, otherwise: Tensor, least: int) -> Tensor:
     return torch.where((counts >= least)[:, None], means, otherwise)
 
 
-def covariance(centred: Tensor, ridge: float) -> Tensor:
+def estimate_covariance(centred: Tensor, ridge: float) -> Tensor:
     """Estimate it from centred features, plus `ridge` I and 1e-4 in each entry, and make it
     positive definite.
     """
@@ -57,7 +57,7 @@ def covariance(centred: Tensor, ridge: float) -> Tensor:
     return cov
 
 
-class Mixture(NamedTuple):
+class MixtureTrial(NamedTuple):
     """Hold held-out features, and local and global means, in the basis where both covariances are
     diagonal.
     """
@@ -77,7 +77,7 @@ class Mixture(NamedTuple):
         z: Tensor,
         y: Tensor,
         prior: Tensor,
-    ) -> Mixture:
+    ) -> MixtureTrial:
         """Prepare held-out `z`, `y` for any mixture of `local` and `shared` statistics, each (mean,
         cov).
 
@@ -103,7 +103,7 @@ class Mixture(NamedTuple):
         return F.cross_entropy(logits, self.y, reduction="sum")
 
 
-def minimum(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor | None:
+def minimize_in_box(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor | None:
     """Return the point of [0, 1]^size where ten steps of L-BFGS-B from its centre end; None without
     a finite loss.
     """
@@ -127,7 +127,7 @@ def minimum(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor
     return torch.tensor(result.x).to(like) if math.isfinite(result.fun) else None
 
 
-def ranks(y: Tensor) -> Tensor:
+def ranks_in_class(y: Tensor) -> Tensor:
     """Count for each sample the earlier ones of the same label, `[samples]`."""
     order = y.argsort(stable=True)
     counts = torch.bincount(y)
@@ -137,13 +137,13 @@ def ranks(y: Tensor) -> Tensor:
     return rank
 
 
-def packed(cov: Tensor) -> Tensor:
+def pack_symmetric(cov: Tensor) -> Tensor:
     """Return the lower triangle of a symmetric matrix, a vector of d (d + 1) / 2 numbers."""
     rows, columns = torch.tril_indices(len(cov), len(cov), device=cov.device)
     return cov[rows, columns]
 
 
-def unpacked(triangle: Tensor) -> Tensor:
+def unpack_symmetric(triangle: Tensor) -> Tensor:
     """Undo `packed`."""
     width = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
     rows, columns = torch.tril_indices(width, width, device=triangle.device)

@@ -16,26 +16,26 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 
 
-def obp(model: Tree, server: Tree) -> Tree:
+def obp_score(model: Tree, server: Tree) -> Tree:
     """Return the Optimal-Brain-Damage score (theta_i - theta_g)^2 (eq. 19)."""
     return tree.map(lambda own, shared: (own - shared).square(), model, server)
 
 
-def obp_as_published(model: Tree, server: Tree) -> Tree:
+def published_obp_score(model: Tree, server: Tree) -> Tree:
     """Return |(theta_i - theta_g) * theta_i|, the earlier score behind the authors' published
     result files.
     """
     return tree.map(lambda own, shared: ((own - shared) * own).abs(), model, server)
 
 
-def gradient(start: Tree, end: Tree) -> Tree:
+def movement_score(start: Tree, end: Tree) -> Tree:
     """Return |theta_start - theta_end|, how far the last local training went (eq. 5; FedSelect,
     PSPFL).
     """
     return tree.map(lambda before, after: (before - after).abs(), start, end)
 
 
-def rescaled(scores: Tree) -> Tree:
+def rescale_scores(scores: Tree) -> Tree:
     """Rescale each tensor to [0, 1]; a constant one becomes zero, where the published code divides
     0 by 0.
     """
@@ -47,7 +47,7 @@ def rescaled(scores: Tree) -> Tree:
     return tree.map(rescale, scores)
 
 
-def rank(q: float, n: int) -> int:
+def quantile_rank(q: float, n: int) -> int:
     """Return the q-quantile's index among n sorted entries: floor(q (n - 1)) in float64, or a very
     near integer.
     """
@@ -58,10 +58,10 @@ def rank(q: float, n: int) -> int:
 
 def personal_count(q: float, n: int) -> int:
     """Count how many of n distinct scores lie strictly above the q-quantile (reproduces Table II)."""
-    return n - 1 - rank(q, n)
+    return n - 1 - quantile_rank(q, n)
 
 
-def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
+def mask_above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
     """Select the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and
     8).
 
@@ -70,7 +70,7 @@ def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
     interpolated quantile, exactly and for any number of entries.
     """
     if norm == "layer":
-        scores = rescaled(scores)
+        scores = rescale_scores(scores)
     threshold = order_statistic(tree.ravel(scores), q)
     return tree.map(lambda leaf: leaf > threshold, scores)
 
@@ -80,7 +80,7 @@ def order_statistic(values: Tensor, q: float) -> Tensor:
     (0-dimensional).
     """
     n = values.numel()
-    index = rank(q, n)
+    index = quantile_rank(q, n)
     above = n - index  # selecting the few largest is cheaper than ordering the many smaller
     if above <= n // 8:
         return values.topk(above, sorted=False).values.amin()

@@ -9,7 +9,7 @@ import torch
 from fedpfl.ground.tree import Tree
 
 
-def linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
+def init_linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
     """Return a linear map's `weight` `[outputs, inputs]` and `bias`, as torch.nn.Linear draws them."""
     bound = inputs**-0.5
     shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
@@ -19,7 +19,7 @@ def linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
     }
 
 
-def seeded(seed: int) -> torch.Generator:
+def seeded_generator(seed: int) -> torch.Generator:
     """Return a generator for such layers, which draws other numbers than a network's initial values
     of that seed.
     """

@@ -15,7 +15,7 @@ from fedpfl.methods.shared.neurons import Rounding
 from fedpfl.models.wiring import Wiring
 
 
-def counts(
+def level_neuron_counts(
     params: Tree, wiring: Wiring, level: float, worth: list[float], tolerance: float, by: Rounding
 ) -> Tensor:
     """Return how many neurons of each group the level of a share of all scalars has, int64
@@ -35,8 +35,8 @@ def counts(
         shares = torch.tensor(
             [min(max(100 * own / gamma, 0.01), 1.0) for own in worth], dtype=torch.float64
         )
-        kept = neurons.kept({"width": sizes}, shares, by)
-        apart = _scalars(params, wiring, kept.tolist()) / total - level
+        kept = neurons.neuron_counts({"width": sizes}, shares, by)
+        apart = _count_scalars(params, wiring, kept.tolist()) / total - level
         if abs(apart) < best:
             best, nearest = abs(apart), kept
         if apart <= tolerance:
@@ -44,7 +44,7 @@ def counts(
     return nearest
 
 
-def worth(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[float]:
+def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[float]:
     """Return what each group is worth keeping, 1 - APoZ_l log P_l / log max P; P_l: the scalars of
     its layers.
 
@@ -71,7 +71,7 @@ def worth(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[float]:
     ]
 
 
-def _scalars(params: Tree, wiring: Wiring, kept: list[int]) -> int:
+def _count_scalars(params: Tree, wiring: Wiring, kept: list[int]) -> int:
     """Count the scalars of a network with so many neurons in each group."""
     count = dict(zip(wiring.widths, kept, strict=True))
     total = 0

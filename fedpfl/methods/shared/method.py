@@ -2,8 +2,8 @@
 FedAvg's.
 
 Arguments come in one order: the server's side (`server`, or what is `received` of it), the client's
-(`client`, `clients`), the net, trees (`params`, `start`, `end`, `uploads`), data (`batch`, `shard`,
-`kept`), and then the rest.
+(`client`, `clients`), the net, trees (`params`, `start`, `uploads`), data (`batch`, `shard`,
+`aux`), and then the rest.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Phase(NamedTuple):
         `Method.after_training`.
     step: `step(server, client, net, params, batch) -> params, loss` takes the place of an SGD step
         on a loss; gradients by `net.gradient`.
-    after_gradient: `after_gradient(server, client, params, grads, batch, loss, kept) -> client`,
-        before the step is made; kept is {} where the loss left nothing.
+    after_gradient: `after_gradient(server, client, params, grads, batch, loss, aux) -> client`,
+        before the step is made; aux is {} where the loss left nothing.
     batches: minibatches that a step takes; with more than one `step` is given a tuple of so many,
         and what is left of an epoch is skipped.
     sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
@@ -72,7 +72,7 @@ SERVED = {"turns", "before_turn", "download", "aggregate"}
 ORDER = {
     "loss": ("server", "client", "net", "params", "batch"),
     "step": ("server", "client", "net", "params", "batch"),
-    "after_gradient": ("server", "client", "params", "grads", "batch", "loss", "kept"),
+    "after_gradient": ("server", "client", "params", "grads", "batch", "loss", "aux"),
     "survey": ("server", "clients", "uploads"),
 }
 """The arguments of a Phase's functions and a Turn's."""
@@ -122,7 +122,7 @@ class Method(Checked):
     """
 
     validates: ClassVar[bool] = False
-    """Whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
+    """Whether hooks look at `Shard.validation`: a run that holds no samples out is then refused."""
 
     pairs: ClassVar[int] = 0
     """How many low-rank pairs the method wants in an adapted layer (adapter=lora, adapter.pairs):
@@ -173,9 +173,11 @@ class Method(Checked):
                 continue
             if not hasattr(Method, name):
                 raise FedpflError(
-                    f"{cls.__name__}.{name} is no hook of a method{did_you_mean(name, hooks())}; what is not begins with _"
+                    f"{cls.__name__}.{name} is no hook of a method{did_you_mean(name, hook_names())}; what is not begins with _"
                 )
-            if callable(value) and (fault := misplaced(getattr(cls, name), getattr(Method, name))):
+            if callable(value) and (
+                fault := argument_order_fault(getattr(cls, name), getattr(Method, name))
+            ):
                 raise FedpflError(f"{cls.__name__}.{name} takes {fault}")
 
     # ---- before round 1
@@ -212,13 +214,13 @@ class Method(Checked):
         self,
         server: Tree,
         clients: dict[str, Tree],
-        others: Callable[[Sequence[int]], dict[str, Tree]],
+        read_states: Callable[[Sequence[int]], dict[str, Tree]],
         generator: Generator | None,
     ) -> dict[str, Tree]:
         """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`, laid over
         their states.
 
-        clients: their states. others: gives the states of any clients that take part, stacked, by
+        clients: their states. read_states: gives the states of any clients that take part, stacked, by
         their numbers, as they are now. It is also asked before all clients are evaluated, newcomers
         apart, and may branch on values. `statistics` are those that the clients begin with, as they
         are of `before_training` and `before_evaluation`; of `after_training` those that they end
@@ -287,12 +289,12 @@ class Method(Checked):
         net: Bound,
         params: Tree,
         shard: Shard,
-        kept: Tree,
+        aux: Tree,
     ) -> dict[str, Tree]:
         """Return what the client finds out from its data with the trained `params`, laid over its
         state.
 
-        Called client by client, the net in evaluation mode. kept: what the losses left beside them,
+        Called client by client, the net in evaluation mode. aux: what the losses left beside them,
         of all steps in turn; {} if there was nothing.
         """
         return {}
@@ -304,12 +306,12 @@ class Method(Checked):
         return {}
 
     def finish(
-        self, server: Tree, client: dict[str, Tree], start: Tree, end: Tree
+        self, server: Tree, client: dict[str, Tree], start: Tree, params: Tree
     ) -> tuple[Tree, dict[str, Tree]]:
         """Return what goes up after training, and the client's state; entries that are not init's
         are dropped.
         """
-        return end, client
+        return params, client
 
     def aggregate(
         self,
@@ -383,7 +385,7 @@ class Method(Checked):
         return self.start(tree.unmask_received(self.download(server, client)), client)
 
 
-def hooks() -> list[str]:
+def hook_names() -> list[str]:
     """Return the names of all hooks."""
     return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_"]
 
@@ -393,32 +395,35 @@ def flag(like: Tree) -> Tensor:
     return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)
 
 
-def arguments(function: Callable[..., Any]) -> list[str]:
+def argument_names(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's arguments but for `self`."""
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
 @functools.cache
-def _known() -> set[str]:
+def _hook_argument_names() -> set[str]:
     """Return the names of all hooks' arguments, and `x`, which `predict` was given where it is
     given a batch now.
     """
-    return {name for hook in hooks() for name in arguments(getattr(Method, hook))} | {"x"}
+    return {name for hook in hook_names() for name in argument_names(getattr(Method, hook))} | {"x"}
 
 
-def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]) -> str:
+def argument_order_fault(
+    function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]
+) -> str:
     """Say what to change where a function takes the contract's arguments, which `like` has, in
     another order.
 
     Names of its own are free, so are `*args`; "" if nothing is to be changed.
     """
-    right = arguments(like) if callable(like) else list(like)
+    right = argument_names(like) if callable(like) else list(like)
     kinds = {own.kind for own in inspect.signature(function).parameters.values()}
-    given = arguments(function)
+    given = argument_names(function)
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         return ""
     strange = any(
-        own != wanted and own in _known() for own, wanted in zip(given, right, strict=False)
+        own != wanted and own in _hook_argument_names()
+        for own, wanted in zip(given, right, strict=False)
     )
     if not strange and len(given) == len(right):
         return ""

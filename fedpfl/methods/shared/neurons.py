@@ -24,7 +24,7 @@ Rounding = Literal["floor", "ceil", "round"]
 SLACK = 1e-9  # so that 0.29 * 100 counts as 29
 
 
-def plan(params: Tree, parts: Parts) -> Tree:
+def build_plan(params: Tree, parts: Parts) -> Tree:
     """Return tensors that say for every entry of `params` (and every buffer) between which neurons
     it lies.
 
@@ -75,7 +75,7 @@ def plan(params: Tree, parts: Parts) -> Tree:
     }
 
 
-def kept(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
+def neuron_counts(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
     """Return how many neurons of each neuron's group a sub-model has, `[neurons]`; `share`:
     0-dimensional float64.
     """
@@ -85,29 +85,33 @@ def kept(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
     return whole.clamp(min=1).minimum(plan["width"].double()).long()
 
 
-def prefix(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
+def prefix_neurons(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
     """Return the first neurons of every group."""
-    return with_always(plan["place"] < kept(plan, share, rounding))
+    return append_always_active(plan["place"] < neuron_counts(plan, share, rounding))
 
 
-def first(plan: Tree, counts: Tensor) -> Tensor:
+def first_neurons(plan: Tree, counts: Tensor) -> Tensor:
     """Return the first neurons of each group, as many as `counts` `[groups]` says."""
-    return with_always(plan["place"] < counts[plan["group"]])
+    return append_always_active(plan["place"] < counts[plan["group"]])
 
 
-def leading(plan: Tree, active: Tensor) -> Tensor:
+def leading_neurons(plan: Tree, active: Tensor) -> Tensor:
     """Return as many of the first neurons of every group as it has active ones."""
-    return first(
+    return first_neurons(
         plan, torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long())
     )
 
 
-def window(plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor") -> Tensor:
+def rolling_neurons(
+    plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor"
+) -> Tensor:
     """Return as many neurons of every group as `prefix`, from number `shift` on and round about."""
-    return with_always((plan["place"] - shift) % plan["width"] < kept(plan, share, rounding))
+    return append_always_active(
+        (plan["place"] - shift) % plan["width"] < neuron_counts(plan, share, rounding)
+    )
 
 
-def top(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") -> Tensor:
+def top_neurons(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") -> Tensor:
     """Return the neurons of highest `score` `[neurons]` in every group, of equals the first; random
     scores draw.
     """
@@ -116,10 +120,10 @@ def top(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") 
         plan["group"][order].argsort(stable=True)
     ]  # group by group, the best first: as `place` counts
     rank = torch.empty_like(plan["place"]).scatter(0, order, plan["place"])
-    return with_always(rank < kept(plan, share, rounding))
+    return append_always_active(rank < neuron_counts(plan, share, rounding))
 
 
-def entries(plan: Tree, active: Tensor, params: Tree) -> Tree:
+def entry_masks(plan: Tree, active: Tensor, params: Tree) -> Tree:
     """Return which entries of `params` lie between active neurons, as bools of its form."""
 
     def mask(name: str, leaf: Tensor) -> Tensor:
@@ -131,12 +135,12 @@ def entries(plan: Tree, active: Tensor, params: Tree) -> Tree:
     return {name: mask(name, leaf) for name, leaf in params.items()}
 
 
-def statistics(plan: Tree, active: Tensor) -> Tree:
+def statistics_masks(plan: Tree, active: Tensor) -> Tree:
     """Return which BatchNorm statistics belong to active neurons (counters: always)."""
     return {name: active[numbers] for name, numbers in plan["buffers"].items()}
 
 
-def incoming(plan: Tree, values: Tree) -> Tensor:
+def sum_incoming(plan: Tree, values: Tree) -> Tensor:
     """Add up `values` (a tree like the parameters) over each neuron's incoming weights, not its
     bias: `[neurons]`.
     """
@@ -146,7 +150,7 @@ def incoming(plan: Tree, values: Tree) -> Tensor:
     return total[:-1]
 
 
-def with_always(own: Tensor) -> Tensor:
+def append_always_active(own: Tensor) -> Tensor:
     """Return `active` for the neurons `own` `[neurons]`, with the last entry, which is always
     active.
     """

@@ -15,7 +15,7 @@ from fedpfl.models import Bound
 
 
 @dataclass(frozen=True)
-class Pooled(Method):
+class ModelPool(Method):
     """Keep a model and its BatchNorm statistics on each client; nothing is averaged.
 
     The server notes whose models there are, in `pool` `[clients]`, and the rounds that it has
@@ -49,14 +49,15 @@ class Pooled(Method):
         return client["model"]
 
 
-def held_out_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> Tensor:
+def validation_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> Tensor:
     """Return the mean cross-entropy of a model on a client's held-out samples, float64."""
     still = net.still({"main": statistics})
     with torch.no_grad():
         losses = [
-            batch.losses(still(model, batch.x)).double().sum() for batch in shard.held_out.chunks()
+            batch.losses(still(model, batch.x)).double().sum()
+            for batch in shard.validation.chunks()
         ]
-    return torch.stack(losses).sum() / len(shard.held_out.y)
+    return torch.stack(losses).sum() / len(shard.validation.y)
 
 
 def gain_per_distance(gain: Tensor, model: Tree, old: Tree) -> Tensor:
@@ -67,7 +68,7 @@ def gain_per_distance(gain: Tensor, model: Tree, old: Tree) -> Tensor:
     return torch.where(apart > 0, gain / apart, 0.0).nan_to_num(0.0, 0.0, 0.0)
 
 
-def offered(
+def choose_candidates(
     pool: Tensor, affinity: Tensor, own: int, count: int, rate: float, generator: torch.Generator
 ) -> list[int]:
     """Return up to `count` numbers of the clients in `pool` `[clients]` but `own`, by FedFomo's

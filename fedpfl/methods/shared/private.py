@@ -8,7 +8,7 @@ from typing import Any
 from fedpfl.methods.shared.method import Phase
 
 
-def side_by_side(
+def two_model_phases(
     epochs: int, own: int, global_loss: Callable[..., Any], personal_loss: Callable[..., Any]
 ) -> list[Phase]:
     """Return the phases for trees `{"w": ..., "v": ...}`: both together, then the one with more

@@ -17,7 +17,7 @@ from fedpfl.methods.shared.submodel import Submodel
 
 
 @dataclass(frozen=True)
-class Pruned(Submodel, ABC):
+class PrunedSubmodel(Submodel, ABC):
     """At its first participation a client receives the full model and ranks the neurons of each
     hidden layer; the top share of its width is its sub-model for good. This is the version that
     FedSPU compares with.
@@ -56,11 +56,13 @@ class Pruned(Submodel, ABC):
                 grads, _ = net.gradient(partial(self.loss, server, client), copy, batch)
                 copy = tree.map(lambda leaf, grad: leaf - self.ranking_lr * grad, copy, grads)
                 total = tree.map(torch.add, total, grads)
-        score = neurons.incoming(server["plan"], self._scores(copy, total))
-        return {"own": neurons.top(server["plan"], client["width"], score, self.rounding)[:-1]}
+        score = neurons.sum_incoming(server["plan"], self._scores(copy, total))
+        return {
+            "own": neurons.top_neurons(server["plan"], client["width"], score, self.rounding)[:-1]
+        }
 
     def _active(self, server, client):
-        return neurons.with_always(client["own"])
+        return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
         """Send the full model once, then the client's part."""
@@ -75,8 +77,8 @@ class Pruned(Submodel, ABC):
             model = tree.where(client["participated"], model, client["model"])
         return tree.apply_mask(model, client["mask"])
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Upload the client's part, and once which neurons it has."""
         told = Agreed(client["own"], ~client["participated"].expand(client["own"].shape))
-        upload, client = super().finish(server, client, start, end)
+        upload, client = super().finish(server, client, start, params)
         return {**upload, "own": told}, client

@@ -12,25 +12,25 @@ SCALES = (1e-4, 1.0, 1000)  # tried for z: from, to, how many
 NEAREST = 1e-4  # distances below this count as this
 
 
-def at(params: Tree, alpha: Tensor) -> Tree:
+def params_at(params: Tree, alpha: Tensor) -> Tree:
     """Return the network's parameters at one point of the simplex."""
     heads = tree.map(lambda ends: (alpha.view(-1, 1, 1) * ends).sum(0), params["endpoints"])
     return {**params["shared"], **heads}
 
 
-def centres(points: Tensor, count: int) -> Tensor:
+def client_centres(points: Tensor, count: int) -> Tensor:
     """Turn points `[clients, n]`, float64, into points of the simplex `[clients, count]` that lie
     apart.
 
     They are the projected principal components, at that scale z at which their Riesz energy is
     least.
     """
-    kappa, best, least = components(points, count), None, torch.inf
+    kappa, best, least = principal_components(points, count), None, torch.inf
     clients = len(points)
     for scales in torch.linspace(*SCALES, dtype=points.dtype, device=points.device).split(
         1 + 2**21 // clients**2
     ):
-        beta = onto_simplex(kappa, scales.view(-1, 1, 1))
+        beta = project_to_simplex(kappa, scales.view(-1, 1, 1))
         beta = beta / beta.sum(-1, keepdim=True)
         distance = torch.cdist(beta, beta, compute_mode="donot_use_mm_for_euclid_dist").clamp(
             min=NEAREST
@@ -44,7 +44,7 @@ def centres(points: Tensor, count: int) -> Tensor:
     return best
 
 
-def components(points: Tensor, count: int) -> Tensor:
+def principal_components(points: Tensor, count: int) -> Tensor:
     """Return the first principal components of points `[clients, n]`: `[clients, count]`, zero
     beyond their rank.
     """
@@ -55,7 +55,7 @@ def components(points: Tensor, count: int) -> Tensor:
     return torch.cat([scores, scores.new_zeros(len(scores), count - scores.shape[1])], 1)
 
 
-def onto_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
+def project_to_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
     """Return the nearest points with no negative coordinate and the sum `total`, along the last
     axis.
     """
@@ -67,7 +67,7 @@ def onto_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
     return (points - excess.gather(-1, support - 1) / support).clamp(min=0)
 
 
-def endpoint(like: Tensor, seed: int, number: int) -> Tensor:
+def draw_endpoint(like: Tensor, seed: int, number: int) -> Tensor:
     """Draw one endpoint, Xavier normal, from a generator of its number: the first ones of many are
     those of few.
     """

@@ -16,14 +16,14 @@ from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.methods.shared.neurons import Rounding
 
-Assign = Literal["blocks", "random"]
+Assignment = Literal["blocks", "random"]
 Widths = tuple[Annotated[float, Above(0), AtMost(1)], ...]
 
-FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
+FIVE_WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
 
 
 @dataclass(frozen=True)
-class Cut(Method, ABC):
+class PartialModel(Method, ABC):
     """A client trains the part of the global model that lies between its active neurons.
 
     A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A
@@ -44,7 +44,7 @@ class Cut(Method, ABC):
 
     def init(self, params, parts):
         """Give the server the full model and its plan, the client a model of its own."""
-        return {"model": params, "plan": neurons.plan(params, parts)}, {"model": params}
+        return {"model": params, "plan": neurons.build_plan(params, parts)}, {"model": params}
 
     def buffers(self):
         """Keep statistics with the clients."""
@@ -56,7 +56,7 @@ class Cut(Method, ABC):
         return {
             **client,
             "active": active,
-            "mask": neurons.entries(server["plan"], active, server["model"]),
+            "mask": neurons.entry_masks(server["plan"], active, server["model"]),
         }
 
     def download(self, server, client):
@@ -69,11 +69,11 @@ class Cut(Method, ABC):
 
     def updated_buffers(self, server, client):
         """Move the statistics of active neurons."""
-        return {"main": neurons.statistics(server["plan"], client["active"])}
+        return {"main": neurons.statistics_masks(server["plan"], client["active"])}
 
-    def finish(self, server, client, start, end):
+    def finish(self, server, client, start, params):
         """Upload the active entries, and keep the trained model."""
-        return {"model": Agreed(end, client["mask"])}, {**client, "model": end}
+        return {"model": Agreed(params, client["mask"])}, {**client, "model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over the clients that trained it."""
@@ -87,7 +87,7 @@ class Cut(Method, ABC):
         """Return what the client trained last; before that, the part of the initial model that it
         can hold.
         """
-        own = neurons.entries(server["plan"], self._active(server, client), client["model"])
+        own = neurons.entry_masks(server["plan"], self._active(server, client), client["model"])
         return self.evaluated(server, client, tree.apply_mask(client["model"], own))
 
     def metrics(self, server, client):
@@ -99,7 +99,7 @@ class Cut(Method, ABC):
 
 
 @dataclass(frozen=True)
-class Submodel(Cut, ABC):
+class Submodel(PartialModel, ABC):
     """Clients differ in the share of neurons that they can hold.
 
     widths: shares of each hidden layer's neurons that devices can hold.
@@ -107,8 +107,8 @@ class Submodel(Cut, ABC):
     rounding: of share times neurons; at least one neuron is left.
     """
 
-    widths: Widths = FIVE
-    assign: Assign = "blocks"
+    widths: Widths = FIVE_WIDTHS
+    assign: Assignment = "blocks"
     rounding: Rounding = "floor"
 
     def __post_init__(self):
@@ -125,11 +125,11 @@ class Submodel(Cut, ABC):
 
     def init_clients(self, clients, generator):
         """Return the clients' widths."""
-        return {"width": assigned(self.widths, self.assign, generator, clients)}
+        return {"width": assign_values(self.widths, self.assign, generator, clients)}
 
 
 @dataclass(frozen=True)
-class Drawn(Submodel, ABC):
+class RandomSubmodel(Submodel, ABC):
     """The active neurons are drawn at random, anew for every client and round."""
 
     server_sees = "each upload"
@@ -139,7 +139,7 @@ class Drawn(Submodel, ABC):
         return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
 
     def _active(self, server, client):
-        return neurons.top(server["plan"], client["width"], client["lot"], self.rounding)
+        return neurons.top_neurons(server["plan"], client["width"], client["lot"], self.rounding)
 
     def download(self, server, client):
         """Send the active entries, and a bit per neuron."""
@@ -154,8 +154,8 @@ class Drawn(Submodel, ABC):
         return client["model"]
 
 
-def assigned(
-    values: tuple[float, ...], assign: Assign, generator: Generator, clients: int
+def assign_values(
+    values: tuple[float, ...], assign: Assignment, generator: Generator, clients: int
 ) -> Tensor:
     """Return one of `values` for each client, float64 `[clients]`: as many of each in order, or
     drawn uniformly.

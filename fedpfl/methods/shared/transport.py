@@ -18,10 +18,10 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Parts
 
-Mode = Literal["one", "balanced"]
+MatchingMode = Literal["one", "balanced"]
 
 
-def writers(params: Tree, parts: Parts) -> Tensor:
+def writing_weights(params: Tree, parts: Parts) -> Tensor:
     """Return for each group of neurons the parameter that they are compared by, as its position in
     `params`.
     """
@@ -31,7 +31,7 @@ def writers(params: Tree, parts: Parts) -> Tensor:
     )
 
 
-def dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
+def cut_dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
     """Return the small network between active neurons."""
 
     def cut(name: str, leaf: Tensor) -> Tensor:
@@ -41,14 +41,16 @@ def dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
     return {name: cut(name, leaf) for name, leaf in params.items()}
 
 
-def grown(small: Tree, mask: Tree) -> Tree:
+def embed_dense(small: Tree, mask: Tree) -> Tree:
     """Undo `dense`, with zeros around; `mask` says which entries lie between active neurons."""
     return tree.map(
         lambda leaf, own: leaf.new_zeros(own.shape).masked_scatter(own, leaf), small, mask
     )
 
 
-def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) -> tuple[Tree, Tree]:
+def align_neurons(
+    plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: MatchingMode
+) -> tuple[Tree, Tree]:
     """Return `source` with the neurons of `target`, and which of its entries lie between neurons
     that got something.
 
@@ -72,8 +74,8 @@ def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) ->
         sides = [source[name].double(), target[name].double()]
         inner = axes[name][1 - axis]
         if inner is not None:
-            sides[0] = moved(sides[0], 1 - axis, moves[inner])
-            there = reached(moves[inner], sides[0].shape[1 - axis]).nonzero().flatten()
+            sides[0] = move_neurons(sides[0], 1 - axis, moves[inner])
+            there = reached_entries(moves[inner], sides[0].shape[1 - axis]).nonzero().flatten()
             sides = [side.index_select(1 - axis, there) for side in sides]
         sides = [side.movedim(axis, 0).flatten(1) for side in sides]
         bias = name.removesuffix("weight") + "bias"
@@ -86,21 +88,23 @@ def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) ->
         block = len(numbers) // number.count(group)  # entries of a neuron along the axis
         sides = [side.unflatten(0, (-1, block)).flatten(1) for side in sides]
         moves.append(
-            match(torch.cdist(sides[0], sides[1], compute_mode="use_mm_for_euclid_dist"), mode)
+            match_neurons(
+                torch.cdist(sides[0], sides[1], compute_mode="use_mm_for_euclid_dist"), mode
+            )
         )
     aligned, covered = {}, {}
     for name, leaf in source.items():
         values, mask = leaf.double(), torch.ones_like(target[name], dtype=torch.bool)
         for axis, own in enumerate(axes[name]):
             if own is not None:
-                values = moved(values, axis, moves[own])
-                there = reached(moves[own], values.shape[axis])
+                values = move_neurons(values, axis, moves[own])
+                there = reached_entries(moves[own], values.shape[axis])
                 mask &= there.view(-1, *[1] * (leaf.dim() - axis - 1))
         aligned[name], covered[name] = values.to(target[name].dtype).contiguous(), mask
     return aligned, covered
 
 
-def moved(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
+def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
     """Put the neurons along an axis, each a block of entries, in their new places; whole neurons
     stay as they are.
     """
@@ -112,12 +116,12 @@ def moved(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
     return torch.tensordot(parts, move, ([axis], [0])).movedim(-1, axis).flatten(axis, axis + 1)
 
 
-def reached(move: Tensor, size: int) -> Tensor:
+def reached_entries(move: Tensor, size: int) -> Tensor:
     """Return which of `size` entries along an axis belong to target neurons that got something."""
     return (move.sum(0) > 0).repeat_interleave(size // move.shape[1])
 
 
-def match(cost: Tensor, mode: Mode) -> Tensor:
+def match_neurons(cost: Tensor, mode: MatchingMode) -> Tensor:
     """Return the move of least cost `[source, target]`.
 
     one: each neuron of the smaller side has one partner, the others of the larger side have none.
@@ -126,12 +130,12 @@ def match(cost: Tensor, mode: Mode) -> Tensor:
     as good.
     """
     costs = cost.cpu() if bool(cost.isfinite().all()) else torch.zeros(cost.shape, dtype=cost.dtype)
-    amounts = transport(costs) if mode == "balanced" else partners(costs)
+    amounts = solve_transport(costs) if mode == "balanced" else solve_assignment(costs)
     total = amounts.sum(0)
     return (amounts / total.where(total > 0, 1.0)).to(cost.device)
 
 
-def partners(costs: Tensor) -> Tensor:
+def solve_assignment(costs: Tensor) -> Tensor:
     """Return 1 for each of the pairs of least cost, as many as fit, and 0 elsewhere."""
     from scipy import optimize  # takes a while to import
 
@@ -141,7 +145,7 @@ def partners(costs: Tensor) -> Tensor:
     return pairs
 
 
-def transport(costs: Tensor) -> Tensor:
+def solve_transport(costs: Tensor) -> Tensor:
     """Return whole amounts between sources and targets, of least cost: the smallest ones with which
     all sources give the same amount, all targets get the same, and everything arrives.
 
@@ -152,16 +156,16 @@ def transport(costs: Tensor) -> Tensor:
     whole = math.lcm(sources, targets)
     give, get = whole // sources, whole // targets
     if whole <= 4 * max(sources, targets):
-        pairs = partners(costs.repeat_interleave(give, 0).repeat_interleave(get, 1))
+        pairs = solve_assignment(costs.repeat_interleave(give, 0).repeat_interleave(get, 1))
         amounts = pairs.view(sources, give, targets, get).sum((1, 3))
     else:
-        amounts = _program(costs, give, get)
+        amounts = _solve_linear_program(costs, give, get)
     assert bool((amounts.sum(1) == give).all())
     assert bool((amounts.sum(0) == get).all())
     return amounts
 
 
-def _program(costs: Tensor, give: int, get: int) -> Tensor:
+def _solve_linear_program(costs: Tensor, give: int, get: int) -> Tensor:
     """Solve it as a linear program, where each source gives `give` and each target gets `get`."""
     from scipy import optimize, sparse
 

@@ -13,7 +13,7 @@ from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import training_shard
 from fedpfl.methods import Batch, PFedFDA
-from fedpfl.methods.shared.gaussian import unpacked
+from fedpfl.methods.shared.gaussian import unpack_symmetric
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.pfedfda import pfedfda
@@ -35,7 +35,7 @@ def played(net, federation):
 def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, net, federation):
     states, (servers, logits) = played(backend), expected
     for t, state in enumerate(states[1:]):
-        got = {"mean": state.server["mean"], "cov": unpacked(state.server["cov"])}
+        got = {"mean": state.server["mean"], "cov": unpack_symmetric(state.server["cov"])}
         assert_close(got, {part: servers[t][part] for part in got}, atol=1e-4, rtol=1e-4)
         body = {name: servers[t]["body"][name] for name in state.server["body"]}
         assert_close(state.server["body"], body, atol=1e-5 if t else 2e-6, rtol=0.0)
