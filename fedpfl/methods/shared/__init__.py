@@ -1,3 +1,1 @@
-"""What several methods are made of: the contract, minibatches, scores, sub-models, families with a
-base.
-"""
+"""What several methods share: the contract, minibatches, scores, sub-models and families."""

@@ -1,4 +1,4 @@
-"""The family of methods whose clients take some entries from their own model, chosen one by one."""
+"""Methods whose clients take some entries from their own model, chosen one by one."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,10 +9,10 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class PersonalByMask(Method):
-    """Lay a client's personal entries over the server's where `client["mask"]` holds: it is there
-    after `prepare`.
+    """Lay a client's personal entries over the server's, where `client["mask"]` holds.
 
-    The mask is element-wise and has the names of the tensors in which something can be personal.
+    `prepare` puts the mask there. It is element-wise and has the names of the tensors in which
+    something can be personal.
     """
 
     _key: ClassVar[str] = "model"
@@ -21,7 +21,9 @@ class PersonalByMask(Method):
     def start(self, received, client):
         """Return the personal entries of the client's model among the others of the server's."""
         mask = client["mask"]
-        return {**received, **tree.where(mask, client[self._key], tree.select(received, mask))}
+        received_part = tree.select(received, mask)
+        mixed = tree.where(mask, client[self._key], received_part)
+        return {**received, **mixed}
 
     def masks(self, server, client):
         """Return the mask that the client would enter the next round with."""
@@ -29,8 +31,7 @@ class PersonalByMask(Method):
 
     def metrics(self, server, client):
         """Count the personal entries of each tensor, and return their share of all entries."""
-        counts = {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}
-        return {
-            "personal_share": tree.ravel(client["mask"]).sum().double() / tree.size(server),
-            **counts,
-        }
+        mask = client["mask"]
+        personal = tree.ravel(mask).sum().double()
+        counts = {f"personal/{name}": leaf.sum() for name, leaf in mask.items()}
+        return {"personal_share": personal / tree.size(server), **counts}

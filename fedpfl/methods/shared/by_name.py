@@ -1,6 +1,4 @@
-"""The family of methods whose clients keep some entries of the model, chosen by name, to
-themselves.
-"""
+"""Methods whose clients keep some entries of the model, chosen by name, to themselves."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class PersonalByName(Method):
-    """Lay a client's personal entries over the server's. A client that was never sampled has the
-    initial ones.
+    """Lay a client's personal entries, chosen by name, over the server's.
+
+    A client that was never sampled has the initial ones.
     """
 
     _key: ClassVar[str] = "own"
@@ -31,7 +30,9 @@ class PersonalByName(Method):
     def init(self, params, parts):
         """Give the shared entries to the server, the personal ones to the client."""
         names = self._personal(parts)
-        return tree.drop(params, names), {self._key: tree.select(params, names)}
+        shared = tree.drop(params, names)
+        personal = tree.select(params, names)
+        return shared, {self._key: personal}
 
     def start(self, received, client):
         """Return the latest shared entries beside the client's personal ones."""
@@ -40,32 +41,41 @@ class PersonalByName(Method):
     def finish(self, server, client, start, params):
         """Send the shared entries up, keep the personal ones."""
         names = client[self._key]
-        return tree.drop(params, names), {self._key: tree.select(params, names)}
+        shared = tree.drop(params, names)
+        personal = tree.select(params, names)
+        return shared, {self._key: personal}
 
     def _head_loss(self, server, client, net, params, batch):
-        """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do
-        not move.
+        """Return the cross-entropy on the features of a frozen body.
+
+        The body's BatchNorm layers use their running statistics and do not move them.
         """
-        return batch.cross_entropy(self.predict(net.still(), params, batch))
+        frozen_statistics = net.still()
+        return batch.cross_entropy(self.predict(frozen_statistics, params, batch))
 
 
 def train_only(params: Tree, names: Collection[str]) -> Tree:
-    """Return the mask of a phase in which the entries called so move."""
+    """Return the mask of a phase in which only the entries with these names move."""
     return {name: name in names for name in params}
 
 
 def train_all_but(params: Tree, names: Collection[str]) -> Tree:
-    """Return the mask of a phase in which the entries called so hold still."""
+    """Return the mask of a phase in which all entries but those with these names move."""
     return {name: name not in names for name in params}
 
 
 def top_layer_names(parts: Parts, layers: int) -> tuple[str, ...]:
-    """Return the names in the last `layers` of a network. Raises FedpflError where it has fewer."""
-    below = len(parts.layers) - layers
-    if below < 0:
+    """Return the names of the parameters in the last `layers` of a network.
+
+    Raises:
+        FedpflError: where the network has fewer layers, or it is not clear which one is the last.
+    """
+    depth = len(parts.layers)
+    first = depth - layers
+    if first < 0:
         raise FedpflError(
-            f"method.layers must be at most {len(parts.layers)}, the network's layers, got {layers}"
+            f"method.layers must be at most {depth}, the network's layers, got {layers}"
         )
-    if layers and below:
+    if 0 < layers < depth:
         _ = parts.head  # raises where it is not clear which layer is the last
-    return tuple(name for layer in parts.layers[below:] for name in layer)
+    return tuple(name for layer in parts.layers[first:] for name in layer)

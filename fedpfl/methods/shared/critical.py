@@ -1,6 +1,4 @@
-"""Which entries are critical, how alike clients are in that, and who therefore collaborates:
-FedCAC, FedPURIN.
-"""
+"""Critical entries of a model, and which clients collaborate as theirs are alike (FedCAC, FedPURIN)."""
 
 import math
 
@@ -20,34 +18,38 @@ def select_highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
     count = math.floor(tau * len(values) + 1e-9)  # so that 0.29 * 100 counts as 29
     if count == 0:
         return torch.zeros_like(score, dtype=torch.bool)
-    least = values.kthvalue(len(values) - count + 1).values
-    above = torch.where(values > cutoff, values, torch.inf).amin()
-    least = torch.where((least <= cutoff) & above.isfinite(), above, least)
-    return score >= least
+    threshold = values.kthvalue(len(values) - count + 1).values
+    lowest_above = torch.where(values > cutoff, values, torch.inf).amin()
+    is_too_low = (threshold <= cutoff) & lowest_above.isfinite()
+    threshold = torch.where(is_too_low, lowest_above, threshold)
+    return score >= threshold
 
 
 def mask_overlaps(masks: Tree) -> Tensor:
-    """Return O `[clients, clients]`, float64, of stacked masks: |m_i - m_j| counts as n_i + n_j - 2
-    (m_i and m_j).
+    """Return the overlaps O_ij = 1 - |m_i - m_j| / (2 |m_i|) of stacked masks.
+
+    `[clients, clients]`, float64; 0 where m_i is empty.
     """
     flat = [leaf.flatten(1).float() for leaf in tree.leaves(masks)]
-    both = torch.stack([(leaf @ leaf.T).double() for leaf in flat]).sum(
-        0
-    )  # whole numbers, exact below 2^24 a tensor
-    own, other = both.diagonal().unsqueeze(1), both.diagonal()
-    return torch.where(own > 0, 1 - (own + other - 2 * both) / (2 * own), 0.0)
+    # Whole numbers, which float32 adds up exactly below 2^24 a tensor.
+    common = torch.stack([(leaf @ leaf.T).double() for leaf in flat]).sum(0)
+    size_i = common.diagonal().unsqueeze(1)
+    size_j = common.diagonal()
+    distance = size_i + size_j - 2 * common  # |m_i - m_j|
+    return torch.where(size_i > 0, 1 - distance / (2 * size_i), 0.0)
 
 
 def collaboration_mask(overlap: Tensor, played: int, beta: int) -> Tensor:
-    """Tell whether client i takes the mean over client j too, bool `[clients, clients]`; over
-    itself it always does.
+    """Return whether client i averages over client j too, bool `[clients, clients]`.
 
-    The threshold is counted down from the maximum, O_max - (1 - t / beta) (O_max - O_avg): exactly
-    O_max at t = beta and where all overlaps are equal.
+    A client always averages over itself. The threshold is counted down from the maximum, O_max -
+    (1 - t / beta) (O_max - O_avg): exactly O_max at t = beta and where all overlaps are equal.
     """
-    myself = torch.eye(len(overlap), dtype=torch.bool, device=overlap.device)
+    diagonal = torch.eye(len(overlap), dtype=torch.bool, device=overlap.device)
     if len(overlap) == 1:
-        return myself
-    pairs = overlap[~myself]
-    gap = (pairs.amax() - pairs).mean()
-    return (overlap >= pairs.amax() - (1 - played / beta) * gap) | myself
+        return diagonal
+    pairs = overlap[~diagonal]
+    highest = pairs.amax()
+    gap = (highest - pairs).mean()
+    threshold = highest - (1 - played / beta) * gap
+    return (overlap >= threshold) | diagonal

@@ -1,4 +1,4 @@
-"""Diagonal of the empirical Fisher information, from a client's training samples."""
+"""The diagonal of the empirical Fisher information, from a client's training samples."""
 
 from collections.abc import Callable
 
@@ -20,22 +20,27 @@ def fisher_scores(
     shard: Shard,
     by_sample: bool = True,
 ) -> Tree:
-    """Return, entry by entry of `scored`, the mean over the samples of (d log p(y | x) / d
-    entry)^2.
+    """Return for each entry of `scored` its empirical Fisher information.
 
-    logits: `logits(scored, batch)`, computed by `net`. by_sample: otherwise it is the square of the
-    mean gradient.
+    That is the mean over the samples of (d log p(y | x) / d entry)^2.
+
+    Args:
+        net: computes the logits.
+        logits: `logits(scored, batch)`.
+        scored: the entries of the model that get a score.
+        shard: the client's training data.
+        by_sample: False: the square of the mean gradient takes the place of the mean square.
     """
 
-    def loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
+    def summed_loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits(scored, Batch(x, y)), y, reduction="sum")
 
     total = None
     for batch in shard.data.chunks():
         if by_sample:
-            part = squared_gradients(net, loss, scored, batch.x, batch.y, batch.samples)
+            part = squared_gradients(net, summed_loss, scored, batch.x, batch.y, batch.samples)
         else:
-            part = grad(loss)(scored, batch.x, batch.y)
+            part = grad(summed_loss)(scored, batch.x, batch.y)
         total = part if total is None else tree.map(torch.add, total, part)
     samples = shard.data.y.new_full((), len(shard.data.y), dtype=torch.float32)
     mean = tree.map(lambda leaf: leaf / samples, total)

@@ -1,6 +1,4 @@
-"""Layers of networks that methods have beside the clients': trees, with the initial values that
-torch gives them.
-"""
+"""Layers that a method has beside the clients' networks, with torch's initial values."""
 
 from __future__ import annotations
 
@@ -20,7 +18,8 @@ def init_linear(inputs: int, outputs: int, generator: torch.Generator) -> Tree:
 
 
 def seeded_generator(seed: int) -> torch.Generator:
-    """Return a generator for such layers, which draws other numbers than a network's initial values
-    of that seed.
+    """Return a generator for such layers.
+
+    It draws other numbers than the initial values of a network of the same seed.
     """
     return torch.Generator().manual_seed((1_000_003 * seed + 1) % 2**63)

@@ -1,6 +1,4 @@
-"""The family of methods that train a global model w and a client's private one v on the same
-batches.
-"""
+"""Methods that train a global model w and a client's private one v on the same batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +7,23 @@ from fedpfl.methods.shared.method import Phase
 
 
 def two_model_phases(
-    epochs: int, own: int, global_loss: Callable[..., Any], personal_loss: Callable[..., Any]
+    epochs: int,
+    personal_epochs: int,
+    global_loss: Callable[..., Any],
+    personal_loss: Callable[..., Any],
 ) -> list[Phase]:
-    """Return the phases for trees `{"w": ..., "v": ...}`: both together, then the one with more
-    epochs alone.
+    """Return the phases for trees `{"w": ..., "v": ...}`: both, then the longer one alone.
 
-    epochs: of w, own: of v. Together they follow `Method.loss`.
+    Args:
+        epochs: of the global model w.
+        personal_epochs: of the private model v.
+        global_loss: the loss where w trains alone.
+        personal_loss: the loss where v trains alone. Together they follow `Method.loss`.
     """
+    global_alone = max(0, epochs - personal_epochs)
+    personal_alone = max(0, personal_epochs - epochs)
     return [
-        Phase(min(epochs, own)),
-        Phase(max(0, epochs - own), {"w": True, "v": False}, loss=global_loss),
-        Phase(max(0, own - epochs), {"w": False, "v": True}, loss=personal_loss),
+        Phase(min(epochs, personal_epochs)),
+        Phase(global_alone, {"w": True, "v": False}, loss=global_loss),
+        Phase(personal_alone, {"w": False, "v": True}, loss=personal_loss),
     ]
