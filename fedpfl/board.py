@@ -44,16 +44,21 @@ from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
 from fedpfl.report import html
-from fedpfl.report.fairness import BASELINES, as_table, compared, judged_as
+from fedpfl.report.fairness import (
+    BASELINES,
+    compare_with_baselines,
+    comparisons_table,
+    label_and_column,
+)
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import runs
-from fedpfl.report.ranking import complete, diagram, rank_tables, ranked
-from fedpfl.report.render import render, screen
+from fedpfl.report.ranking import draw_rank_diagram, drop_gaps, rank_methods, rank_tables
+from fedpfl.report.render import render, terminal_width
 from fedpfl.report.run import Run
-from fedpfl.report.table import Column, Table, over_seeds
-from fedpfl.report.tables import COLUMNS, ROW, accuracy_table
-from fedpfl.report.text import clip, csv_cell, few
+from fedpfl.report.table import Column, Table, mean_and_std
+from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table
+from fedpfl.report.text import clip_text, csv_cell, join_few
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.spaces import make_search_space
 from fedpfl.runner.tuning import find_run_directories, tune_methods
@@ -82,7 +87,7 @@ SIMULATED = "sim_seconds"
 BOARD_COLUMNS = {
     "setting": Column("setting"),
     "rank": Column("rank", "decimal", spare=1),
-    "method": ROW["method"],
+    "method": ROW_COLUMNS["method"],
     "accuracy": COLUMNS["accuracy"],
     "accuracy_worst10": COLUMNS["accuracy_worst10"],
     "ft_accuracy": COLUMNS["ft_accuracy"],
@@ -257,21 +262,21 @@ def make_board(
     for group, row in zip(run_groups, accuracies.frame.to_dict("records"), strict=True):
         run = group.runs[0]
         tuning_record = final_runs[run.path.resolve()]
-        label = BASELINES["fedavg"] if run.method_name == "fedavg" else judged_as(group)[0]
-        sim_seconds, _ = over_seeds([_mean_sim_seconds(run) for run in group.used])
+        label = BASELINES["fedavg"] if run.method_name == "fedavg" else label_and_column(group)[0]
+        sim_seconds, _ = mean_and_std([_mean_sim_seconds(run) for run in group.reported_runs])
         measured = {key: row[key] for key in _with_spreads(MEASURED) if row.get(key) is not None}
         records.append(
             {
                 "setting": f"{tuning_record['setting']}: {group.setting}",
-                "rank": mean_ranks.get(run.called, mean_ranks.get(label)),
-                "method": run.called,
+                "rank": mean_ranks.get(run.method_title, mean_ranks.get(label)),
+                "method": run.method_title,
                 **measured,
                 **_select_harms(harms.get(group, {})),
                 SIMULATED: sim_seconds,
-                "seeds": len(group.used),
+                "seeds": len(group.reported_runs),
                 "chosen": tuning_record["chosen"],
                 "identity": run.identity,
-                **describe_provenance(group.used),
+                **describe_provenance(group.reported_runs),
                 "command": tuning_record["command"],
             }
         )
@@ -315,9 +320,9 @@ def _harms_by_group(
     run_groups: Sequence[Group],
 ) -> tuple[dict[Group, dict[str, Any]], tuple[str, ...]]:
     """Return each configuration's record of `fairness`, and the notes on baselines."""
-    comparisons, notes = compared(run_groups)
+    comparisons, notes = compare_with_baselines(run_groups)
     judged_groups = [comparison.group for comparison in comparisons if comparison.own]
-    records = as_table(comparisons, ()).frame.to_dict("records")
+    records = comparisons_table(comparisons, ()).frame.to_dict("records")
     return dict(zip(judged_groups, records, strict=True)), notes
 
 
@@ -349,7 +354,7 @@ def describe_provenance(group_runs: Sequence[Run]) -> dict[str, str]:
     ordered_runs = sorted(group_runs, key=lambda run: run.seed)
     digest = hashlib.blake2b(digest_size=8)
     for run in ordered_runs:
-        digest.update(run.digits.to_csv(index=False).encode())
+        digest.update(run.reproducible_columns.to_csv(index=False).encode())
     environment = ordered_runs[0].environment
     versions = [f"{key} {environment.get(key)}" for key in ("fedpfl", "torch", "python")]
     commits = dict.fromkeys(str(run.environment.get("commit"))[:10] for run in ordered_runs)
@@ -368,17 +373,17 @@ def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run
     (folder / "board.csv").write_text(render(table, "csv"))
     (folder / "board.md").write_text(render(short_table, "markdown") + "\n")
     with atomic_output(folder / "board.html") as file:
-        file.write_text(html.single(table), encoding="utf-8")
+        file.write_text(html.single_table_page(table), encoding="utf-8")
     final_folders = [folder / setting / "final" for setting in command.suite["settings"]]
     existing_folders = [path for path in final_folders if path.is_dir()]
-    html.write(existing_folders, folder / "pages", "validation")
+    html.write_pages(existing_folders, folder / "pages", "validation")
     accuracy_figure(finished_runs, folder / "accuracy")
     try:
         _, ranks = rank_tables(finished_runs, select="validation")
-        diagram(ranks, folder / "ranks")
+        draw_rank_diagram(ranks, folder / "ranks")
     except FedpflError as error:
         print_notice(f"no diagram of ranks: {error}")
-    print(render(short_table, width=screen()))
+    print(render(short_table, width=terminal_width()))
     print_notice(f"wrote {folder / 'board.html'}")
 
 
@@ -402,7 +407,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
         candidates = board_rows if matching_rows.empty else matching_rows
         raise FedpflError(
             f"{path}: {len(matching_rows) or 'no'} rows begin with {identity_prefix!r}; "
-            f"there are {few(candidates['identity'])}"
+            f"there are {join_few(candidates['identity'])}"
         )
     (row,) = matching_rows.to_dict("records")
     row_name = f"{row['method']}, {row['setting']}"
@@ -422,7 +427,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
         (new for new in new_rows.to_dict("records") if new["identity"] == row["identity"]), None
     )
     if new_row is None:
-        identities = few(new_rows["identity"]) if len(new_rows) else "no finished run"
+        identities = join_few(new_rows["identity"]) if len(new_rows) else "no finished run"
         print_notice(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
         return 1
     new_row |= {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
@@ -474,7 +479,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         for cell in cells:
             if csv_cell(cell) != cell:
                 raise FedpflError(
-                    f"{path}: line {number} has a cell that is no plain text: {clip(cell)!r}"
+                    f"{path}: line {number} has a cell that is no plain text: {clip_text(cell)!r}"
                 )
     return pd.DataFrame(lines, columns=header, dtype=str)
 
@@ -543,8 +548,8 @@ def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
             if value:
                 accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
     try:
-        without_gaps, _ = complete(accuracies)
-        rank = ranked(without_gaps).places.mean().get(row["method"])
+        without_gaps, _ = drop_gaps(accuracies)
+        rank = rank_methods(without_gaps).places.mean().get(row["method"])
     except FedpflError:
         return ""
     if rank is None:

@@ -14,7 +14,7 @@ from fedpfl.config.overrides import read_list_value
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
-from fedpfl.record.loggers import mirrors
+from fedpfl.record.loggers import make_loggers
 from fedpfl.remote import app, local
 from fedpfl.runner.export import send_to_loggers, write_models
 from fedpfl.runner.library import load, read_logger_settings
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"wrote {count} models to {places[1]}")
             return 0
         loggers = read_logger_settings(words)
-        if not mirrors(loggers):
+        if not make_loggers(loggers):
             raise FedpflError(
                 f"{' '.join(words)} logs nothing beside the run directory; choose others"
             )

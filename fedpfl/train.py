@@ -74,7 +74,7 @@ def job(cfg: DictConfig) -> str | None:
         if alone:
             _give_up(fault)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
-        if not console.label.get():  # else the sweeper tells
+        if not console.run_label.get():  # else the sweeper tells
             _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
         raise fault from None
     except Exception:

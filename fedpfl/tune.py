@@ -35,7 +35,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
-from fedpfl.report.render import render, screen
+from fedpfl.report.render import render, terminal_width
 from fedpfl.runner.tuning import TuningRequest, tune_methods
 
 NUMBERS = {"trials": 20, "seeds": 5}
@@ -108,7 +108,7 @@ def main() -> None:
         table = tune_methods(asked, run_or_exit)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
-        print(render(table, width=screen()))
+        print(render(table, width=terminal_width()))
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
         print_notice(format_error(error))
         sys.exit(2)

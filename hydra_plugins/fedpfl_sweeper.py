@@ -184,7 +184,7 @@ class CountedTask:
 
         job_words = HydraConfig.get().overrides.task
         label = " ".join(word.lstrip("+") for word in job_words if word not in self._shared_words)
-        token = console.label.set(label)
+        token = console.run_label.set(label)
         try:
             # Another machine does not have the folder.
             if self._folder is None or not self._folder.exists():
@@ -195,7 +195,7 @@ class CountedTask:
             with interrupts.interrupt_on_signals(), _registered_process(self._folder):
                 return self._run_reported(cfg, self._folder / EVENTS_FILE)
         finally:
-            console.label.reset(token)
+            console.run_label.reset(token)
 
     def _run_reported(self, cfg: DictConfig, events: Path) -> Any:
         """Run the task, and print how far the sweep is at its beginning and end."""
@@ -208,10 +208,10 @@ class CountedTask:
         _append_line(events, f"{hydra.job.num} {start_time}")
         run_directory = Path(hydra.runtime.output_dir)
         if cfg.get("restart") or not _is_finished(run_directory):
-            position = console.begins(
+            position = console.describe_job_start(
                 events.read_text(), self._job_count, start_time, hydra.job.num + 1
             )
-            _print_progress(position, console.label.get())
+            _print_progress(position, console.run_label.get())
         report_end = partial(self._report_end, events, hydra.job.num, start_time, run_directory)
         try:
             result = self._task(cfg)
@@ -219,7 +219,7 @@ class CountedTask:
             report_end(outcome=f"failed: {error_text(error)}", idle_text="")
             raise
         summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
-        report_end(outcome=console.result(summary), idle_text=", already finished")
+        report_end(outcome=console.describe_result(summary), idle_text=", already finished")
         return result
 
     def _report_end(
@@ -241,7 +241,7 @@ class CountedTask:
             outcome: What the job came to.
             idle_text: Stands instead of the duration where the job had nothing to do.
         """
-        from fedpfl.record.console import duration, label, progress
+        from fedpfl.record.console import describe_sweep_progress, format_duration, run_label
 
         # A run that was finished before, or failed at once, has no new row.
         rounds_file = run_directory / "rounds.csv"
@@ -249,12 +249,14 @@ class CountedTask:
         seconds = time.time() - start_time
         try:
             _append_line(events, f"{job_number} {start_time} {seconds if has_played else 0}")
-            position = progress(events.read_text(), self._job_count, start_time + seconds)
+            position = describe_sweep_progress(
+                events.read_text(), self._job_count, start_time + seconds
+            )
         except FileNotFoundError:
             # The process that began the sweep has ended; a cluster's jobs go on without it.
             return
-        text = ": ".join(filter(None, (label.get(), outcome)))
-        text += f" in {duration(seconds)}" if has_played else idle_text
+        text = ": ".join(filter(None, (run_label.get(), outcome)))
+        text += f" in {format_duration(seconds)}" if has_played else idle_text
         _print_progress(position, text)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedpfl.board import BOARD_COLUMNS, CAPTION, PROVENANCE_COLUMNS, read_rows
 from fedpfl.methods import METHODS
-from fedpfl.report.names import METHODS as NAMES
+from fedpfl.report.names import METHOD_TITLES as NAMES
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 

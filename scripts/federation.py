@@ -20,7 +20,7 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
-from fedpfl.report.figures import look, panels
+from fedpfl.report.figures import draw_panels, line_style
 from fedpfl.report.run import Run
 from reproduction import markdown
 
@@ -42,7 +42,9 @@ class Pair:
     @property
     def equal(self) -> bool:
         """Whether both have the same numbers in all rounds, but times."""
-        return self.there.digits.equals(self.here.digits[self.there.digits.columns])
+        return self.there.reproducible_columns.equals(
+            self.here.reproducible_columns[self.there.reproducible_columns.columns]
+        )
 
     def mebibytes(self, kind: str) -> pd.Series:
         """Return MiB from and to a client up to each round. kind: `counted` or `bytes`."""
@@ -71,7 +73,7 @@ def paired(federated: Path, simulated: Path) -> list[Pair]:
     """Return every federation and its simulation. Raises FedpflError where there is none."""
     found = []
     for there in load.runs(federated):
-        here = load.read(simulated / there.path.relative_to(federated))
+        here = load.read_run(simulated / there.path.relative_to(federated))
         found.append(Pair(there, here, pd.read_csv(there.path / "wire.csv")))
     return found
 
@@ -79,7 +81,10 @@ def paired(federated: Path, simulated: Path) -> list[Pair]:
 def draw(ax: Axes, along: str, pairs: list[Pair]) -> None:
     """Draw the simulation as lines, and the federations as rings over them."""
     for place, pair in enumerate(pairs):
-        own, federated = look(place), pair.there.rounds.set_index("round")["accuracy"].dropna()
+        own, federated = (
+            line_style(place),
+            pair.there.rounds.set_index("round")["accuracy"].dropna(),
+        )
         counted, sent = (pair.mebibytes(kind) for kind in ("counted", "bytes"))
         over = (pair.accuracy.index, federated.index)
         if along == "mebibytes":
@@ -108,7 +113,7 @@ def main() -> None:
     print(markdown(titles, [pair.row() for pair in pairs]))
     if given.figure:
         shown = {title: along for along, title in OVER.items()}
-        panels(
+        draw_panels(
             shown,
             given.figure,
             lambda ax, along: draw(ax, along, pairs),

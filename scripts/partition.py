@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedpfl.config.messages import describe_choice, format_error
 from fedpfl.config.plan import build_run, check_config, register_resolver
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.picture import partition_picture
+from fedpfl.record.picture import draw_partition
 from fedpfl.train import CONF
 
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
             f"{label:17} min {int(values.min()):>6,}  median {middle:>8,.0f}  max {int(values.max()):>6,}"
         )
     picture.parent.mkdir(parents=True, exist_ok=True)
-    partition_picture(counts.numpy(), picture, name)
+    draw_partition(counts.numpy(), picture, name)
     print(f"picture: {picture}")
 
 

@@ -18,8 +18,8 @@ import pandas as pd
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import ACCURACY, SOURCE
 from fedpfl.papers.published import lookup
-from fedpfl.report.figures import look, panels
-from fedpfl.report.names import METHODS
+from fedpfl.report.figures import draw_panels, line_style
+from fedpfl.report.names import METHOD_TITLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,13 +70,13 @@ def over_seeds(values: pd.Series) -> str:
 def published(label: str, dataset: str, setting: str) -> str:
     """Return a method's value in Table III or IV."""
     table = SOURCE + ("IV" if dataset in ("MNIST", "FMNIST") else "III")
-    known = lookup((table, ACCURACY, METHODS[label.split(" ")[0]], dataset, setting))
+    known = lookup((table, ACCURACY, METHOD_TITLES[label.split(" ")[0]], dataset, setting))
     return number(known.value, known.std) if known else ""
 
 
 def ordered(runs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of by_round.csv with the methods in the order of the report's tables."""
-    place = runs["method"].str.split(" ").str[0].map([*METHODS].index)
+    place = runs["method"].str.split(" ").str[0].map([*METHOD_TITLES].index)
     return runs.loc[place.sort_values(kind="stable").index]
 
 
@@ -88,7 +88,7 @@ def named(label: str) -> str:
         .replace("ema=", "moving average ")
         .replace("q=", "q ")
     ]
-    return ", ".join([METHODS[method], *filter(None, values)])
+    return ", ".join([METHOD_TITLES[method], *filter(None, values)])
 
 
 def logged() -> dict[tuple[str, str], tuple[pd.DataFrame, logs.Log]]:
@@ -147,7 +147,7 @@ def draw(path: Path = FIGURE) -> list[Path]:
         ]
         shown = [own for own in shown if len(own[1]) > 1]
         for place, (name, own, log) in enumerate(shown):
-            style = look(place)
+            style = line_style(place)
             ax.plot(own.index, own[column], label=name, **style)
             theirs = [both[column != "accuracy_pooled"] for both in log.accuracy.values()]
             marks: dict[str, Any] = style | {
@@ -158,7 +158,7 @@ def draw(path: Path = FIGURE) -> list[Path]:
             ax.plot([*log.accuracy], theirs, label="authors' public file (open)", zorder=1, **marks)
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xticks=logs.ROUNDS)
 
-    return panels(
+    return draw_panels(
         {f"CIFAR100, Dir(0.1)\n{name}": column for column, name in HALVES.items()}, path, half
     )
 

@@ -319,7 +319,7 @@ def started(name: str, *program: str) -> list[str]:
 def in_turns(task: Task, names: list[str], repeats: int, limit: float, out: Path) -> None:
     """Measure each row once, then each again; what is known is written after each."""
     chosen = [peer for peer in ROWS if peer.name in names]
-    here = environment.describe()
+    here = environment.describe_environment()
     facts = {
         "date": date.today(),
         "machine": here["gpu"] if task.device == "cuda" else here["cpu"],

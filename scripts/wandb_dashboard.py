@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.record.wandb_logger import Options, logged_in
+from fedpfl.record.wandb_logger import WandbOptions, is_logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
@@ -229,7 +229,7 @@ def save(name: str, project: str, entity: str | None, experiment: str | None, by
     workspace(
         name, project, entity or "", experiment, by
     )  # a missing package is told before a missing login
-    if not logged_in():
+    if not is_logged_in():
         raise FedpflError(
             "not logged in to W&B; run `wandb login`, or look at the view with --dry-run"
         )
@@ -254,7 +254,7 @@ def main(words: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--project", default=Options().project, help="default: %(default)s, as of logger=wandb"
+        "--project", default=WandbOptions().project, help="default: %(default)s, as of logger=wandb"
     )
     parser.add_argument("--entity", help="team or user; default: the account's")
     parser.add_argument("--name", help="of the view; default: fedpfl, or fedpfl EXPERIMENT")

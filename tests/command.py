@@ -182,7 +182,7 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
         if key not in ("digest", *without)
     }
     if "digest" not in without:
-        told["digest"] = digests.of_summary(told)
+        told["digest"] = digests.summary_digest(told)
     (folder / "summary.json").write_text(json.dumps(told))
 
 

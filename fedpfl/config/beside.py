@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import fedpfl
-from fedpfl.record.environment import imports
+from fedpfl.record.environment import imported_modules
 
 ModuleSources = dict[str, tuple[Path, bytes]]
 """Where a module's text is, and the text, by the module's name."""
@@ -23,7 +23,7 @@ def find_local_imports(file: Path, text: bytes) -> ModuleSources:
     found: ModuleSources = {}
     waiting = [(text, "")]  # with the package that relative imports start from
     while waiting:
-        for name in [part for whole in imports(*waiting.pop()) for part in _path(whole)]:
+        for name in [part for whole in imported_modules(*waiting.pop()) for part in _path(whole)]:
             place = _place(name)
             if (
                 name in found

@@ -43,7 +43,7 @@ def find_weights(folder: Path, given: Path | None) -> Weights | None:
         place = given
     if not place.is_dir():
         return state_dict.read_weights(place)
-    summary, state = rundir.ended(place)
+    summary, state = rundir.read_finished_run(place)
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):

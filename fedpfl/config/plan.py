@@ -49,7 +49,7 @@ from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
-from fedpfl.record.loggers import mirrors
+from fedpfl.record.loggers import make_loggers
 from fedpfl.system import SYSTEMS, System, devices, stragglers
 
 
@@ -159,7 +159,7 @@ def _plan(config: dict[str, Any]) -> Plan:
     }
     device = find_device(settings.device)
     engine.check(parts["engine"], device)
-    mirrors(config["logger"])  # raises for what cannot work
+    make_loggers(config["logger"])  # raises for what cannot work
     method = build_dataclass(
         look_up_choice("method", config["method"], METHODS),
         without_name(config["method"]),

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.figures import by_setting, legible, look, panels, smooth
+from fedpfl.report.figures import (
+    draw_panels,
+    groups_by_setting,
+    legible_text,
+    line_style,
+    running_mean,
+)
 from fedpfl.report.grouping import Group, groups
-from fedpfl.report.page.data import by_round
+from fedpfl.report.page.data import mean_by_round
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
-from fedpfl.report.tables import ROW, row_of
+from fedpfl.report.tables import ROW_COLUMNS, row_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +29,7 @@ WINDOW = 10
 MOMENTS = ("before", "after")
 """Of local training."""
 REFERENCE_COLUMNS = ["method", "round", "accuracy_before", "accuracy_after"]
-CURVE_COLUMNS = ROW | {
+CURVE_COLUMNS = ROW_COLUMNS | {
     "seed": Column("seed", "whole"),
     "reference": Column("reference"),
     "first": Column("from", "whole", "rounds"),
@@ -57,9 +63,9 @@ def curve_table(
         if name is None:
             continue
         published_curve = published_curves[published_curves["method"] == name]
-        for run in group.used:
+        for run in group.reported_runs:
             both_curves = run.rounds.merge(published_curve, on="round")
-            run_fields = row_of(group) | {"seed": run.seed, "reference": name}
+            run_fields = row_cells(group) | {"seed": run.seed, "reference": name}
             for distances in _distances_by_span(both_curves, spans):
                 records.append(run_fields | distances)
     return Table.of(records, CURVE_COLUMNS, caption=CURVE_CAPTION, by=2)
@@ -97,23 +103,23 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
     """
     published_curves = read_reference(reference)
     run_groups = groups(runs)
-    settings = list(by_setting(run_groups))
+    settings = list(groups_by_setting(run_groups))
     if len(settings) > 1:
         raise FedpflError(
             f"curves compares runs of one data set and partition; these are {len(settings)}: "
             "narrow the roots"
         )
-    last_round = max(run.reached for group in run_groups for run in group.used)
+    last_round = max(run.rounds_done for group in run_groups for run in group.reported_runs)
 
     def draw_panel(ax: Axes, moment: str) -> None:
         drawn_names: set[str] = set()
         for index, group in enumerate(run_groups):
-            curve = smooth(by_round(group, f"cohort_{moment}")["mean"], WINDOW)
+            curve = running_mean(mean_by_round(group, f"cohort_{moment}")["mean"], WINDOW)
             ax.plot(
                 curve.index,
                 curve,
-                label=legible(group.method),
-                **look(index),
+                label=legible_text(group.method),
+                **line_style(index),
                 markevery=max(1, len(curve) // 10),
             )
             name = find_reference(group, published_curves["method"].unique())
@@ -124,7 +130,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
                 published_curves["round"] <= last_round
             )
             rows = published_curves[is_shown].set_index("round")
-            _draw_published_curve(ax, rows[f"accuracy_{moment}"], name, look(index))
+            _draw_published_curve(ax, rows[f"accuracy_{moment}"], name, line_style(index))
         ax.set(
             xlabel="round",
             ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds",
@@ -132,14 +138,14 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
         )
 
     titles = {f"{settings[0]}, {moment} local training": moment for moment in MOMENTS}
-    return panels(titles, path, draw_panel)
+    return draw_panels(titles, path, draw_panel)
 
 
 def _draw_published_curve(
     ax: Axes, accuracies: pd.Series, name: str, look_of_group: dict[str, Any]
 ) -> None:
     """Draw a published curve in the colour of a group."""
-    curve = smooth(accuracies, WINDOW)
+    curve = running_mean(accuracies, WINDOW)
     style: Any = look_of_group | {
         "linestyle": (0, (2, 1.2)),
         "linewidth": 1.0,
@@ -150,7 +156,7 @@ def _draw_published_curve(
     ax.plot(
         curve.index,
         curve,
-        label=legible(f"published: {name}"),
+        label=legible_text(f"published: {name}"),
         alpha=0.8,
         markevery=marker_positions,
         **style,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.layout import Selection
 from fedpfl.record.columns import METRICS
-from fedpfl.report.figures import legible, look, panels
-from fedpfl.report.grouping import Group, by
-from fedpfl.report.run import Mask, Run
-from fedpfl.report.table import over_seeds
-from fedpfl.report.tables import judged, unchosen
+from fedpfl.report.figures import draw_panels, legible_text, line_style
+from fedpfl.report.grouping import Group, group_by
+from fedpfl.report.run import MaskOverlap, Run
+from fedpfl.report.table import mean_and_std
+from fedpfl.report.tables import judged_rows, no_validation_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,16 +85,16 @@ def groups_with_several_values(
 
 def dirichlet_alpha(run: Run) -> float | None:
     """Return the Dirichlet alpha, None where the partition has none."""
-    alpha = run.get("partition.alpha")
+    alpha = run.config_value("partition.alpha")
     return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
 
 
 def mean_over_seeds(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
     """Return mean and deviation over seeds of the judged accuracy, or of another column."""
-    rows = judged(group, rule.select, rule.every).values()
+    rows = judged_rows(group, rule.select, rule.every).values()
     if rule.select == "validation" and not rows:
-        raise unchosen(group)  # a figure has no notes that could say so
-    return over_seeds([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
+        raise no_validation_error(group)  # a figure has no notes that could say so
+    return mean_and_std([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
 
 
 def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) -> None:
@@ -113,8 +113,10 @@ def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) 
     error_bars = None
     if not all(map(math.isnan, deviations)):
         error_bars = [0.0 if math.isnan(deviation) else deviation for deviation in deviations]
-    look_of_line = {**look(index), **style}
-    ax.errorbar(x_values, means, yerr=error_bars, label=legible(label), capsize=2, **look_of_line)
+    look_of_line = {**line_style(index), **style}
+    ax.errorbar(
+        x_values, means, yerr=error_bars, label=legible_text(label), capsize=2, **look_of_line
+    )
 
 
 def paint_accuracy_over(
@@ -162,7 +164,7 @@ def paint_accuracy_over(
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             ax.minorticks_off()
 
-        return panels(by(groups, panel), path, draw_panel)
+        return draw_panels(group_by(groups, panel), path, draw_panel)
 
     return paint
 
@@ -177,6 +179,6 @@ def choose_method(method: str, has_recorded: Callable[[Group], Any]) -> ChooseGr
     return choose
 
 
-def masks_by_seed(group: Group) -> list[dict[str, Mask]]:
+def masks_by_seed(group: Group) -> list[dict[str, MaskOverlap]]:
     """Return the masks of each seed that recorded them, by tensor."""
-    return [run.masks for run in group.used if run.masks]
+    return [run.masks for run in group.reported_runs if run.masks]

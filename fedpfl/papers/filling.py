@@ -23,10 +23,10 @@ from fedpfl.papers.layout import (
     measure_fine_tuned,
 )
 from fedpfl.papers.registry import TABLES, paper_datasets
-from fedpfl.report.grouping import Group, unlike
-from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import chosen_on, emptiness, judged, over_which
-from fedpfl.report.text import few
+from fedpfl.report.grouping import Group, find_deviations
+from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
+from fedpfl.report.tables import describe_seeds, empty_cell_notes, judged_rows, test_data_note
+from fedpfl.report.text import join_few
 
 CellIndex = tuple[int, int]
 """Row and column."""
@@ -88,7 +88,7 @@ class FilledCells:
 
     def empty_notes(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """Return why groups hold no number where they are judged; nothing if they do."""
-        return tuple(emptiness(groups, self.rule.select, self.rule.every, self.rule.by))
+        return tuple(empty_cell_notes(groups, self.rule.select, self.rule.every, self.rule.by))
 
     def missing_parts(self) -> Iterator[CellPart]:
         """Yield the parts that runs would fill."""
@@ -186,14 +186,14 @@ def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> Fil
         values_of_parts = [filled.part_values.get((i, j, alpha), {}) for alpha in column.alphas]
         filled.cell_values[i, j] = _mean_over_parts(values_of_parts)
     for part, group in filled.shown_groups.items():
-        if not group.whole:
+        if not group.is_complete:
             filled.unfinished[part[:2]] = group.status
     return filled
 
 
 def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValues:
     """Return what a cell shows of a group, by seed."""
-    rows = judged(group, rule.select, rule.every, rule.by)
+    rows = judged_rows(group, rule.select, rule.every, rule.by)
     values = {run.seed: measure(run, row, rule) for run, row in rows.items()}
     # Where a seed lacks the value, a mean of the others would not be the group's.
     if any(map(math.isnan, values.values())):
@@ -220,7 +220,7 @@ def _make_cell(filled: FilledCells, index: CellIndex, different_cells: set[CellI
     """Return a cell: the own value, and below it the published one and the difference."""
     kind = filled.layout.rows[index[0]].kind
     published_value, _ = _published_value(filled, index)
-    mean, deviation = over_seeds(list(filled.cell_values[index].values()))
+    mean, deviation = mean_and_std(list(filled.cell_values[index].values()))
     flag = ""
     if index in filled.unfinished:
         flag += "°"
@@ -228,8 +228,8 @@ def _make_cell(filled: FilledCells, index: CellIndex, different_cells: set[CellI
         flag += "†"
     difference = ""
     if kind != "exact":
-        difference = number(DIFFERENCE_KINDS[kind], mean - published_value)
-    below = f"{number(kind, published_value)} {difference}".strip()
+        difference = format_number(DIFFERENCE_KINDS[kind], mean - published_value)
+    below = f"{format_number(kind, published_value)} {difference}".strip()
     return Cell(mean, deviation if kind == "percent" else math.nan, kind, flag=flag, below=below)
 
 
@@ -239,7 +239,7 @@ def _record(name: str, filled: FilledCells, index: CellIndex, cell: Cell) -> dic
     dataset_title, setting = filled.layout.columns[j].heading
     published_value, published_deviation = _published_value(filled, index)
     values = filled.cell_values[index]
-    mean, deviation = over_seeds(list(values.values()))
+    mean, deviation = mean_and_std(list(values.values()))
     return {
         "table": name,
         "row": filled.layout.rows[i].label,
@@ -261,13 +261,13 @@ def _mark_best(filled: FilledCells, cells: Mapping[CellIndex, Cell]) -> None:
     accuracy_rows = [i for i, row in enumerate(filled.layout.rows) if row.kind == "percent"]
     for j in range(len(filled.layout.columns)):
         are_finished = [_is_finished(filled, (i, j)) for i in accuracy_rows]
-        mark([cells[i, j] for i in accuracy_rows], are_finished)
+        mark_best([cells[i, j] for i in accuracy_rows], are_finished)
 
 
 def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
     """Return whether a cell has groups, and all of these are finished."""
     groups = [group for part, group in filled.shown_groups.items() if part[:2] == index]
-    return bool(groups) and all(group.used[0].status == "finished" for group in groups)
+    return bool(groups) and all(group.reported_runs[0].status == "finished" for group in groups)
 
 
 # ---- Notes and caption
@@ -279,16 +279,16 @@ def _notes(filled: FilledCells) -> Iterator[str]:
     yield from published.departures(_compared_setups(filled))
     yield from _unequal_column_notes(filled)
     if any(row.kind == "percent" for row in layout.rows):
-        yield from chosen_on(rule.select)
+        yield from test_data_note(rule.select)
     empty_parts = filled.parts_without_number
     yield from filled.empty_notes(_distinct(filled.part_groups[part] for part in empty_parts))
     if filled.ambiguous_titles:
         yield (
-            f"Several configurations fit {few(filled.ambiguous_titles)}; shown is the one nearest "
+            f"Several configurations fit {join_few(filled.ambiguous_titles)}; shown is the one nearest "
             "to the paper's, then the longest."
         )
     if filled.unfinished:
-        progress = few(dict.fromkeys(filled.unfinished.values()))
+        progress = join_few(dict.fromkeys(filled.unfinished.values()))
         yield f"° not all planned rounds: the last evaluation that there is ({progress})."
     if layout.note:
         yield layout.note
@@ -332,14 +332,16 @@ def _unequal_column_notes(filled: FilledCells) -> list[str]:
         for alpha in column.alphas:
             parts = [(i, j, alpha) for i in comparable_rows if (i, j, alpha) in filled.part_groups]
             groups = _distinct(filled.part_groups[part] for part in parts)
-            for group, deviations in zip(groups, unlike(groups), strict=True):
+            for group, deviations in zip(groups, find_deviations(groups), strict=True):
                 if deviations:
                     heading = ", ".join(column.heading)
-                    description = f"{group.runs[0].called} on {heading} ({', '.join(deviations)})"
+                    description = (
+                        f"{group.runs[0].method_title} on {heading} ({', '.join(deviations)})"
+                    )
                     descriptions[description] = None
     if not descriptions:
         return []
-    return [f"Not alike in what a column should share: {few(descriptions)}."]
+    return [f"Not alike in what a column should share: {join_few(descriptions)}."]
 
 
 def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellIndex], str]:
@@ -348,7 +350,7 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
     Returns:
         The cells that differ, and a note on the test.
     """
-    from fedpfl.report.compare import LEAST, paired_test
+    from fedpfl.report.compare import MIN_PAIRS, paired_test
 
     # ---- Test each cell that shares two seeds or more
     last_row = len(filled.layout.rows) - 1
@@ -374,8 +376,8 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
     fewest, most = min(seed_counts), max(seed_counts)
     seeds_text = " to ".join(map(str, sorted({fewest, most})))
     warning = ""
-    if fewest < LEAST[test]:
-        warning = f" (never met with fewer than {LEAST[test]})"
+    if fewest < MIN_PAIRS[test]:
+        warning = f" (never met with fewer than {MIN_PAIRS[test]})"
     return different_cells, (
         f"† differs from {label}: paired {test_title} over {seeds_text} seeds, "
         f"p < {SIGNIFICANCE}{warning}, not corrected for many."
@@ -399,7 +401,7 @@ def _caption(filled: FilledCells) -> str:
         evaluation = "each run's first evaluation of the best validation accuracy"
     return (
         f"{layout.title}. Test accuracy in percent, {accuracy} at {evaluation}; "
-        f"{over_which(_seeds_by_row(filled))}. Below: the published value, and own minus "
+        f"{describe_seeds(_seeds_by_row(filled))}. Below: the published value, and own minus "
         f"published; {layout.about}."
     )
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.papers import published
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import DATASETS
+from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.run import Run
 from fedpfl.report.table import Table
 
@@ -84,7 +84,7 @@ def has_config(run: Run, config: Mapping[str, Any]) -> bool:
     """
     for key, value in config.items():
         accepted_values = value if isinstance(value, tuple) else (value,)
-        run_value = run.get(key)
+        run_value = run.config_value(key)
         is_false = run_value is None and False in accepted_values
         if run_value not in accepted_values and not is_false:
             return False
@@ -158,7 +158,7 @@ class TableColumn:
     @property
     def heading(self) -> tuple[str, str]:
         """The names of data set and setting."""
-        title = DATASETS.get(self.dataset, self.dataset)
+        title = DATASET_TITLES.get(self.dataset, self.dataset)
         return f"{title} as published" if self.faulty else title, self.setting
 
 
@@ -235,10 +235,10 @@ class Layout:
             return False
         if run.dataset.endswith("as published") != column.faulty:
             return False
-        if alpha not in (None, run.get("partition.alpha")):
+        if alpha not in (None, run.config_value("partition.alpha")):
             return False
         # Other devices take other hours, and not always reach the end.
-        if run.get("system.profile") not in (None, "uniform"):
+        if run.config_value("system.profile") not in (None, "uniform"):
             return False
         config = {**column.config, **self.row_config(i, j), **row.implied_config}
         return has_config(run, config) and row.fits(run)
@@ -286,13 +286,13 @@ def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...
     different_keys = [key for key, *_ in differences if key != "rounds"]
     return (
         "q" not in different_keys,
-        run.get("method.variant") != "as_published",
+        run.config_value("method.variant") != "as_published",
         -len(different_keys),
-        run.get("partition.name") == "published",
-        group.used[0].status == "finished",
-        run.planned,
-        max(used.reached for used in group.used),
-        len(group.used),
+        run.config_value("partition.name") == "published",
+        group.reported_runs[0].status == "finished",
+        run.rounds_planned,
+        max(used.rounds_done for used in group.reported_runs),
+        len(group.reported_runs),
     )
 
 

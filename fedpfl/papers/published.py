@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import DATASETS
+from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.run import Run
-from fedpfl.report.text import bare, few
+from fedpfl.report.text import join_few, letters_and_digits
 
 
 class Published(NamedTuple):
@@ -41,8 +41,10 @@ def lookup(key: Key) -> Published | None:
     The data set may be a name of the configuration, the method in any spelling.
     """
     source, metric, method, dataset, setting = key
-    dataset_title = DATASETS.get(dataset, dataset)
-    return published_numbers().get((source, metric, bare(method), dataset_title, setting))
+    dataset_title = DATASET_TITLES.get(dataset, dataset)
+    return published_numbers().get(
+        (source, metric, letters_and_digits(method), dataset_title, setting)
+    )
 
 
 @cache
@@ -52,7 +54,7 @@ def published_numbers() -> dict[Key, Published]:
     for path in sorted(Path(__file__).parent.glob("*/published.csv")):
         text = path.read_text(encoding="utf-8")
         for row in csv.DictReader(text.splitlines()):
-            method = bare(row["method"])
+            method = letters_and_digits(row["method"])
             key = (row["source"], row["metric"], method, row["dataset"], row["setting"])
             number_by_key[key] = Published(
                 value=float(row["value"]),
@@ -75,7 +77,7 @@ def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> t
     groups_by_difference: dict[str, list[tuple[str, Group]]] = {}
     for group, setup, note in comparisons:
         if note:
-            methods_by_note.setdefault(note, {})[group.runs[0].called] = None
+            methods_by_note.setdefault(note, {})[group.runs[0].method_title] = None
         for key, run_value, published_value in setup_differences(group.runs[0], setup):
             template = f"{key} {{}} (published {published_value})"
             groups_by_difference.setdefault(template, []).append((run_value, group))
@@ -83,9 +85,11 @@ def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> t
     # ---- One line on all differences, one for each note
     differences = []
     for template, values_and_groups in groups_by_difference.items():
-        text = template.format(few(dict.fromkeys(value for value, _ in values_and_groups)))
+        text = template.format(join_few(dict.fromkeys(value for value, _ in values_and_groups)))
         if len(values_and_groups) < len(comparisons):
-            text += f" for {few(dict.fromkeys(group.method for _, group in values_and_groups))}"
+            text += (
+                f" for {join_few(dict.fromkeys(group.method for _, group in values_and_groups))}"
+            )
         differences.append(text)
     lines = []
     if differences:
@@ -99,7 +103,7 @@ def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str
     """Return key, the run's value and the published one, where these differ."""
     differences = []
     for key, published_value in setup.items():
-        run_value = run.get(key)
+        run_value = run.config_value(key)
         if run_value not in (None, published_value):
             name = key.removeprefix("method.")
             differences.append((name, str(run_value), str(published_value)))

@@ -25,7 +25,7 @@ _PASSING = (
 )
 
 
-def save(payload: Mapping[str, Any], file: BinaryIO) -> None:
+def save_checkpoint(payload: Mapping[str, Any], file: BinaryIO) -> None:
     """Write a checkpoint. Raises OSError where the file system refuses."""
     try:
         torch.save(payload, file)
@@ -39,12 +39,12 @@ def save(payload: Mapping[str, Any], file: BinaryIO) -> None:
         raise
 
 
-def load(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> dict[str, Any]:
     """Return a checkpoint, its tensors on the CPU and in the file until they are read.
 
     Raises FedpflError, which tells a damaged file from one that cannot be read at this moment.
     """
-    check(path)
+    check_checkpoint(path)
     with _reading(path):
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not (isinstance(payload, dict) and isinstance(payload.get("round"), int)):
@@ -52,7 +52,7 @@ def load(path: Path) -> dict[str, Any]:
     return payload
 
 
-def check(path: Path) -> None:
+def check_checkpoint(path: Path) -> None:
     """Raise FedpflError where a checkpoint is not as it was written. Torch itself does not look at
     the checksums.
     """
@@ -60,7 +60,7 @@ def check(path: Path) -> None:
         digests.check_archive(path)
 
 
-def digest(path: Path) -> str:
+def checkpoint_digest(path: Path) -> str:
     """Return what tells checkpoints apart: a digest of the checksums of all parts. Raises as
     `check`.
     """
@@ -72,7 +72,7 @@ def digest(path: Path) -> str:
         )
 
 
-def plain(value: Any, where: str = "payload") -> Any:
+def to_plain_values(value: Any, where: str = "payload") -> Any:
     """Return the value as `load` takes it back. Raises TypeError naming what it would not."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
@@ -81,9 +81,11 @@ def plain(value: Any, where: str = "payload") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: plain(inner, f"{where}[{key!r}]") for key, inner in value.items()}
+        return {key: to_plain_values(inner, f"{where}[{key!r}]") for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(plain(inner, f"{where}[{index}]") for index, inner in enumerate(value))
+        return type(value)(
+            to_plain_values(inner, f"{where}[{index}]") for index, inner in enumerate(value)
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a checkpoint cannot hold {where} of type {type(value).__name__}")

@@ -15,19 +15,19 @@ SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
 """What models are judged on, each with what its columns begin with: the test and the held-out
 samples of clients that take part, and the test samples of clients that never do.
 """
-TUNED = "ft_"
+TUNED_PREFIX = "ft_"
 """What stands before the statistic after fine-tuning."""
-VALIDATION = "val_accuracy"
+VALIDATION_ACCURACY = "val_accuracy"
 """By what a round is chosen without a look at test data."""
-COMMON = "common"
+COMMON_SCOPE = "common"
 """What the columns are about that judge models on the test samples of all that take part."""
-SYSTEM = "system"
+SYSTEM_SCOPE = "system"
 """What is known of rounds in simulated time."""
-PRIVACY = "privacy"
+PRIVACY_SCOPE = "privacy"
 """What is known of rounds that hide their clients."""
-FEW = 0.1
+ALMOST_NOBODY_SHARE = 0.1
 """Share of the clients, or of the planned participations, up to which almost nobody trained."""
-PERSONAL = "personal/"
+PERSONAL_PREFIX = "personal/"
 """What stands before a tensor's name where its personalised entries are counted."""
 
 
@@ -58,7 +58,7 @@ class Metric:
     @property
     def evaluated(self) -> bool:
         """Return whether only the rounds have it after which all clients were evaluated."""
-        return self.about in (*SPLITS, COMMON)
+        return self.about in (*SPLITS, COMMON_SCOPE)
 
 
 _STATISTICS = (
@@ -104,9 +104,9 @@ MEASURES = tuple(name for name, *_ in _MEASURES)
 """Over the clients of a split, where the run's `metrics` name them."""
 
 
-def column(statistic: str, about: str = "test", tuned: bool = False) -> str:
+def column_name(statistic: str, about: str = "test", tuned: bool = False) -> str:
     """Return the name of the column that holds a statistic of a split."""
-    return f"{SPLITS[about]}{TUNED if tuned else ''}{statistic}"
+    return f"{SPLITS[about]}{TUNED_PREFIX if tuned else ''}{statistic}"
 
 
 def _judged(about: str, tuned: bool) -> list[Metric]:
@@ -119,7 +119,7 @@ def _judged(about: str, tuned: bool) -> list[Metric]:
         asked = name if name in MEASURES else ""
         metrics.append(
             Metric(
-                column(name, about, tuned),
+                column_name(name, about, tuned),
                 about,
                 heading,
                 words,
@@ -186,34 +186,34 @@ _FIRST = (
 _PRIVACY = (
     Metric(
         "epsilon",
-        PRIVACY,
+        PRIVACY_SCOPE,
         "epsilon",
         "epsilon",
         "privacy given away so far (epsilon)",
-        asked=PRIVACY,
+        asked=PRIVACY_SCOPE,
     ),
     Metric(
         "clipped_share",
-        PRIVACY,
+        PRIVACY_SCOPE,
         "clipped",
         "share clipped",
         "share of updates that were clipped",
-        asked=PRIVACY,
+        asked=PRIVACY_SCOPE,
     ),
     Metric(
         "update_norm",
-        PRIVACY,
+        PRIVACY_SCOPE,
         "|update|",
         "length of updates",
         "mean length of updates",
-        asked=PRIVACY,
+        asked=PRIVACY_SCOPE,
     ),
 )
 _ALL = "everybody's test samples"
 _COMMON = tuple(
     Metric(
         f"{who}_accuracy",
-        COMMON,
+        COMMON_SCOPE,
         heading,
         f"{words} on {_ALL}",
         f"accuracy of {label} on {_ALL} (%)",
@@ -223,10 +223,10 @@ _COMMON = tuple(
         ("common", "mean", "personal models", "personal models, mean over clients,"),
         ("server", "server", "the server's model", "the server's model"),
     )
-    for ends in [("%", "percent", "max", False, COMMON)]
+    for ends in [("%", "percent", "max", False, COMMON_SCOPE)]
 )
 _SYSTEM = tuple(
-    Metric(name, SYSTEM, heading, words, label, unit, kind, asked=SYSTEM)
+    Metric(name, SYSTEM_SCOPE, heading, words, label, unit, kind, asked=SYSTEM_SCOPE)
     for name, heading, words, label, unit, kind in (
         (
             "sim_seconds",
@@ -280,7 +280,7 @@ METRICS = {
 """By name, in the order of the file; those of single methods are not among them."""
 
 
-def columns(
+def round_columns(
     validation: bool = False, unseen: bool = False, asked: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv after `round`; a method's follow. Empty cells: nothing was
@@ -297,7 +297,7 @@ def columns(
     )
 
 
-def names(about: str, tuned: bool | None = None) -> tuple[str, ...]:
+def column_names(about: str, tuned: bool | None = None) -> tuple[str, ...]:
     """Return the columns about a split, the cohort, traffic or time. tuned: only those after or
     before fine-tuning.
     """

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TextIO
 from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 
-label: ContextVar[str] = ContextVar("label", default="")
+run_label: ContextVar[str] = ContextVar("label", default="")
 """What tells the run from the others of a sweep; empty for one that is alone."""
 
 
@@ -72,7 +72,7 @@ class Console(Callback):
             multiprocessing.parent_process() is not None
             or threading.current_thread() is not threading.main_thread()
         )
-        self._label = label.get()
+        self._label = run_label.get()
         self._begun = self._before = self._clock()
         for line in () if self._label else run.lines:
             self._say(line)
@@ -80,7 +80,7 @@ class Console(Callback):
             self._say(told)
         for note in run.notes:
             self.on_note(note)
-        for line in resumed(run):
+        for line in resumption_lines(run):
             self._say(line)
         stream = self._stream or sys.stderr
         plain = self._plain
@@ -99,11 +99,11 @@ class Console(Callback):
         self._before = now
         self._round = int(row["round"])
         left = self._run.rounds - self._round
-        judged = everyone(row)
+        judged = describe_all_clients(row)
         self._last = judged or self._last
         eta = self._eta(left) if left else ""
         if self._bar is not None:
-            text = "  ".join(filter(None, (cohort(row), self._last)))
+            text = "  ".join(filter(None, (describe_cohort(row), self._last)))
             self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=eta)
         elif self._label:
             if left and now - max(self._begun, self._spoken.get("", self._begun)) >= self.MINUTE:
@@ -144,7 +144,7 @@ class Console(Callback):
         kinds = [fmean(own or [0.0]) for own in (self._evaluated, self._tuned)]
         plain, tuned = kinds[0] or timed.evaluation, kinds[1] or timed.tuned_evaluation
         measured = Forecast(fmean(self._played or [timed.round]), plain or tuned, tuned or plain)
-        told = f"ETA {duration(remaining.seconds(measured))}"
+        told = f"ETA {format_duration(remaining.seconds(measured))}"
         return told + ("" if plain or tuned else " + evaluations")
 
     def on_note(self, text: str) -> None:
@@ -171,8 +171,8 @@ class Console(Callback):
             self._bar = None
         if self._label:
             return
-        spent = duration(self._clock() - self._begun)
-        last = self._last or untrained(summary)
+        spent = format_duration(self._clock() - self._begun)
+        last = self._last or untrained_note(summary)
         self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", last))))
 
     def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
@@ -196,9 +196,9 @@ class Console(Callback):
         self._bar.start()
 
 
-def expected(remaining: Remaining, forecast: Forecast) -> str:
+def describe_expected_time(remaining: Remaining, forecast: Forecast) -> str:
     """Write how long it will take: `about 0:12:30: 400 rounds of 1.2 s, 40 evaluations of 8 s`."""
-    return f"about {duration(remaining.seconds(forecast))}: {remaining.describe(forecast)}"
+    return f"about {format_duration(remaining.seconds(forecast))}: {remaining.describe(forecast)}"
 
 
 def _long(run: RunInfo, least: float) -> str:
@@ -206,10 +206,14 @@ def _long(run: RunInfo, least: float) -> str:
     if run.forecast is None:
         return ""
     remaining = Schedule.of(run.rounds, run.config).remaining(run.start_round)
-    return expected(remaining, run.forecast) if remaining.seconds(run.forecast) >= least else ""
+    return (
+        describe_expected_time(remaining, run.forecast)
+        if remaining.seconds(run.forecast) >= least
+        else ""
+    )
 
 
-def resumed(run: RunInfo) -> tuple[str, ...]:
+def resumption_lines(run: RunInfo) -> tuple[str, ...]:
     """Return where a resumed run goes on."""
     return (
         (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
@@ -223,11 +227,19 @@ def describe_row(row: Mapping[str, Any], rounds: int) -> str:
     seconds = row.get("seconds")
     took = f"{seconds:.2f} s" if seconds is not None else ""
     return "  ".join(
-        filter(None, (f"round {row['round']}/{rounds}", cohort(row), everyone(row), took))
+        filter(
+            None,
+            (
+                f"round {row['round']}/{rounds}",
+                describe_cohort(row),
+                describe_all_clients(row),
+                took,
+            ),
+        )
     )
 
 
-def cohort(row: Mapping[str, Any]) -> str:
+def describe_cohort(row: Mapping[str, Any]) -> str:
     """Write the cohort's accuracy before and after its training, `` where unknown."""
     before, after = row.get("cohort_before"), row.get("cohort_after")
     if before is None or after is None:
@@ -235,7 +247,7 @@ def cohort(row: Mapping[str, Any]) -> str:
     return f"cohort {before:.2f} -> {after:.2f} %"
 
 
-def everyone(row: Mapping[str, Any]) -> str:
+def describe_all_clients(row: Mapping[str, Any]) -> str:
     """Write all clients' mean accuracy, `` where they were not evaluated."""
 
     def judged(words: str, prefix: str = "") -> str:
@@ -254,25 +266,25 @@ def everyone(row: Mapping[str, Any]) -> str:
     )
 
 
-def result(summary: Mapping[str, Any]) -> str:
+def describe_result(summary: Mapping[str, Any]) -> str:
     """Write what a finished run came to: all clients' mean accuracy, or that nobody trained."""
-    return everyone(summary.get("last", {})) or untrained(summary)
+    return describe_all_clients(summary.get("last", {})) or untrained_note(summary)
 
 
-def untrained(summary: Mapping[str, Any]) -> str:
+def untrained_note(summary: Mapping[str, Any]) -> str:
     """Say that no client of a finished run has made a step; `` of others."""
     return (
         "no client has made a step, so there is no accuracy" if summary.get("trained") == 0 else ""
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
     most = timedelta.max.total_seconds() // 2
     return str(timedelta(seconds=round(min(max(0.0, seconds), most))))
 
 
-def progress(events: str, jobs: int, now: float) -> str:
+def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
     """Return how far a sweep is: `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
 
     events: a line for each job that began: its number and when; another when it ended, with the
@@ -282,19 +294,19 @@ def progress(events: str, jobs: int, now: float) -> str:
     ended, began = _jobs(events)
     done = f"{len(ended)}/{jobs} done"
     if len(ended) == jobs:
-        return f"{done} in {duration(now - min(began.values()))}"
+        return f"{done} in {format_duration(now - min(began.values()))}"
     seconds = _seconds_left(events, jobs, now, free=1)
-    return f"{done}, ETA {duration(seconds)}" if seconds else done
+    return f"{done}, ETA {format_duration(seconds)}" if seconds else done
 
 
-def begins(events: str, jobs: int, now: float, number: int) -> str:
+def describe_job_start(events: str, jobs: int, now: float, number: int) -> str:
     """Return which run of a sweep begins: `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`. Arguments as
     of `progress`.
     """
     _, began = _jobs(events)
-    parts = [f"run {number} of {jobs}", f"elapsed {duration(now - min(began.values()))}"]
+    parts = [f"run {number} of {jobs}", f"elapsed {format_duration(now - min(began.values()))}"]
     if seconds := _seconds_left(events, jobs, now):
-        parts.append(f"ETA {duration(seconds)}")
+        parts.append(f"ETA {format_duration(seconds)}")
     return ", ".join(parts)
 
 

@@ -18,16 +18,16 @@ from typing import Any
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 
-NOTES = "run.sums"
+NOTES_FILE = "run.sums"
 
 
-class Notes:
+class DigestNotes:
     """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the
     file system does.
     """
 
     def __init__(self, folder: Path, summary: Mapping[str, Any]):
-        self._path, self._summary, self._known = folder / NOTES, dict(summary), _noted(folder)
+        self._path, self._summary, self._known = folder / NOTES_FILE, dict(summary), _noted(folder)
         self._file: int | None = None
 
     def of(self, content: bytes) -> Any:
@@ -51,7 +51,7 @@ class Notes:
             os.close(self._file)
 
 
-def of_summary(summary: Mapping[str, Any]) -> str:
+def summary_digest(summary: Mapping[str, Any]) -> str:
     """Return the digest that a summary holds of the rest of itself."""
     rest = {key: value for key, value in summary.items() if key != "digest"}
     return files.content_digest(json.dumps(rest, sort_keys=True).encode())
@@ -67,14 +67,16 @@ def check_archive(path: Path) -> None:
             raise ValueError(f"{path} is damaged")
 
 
-def is_whole(summary: Mapping[str, Any]) -> bool:
+def is_summary_intact(summary: Mapping[str, Any]) -> bool:
     """Return whether a summary is as it was written; there was a time when it held no digest."""
     if "digest" not in summary and not {"data", "code", "files"} & summary.keys():
         return True
-    return summary.get("digest") == of_summary(summary)
+    return summary.get("digest") == summary_digest(summary)
 
 
-def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> None:
+def check_content(
+    folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None
+) -> None:
     """Raise FedpflError where a file does not hold what the run wrote.
 
     summary: of the same folder. content: None for no file. Of older runs, whose summary has no
@@ -85,8 +87,8 @@ def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | 
         return
     if summary.get("status") != "finished":
         now = json.loads(files.read_if_exists(folder / "summary.json") or b"{}")
-        if now.get("status") == "finished" and is_whole(now):  # meanwhile
-            return check(folder, now, name, content)
+        if now.get("status") == "finished" and is_summary_intact(now):  # meanwhile
+            return check_content(folder, now, name, content)
     raise FedpflError(
         f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can"
     )
@@ -113,4 +115,4 @@ def _note(name: str, digest: Any) -> bytes:
 
 
 def _noted(folder: Path) -> set[bytes]:
-    return {*(files.read_if_exists(folder / NOTES) or b"").splitlines(keepends=True)}
+    return {*(files.read_if_exists(folder / NOTES_FILE) or b"").splitlines(keepends=True)}

@@ -21,7 +21,7 @@ import fedpfl
 _METHODS = "fedpfl.methods."
 
 
-def describe() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Return versions, hardware and git commit as plain values, None where one does not apply;
     neither host nor user.
 
@@ -46,7 +46,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def source(method: type) -> dict[str, str]:
+def source_fingerprint(method: type) -> dict[str, str]:
     """Return the version of fedpfl, and a digest of the files that a method's class and its bases
     are written in.
 
@@ -63,7 +63,7 @@ def source(method: type) -> dict[str, str]:
         if name in codes or name not in sys.modules:
             continue
         codes[name] = _code(name)
-        waiting += [other for other in imports(codes[name]) if other.startswith(_METHODS)]
+        waiting += [other for other in imported_modules(codes[name]) if other.startswith(_METHODS)]
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(codes):
         digest.update(f"{name} {len(codes[name])}\n".encode() + codes[name])
@@ -79,7 +79,7 @@ def _code(module: str) -> bytes:
         return b""  # an archive of compiled modules
 
 
-def imports(code: bytes, package: str = "") -> list[str]:
+def imported_modules(code: bytes, package: str = "") -> list[str]:
     """Return modules that a file may import: `from a import b` may mean a or a.b. package: that it
     is part of.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedpfl.record.callbacks import Callback, RunInfo
-from fedpfl.record.console import describe_row, resumed
+from fedpfl.record.console import describe_row, resumption_lines
 
 
 class LogFile(Callback):
@@ -26,7 +26,7 @@ class LogFile(Callback):
         self._rounds = run.rounds
         if path.read_bytes()[-1:] not in (b"", b"\n"):  # a kill in the middle of a line
             self._file.write("\n")
-        for line in (*run.lines, *run.notes, *resumed(run)):
+        for line in (*run.lines, *run.notes, *resumption_lines(run)):
             self.on_note(line)
 
     def on_round(self, round: Any) -> None:
@@ -48,7 +48,7 @@ class LogFile(Callback):
             self._file = None
 
 
-def add_to_log(path: Path, text: str) -> None:
+def append_to_log(path: Path, text: str) -> None:
     """Write a line to the `run.log` of a run that has ended; what cannot be written was said on the
     terminal.
     """

@@ -21,7 +21,7 @@ from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.overview import Overview
 
 
-class Mirror(Callback, ABC):
+class ServiceLogger(Callback, ABC):
     """Keep one record of a service per run directory; a resumed run continues it."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Mirror(Callback, ABC):
         """Send the summary and end the record, if one is open."""
 
 
-def run_id(run: RunInfo) -> str:
+def service_run_id(run: RunInfo) -> str:
     """Return one id per identity, seed and run directory: a baseline of two experiments keeps a
     record in each.
     """
@@ -91,7 +91,7 @@ def run_id(run: RunInfo) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def require(package: str) -> None:
+def require_package(package: str) -> None:
     """Raise FedpflError where the package that a logger of the same name needs is not installed."""
     spec = importlib.util.find_spec(package)
     if (
@@ -131,5 +131,5 @@ def _past(run: RunInfo) -> list[dict[str, float | None]]:
     path = run.path / "rounds.csv"
     if not run.start_round or not path.exists():
         return []
-    rows = rounds.read(path.read_text(encoding="utf-8"))
+    rows = rounds.read_rows(path.read_text(encoding="utf-8"))
     return [row for row in rows if row["round"] is not None and row["round"] <= run.start_round]

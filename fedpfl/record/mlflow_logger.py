@@ -14,12 +14,12 @@ from typing import Any
 
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror, run_id
+from fedpfl.record.mirror import ServiceLogger, service_run_id
 
-ID = "fedpfl.run"
+RUN_TAG = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
 
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """What MLflow's environment variables are where the user has not set them: by default it waits for
 many minutes.
 """
@@ -28,7 +28,7 @@ MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 5000  # of a request, and charact
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
-class MlflowLogger(Mirror):
+class MlflowLogger(ServiceLogger):
     """Keep one MLflow run per run directory; a resumed run continues it."""
 
     def __init__(self, experiment: str = "fedpfl", uri: str | None = None):
@@ -43,14 +43,16 @@ class MlflowLogger(Mirror):
         self._client.log_artifact(self._id, str(path))
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
-        for name, value in PATIENCE.items():
+        for name, value in TIMEOUTS.items():
             os.environ.setdefault(name, value)
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=self._uri)
-        place, key = _experiment(client, self._experiment), run_id(run)
-        known = [one.info.run_id for one in client.search_runs([place], f"tags.`{ID}` = '{key}'")]
+        place, key = _experiment(client, self._experiment), service_run_id(run)
+        known = [
+            one.info.run_id for one in client.search_runs([place], f"tags.`{RUN_TAG}` = '{key}'")
+        ]
         if known and run.start_round:
             self._client, self._id = client, known[0]
             client.update_run(self._id, status="RUNNING")
@@ -60,7 +62,7 @@ class MlflowLogger(Mirror):
             )
         for old in known:  # begun afresh, the run replaces it
             client.delete_run(old)
-        tags = {ID: key, "group": run.group, "tags": ", ".join(run.tags)}
+        tags = {RUN_TAG: key, "group": run.group, "tags": ", ".join(run.tags)}
         self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
         self._client = client
         self._tell(facts)

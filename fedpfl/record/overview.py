@@ -8,16 +8,16 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from fedpfl.record.columns import PERSONAL, VALIDATION, column
+from fedpfl.record.columns import PERSONAL_PREFIX, VALIDATION_ACCURACY, column_name
 
 LAST = (
     "accuracy",
     "accuracy_pooled",
     "accuracy_worst10",
-    column("accuracy", tuned=True),
-    VALIDATION,
-    column("accuracy", "unseen"),
-    column("accuracy", "unseen", tuned=True),
+    column_name("accuracy", tuned=True),
+    VALIDATION_ACCURACY,
+    column_name("accuracy", "unseen"),
+    column_name("accuracy", "unseen", tuned=True),
 )
 
 
@@ -46,7 +46,7 @@ class Overview:
         self._marks |= {f"last_{name}": known[name] for name in LAST if name in known}
         if known.get("accuracy", -1) > self._marks.get("best_accuracy", -1):
             self._marks |= {"best_accuracy": known["accuracy"], "best_round": known["round"]}
-        layers = [value for key, value in known.items() if key.startswith(PERSONAL)]
+        layers = [value for key, value in known.items() if key.startswith(PERSONAL_PREFIX)]
         if layers:
             self._marks["personal_entries"] = sum(layers)
 

@@ -22,11 +22,11 @@ def partition_png(label_counts: Any, title: str) -> bytes:
 @lru_cache(maxsize=4)
 def _png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
     file = io.BytesIO()
-    partition_picture(label_counts, file, title)
+    draw_partition(label_counts, file, title)
     return file.getvalue()
 
 
-def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
+def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
     """Draw clients x classes as a heat map below each client's sample count; darker is more, also
     in grey.
 

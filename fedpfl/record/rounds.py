@@ -10,29 +10,29 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 
-def line(cells: Iterable[Any]) -> str:
+def format_row(cells: Iterable[Any]) -> str:
     """Write a row: numbers with full precision, None as an empty cell."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow([cell(value) for value in cells])
+    csv.writer(buffer, lineterminator="\n").writerow([format_cell(value) for value in cells])
     return buffer.getvalue()
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Write a number, Python's, NumPy's or PyTorch's, so that it reads back as it is; None as
     nothing.
     """
-    value = scalar(value)
+    value = to_python_number(value)
     if value is None:
         return ""
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def scalar(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """Return a number of NumPy or PyTorch as Python's; everything else as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def cells(text: str) -> tuple[list[str], list[list[str]]]:
+def parse_cells(text: str) -> tuple[list[str], list[list[str]]]:
     """Return the columns' names and each row's cells; the line that a run was caught writing is
     left out.
 
@@ -54,13 +54,13 @@ def cells(text: str) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
+def read_columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
     """Read the numbers of each column: a whole one is an int, an empty cell None.
 
     only: the columns to look at, as far as they are there. Raises ValueError, as `cells`, and for
     what is no number.
     """
-    header, rows = cells(text)
+    header, rows = parse_cells(text)
     return {
         name: [_number(row[at], name) if row[at] else None for row in rows]
         for at, name in enumerate(header)
@@ -68,9 +68,9 @@ def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[fl
     }
 
 
-def read(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
+def read_rows(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
     """Read the rows, each a dict by column. Arguments and errors as of `columns`."""
-    table = columns(text, only)
+    table = read_columns(text, only)
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 

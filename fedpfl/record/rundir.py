@@ -31,11 +31,11 @@ _KEPT = (
     "partition.npz",
     "masks.json",
 )  # by what a finished run is checked
-SECRET = "privacy.key"
+SECRET_FILE = "privacy.key"
 """What a private run's noise and cohorts are drawn from: gone once it is finished, when nobody
 needs it.
 """
-_REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png", SECRET)
+_REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png", SECRET_FILE)
 _CLEARED = "cleared"  # in the summary of a run whose files are being removed
 
 
@@ -59,7 +59,7 @@ class RunDirectory:
         self._held = path.resolve()
         self._rounds: int | None = None  # open file of rounds.csv
         self._rows: Any = None  # digest of what is in it
-        self._notes: digests.Notes | None = None
+        self._notes: digests.DigestNotes | None = None
         self._columns: tuple[str, ...] | None = None
         self._restored = False
         self._summary: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class RunDirectory:
             except BaseException:
                 if new:
                     with contextlib.suppress(OSError):
-                        files.remove_files(path, *_REPLACED, digests.NOTES, "run.lock")
+                        files.remove_files(path, *_REPLACED, digests.NOTES_FILE, "run.lock")
                 directory.close()
                 raise
         return directory
@@ -130,7 +130,7 @@ class RunDirectory:
         self._close_files()
         self._columns, self._restored = None, True
         if (self.path / "state.pt").exists():
-            earlier = saved(self.path, self._summary)
+            earlier = read_checkpoint(self.path, self._summary)
         if earlier is not None and "files" not in earlier:
             raise files.damaged_error(self.path / "state.pt", "is of an older version")
         payload = {
@@ -145,7 +145,9 @@ class RunDirectory:
         for name in texts:
             self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
-            self._columns = tuple(rounds.cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0])
+            self._columns = tuple(
+                rounds.parse_cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0]
+            )
         self._compare(payload.pop("codes", []))
         return payload
 
@@ -159,14 +161,16 @@ class RunDirectory:
         noted = self._summary.get("secret")
         if noted is None:
             key = secrets.token_bytes(32)
-            with files.durable_write(self.path / SECRET, self._guard, opener=_open_private) as file:
+            with files.durable_write(
+                self.path / SECRET_FILE, self._guard, opener=_open_private
+            ) as file:
                 file.write(key)
             self.write_summary(secret=files.content_digest(key))
             return key.hex()
-        content = files.read_if_exists(self.path / SECRET)
+        content = files.read_if_exists(self.path / SECRET_FILE)
         if content is None or files.content_digest(content) != noted:
             how = "is not what the run began with, without which its noise cannot go on"
-            raise files.damaged_error(self.path / SECRET, how)
+            raise files.damaged_error(self.path / SECRET_FILE, how)
         return content.hex()
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -177,7 +181,7 @@ class RunDirectory:
         """
         path = self.path / "rounds.csv"
         self._guard()
-        header = "" if self._columns else rounds.line(row)
+        header = "" if self._columns else rounds.format_row(row)
         columns = self._columns or tuple(row)
         try:
             line = (header + _line(row, columns)).encode()
@@ -212,10 +216,10 @@ class RunDirectory:
         texts = {name: self._written[name].decode() for name in _BESIDE if name in self._written}
         beside = {"identity": self._identity, "data": self._summary.get("data")}
         beside |= {"files": texts, "codes": self._codes}
-        plain = checkpoint.plain({**payload, **beside})
+        plain = checkpoint.to_plain_values({**payload, **beside})
         self._check("rounds.csv")
         with files.durable_write(self.path / "state.pt", self._guard) as file:
-            checkpoint.save(plain, file)
+            checkpoint.save_checkpoint(plain, file)
 
     def drop_checkpoint(self) -> None:
         """Remove state.pt, without which a finished run is as finished."""
@@ -230,7 +234,9 @@ class RunDirectory:
         """
         columns = tuple(rows[0]) if rows else ()
         text = (
-            "".join([rounds.line(columns), *(_line(row, columns) for row in rows)]) if rows else ""
+            "".join([rounds.format_row(columns), *(_line(row, columns) for row in rows)])
+            if rows
+            else ""
         )
         self._write(name, text.encode())
 
@@ -285,7 +291,7 @@ class RunDirectory:
                 name: files.content_digest(content) for name, content in self._written.items()
             }
             if (state := self.path / "state.pt").exists():
-                fields["files"]["state.pt"] = checkpoint.digest(state)
+                fields["files"]["state.pt"] = checkpoint.checkpoint_digest(state)
         elif self.status != "finished":
             fields["files"] = {}  # they are noted
         summary = {
@@ -298,14 +304,14 @@ class RunDirectory:
         }
         summary |= {"code": self._codes} if self._codes else {}
         text = json.dumps(
-            {**summary, "digest": digests.of_summary(summary)}, indent=2, allow_nan=False
+            {**summary, "digest": digests.summary_digest(summary)}, indent=2, allow_nan=False
         )
         self._write("summary.json", f"{text}\n".encode())
         self._summary = summary
         if ends:
             self._close_files()
-            with files.explain_write_errors(self.path / digests.NOTES):
-                files.remove_files(self.path, digests.NOTES, SECRET)
+            with files.explain_write_errors(self.path / digests.NOTES_FILE):
+                files.remove_files(self.path, digests.NOTES_FILE, SECRET_FILE)
 
     def close(self) -> None:
         """Let go of the directory. Safe to repeat."""
@@ -357,7 +363,7 @@ class RunDirectory:
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
             files.remove_files(
-                self.path, digests.NOTES, SECRET
+                self.path, digests.NOTES_FILE, SECRET_FILE
             )  # which a kill right after the end may have left
             return
         if not self._summary or data not in (None, self._summary.get("data")):
@@ -380,7 +386,7 @@ class RunDirectory:
                 wrong = f"{name} is {'missing' if content is None else 'damaged'}"
         if state.exists():
             _same(state, self._summary)
-            checkpoint.check(state)
+            checkpoint.check_checkpoint(state)
         if not wrong:
             return True
         if not ("files" in self._summary and state.exists()):
@@ -407,7 +413,7 @@ class RunDirectory:
         files.remove_files(
             self.path,
             *(name for name in _REPLACED if name != "summary.json"),
-            digests.NOTES,
+            digests.NOTES_FILE,
             "run.log",
         )
         self._summary = {}
@@ -416,7 +422,7 @@ class RunDirectory:
         """Make a file hold this, and remember it."""
         if name in _KEPT:
             self._guard()
-            with files.explain_write_errors(self.path / digests.NOTES):
+            with files.explain_write_errors(self.path / digests.NOTES_FILE):
                 self._noted.add(name, self._noted.of(content))
         if files.read_if_exists(self.path / name) != content:
             with files.durable_write(self.path / name, self._guard) as file:
@@ -425,12 +431,12 @@ class RunDirectory:
             self._written[name] = content
 
     @property
-    def _noted(self) -> digests.Notes:
+    def _noted(self) -> digests.DigestNotes:
         """What the files are known by until the run is finished. The summary tells by now whose
         they are.
         """
         if self._notes is None:
-            self._notes = digests.Notes(self.path, self._summary)
+            self._notes = digests.DigestNotes(self.path, self._summary)
         return self._notes
 
     def _check(self, *names: str) -> None:
@@ -483,7 +489,7 @@ def differences_from(path: Path, config: Any) -> str:
     return ""
 
 
-def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_finished_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the summary and the checkpoint of a finished run. Raises FedpflError where it is none
     or has none.
     """
@@ -499,10 +505,10 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise FedpflError(
             f"{path} has no state.pt, as of a run with checkpoint.keep=false; run it anew"
         )
-    return summary, saved(path, summary)
+    return summary, read_checkpoint(path, summary)
 
 
-def saved(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def read_checkpoint(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checkpoint in a run directory, as `checkpoint.load` does.
 
     summary: of the run. Raises FedpflError where it is damaged, cannot be read, or is not this
@@ -510,7 +516,7 @@ def saved(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """
     state = path / "state.pt"
     _same(state, summary)
-    payload = checkpoint.load(state)
+    payload = checkpoint.load_checkpoint(state)
     for key, whose in (("identity", "a different run"), ("data", "a run on other data")):
         if None not in (known := summary.get(key), own := payload.get(key)) and known != own:
             raise files.damaged_error(state, f"belongs to {whose}")
@@ -525,7 +531,7 @@ def read_provenance(path: Path, summary: Mapping[str, Any]) -> Provenance | None
     Raises FedpflError where partition.npz is not as the run wrote it.
     """
     content = files.read_if_exists(path / "partition.npz")
-    digests.check(path, summary, "partition.npz", content)
+    digests.check_content(path, summary, "partition.npz", content)
     if content is None:
         return None
     return Provenance.from_arrays(np.load(io.BytesIO(content), allow_pickle=False))
@@ -539,11 +545,14 @@ def _open_private(path: str, flags: int) -> int:
 def _same(state: Path, summary: Mapping[str, Any]) -> None:
     """Raise FedpflError where a finished run's checkpoint is another than the one it ended with."""
     known = summary.get("files", {}).get("state.pt")
-    if summary.get("status") == "finished" and known not in (None, checkpoint.digest(state)):
+    if summary.get("status") == "finished" and known not in (
+        None,
+        checkpoint.checkpoint_digest(state),
+    ):
         raise files.damaged_error(state, "is not the one that the run ended with")
 
 
-class Absent:
+class NullRunDirectory:
     """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
     def __init__(self, path: Path):
@@ -565,7 +574,7 @@ def _is_new(path: Path) -> bool:
     """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody
     else's.
     """
-    for name in (*_REPLACED, digests.NOTES, "run.log", "run.lock"):
+    for name in (*_REPLACED, digests.NOTES_FILE, "run.log", "run.lock"):
         files.require_regular_file(path / name)
         files.require_regular_file(files.temporary_path(path / name))
     # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
@@ -591,20 +600,20 @@ def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
             f"{path / 'summary.json'} cannot be read as a run's; choose another directory with hydra.run.dir=..., or "
             f"remove {path} if that was a run"
         )
-    return {key: value for key, value in summary.items() if key != "digest"}, digests.is_whole(
-        summary
-    )
+    return {
+        key: value for key, value in summary.items() if key != "digest"
+    }, digests.is_summary_intact(summary)
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     unknown = [key for key in row if key not in columns]
     if unknown:
         raise ValueError(f"unknown column {unknown[0]!r}: the first row fixed {', '.join(columns)}")
-    return rounds.line(row.get(name) for name in columns)
+    return rounds.format_row(row.get(name) for name in columns)
 
 
 def _jsonable(value: Any) -> Any:
-    value = rounds.scalar(value)
+    value = rounds.to_python_number(value)
     if isinstance(value, Mapping):
         return {str(key): _jsonable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

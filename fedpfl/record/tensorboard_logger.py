@@ -11,14 +11,14 @@ import numpy as np
 
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror
+from fedpfl.record.mirror import ServiceLogger
 
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents."
 FLUSH = 10  # seconds that a round may wait in memory
 
 
-class TensorboardLogger(Mirror):
+class TensorboardLogger(ServiceLogger):
     """Write event files below `tensorboard/`; those of an earlier process are replaced."""
 
     def __init__(self) -> None:

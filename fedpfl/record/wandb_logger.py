@@ -18,14 +18,14 @@ import numpy as np
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.columns import METRICS, PERSONAL
-from fedpfl.record.mirror import Mirror, run_id
+from fedpfl.record.columns import METRICS, PERSONAL_PREFIX
+from fedpfl.record.mirror import ServiceLogger, service_run_id
 
 MAX_BINS = 512  # W&B's limit for a histogram
 MAX_TAG = 64  # characters, W&B's limit
-PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offline
+TIMEOUT_SECONDS = 30.0  # seconds that `auto` waits for the server before it goes offline
 
-CLOUD = ("api.forge.coreweave.com", "api.wandb.ai")
+CLOUD_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
 """The public server: under the first name `wandb login` keeps the key since 0.31, under the second
 before.
 """
@@ -39,7 +39,7 @@ SUMMARIES = {
 
 
 @dataclass(frozen=True)
-class Options(Checked):
+class WandbOptions(Checked):
     """Hold the configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
 
     project: str = "fedpfl"
@@ -58,15 +58,15 @@ class Options(Checked):
         )
 
 
-class WandbLogger(Mirror):
+class WandbLogger(ServiceLogger):
     """Keep one W&B run per run directory; a resumed run continues it.
 
     say: told where the run can be seen or how to upload it.
     """
 
-    def __init__(self, options: Options, say: Callable[[str], None] | None = None):
+    def __init__(self, options: WandbOptions, say: Callable[[str], None] | None = None):
         super().__init__()
-        if options.mode == "online" and not logged_in():
+        if options.mode == "online" and not is_logged_in():
             raise FedpflError(
                 "logger.mode=online but W&B is not logged in; run `wandb login` or set logger.mode=offline"
             )
@@ -122,7 +122,7 @@ class WandbLogger(Mirror):
                 self._defined.add(name)
                 self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
         sent = dict(values)
-        layers = [float(value) for key, value in values.items() if key.startswith(PERSONAL)]
+        layers = [float(value) for key, value in values.items() if key.startswith(PERSONAL_PREFIX)]
         if row.get("accuracy") is not None and 0 < len(layers) <= MAX_BINS:
             # Bin i is layer i in the order of the columns.
             edges = np.arange(len(layers) + 1.0)
@@ -152,7 +152,7 @@ class WandbLogger(Mirror):
             silent=True,
             console="off",
             reinit="create_new",
-            init_timeout=PATIENCE if self._options.mode == "auto" else 90,
+            init_timeout=TIMEOUT_SECONDS if self._options.mode == "auto" else 90,
             # Seconds; without a network the rest stays on disk for `wandb sync`
             finish_timeout=300,
         )
@@ -164,7 +164,7 @@ class WandbLogger(Mirror):
             name=run.name,
             tags=list(dict.fromkeys((*(tag[:MAX_TAG] for tag in run.tags), *self._options.tags))),
             config={**run.config, "identity": run.identity},  # to group seeds by
-            id=run_id(run),
+            id=service_run_id(run),
             # Begun afresh or offline it is complete by itself, and replaces what the server has
             # under this id.
             resume="allow" if run.start_round and mode == "online" else None,
@@ -181,12 +181,12 @@ def choose_mode(mode: str) -> str:
     if mode != "auto":
         return mode
     wish = os.environ.get("WANDB_MODE", "")
-    if wish in ("offline", "disabled") or (wish == "online" and logged_in()):
+    if wish in ("offline", "disabled") or (wish == "online" and is_logged_in()):
         return wish
-    return "online" if logged_in() else "offline"
+    return "online" if is_logged_in() else "offline"
 
 
-def logged_in() -> bool:
+def is_logged_in() -> bool:
     """Tell whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the
     netrc file.
     """
@@ -216,4 +216,4 @@ def _hosts() -> tuple[str, ...]:
             settings.read(Path(folder).expanduser() / "settings", encoding="utf-8")
         url = settings.get("default", "base_url", fallback="")
     host = urlsplit(url).netloc
-    return (host,) if host and host not in CLOUD else CLOUD
+    return (host,) if host and host not in CLOUD_HOSTS else CLOUD_HOSTS

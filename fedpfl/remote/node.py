@@ -275,7 +275,7 @@ class ClientStore:
         last_round = max(earlier_rounds)
         if self._folder is None:
             return self._memory[client, last_round]
-        return checkpoint.load(self._checkpoint_path(client, last_round))["row"]
+        return checkpoint.load_checkpoint(self._checkpoint_path(client, last_round))["row"]
 
     def save(self, client: int, round_number: int, row: dict[str, Tree]) -> None:
         """Store a client's row after a round, and delete those that nobody will ask for."""
@@ -287,7 +287,7 @@ class ClientStore:
                 path.parent.mkdir(parents=True, exist_ok=True)
             payload = {"round": round_number, "row": tree.to(row, "cpu")}
             with files.durable_write(path, lambda: None) as file:
-                checkpoint.save(checkpoint.plain(payload), file)
+                checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), file)
         for stored in sorted(self._rounds_of(client))[:-STORED_ROUNDS]:
             self._delete(client, stored)
 

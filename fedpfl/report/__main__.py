@@ -27,15 +27,15 @@ from fedpfl.papers.registry import find_full_name
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figures
 from fedpfl.record.columns import METRICS
 from fedpfl.report import cleaning, listing
-from fedpfl.report.compare import LEAST, compare, sides
+from fedpfl.report.compare import MIN_PAIRS, compare_groups, find_sides
 from fedpfl.report.fairness import fairness_table
-from fedpfl.report.figures import accuracy_figure, comparison
+from fedpfl.report.figures import accuracy_figure, comparison_figure
 from fedpfl.report.filters import is_filter
-from fedpfl.report.grouping import by, groups
-from fedpfl.report.load import nothing_below, runs, survey, to_stderr
-from fedpfl.report.page.data import OVER
-from fedpfl.report.ranking import diagram, rank_tables
-from fedpfl.report.render import FORMATS, render, screen
+from fedpfl.report.grouping import group_by, groups
+from fedpfl.report.load import inspect_directories, no_runs_error, print_to_stderr, runs
+from fedpfl.report.page.data import AXIS_TITLES
+from fedpfl.report.ranking import draw_rank_diagram, rank_tables
+from fedpfl.report.render import FORMATS, render, terminal_width
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
 from fedpfl.report.tables import ACCURACIES, COLUMNS, CURVES, SELECTIONS, accuracy_table
@@ -125,7 +125,9 @@ def _show(options: Namespace, only: str = "") -> None:
 
 def _figures(options: Namespace, found: list[Run]) -> None:
     folder = _folder(options, "figures")
-    for name, members in by(found, lambda run: _slug(f"{run.dataset}_{run.partition}")).items():
+    for name, members in group_by(
+        found, lambda run: _slug(f"{run.dataset}_{run.partition}")
+    ).items():
         over = "" if options.over == "round" else f"_over_{options.over}"
         written = accuracy_figure(
             members, folder / f"{options.metric}{over}_{name}", options.metric, along=options.over
@@ -176,19 +178,19 @@ def _papers(
         else:
             _wrote(made)
     if not shown:
-        to_stderr(
+        print_to_stderr(
             f"nothing of the papers' can be filled from the runs below {', '.join(map(str, options.roots))}; name a "
             f"table ({', '.join(TABLES)}) to see the commands that fill it"
         )
 
 
 def _html(options: Namespace) -> None:
-    from fedpfl.report.html import write
+    from fedpfl.report.html import write_pages
 
     table = partial(accuracy_table, beside=published_beside)
     out = _folder(options, "report")
     _wrote(
-        write(
+        write_pages(
             options.roots,
             out,
             options.select,
@@ -201,16 +203,18 @@ def _html(options: Namespace) -> None:
 
 
 def _list(options: Namespace) -> None:
-    listed = listing.entries(survey(*options.roots, where=options.where, trials=options.trials))
+    listed = listing.list_entries(
+        inspect_directories(*options.roots, where=options.where, trials=options.trials)
+    )
     if not listed:
-        raise nothing_below(options.roots)
-    listed = listing.select(listed, options.status)
-    listed = listing.ordered(listed, options.sort, options.reverse)
+        raise no_runs_error(options.roots)
+    listed = listing.select_statuses(listed, options.status)
+    listed = listing.sort_entries(listed, options.sort, options.reverse)
     if options.format == "json":
         text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
     else:
         text = render(
-            listing.table(listed), options.format, screen() or 1 << 30
+            listing.entries_table(listed), options.format, terminal_width() or 1 << 30
         )  # a pipe gets whole lines
     print(text, end="")
 
@@ -218,12 +222,13 @@ def _list(options: Namespace) -> None:
 def _compare(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
-    a, b = sides(options.roots, options.where, options.trials)
+    a, b = find_sides(options.roots, options.where, options.trials)
     print(
-        _text(compare(a, b, options.test, options.metric, options.select), options.format), end=""
+        _text(compare_groups(a, b, options.test, options.metric, options.select), options.format),
+        end="",
     )
     if options.out:
-        _wrote(comparison(a, b, options.metric, options.out))
+        _wrote(comparison_figure(a, b, options.metric, options.out))
 
 
 def _ranks(options: Namespace) -> None:
@@ -231,17 +236,19 @@ def _ranks(options: Namespace) -> None:
         _found(options), options.accuracy, options.select, options.every or 1
     )
     print(_text(tables, options.format), end="")
-    _wrote(diagram(result, _folder(options, "figures") / "ranks"))
+    _wrote(draw_rank_diagram(result, _folder(options, "figures") / "ranks"))
 
 
 def _clean(options: Namespace) -> int:
-    return cleaning.clean(options.roots, options.status, options.where, options.yes, options.trials)
+    return cleaning.clean_runs(
+        options.roots, options.status, options.where, options.yes, options.trials
+    )
 
 
 def _found(options: Namespace) -> list[Run]:
     if found := runs(*options.roots, where=options.where, trials=options.trials):
         return found
-    raise nothing_below(options.roots)
+    raise no_runs_error(options.roots)
 
 
 def _folder(options: Namespace, name: str) -> Path:
@@ -251,11 +258,11 @@ def _folder(options: Namespace, name: str) -> Path:
 
 def _wrote(targets: Iterable[Path]) -> None:
     for target in targets:
-        to_stderr(f"wrote {target}")
+        print_to_stderr(f"wrote {target}")
 
 
 def _text(tables: Table | Sequence[Table], form: str | None) -> str:
-    return render(tables, form or "terminal", screen())
+    return render(tables, form or "terminal", terminal_width())
 
 
 def _write(name: str, table: Table, options: Namespace) -> None:
@@ -342,7 +349,7 @@ METRIC = _option("--metric", SUCH, choices=CURVES, default="accuracy", metavar="
 ALONG = _option(
     "--over",
     "along the axis: rounds, gigabytes, hours of training or simulated ones",
-    choices=[*OVER],
+    choices=[*AXIS_TITLES],
     default="round",
 )
 FAIRNESS = _option(
@@ -353,7 +360,7 @@ DRAWN = (METRIC, ALONG)
 ALSO = (REFERENCE, PAPER, OUT)
 SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 TEST = "mark what differs from the last line, paired over seeds"
-STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)} that no command would go on with"
+STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.DEFAULT_STATUSES)} that no command would go on with"
 FILTERS = """Filters choose runs by any key of config.yaml, commas standing between alternatives:
   method=fedobp,fedavg dataset=digits partition.alpha=0.1
 A folder of such a name is written ./KEY=VALUE."""
@@ -393,7 +400,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
             EVERY_N,
-            _option("--test", TEST, choices=[*LEAST]),
+            _option("--test", TEST, choices=[*MIN_PAIRS]),
             *LOOK,
             OUT,
         ),
@@ -427,7 +434,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             _option(
                 "--test",
                 "paired over seeds, two-sided; default: t",
-                choices=[*LEAST, "none"],
+                choices=[*MIN_PAIRS, "none"],
                 default="t",
             ),
             _option(

@@ -14,13 +14,13 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import hold_lock
 from fedpfl.record import digests
-from fedpfl.report.load import Directory, look, survey, to_stderr
-from fedpfl.report.reading import summary
-from fedpfl.report.render import render, screen
-from fedpfl.report.table import Cell, Column, Table, number
+from fedpfl.report.load import Directory, inspect_directories, inspect_directory, print_to_stderr
+from fedpfl.report.reading import read_summary
+from fedpfl.report.render import render, terminal_width
+from fedpfl.report.table import Cell, Column, Table, format_number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
-USUAL = ("failed", "diverged", "broken")
+DEFAULT_STATUSES = ("failed", "diverged", "broken")
 """Without `--status`; a run that its command would go on with must be named besides, see
 `resumable_as`.
 """
@@ -38,8 +38,8 @@ _RESULTS = (
     ),
     *("run.sums", "run.log", "privacy.key"),
 )
-FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
-_TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
+RUN_FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
+_TEMPORARY = frozenset(f".{name}.tmp" for name in RUN_FILES)
 _FOLDERS = {
     "wandb": ("run-", "offline-run-", "latest-run", "debug", "settings", "logs"),
     "tensorboard": ("events.out.tfevents.",),
@@ -56,7 +56,7 @@ COLUMNS = (
 MENDABLE = "its own command goes on from its checkpoint; remove it with --status {},broken"
 
 
-class Kept(Exception):
+class NotRemovable(Exception):
     """A directory that stays; the message says why."""
 
 
@@ -86,28 +86,30 @@ def _is_sound(state: Path) -> bool:
     return True
 
 
-def contents(seen: Directory) -> list[Path]:
+def removable_paths(seen: Directory) -> list[Path]:
     """Return what a directory that may be removed holds, in the order to remove it. Raises Kept
     where it may not.
     """
     recorded = _recorded(seen.path)
     if not isinstance(recorded.get("identity"), str):
-        raise Kept("nothing says that fedpfl wrote it: its summary.json holds no identity")
+        raise NotRemovable("nothing says that fedpfl wrote it: its summary.json holds no identity")
     if recorded.get("status") == "finished":
-        raise Kept(f"its summary.json says finished, though it is broken: {seen.reason}")
-    if seen.held or seen.status == "running":
-        raise Kept("a run is being written there")
-    if not seen.quiet and (seen.held is None or seen.status in ("interrupted", "broken")):
-        raise Kept(
+        raise NotRemovable(f"its summary.json says finished, though it is broken: {seen.reason}")
+    if seen.is_locked or seen.status == "running":
+        raise NotRemovable("a run is being written there")
+    if not seen.is_stale and (seen.is_locked is None or seen.status in ("interrupted", "broken")):
+        raise NotRemovable(
             "written a moment ago, perhaps by a process that cannot be seen; it may go later"
         )
     paths = list(seen.path.iterdir())
     if strange := [path.name for path in paths if not _written_by_a_run(path)]:
-        raise Kept(f"it holds {strange[0]}, which no run wrote")
-    return sorted(paths, key=lambda path: FILES.index(path.name) if path.name in FILES else -1)
+        raise NotRemovable(f"it holds {strange[0]}, which no run wrote")
+    return sorted(
+        paths, key=lambda path: RUN_FILES.index(path.name) if path.name in RUN_FILES else -1
+    )
 
 
-def remove(seen: Directory, roots: Sequence[Path]) -> None:
+def remove_directory(seen: Directory, roots: Sequence[Path]) -> None:
     """Remove a run directory's files, it, and the folders up to its root that are empty then.
 
     Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system
@@ -115,18 +117,18 @@ def remove(seen: Directory, roots: Sequence[Path]) -> None:
     """
     with hold_lock(seen.path) as taken:
         if taken is False:
-            raise Kept("a run is being written there")
+            raise NotRemovable("a run is being written there")
         # Asking for the lock would let go of our own.
-        now = look(seen.path, held=lambda _: None if taken is None else False)
-        if (now.status, now.changed) != (seen.status, seen.changed):
-            raise Kept("it has changed meanwhile")
+        now = inspect_directory(seen.path, held=lambda _: None if taken is None else False)
+        if (now.status, now.modified_at) != (seen.status, seen.modified_at):
+            raise NotRemovable("it has changed meanwhile")
         try:
-            for path in contents(now):
+            for path in removable_paths(now):
                 shutil.rmtree(path) if path.name in _FOLDERS else path.unlink()
             folder, ends = seen.path.resolve(), {root.resolve() for root in roots}
             folder.rmdir()
         except OSError as error:
-            raise Kept(f"cannot be removed: {error.strerror}") from None
+            raise NotRemovable(f"cannot be removed: {error.strerror}") from None
     with contextlib.suppress(OSError):  # a folder that is not empty refuses
         while (folder := folder.parent) not in ends and not ends.isdisjoint(folder.parents):
             folder.rmdir()
@@ -135,12 +137,12 @@ def remove(seen: Directory, roots: Sequence[Path]) -> None:
 def _recorded(path: Path) -> dict[str, Any]:
     """Return what a directory's summary.json holds, {} where it is absent or damaged."""
     try:
-        return summary(path)
+        return read_summary(path)
     except FedpflError:
         return {}
 
 
-def clean(
+def clean_runs(
     roots: Sequence[Path],
     statuses: Sequence[str],
     where: Sequence[str],
@@ -164,20 +166,22 @@ def clean(
     for seen, size in chosen:
         holds, age = (
             "checkpoint" if (seen.path / "state.pt").exists() else "",
-            time.time() - seen.changed,
+            time.time() - seen.modified_at,
         )
-        rows.append([Cell(seen.words), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))])
-    print(render(Table("", COLUMNS, rows), width=screen()))
+        rows.append(
+            [Cell(seen.status_text), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))]
+        )
+    print(render(Table("", COLUMNS, rows), width=terminal_width()))
     what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
-    what += f" ({number('size', sum(size for _, size in chosen))})"
+    what += f" ({format_number('size', sum(size for _, size in chosen))})"
     if not yes and not _agreed(f"Remove {what}? [y/N] "):
         print("removed nothing")
         return 0
     refused = 0
     for seen, _ in chosen:
         try:
-            remove(seen, roots)
-        except Kept as reason:
+            remove_directory(seen, roots)
+        except NotRemovable as reason:
             _left(seen, reason)
             refused += 1
     print(f"removed {what}" if not refused else f"removed {len(chosen) - refused} of {what}")
@@ -192,31 +196,33 @@ def _removable(
         raise FedpflError(
             f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}"
         )
-    looked, chosen = survey(*roots, where=where, trials=trials), []
+    looked, chosen = inspect_directories(*roots, where=where, trials=trials), []
     resumable = Counter({"interrupted": sum(seen.status == "interrupted" for seen in looked)})
     for seen in looked:
-        if seen.status not in (statuses or USUAL):
+        if seen.status not in (statuses or DEFAULT_STATUSES):
             continue
         needed = "" if seen.status == "interrupted" else resumable_as(seen)
         if needed and needed not in statuses:
             if seen.status == "broken":
-                to_stderr(f"left {seen.path}, {seen.words}: {MENDABLE.format(needed)}")
+                print_to_stderr(f"left {seen.path}, {seen.status_text}: {MENDABLE.format(needed)}")
             else:
                 resumable[needed] += 1
             continue
         try:
-            chosen.append((seen, sum(map(_size, contents(seen)))))
-        except (Kept, OSError) as reason:
+            chosen.append((seen, sum(map(_size, removable_paths(seen)))))
+        except (NotRemovable, OSError) as reason:
             _left(seen, reason)
     for status, count in (+resumable).items():
         if status not in statuses:
             runs = "1 run" if count == 1 else f"{count} runs"
-            to_stderr(f"left {runs}, {status}: to be resumed, or removed with --status {status}")
+            print_to_stderr(
+                f"left {runs}, {status}: to be resumed, or removed with --status {status}"
+            )
     return chosen
 
 
 def _left(seen: Directory, reason: Exception) -> None:
-    to_stderr(f"left {seen.path}, {seen.words}: {reason}")
+    print_to_stderr(f"left {seen.path}, {seen.status_text}: {reason}")
 
 
 def _agreed(question: str) -> bool:
@@ -238,7 +244,9 @@ def _written_by_a_run(path: Path) -> bool:
     if path.is_symlink():
         return False
     if path.is_file():
-        return path.name in _TEMPORARY or path.name in FILES or path.name.startswith(".clients.")
+        return (
+            path.name in _TEMPORARY or path.name in RUN_FILES or path.name.startswith(".clients.")
+        )
     return path.name in _FOLDERS and all(
         one.name.startswith(_FOLDERS[path.name]) for one in path.iterdir()
     )

@@ -15,16 +15,22 @@ import pandas as pd
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
-from fedpfl.record.columns import COMMON, METRICS, names
-from fedpfl.report.fairness import Harm, counts, harm, judged_as, samples_of
-from fedpfl.report.grouping import Group, canonical, groups
+from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names
+from fedpfl.report.fairness import (
+    HarmStatistics,
+    count_changes,
+    label_and_column,
+    measure_harm,
+    samples_by_client,
+)
+from fedpfl.report.grouping import Group, canonical_text, groups
 from fedpfl.report.load import runs
 from fedpfl.report.run import Run
-from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import attendance_notes, chosen_round, unchosen
-from fedpfl.report.text import few
+from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
+from fedpfl.report.tables import attendance_notes, best_round, no_validation_error
+from fedpfl.report.text import join_few
 
-LEAST = {"wilcoxon": 6, "t": 3}
+MIN_PAIRS = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
 _TOLD = {
     "wilcoxon": "Wilcoxon's signed-rank test",
@@ -47,25 +53,27 @@ def _apart(about: str) -> dict[str, str]:
     """What is compared of those who are judged apart, before and after fine-tuning."""
     return {
         name: _called(name) + (", fine-tuned" if METRICS[name].tuned else "")
-        for name in names(about)
+        for name in column_names(about)
     }
 
 
 COST = "Training and cost"
 FINAL = {
-    "Before fine-tuning, at the {}": {name: _called(name) for name in names("test", tuned=False)},
-    "After fine-tuning": {name: _called(name) for name in names("test", tuned=True)},
+    "Before fine-tuning, at the {}": {
+        name: _called(name) for name in column_names("test", tuned=False)
+    },
+    "After fine-tuning": {name: _called(name) for name in column_names("test", tuned=True)},
     "On held-out samples": _apart("validation"),
-    "On everybody's samples": {name: _called(name) for name in names(COMMON)},
+    "On everybody's samples": {name: _called(name) for name in column_names(COMMON_SCOPE)},
     "Of clients that never take part": _apart("unseen"),
-    COST: {name: _called(name) for name in ("train_loss", *names("traffic"), "seconds")}
+    COST: {name: _called(name) for name in ("train_loss", *column_names("traffic"), "seconds")}
     | {"hours": "hours"},
 }
 """What is compared at the end: by table, what a number is called."""
 
 
 @dataclass(frozen=True)
-class Measure:
+class PairedMetric:
     """One number of every seed of A and of B. tested: whether a p value means anything."""
 
     name: str
@@ -83,9 +91,9 @@ class Measure:
         """Return means, differences and p value; nan where there is none."""
         told: dict[str, Any] = {"what": self.name}
         for side, values in (("a", self.a), ("b", self.b)):
-            told[side], told[f"{side}_seed_std"] = over_seeds([*values.values()])
+            told[side], told[f"{side}_seed_std"] = mean_and_std([*values.values()])
             told[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
-        paired, spread = over_seeds(self.pairs)
+        paired, spread = mean_and_std(self.pairs)
         error = spread / math.sqrt(max(1, len(self.pairs)))
         p = paired_test(self.pairs, test) if test and self.tested else math.nan
         told |= {"difference": told["b"] - told["a"], "pairs": len(self.pairs), "paired": paired}
@@ -100,27 +108,27 @@ def paired_test(pairs: Sequence[float], test: str) -> float:
     fewer than LEAST, and for `t` where all are the same, which leaves no spread to judge by.
     """
     if test == "wilcoxon":
-        pairs = changes(pairs)
-    if len(pairs) < LEAST[test]:
+        pairs = nonzero_changes(pairs)
+    if len(pairs) < MIN_PAIRS[test]:
         return math.nan
     from scipy import stats  # slow to load
 
     if test == "wilcoxon":
         return float(stats.wilcoxon(pairs).pvalue)
     # Equal differences have a spread of rounding only.
-    if over_seeds(pairs)[1] <= 1e-12 * max(map(abs, pairs)):
+    if mean_and_std(pairs)[1] <= 1e-12 * max(map(abs, pairs)):
         return math.nan
     return float(stats.ttest_1samp(pairs, 0.0).pvalue)
 
 
-def changes(pairs: Iterable[float]) -> list[float]:
+def nonzero_changes(pairs: Iterable[float]) -> list[float]:
     """Return the differences that are more than rounding, which would make 0 of none and equal ones
     unequal.
     """
     return [change for pair in pairs if (change := round(pair, 9))]
 
 
-def sides(
+def find_sides(
     paths: Sequence[Path], where: Sequence[str] = (), trials: bool = False
 ) -> tuple[Group, Group]:
     """Return the two configurations to compare: one below each of two paths, or the two below a
@@ -151,13 +159,13 @@ def sides(
                 "name one of them" if each == 1 else "name two of them, or choose two by filters"
             )
             raise FedpflError(
-                f"{path} holds {len(below)} configurations, {wanted}: {few(shown, '; ')}"
+                f"{path} holds {len(below)} configurations, {wanted}: {join_few(shown, '; ')}"
             )
         found += below
     return found[0], found[1]
 
 
-def compare(
+def compare_groups(
     a: Group, b: Group, test: str = "t", metric: str = "accuracy", select: str = "last"
 ) -> list[Table]:
     """Compare two configurations, by the runs that speak for each (see `Group.used`); the notes
@@ -172,18 +180,18 @@ def compare(
             f"{_place(a.runs)} and {_place(b.runs)} hold the same runs; name two different ones"
         )
     test = "" if test == "none" else test
-    a, b = labelled(a, b)
+    a, b = relabel_sides(a, b)
     for group in (a, b) if select == "validation" else ():
-        if any(_judged(run, select).empty for run in group.used):
-            raise unchosen(group)
+        if any(_judged(run, select).empty for run in group.reported_runs):
+            raise no_validation_error(group)
     clients, strange = _clients(a, b)
     which = "best validation accuracy" if select == "validation" else "last evaluation"
     final = {heading.format(which): _final(a, b, heading, select) for heading in FINAL}
     curve, over_rounds = _curve(a, b, metric), f"Over rounds: {METRICS[metric].label}"
     tables = [
         _runs(a, b),
-        _different("setting", a.used, b.used, lambda run: run.config),
-        _different("environment", a.used, b.used, lambda run: run.environment),
+        _different("setting", a.reported_runs, b.reported_runs, lambda run: run.config),
+        _different("environment", a.reported_runs, b.reported_runs, lambda run: run.environment),
         *(
             _measured(a, b, heading, Column(""), measures, test, "final")
             for heading, measures in final.items()
@@ -201,7 +209,7 @@ def compare(
     return [*tables, replace(last, notes=notes, frame=frame)]
 
 
-def labelled(a: Group, b: Group) -> tuple[Group, Group]:
+def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
     """Return both with labels that tell them apart; the same configuration run twice keeps its
     label.
     """
@@ -215,7 +223,7 @@ def labelled(a: Group, b: Group) -> tuple[Group, Group]:
 def _runs(a: Group, b: Group) -> Table:
     rows, records = [], []
     for side, group in (("a", a), ("b", b)):
-        seeds, place = [str(run.seed) for run in group.used], str(_place(group.runs))
+        seeds, place = [str(run.seed) for run in group.reported_runs], str(_place(group.runs))
         told = ", ".join(seeds) + ("" if group.status == "finished" else f"; {group.status}")
         rows.append(
             [*map(Cell, (side.upper(), group.method, group.dataset, group.partition, told, place))]
@@ -237,10 +245,12 @@ def _different(
     found = []
     for key in dict.fromkeys(key for told in (*sides[0], *sides[1]) for key in told):
         own = [[told.get(key, "(not set)") for told in members] for members in sides]
-        left, right = ({canonical(value): value for value in members} for members in own)
+        left, right = ({canonical_text(value): value for value in members} for members in own)
         if left.keys() == right.keys() or (section == "setting" and key == "seed"):
             continue
-        idle = section == "setting" and len({canonical(told.get(key)) for told in essences}) == 1
+        idle = (
+            section == "setting" and len({canonical_text(told.get(key)) for told in essences}) == 1
+        )
         shown = [" / ".join(map(str, side.values())) for side in (left, right)]
         found.append((key, *shown, "cannot change results" if idle else ""))
     found.sort(key=lambda one: one[3])
@@ -254,17 +264,18 @@ def _different(
     )
 
 
-def _final(a: Group, b: Group, heading: str, select: str) -> list[Measure]:
+def _final(a: Group, b: Group, heading: str, select: str) -> list[PairedMetric]:
     def by_seed(name: str, group: Group) -> dict[int, float]:
         rows = {
-            run: run.last if name == "train_loss" else _judged(run, select) for run in group.used
+            run: run.last_round if name == "train_loss" else _judged(run, select)
+            for run in group.reported_runs
         }
-        values = {run.seed: run.value(name, row) for run, row in rows.items()}
+        values = {run.seed: run.metric_value(name, row) for run, row in rows.items()}
         # As in tables, a mean that some seed lacks is no mean of the configuration.
         return {} if any(map(math.isnan, values.values())) else values
 
     measures = [
-        Measure(name, words, by_seed(name, a), by_seed(name, b), heading != COST)
+        PairedMetric(name, words, by_seed(name, a), by_seed(name, b), heading != COST)
         for name, words in FINAL[heading].items()
     ]
     return [one for one in measures if one.a or one.b]
@@ -272,22 +283,22 @@ def _final(a: Group, b: Group, heading: str, select: str) -> list[Measure]:
 
 def _judged(run: Run, select: str) -> pd.Series:
     """The evaluation that speaks for a run, empty without any."""
-    return chosen_round(run.evaluations) if select == "validation" else run.judged
+    return best_round(run.evaluations) if select == "validation" else run.last_evaluation
 
 
-def _curve(a: Group, b: Group, metric: str) -> list[Measure]:
+def _curve(a: Group, b: Group, metric: str) -> list[PairedMetric]:
     """The metric at the first, quartile and last of the evaluations that every run has."""
-    if any(metric not in run.rounds for run in (*a.used, *b.used)):
+    if any(metric not in run.rounds for run in (*a.reported_runs, *b.reported_runs)):
         return []
     left, right = (
-        pd.DataFrame({run.seed: run.rounds.set_index("round")[metric] for run in own.used})
+        pd.DataFrame({run.seed: run.rounds.set_index("round")[metric] for run in own.reported_runs})
         for own in (a, b)
     )
     common = pd.concat([left, right], axis=1).dropna().sort_index().index
     places = {round(quarter * (len(common) - 1) / 4) for quarter in range(5)} if len(common) else ()
     chosen = [int(common[place]) for place in sorted(places)]
     return [
-        Measure(metric, str(place), left.loc[place].to_dict(), right.loc[place].to_dict())
+        PairedMetric(metric, str(place), left.loc[place].to_dict(), right.loc[place].to_dict())
         for place in chosen
     ]
 
@@ -297,13 +308,13 @@ def _measured(
     b: Group,
     heading: str,
     first: Column,
-    measures: Sequence[Measure],
+    measures: Sequence[PairedMetric],
     test: str,
     section: str,
 ) -> Table:
     """A row per measure."""
-    alike = {run.seed for run in a.used} == {
-        run.seed for run in b.used
+    alike = {run.seed for run in a.reported_runs} == {
+        run.seed for run in b.reported_runs
     }  # then the paired difference is that of means
     columns = [first, Column("A", "short"), Column("B", "short"), Column("B - A", "change")]
     columns += [Column("paired", "change"), Column("± error", "short"), Column("p", "p")]
@@ -315,7 +326,7 @@ def _measured(
         paired = math.nan if alike or len(one.pairs) < 2 else told["paired"]
         cells = [Cell(one.words), *(Cell(told[x], told[f"{x}_seed_std"], kind) for x in "ab")]
         cells += [Cell(told["difference"], kind=change), Cell(paired, kind=change)]
-        rows.append([*cells, Cell(number(kind, told["paired_error"], 2)), Cell(told["p"])])
+        rows.append([*cells, Cell(format_number(kind, told["paired_error"], 2)), Cell(told["p"])])
         records.append(
             {"section": section} | told | ({"at": int(one.words)} if section == "curve" else {})
         )
@@ -326,29 +337,37 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     """How many clients are better on each side, for pairs of runs with the same partition, and why
     others have none.
     """
-    of_a, of_b = ({run.seed: run for run in group.used} for group in (a, b))
+    of_a, of_b = ({run.seed: run for run in group.reported_runs} for group in (a, b))
     pairs = [(str(seed), of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
     if not pairs and len(of_a) == len(of_b) == 1:
-        pairs = [(f"{a.used[0].seed} | {b.used[0].seed}", a.used[0], b.used[0])]
+        pairs = [
+            (
+                f"{a.reported_runs[0].seed} | {b.reported_runs[0].seed}",
+                a.reported_runs[0],
+                b.reported_runs[0],
+            )
+        ]
     words = {
         name: (told, name, name)
         for name, told in (("accuracy", "before"), ("ft_accuracy", "fine-tuned"))
     }
-    columns = [judged_as(group)[1] for group in (a, b)]
+    columns = [label_and_column(group)[1] for group in (a, b)]
     if columns[0] != columns[1]:
         words["judged"] = "FedAvg alone fine-tuned", columns[0], columns[1]
     records: list[dict[str, Any]] = []
     others, strange, apart = list[str](), list[str](), False
     for seed, one, other in pairs:
         try:
-            alike = samples_of(one.clients).equals(samples_of(other.clients))
+            alike = samples_by_client(one.clients).equals(samples_by_client(other.clients))
         except FedpflError as error:
             strange.append(f"Clients of seed {seed} are not compared: {error}")
             continue
         if alike:
             found, notes = _changes(seed, one, other, words)
             records, strange = records + found, strange + notes
-            apart = apart or any(len(run.participating) < len(run.clients) for run in (one, other))
+            apart = apart or any(
+                len(run.participating_clients) < len(run.clients) for run in (one, other)
+            )
         else:
             others.append(seed)
     if others:
@@ -362,13 +381,15 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         [
             Cell(one["at"]),
             Cell(words[one["what"]][0]),
-            *(Cell(one[key]) for key in ("a", "equal", "b", *Harm._fields)),
+            *(Cell(one[key]) for key in ("a", "equal", "b", *HarmStatistics._fields)),
         ]
         for one in records
     ]
     for name, own in frame.groupby("what", sort=False) if records else ():
         if len(own) > 1:
-            spread = {key: Cell(*over_seeds([*own[key].dropna()])) for key in Harm._fields}
+            spread = {
+                key: Cell(*mean_and_std([*own[key].dropna()])) for key in HarmStatistics._fields
+            }
             sums = own[["a", "equal", "b"]].sum()
             rows.append(
                 [Cell("all"), Cell(words[str(name)][0]), *map(Cell, sums), *spread.values()]
@@ -394,8 +415,8 @@ def _changes(
     an accuracy.
     """
     left, right = one.clients, other.clients
-    took_part = left.index.isin(one.participating.index) & right.index.isin(
-        other.participating.index
+    took_part = left.index.isin(one.participating_clients.index) & right.index.isin(
+        other.participating_clients.index
     )
     records, notes = list[dict[str, Any]](), list[str]()
     for what, (_, of_left, of_right) in words.items():
@@ -403,9 +424,9 @@ def _changes(
             continue
         gained = (right[of_right] - left[of_left])[took_part]
         record = {"at": seed, "what": what} | dict(
-            zip(("a", "equal", "b"), counts(gained), strict=True)
+            zip(("a", "equal", "b"), count_changes(gained), strict=True)
         )
-        records.append(record | harm(gained.dropna())._asdict())
+        records.append(record | measure_harm(gained.dropna())._asdict())
         if "test" in left and (
             silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())
         ):
@@ -430,7 +451,9 @@ def _about_runs(a: Group, b: Group, select: str) -> list[str]:
             else []
         )
         told += [f"{letter}: {note}" for note in attendance_notes([group])]
-        rounds = {int(row["round"]) for run in group.used if len(row := _judged(run, select))}
+        rounds = {
+            int(row["round"]) for run in group.reported_runs if len(row := _judged(run, select))
+        }
         reached.append(sorted(rounds))
     if reached[0] != reached[1] or max(map(len, reached)) > 1:
         words = [", ".join(map(str, own)) or "none" for own in reached]
@@ -445,8 +468,8 @@ def _about_runs(a: Group, b: Group, select: str) -> list[str]:
     return told
 
 
-def _about_seeds(a: Group, b: Group, test: str, final: Iterable[Measure]) -> list[str]:
-    of_a, of_b = ({run.seed for run in group.used} for group in (a, b))
+def _about_seeds(a: Group, b: Group, test: str, final: Iterable[PairedMetric]) -> list[str]:
+    of_a, of_b = ({run.seed for run in group.reported_runs} for group in (a, b))
     both = len(of_a & of_b)
     told = ["Values and bits: per client that took part and round; seconds: median over rounds."]
     if max(len(of_a), len(of_b)) > 1:
@@ -461,17 +484,17 @@ def _about_seeds(a: Group, b: Group, test: str, final: Iterable[Measure]) -> lis
         told.append(
             "One seed is in both: one pair has no standard error, and says nothing of how another would end."
         )
-    elif test and both < LEAST[test]:
-        why = f"from {LEAST[test]} pairs on one is made"
+    elif test and both < MIN_PAIRS[test]:
+        why = f"from {MIN_PAIRS[test]} pairs on one is made"
         if test == "wilcoxon":
-            why = f"with {both} its p cannot fall below {2 / 2**both:.3g}, from {LEAST[test]} on it can fall below 0.05"
+            why = f"with {both} its p cannot fall below {2 / 2**both:.3g}, from {MIN_PAIRS[test]} on it can fall below 0.05"
         told.append(f"{both} pairs of seeds are too few for {_TOLD[test].rstrip(',')}: {why}.")
     elif test:
         told.append(
             f"p: {_TOLD[test]} of the {both} pairs of seeds, two-sided, not corrected for the number of rows."
         )
         if test == "wilcoxon" and any(
-            one.tested and len(changes(one.pairs)) < LEAST[test] for one in final
+            one.tested and len(nonzero_changes(one.pairs)) < MIN_PAIRS[test] for one in final
         ):
             told.append("Where fewer than 6 pairs differ at all, there is no p.")
     return told

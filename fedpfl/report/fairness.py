@@ -16,11 +16,11 @@ from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
-from fedpfl.report.grouping import Group, canonical, groups
+from fedpfl.report.grouping import Group, canonical_text, groups
 from fedpfl.report.run import Run
-from fedpfl.report.table import Column, Table, summed_up
-from fedpfl.report.tables import ROW, over_which, row_of
-from fedpfl.report.text import few, span
+from fedpfl.report.table import Column, Table, seed_statistics
+from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells
+from fedpfl.report.text import format_range, join_few
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
 """What a client could have without a personalised method, by the method's name in the
@@ -47,7 +47,7 @@ _AGAINST = (
     ),
 )
 COLUMNS = {
-    **ROW,
+    **ROW_COLUMNS,
     "accuracy": Column("mean", "percent", "clients"),
     "accuracy_worst10": Column("worst 10%", "percent", "clients", 2),
     "accuracy_std": Column(
@@ -68,7 +68,7 @@ CAPTION = (
 )
 
 
-class Harm(NamedTuple):
+class HarmStatistics(NamedTuple):
     """What changes do to clients.
 
     harmed: percent of clients that lose. loss: their mean loss in points, nan without any. change:
@@ -81,7 +81,7 @@ class Harm(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Fair:
+class BaselineComparison:
     """One configuration beside its baselines.
 
     own: accuracy by client, for each run that speaks. pairs: by name of BASELINES, for each of
@@ -93,20 +93,20 @@ class Fair:
     pairs: dict[str, dict[Run, pd.DataFrame]]
 
 
-def counts(changes: pd.Series) -> tuple[int, int, int]:
+def count_changes(changes: pd.Series) -> tuple[int, int, int]:
     """Return how many clients lose, keep and gain accuracy."""
     # Accuracies are ratios of counts: what differs, differs by far more than rounding.
     lose, gain = int((changes < -1e-9).sum()), int((changes > 1e-9).sum())
     return lose, int(changes.notna().sum()) - lose - gain, gain
 
 
-def harm(changes: pd.Series) -> Harm:
+def measure_harm(changes: pd.Series) -> HarmStatistics:
     """Return what the changes of clients' accuracy, own minus the baseline's, come to; nan without
     clients.
     """
-    lose, count = counts(changes)[0], len(changes)
+    lose, count = count_changes(changes)[0], len(changes)
     changes = changes.sort_values()
-    return Harm(
+    return HarmStatistics(
         100 * lose / count if count else math.nan,
         -float(changes.iloc[:lose].mean()),
         float(worst_decile(changes).mean()),
@@ -120,7 +120,7 @@ def worst_decile(values: pd.Series) -> pd.Series:
     return values.sort_values(kind="stable").iloc[: worst_decile_size(len(values))]
 
 
-def judged_as(group: Group, column: str = "accuracy") -> tuple[str, str]:
+def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
     """Return the label and the column that a configuration is judged by: FedAvg after fine-tuning,
     as FedAvg+FT.
     """
@@ -129,23 +129,25 @@ def judged_as(group: Group, column: str = "accuracy") -> tuple[str, str]:
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
 
 
-def samples_of(clients: pd.DataFrame) -> pd.DataFrame:
+def samples_by_client(clients: pd.DataFrame) -> pd.DataFrame:
     """Return how many samples of each class and in each part the clients have."""
     kept = {"client", "train", "validation", "test"}
     return clients[sorted(name for name in clients if name in kept or name.startswith("label_"))]
 
 
-def same_split(one: Run, other: Run) -> bool:
+def have_same_split(one: Run, other: Run) -> bool:
     """Return whether both dealt the same samples to the same clients, as far as they recorded it.
 
     Raises FedpflError where a clients.csv cannot be read.
     """
     prints = {run.summary.get("data") for run in (one, other)} - {None}
     alike = one.dataset == other.dataset and one.partition == other.partition and len(prints) < 2
-    return alike and samples_of(one.clients).equals(samples_of(other.clients))
+    return alike and samples_by_client(one.clients).equals(samples_by_client(other.clients))
 
 
-def compared(gathered: Sequence[Group]) -> tuple[list[Fair], tuple[str, ...]]:
+def compare_with_baselines(
+    gathered: Sequence[Group],
+) -> tuple[list[BaselineComparison], tuple[str, ...]]:
     """Put every configuration beside the baselines among them; returns also what a reader must
     know, a line each.
     """
@@ -153,14 +155,14 @@ def compared(gathered: Sequence[Group]) -> tuple[list[Fair], tuple[str, ...]]:
     strange, apart = list[str](), defaultdict[tuple[str, str], list[str]](list)
     lacking, several = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for group in gathered:
-        for run in group.used:
+        for run in group.reported_runs:
             try:
-                accuracies[run] = _accuracies(run, judged_as(group)[1])
+                accuracies[run] = _accuracies(run, label_and_column(group)[1])
             except FedpflError as error:
                 strange.append(f"Not compared: {error}.")
     found = []
     for group in gathered:
-        own = {run: accuracies[run] for run in group.used if run in accuracies}
+        own = {run: accuracies[run] for run in group.reported_runs if run in accuracies}
         pairs: dict[str, dict[Run, pd.DataFrame]] = {}
         for name, told in BASELINES.items():
             if group.runs[0].method_name == name or not own:
@@ -181,18 +183,18 @@ def compared(gathered: Sequence[Group]) -> tuple[list[Fair], tuple[str, ...]]:
                 pairs[name] = matched
                 if other := keys[id(offers[0][0])]:
                     apart[told, ", ".join(other)].append(group.title)
-        found.append(Fair(group, own, pairs))
+        found.append(BaselineComparison(group, own, pairs))
     notes = [
         *(
-            f"No {told} of the same data, split and seed: {few(where)}."
+            f"No {told} of the same data, split and seed: {join_few(where)}."
             for told, where in lacking.items()
         ),
         *(
-            f"Several {told} fit, choose one by filters: {few(where)}."
+            f"Several {told} fit, choose one by filters: {join_few(where)}."
             for told, where in several.items()
         ),
         *(
-            f"{told} was run with another {keys} than {few(where)}."
+            f"{told} was run with another {keys} than {join_few(where)}."
             for (told, keys), where in apart.items()
         ),
     ]
@@ -204,21 +206,21 @@ def fairness_table(runs: Iterable[Run]) -> Table:
 
     Raises FedpflError where no run has a baseline.
     """
-    found, notes = compared(groups(runs))
+    found, notes = compare_with_baselines(groups(runs))
     if not any(fair.pairs for fair in found):
         raise FedpflError(
             "no run here has FedAvg (with eval.finetune_epochs) or Local-Only of the same data, split and seed beside "
             "it; run method=fedavg,local_only, and let filters through"
             + "".join(f". {line}" for line in notes[-1:])
         )
-    return as_table(found, notes)
+    return comparisons_table(found, notes)
 
 
-def as_table(found: Sequence[Fair], notes: tuple[str, ...]) -> Table:
+def comparisons_table(found: Sequence[BaselineComparison], notes: tuple[str, ...]) -> Table:
     """Make the table of what `compared` returns."""
     records = [_record(fair) for fair in found if fair.own]
     seeds = {fair.group.title: [run.seed for run in fair.own] for fair in found if fair.own}
-    caption = CAPTION.format(over_which(seeds))
+    caption = CAPTION.format(describe_seeds(seeds))
     return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
 
 
@@ -226,7 +228,7 @@ def _accuracies(run: Run, column: str) -> pd.Series:
     """Accuracy by client, of those that may take part and have test samples. Raises FedpflError
     where one has none.
     """
-    clients = run.participating
+    clients = run.participating_clients
     if "test" in clients:
         clients = clients[clients["test"] > 0]
     own = clients.set_index("client").reindex(columns=[column])[column]
@@ -249,8 +251,8 @@ def _pairs(
     """
     found: dict[Run, pd.DataFrame] = {}
     for run, values in own.items():
-        for other in rival.used:
-            if other in accuracies and other.seed == run.seed and same_split(run, other):
+        for other in rival.reported_runs:
+            if other in accuracies and other.seed == run.seed and have_same_split(run, other):
                 both = pd.DataFrame({"baseline": accuracies[other], "own": values}).dropna()
                 found |= {run: both} if len(both) else {}
     return found
@@ -266,9 +268,10 @@ def _other_settings(group: Group, baseline: Group) -> list[str]:
     keys = [
         key
         for key in sorted(one.keys() | other.keys())
-        if not key.startswith("method.") and canonical(one.get(key)) != canonical(other.get(key))
+        if not key.startswith("method.")
+        and canonical_text(one.get(key)) != canonical_text(other.get(key))
     ]
-    alike = "rounds" in keys or _rounds(group.used) == _rounds(baseline.used)
+    alike = "rounds" in keys or _rounds(group.reported_runs) == _rounds(baseline.reported_runs)
     return keys if alike else [*keys, "last round"]
 
 
@@ -277,21 +280,23 @@ def _rounds(members: Iterable[Run]) -> set[int]:
     return {int(run.evaluations["round"].iloc[-1]) for run in members if len(run.evaluations)}
 
 
-def _record(fair: Fair) -> dict[str, Any]:
+def _record(fair: BaselineComparison) -> dict[str, Any]:
     group, every = fair.group, [*fair.own.values()]
-    record = row_of(group)
-    record |= summed_up("accuracy", [float(own.mean()) for own in every])
-    record |= summed_up("accuracy_worst10", [float(worst_decile(own).mean()) for own in every])
-    record |= summed_up("accuracy_std", [float(own.std(ddof=0)) for own in every])
+    record = row_cells(group)
+    record |= seed_statistics("accuracy", [float(own.mean()) for own in every])
+    record |= seed_statistics(
+        "accuracy_worst10", [float(worst_decile(own).mean()) for own in every]
+    )
+    record |= seed_statistics("accuracy_std", [float(own.std(ddof=0)) for own in every])
     for name in BASELINES:
         matched = fair.pairs.get(name, {})
-        harms = [harm(both["own"] - both["baseline"]) for both in matched.values()]
-        record |= summed_up(f"harmed_{name}", [one.harmed for one in harms])
-        record |= summed_up(f"loss_{name}", [one.loss for one in harms if one.harmed])
-        record |= summed_up(f"change_{name}", [one.change for one in harms])
+        harms = [measure_harm(both["own"] - both["baseline"]) for both in matched.values()]
+        record |= seed_statistics(f"harmed_{name}", [one.harmed for one in harms])
+        record |= seed_statistics(f"loss_{name}", [one.loss for one in harms if one.harmed])
+        record |= seed_statistics(f"change_{name}", [one.change for one in harms])
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in matched)
     return record | {
-        "round": span(_rounds(fair.own)) or None,
+        "round": format_range(_rounds(fair.own)) or None,
         "seeds": len(fair.own),
         "seed_list": " ".join(str(run.seed) for run in fair.own),
         "status": group.status,

@@ -15,12 +15,12 @@ from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
-from fedpfl.report.compare import labelled
-from fedpfl.report.grouping import Group, by, groups
-from fedpfl.report.page.data import OVER, by_round, reached, totals
+from fedpfl.report.compare import relabel_sides
+from fedpfl.report.grouping import Group, group_by, groups
+from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds, spent_by_round
 from fedpfl.report.run import Run
 from fedpfl.report.tables import attendance_notes
-from fedpfl.report.text import clip, wrapped
+from fedpfl.report.text import clip_text, wrap_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ DASHES: tuple[Any, ...] = (
     (0, (3, 1, 1, 1, 1, 1)),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
-THIN = 0.7
+THIN_LINE_WIDTH = 0.7
 PANEL = (4.6, 3.0)
 """Width and height of one panel in inches."""
 SUFFIXES = (".png", ".pdf")
@@ -79,43 +79,48 @@ def accuracy_figure(
     FedpflError where no run has the metric.
     """
     gathered = groups(runs)
-    if all(by_round(group, metric).empty for group in gathered):
+    if all(mean_by_round(group, metric).empty for group in gathered):
         if notes := attendance_notes(
-            [group for group in gathered if any(run.is_untrained for run in group.used)]
+            [group for group in gathered if any(run.is_untrained for run in group.reported_runs)]
         ):
             raise FedpflError(f"nothing to draw. {notes[0]}")
         raise FedpflError(
             f"no run here has {metric}: {METRICS[metric].label}; choose another --metric"
         )
-    if along != "round" and all(totals(group)[along].isna().all() for group in gathered):
-        raise FedpflError(f"no run here tells {OVER[along]}; choose another --over")
+    if along != "round" and all(spent_by_round(group)[along].isna().all() for group in gathered):
+        raise FedpflError(f"no run here tells {AXIS_TITLES[along]}; choose another --over")
     methods = list(dict.fromkeys(map(label, gathered)))
-    windows = {id(group): max(1, group.used[0].planned // 20) for group in gathered}
+    windows = {id(group): max(1, group.reported_runs[0].rounds_planned // 20) for group in gathered}
     cohort = metric in ("accuracy", "accuracy_pooled")
 
     def draw(ax: Axes, members: list[Group]) -> None:
         for group in members:
             draw_line(ax, group, metric, label(group), methods.index(label(group)), along)
-        if max(len(run.evaluations) for group in members for run in group.used) > 2:
+        if max(len(run.evaluations) for group in members for run in group.reported_runs) > 2:
             # Limits from the evaluations alone: the first rounds of a cohort would squeeze the
             # rest.
             ax.set_ylim(ax.get_ylim())
         for group in members if cohort else ():
-            thin = smooth(by_round(group, "cohort_before")["mean"], windows[id(group)])
-            color = look(methods.index(label(group)))["color"]
+            thin = running_mean(mean_by_round(group, "cohort_before")["mean"], windows[id(group)])
+            color = line_style(methods.index(label(group)))["color"]
             ax.plot(
-                _at(group, thin, along), thin, color=color, linewidth=THIN, alpha=0.45, zorder=1
+                _at(group, thin, along),
+                thin,
+                color=color,
+                linewidth=THIN_LINE_WIDTH,
+                alpha=0.45,
+                zorder=1,
             )
-        ax.set(xlabel=OVER[along], ylabel=_title(metric), xlim=(0, None))
+        ax.set(xlabel=AXIS_TITLES[along], ylabel=_title(metric), xlim=(0, None))
 
     note = f"thin: cohort before training, mean of {max(windows.values())} rounds" if cohort else ""
-    return panels(by_setting(gathered), path, draw, note)
+    return draw_panels(groups_by_setting(gathered), path, draw, note)
 
 
-def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
+def comparison_figure(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
     """Draw both curves of a metric. path: ends in .png or .pdf."""
-    a, b = labelled(a, b)
-    tasks = by_setting([a, b])
+    a, b = relabel_sides(a, b)
+    tasks = groups_by_setting([a, b])
 
     def draw(ax: Axes, letters: str) -> None:
         for place, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
@@ -123,22 +128,26 @@ def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
             draw_line(ax, group, metric, f"{letter}: {name}", place)
         ax.set(xlabel="round", ylabel=_title(metric), xlim=(0, None))
 
-    return panels({next(iter(tasks)) if len(tasks) == 1 else "": "AB"}, path, draw)
+    return draw_panels({next(iter(tasks)) if len(tasks) == 1 else "": "AB"}, path, draw)
 
 
-def by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
+def groups_by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
     """Return groups by data set and partition."""
-    return by(gathered, lambda group: group.setting)
+    return group_by(gathered, lambda group: group.setting)
 
 
 def draw_line(
     ax: Axes, group: Group, metric: str, label: str, place: int, along: str = "round"
 ) -> None:
     """Draw a metric's mean over seeds with a band of one sample standard deviation. along: of OVER."""
-    over, own = by_round(group, metric), look(place)
+    over, own = mean_by_round(group, metric), line_style(place)
     over.index = _at(group, over, along)
-    absent = "; ".join(dict.fromkeys(run.attendance for run in group.used if run.attendance))
-    label = "\n".join(filter(None, (legible(label), clip(absent, 60))))
+    absent = "; ".join(
+        dict.fromkeys(
+            run.low_attendance_note for run in group.reported_runs if run.low_attendance_note
+        )
+    )
+    label = "\n".join(filter(None, (legible_text(label), clip_text(absent, 60))))
     ax.plot(
         over.index, over["mean"], label=label, **own, markevery=max(1, len(over) // 10), zorder=3
     )
@@ -152,32 +161,32 @@ def draw_line(
 
 def _at(group: Group, over: pd.DataFrame | pd.Series, along: str) -> pd.Index:
     """What was spent up to each round of an index, as the page counts it."""
-    return pd.Index(reached(totals(group), along, over.index.to_numpy(float)))
+    return pd.Index(spent_at_rounds(spent_by_round(group), along, over.index.to_numpy(float)))
 
 
 def _title(metric: str) -> str:
-    return "\n".join(wrapped(METRICS[metric].label, 40))
+    return "\n".join(wrap_lines(METRICS[metric].label, 40))
 
 
-def legible(text: str) -> str:
+def legible_text(text: str) -> str:
     """Return text as a figure can show it: short, and without an underscore in front, which would
     hide it.
     """
-    return clip(f" {text}" if text.startswith("_") else text, 60)
+    return clip_text(f" {text}" if text.startswith("_") else text, 60)
 
 
-def look(place: int) -> dict[str, Any]:
+def line_style(place: int) -> dict[str, Any]:
     """Return colour, dash and marker of the line number `place`."""
     kinds = {"color": COLORS, "linestyle": DASHES, "marker": MARKERS}
     return {name: values[place % len(values)] for name, values in kinds.items()}
 
 
-def smooth(series: pd.Series, window: int) -> pd.Series:
+def running_mean(series: pd.Series, window: int) -> pd.Series:
     """Return the running mean over so many rounds."""
     return series.rolling(window, min_periods=1).mean()
 
 
-def panels(
+def draw_panels(
     shown: Mapping[str, Members],
     path: Path,
     draw: Callable[[Axes, Members], None],
@@ -201,7 +210,7 @@ def panels(
         axes = list(figure.subplots(down, across, squeeze=False).flat)
         for ax, (heading, members) in zip(axes, shown.items(), strict=False):
             draw(ax, members)
-            ax.set_title("\n".join(map(legible, heading.split("\n"))))
+            ax.set_title("\n".join(map(legible_text, heading.split("\n"))))
         for ax in axes[len(shown) :]:
             ax.set_visible(False)
         _legend(figure, axes[: len(shown)], note)
@@ -216,7 +225,7 @@ def _legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
             lines.setdefault(label, line)
     if note:
-        lines[note] = Line2D([], [], color="0.5", linewidth=THIN)
+        lines[note] = Line2D([], [], color="0.5", linewidth=THIN_LINE_WIDTH)
     if lines:
         width, height = figure.get_size_inches()
         # Inches that an entry takes at the legend's font size: its letters, its line and the gap.

@@ -12,7 +12,7 @@ from typing import Any
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError, did_you_mean
 from fedpfl.ground.identity import OPTIONS_OFF
-from fedpfl.report.text import bare, clip
+from fedpfl.report.text import clip_text, letters_and_digits
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
 _NUMBER = re.compile(r"[-+.\deE]+")
@@ -26,7 +26,7 @@ def is_filter(word: str) -> bool:
     return _FILTER.match(word) is not None
 
 
-def choose(
+def apply_filters(
     configs: Sequence[Mapping[str, Any]], filters: Sequence[str], named: Sequence[Mapping[str, str]]
 ) -> list[bool]:
     """Return which configurations all filters let through; those of one key are alternatives.
@@ -43,7 +43,9 @@ def choose(
     for key, words in wanted.items() if configs else ():
         values = _values(configs, key)
         plain = (
-            bare if any(isinstance(config.get(key), Mapping) for config in configs) else _canonical
+            letters_and_digits
+            if any(isinstance(config.get(key), Mapping) for config in configs)
+            else _canonical
         )
         texts = [set() if value is ... else {plain(_shown(value))} for value in values]
         for own, names in zip(texts, named, strict=True):
@@ -60,7 +62,7 @@ def choose(
     return kept
 
 
-def since(key: str) -> Any:
+def value_when_off(key: str) -> Any:
     """Return the value at which an option does nothing, or ... if the key is no option."""
     return dotted.get_dotted(OPTIONS_OFF, key, ...)
 
@@ -82,14 +84,16 @@ def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 def _there(values: Iterable[Any], word: str) -> str:
     """The values that there are, and which was probably meant."""
     there = sorted({_shown(value) for value in values if value is not ...})
-    told = ", ".join(clip(text, 40) for text in there[:_MOST]) + (", ..." if there[_MOST:] else "")
+    told = ", ".join(clip_text(text, 40) for text in there[:_MOST]) + (
+        ", ..." if there[_MOST:] else ""
+    )
     return told + ("" if _NUMBER.fullmatch(word) else did_you_mean(word, there))
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, of a group its name; ... where there is none."""
     value = dotted.get_dotted(config, key, ...)
-    if value is ... and not isinstance(older := since(key), Mapping):
+    if value is ... and not isinstance(older := value_when_off(key), Mapping):
         value = older
     return value.get("name", value) if isinstance(value, Mapping) else value
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.identity import result_config
 from fedpfl.report import labels
-from fedpfl.report.filters import since
-from fedpfl.report.names import METHODS
+from fedpfl.report.filters import value_when_off
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.text import few, span
+from fedpfl.report.text import format_range, join_few
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -32,7 +32,7 @@ class Group:
     partition: str
     method: str
     runs: tuple[Run, ...]
-    apart: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
 
     @property
     def setting(self) -> str:
@@ -45,25 +45,28 @@ class Group:
         return f"{self.method} on {self.setting}"
 
     @property
-    def used(self) -> tuple[Run, ...]:
+    def reported_runs(self) -> tuple[Run, ...]:
         """The runs that speak for the group: the finished ones if any; never a mixture of states."""
         first = min((run.status for run in self.runs), key=STATUSES.index)
         return tuple(run for run in self.runs if run.status == first)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the runs that speak are finished and played every planned round."""
-        return all(run.status == "finished" and run.reached >= run.planned for run in self.used)
+        return all(
+            run.status == "finished" and run.rounds_done >= run.rounds_planned
+            for run in self.reported_runs
+        )
 
     @property
     def status(self) -> str:
         """`finished`, or what else there is: `2 finished, 1 failed left out`, `running 40/400`,
         `finished 91/400`.
         """
-        used = self.used
+        used = self.reported_runs
         word = used[0].status
-        if not self.whole:
-            word += f" {span([run.reached for run in used])}/{used[0].planned}"
+        if not self.is_complete:
+            word += f" {format_range([run.rounds_done for run in used])}/{used[0].rounds_planned}"
         others = Counter(run.status for run in self.runs if run not in used)
         if not others:
             return word
@@ -80,7 +83,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """
     settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     quantiles: dict[str, set[float | None]] = defaultdict(set)
-    for alike in by(runs, lambda run: run.identity).values():
+    for alike in group_by(runs, lambda run: run.identity).values():
         for members in _same_data(alike):
             first = members[0]
             settings[first.dataset, first.partition].append(
@@ -91,14 +94,14 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     for (dataset, partition), rivals in settings.items():
         several = [len(quantiles[members[0].method_name]) > 1 for members in rivals]
         names = [
-            labels.method(own[0].config["method"], q)
+            labels.method_label(own[0].config["method"], q)
             for own, q in zip(rivals, several, strict=True)
         ]
         for members, (label, apart) in zip(
             rivals, _labelled(names, list(map(_values, rivals))), strict=True
         ):
             found.append(Group(dataset, partition, label, tuple(members), apart))
-    order = list(METHODS)
+    order = list(METHOD_TITLES)
 
     def place(group: Group) -> tuple[str, str, int, str]:
         name = group.runs[0].method_name
@@ -109,45 +112,45 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     return sorted(found, key=place)
 
 
-def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
+def shared_settings_note(gathered: Sequence[Group]) -> tuple[str, ...]:
     """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or
     none.
     """
     values = [_values(group.runs) for group in gathered]
-    by_setting = by(zip(gathered, values, strict=True), lambda one: one[0].setting)
+    by_setting = group_by(zip(gathered, values, strict=True), lambda one: one[0].setting)
     keys = [key for key in _differing(values) if not _in_titles(key)]
     parts = []
     for key in keys:
         where: dict[str, list[str]] = defaultdict(list)
         for setting, members in by_setting.items():
-            usual = _usual([_text(config, key) for _, config in members])
+            usual = _majority([_text(config, key) for _, config in members])
             if usual is not ...:
                 config = next(one for _, one in members if _text(one, key) == usual)
                 where[_word(key, config, keys)].append(setting)
         for text, settings in where.items():
             parts.append(
-                text if len(settings) == len(by_setting) else f"{text} ({few(settings, '; ')})"
+                text if len(settings) == len(by_setting) else f"{text} ({join_few(settings, '; ')})"
             )
     return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
 
 
-def unlike(gathered: Sequence[Group]) -> list[list[str]]:
+def find_deviations(gathered: Sequence[Group]) -> list[list[str]]:
     """Say of each group in what else than its method it differs from most of them:
     `["clients=30"]`.
     """
     values = [_values(group.runs) for group in gathered]
     return [
         [_word(key, own, keys) for key in keys]
-        for keys, own in zip(_apart(values), values, strict=True)
+        for keys, own in zip(_minority_keys(values), values, strict=True)
     ]
 
 
-def canonical(value: Any) -> str:
+def canonical_text(value: Any) -> str:
     """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
     return repr(float(value) if type(value) is int and abs(value) < 1 << 53 else value)
 
 
-def by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Return the items by their key, in their order."""
     gathered: dict[Key, list[Item]] = {}
     for item in items:
@@ -173,7 +176,7 @@ def _same_data(alike: Sequence[Run]) -> Iterable[list[Run]]:
         None in map(alike[0].config["dataset"].get, ("mean", "std"), (0, 0)),
     )
     only = min(known) if len(known) == 1 and not computed else ""
-    return by(alike, lambda run: data[run] or only).values()
+    return group_by(alike, lambda run: data[run] or only).values()
 
 
 def _labelled(
@@ -183,7 +186,7 @@ def _labelled(
 
     names: the methods' labels. values: of one data set and partition, by dotted key.
     """
-    first, apart = [list[str]() for _ in names], _apart(values)
+    first, apart = [list[str]() for _ in names], _minority_keys(values)
     for alike in _places(names):
         for key in _differing([values[at] for at in alike]):
             for at in alike:
@@ -193,14 +196,16 @@ def _labelled(
         keys = first[at] + apart[at]
         return [_word(key, values[at], keys) for key in keys]
 
-    for alike in _places([labels.bracketed(name, words(at)) for at, name in enumerate(names)]):
+    for alike in _places(
+        [labels.add_in_brackets(name, words(at)) for at, name in enumerate(names)]
+    ):
         for key in _differing(
             [values[at] for at in alike]
         ):  # what is as in most may still be what tells two apart
             for at in alike:
                 apart[at] += [key] if key in values[at] and key not in first[at] + apart[at] else []
     return [
-        (labels.bracketed(name, words(at)), tuple(words(at)[len(first[at]) :]))
+        (labels.add_in_brackets(name, words(at)), tuple(words(at)[len(first[at]) :]))
         for at, name in enumerate(names)
     ]
 
@@ -214,7 +219,7 @@ def _values(members: Sequence[Run]) -> dict[str, Any]:
 
 
 def _word(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
-    return labels.setting(key, {key: since(key)} | config, keys)
+    return labels.setting_text(key, {key: value_when_off(key)} | config, keys)
 
 
 def _in_titles(key: str) -> bool:
@@ -226,7 +231,7 @@ def _in_titles(key: str) -> bool:
 
 
 def _text(config: dict[str, Any], key: str) -> str | None:
-    return canonical(config[key]) if key in config else None
+    return canonical_text(config[key]) if key in config else None
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
@@ -235,7 +240,7 @@ def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in keys if len({_text(config, key) for config in configs}) > 1]
 
 
-def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _minority_keys(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
     """For each configuration the keys, but for the method's, in which it is not like most; without
     a majority all.
     """
@@ -246,7 +251,7 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
         values = [_text(config, key) for config in configs]
         if key == "data":  # not to have recorded it is no difference
             values = [value or next(filter(None, values)) for value in values]
-        usual = _usual(values)
+        usual = _majority(values)
         for place, value in enumerate(values):
             if value != usual and (value is not None or usual is not ...):
                 found[place].append(key)
@@ -260,7 +265,7 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [[key for key in own if not goes_without_saying(key, own)] for own in found]
 
 
-def _usual(values: Sequence[str | None]) -> Any:
+def _majority(values: Sequence[str | None]) -> Any:
     """The most common value, ... where two are."""
     ranked = Counter(values).most_common(2)
     return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
@@ -269,5 +274,7 @@ def _usual(values: Sequence[str | None]) -> Any:
 def _places(names: Sequence[str]) -> list[list[int]]:
     """The places of each name that occurs more than once."""
     return [
-        places for places in by(range(len(names)), names.__getitem__).values() if len(places) > 1
+        places
+        for places in group_by(range(len(names)), names.__getitem__).values()
+        if len(places) > 1
     ]

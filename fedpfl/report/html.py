@@ -21,16 +21,16 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from fedpfl.ground.files import atomic_output
-from fedpfl.report.fairness import as_table, compared
+from fedpfl.report.fairness import compare_with_baselines, comparisons_table
 from fedpfl.report.grouping import Group, groups
-from fedpfl.report.load import chosen, nothing_below, read_directories, runs, to_stderr
-from fedpfl.report.page.data import OVER
-from fedpfl.report.page.drawing import DOTS, Drawing
-from fedpfl.report.render import as_html
+from fedpfl.report.load import filter_runs, no_runs_error, print_to_stderr, read_directories, runs
+from fedpfl.report.page.data import AXIS_TITLES
+from fedpfl.report.page.drawing import DOTS, PageCharts
+from fedpfl.report.render import render_html
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import Cell, Column, Table, over_seeds
-from fedpfl.report.tables import COLUMNS, ROW, accuracy_table, chosen_on
-from fedpfl.report.text import clip, plain
+from fedpfl.report.table import Cell, Column, Table, mean_and_std
+from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, test_data_note
+from fedpfl.report.text import clip_text, one_line
 
 SETUP = (
     *(
@@ -61,11 +61,11 @@ SUMMARY = {
 }
 SPENT = {
     key: Column(title, "number", "whole run so far")
-    for key, title in OVER.items()
+    for key, title in AXIS_TITLES.items()
     if key != "round"
 }
 COST = {
-    **ROW,
+    **ROW_COLUMNS,
     "accuracy": Column("accuracy", "percent"),
     **{
         key: COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")
@@ -86,13 +86,13 @@ class Experiment(NamedTuple):
     skipped: list[str]
 
 
-def write(
+def write_pages(
     roots: Sequence[Path],
     out: Path,
     select: str = "last",
     every: int = 1,
     where: Sequence[str] = (),
-    warn: Callable[[str], None] = to_stderr,
+    warn: Callable[[str], None] = print_to_stderr,
     table: Callable[..., Table] = accuracy_table,
     trials: bool = False,
 ) -> list[Path]:
@@ -103,10 +103,10 @@ def write(
     `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root does not
     exist, nothing can be read, or no run is let through.
     """
-    listed = experiments(roots, warn, trials)
-    kept = set(chosen([run for experiment in listed for run in experiment.runs], where))
+    listed = find_experiments(roots, warn, trials)
+    kept = set(filter_runs([run for experiment in listed for run in experiment.runs], where))
     if not kept:
-        raise nothing_below(roots)
+        raise no_runs_error(roots)
     pages, records = dict[str, str](), []
     for experiment in listed:
         notes: list[str] = []
@@ -120,7 +120,7 @@ def write(
     if len(listed) > 1:
         pages["index"] = _index(records, select, [line for one in listed for line in one.skipped])
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
-    with atomic_output(out / plotly_name()) as file:
+    with atomic_output(out / plotly_file_name()) as file:
         file.write_bytes(script.read_bytes())
     for name, text in pages.items():
         with atomic_output(out / f"{name}.html") as file:
@@ -128,8 +128,8 @@ def write(
     return [out / f"{name}.html" for name in pages]
 
 
-def experiments(
-    roots: Sequence[Path], warn: Callable[[str], None] = to_stderr, trials: bool = False
+def find_experiments(
+    roots: Sequence[Path], warn: Callable[[str], None] = print_to_stderr, trials: bool = False
 ) -> list[Experiment]:
     """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one
     that holds a run.
@@ -158,7 +158,7 @@ def experiments(
     return listed
 
 
-def plotly_name() -> str:
+def plotly_file_name() -> str:
     """Return the name of plotly's script beside the pages; it tells its version, so that browsers
     may keep it.
     """
@@ -174,17 +174,17 @@ def _page(
     notes: list[str],
 ) -> str:
     """The experiment's page. out: the folder it is written to, which its links start from."""
-    fair, strange = compared(gathered)
-    drawing = Drawing(
+    fair, strange = compare_with_baselines(gathered)
+    drawing = PageCharts(
         gathered, [float(value) for value in accuracy.frame["accuracy"]], notes.append, fair
     )
     facts, overview = _overview(gathered, out, experiment.base)
     tiles = {column.heading: Cell(summary[key]).text(column) for key, column in SUMMARY.items()}
     tables = {"cost": _costs(gathered, accuracy.frame, drawing.totals)}
     if drawing.charts["fairness"]:
-        tables["fairness"] = as_table(fair, strange)
+        tables["fairness"] = comparisons_table(fair, strange)
     newest = datetime.fromtimestamp(
-        max(run.changed for group in gathered for run in group.runs), UTC
+        max(run.modified_at for group in gathered for run in group.runs), UTC
     )
     return _rendered(
         "page.html",
@@ -201,11 +201,11 @@ def _page(
         tables=tables,
         footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
         data=drawing.data(),
-        plotly=plotly_name(),
+        plotly=plotly_file_name(),
     )
 
 
-def single(table: Table) -> str:
+def single_table_page(table: Table) -> str:
     """Return a page of one table."""
     return _rendered(
         "index.html", title=table.title, table=table, notes=table.prose("html"), skipped=()
@@ -222,7 +222,7 @@ def _index(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str
     notes = (
         ["Rounds were chosen by validation accuracy."]
         if select == "validation"
-        else chosen_on(select)
+        else test_data_note(select)
     )
     return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 
@@ -236,10 +236,10 @@ def _rendered(template: str, **values: Any) -> str:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
+        finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters["table"] = lambda table, kind="": Markup(as_html(table, kind))
+    environment.filters["table"] = lambda table, kind="": Markup(render_html(table, kind))
     script = environment.get_template("page.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(template).render(values, script=Markup(script), digest=digest)
@@ -249,27 +249,32 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
     """What is alike in all runs, and a row for each run, whatever its state."""
     members = [(group, run) for group in gathered for run in group.runs]
     setups = [
-        {key: run.get(key) for key in SETUP}
+        {key: run.config_value(key) for key in SETUP}
         | {key: value or None for key, value in run.environment.items()}
         for _, run in members
     ]
     names = list(dict.fromkeys(key for setup in setups for key in setup))
     setup_of = {
-        name: ["" if (one := setup.get(name)) is None else clip(one) for setup in setups]
+        name: ["" if (one := setup.get(name)) is None else clip_text(one) for setup in setups]
         for name in names
     }
     differing = [name for name, texts in setup_of.items() if len(set(texts)) > 1]
-    heads = (*ROW.values(), Column("seed", "whole"), Column("status"), Column("rounds", "whole"))
+    heads = (
+        *ROW_COLUMNS.values(),
+        Column("seed", "whole"),
+        Column("status"),
+        Column("rounds", "whole"),
+    )
     heads += (Column("accuracy", "percent"), Column("hours", "number"), *map(Column, differing))
     rows = []
     for place, (group, run) in enumerate(members):
-        judged = run.judged
+        judged = run.last_evaluation
         stale = (
             f"(round {judged['round']:.0f})"
-            if judged.get("round", run.reached) != run.reached
+            if judged.get("round", run.rounds_done) != run.rounds_done
             else ""
         )
-        why = clip(run.summary.get("error") or "", 300)
+        why = clip_text(run.summary.get("error") or "", 300)
         # The leading dot keeps a name with a colon from being read as a scheme.
         link = f"./{quote(os.fsencode(os.path.relpath(run.path.resolve(), out.resolve())))}/"
         rows.append(
@@ -277,9 +282,9 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
                 *map(Cell, (group.dataset, group.partition, group.method)),
                 Cell(run.seed),
                 Cell(run.status, state=run.status, below=why),
-                Cell(f"{run.reached}/{run.planned}", order=run.reached),
+                Cell(f"{run.rounds_done}/{run.rounds_planned}", order=run.rounds_done),
                 Cell(float(judged.get("accuracy", math.nan)), below=stale),
-                Cell(run.fact("hours")),
+                Cell(run.summary_number("hours")),
                 *(Cell(setup_of[name][place]) for name in differing),
                 Cell(run.path.resolve().relative_to(base).as_posix(), link=link),
             ]
@@ -300,7 +305,7 @@ def _summary(gathered: Sequence[Group]) -> dict[str, Any]:
         **{status: states[status] or None for status in STATUSES},
         "configurations": len(gathered),
         "seeds": len({run.seed for run in every}),
-        "hours": float(pd.Series([run.fact("hours") for run in every]).sum(min_count=1)),
+        "hours": float(pd.Series([run.summary_number("hours") for run in every]).sum(min_count=1)),
         "sent": sent / 8 or None,
     }
 
@@ -313,7 +318,9 @@ def _costs(
     for record, group in zip(records, gathered, strict=True):
         record |= {key: float(totals[group][key].iloc[-1]) for key in SPENT}
         timed |= math.isfinite(record["simulated"])
-        record["whole"] = over_seeds([run.fact("hours") for run in group.used])[0]
+        record["whole"] = mean_and_std(
+            [run.summary_number("hours") for run in group.reported_runs]
+        )[0]
     columns = {key: column for key, column in COST.items() if timed or key != "simulated"}
     return Table.of(records, columns, by=2)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpfl.report.names import DATASETS, METHODS
-from fedpfl.report.text import clip, plain
+from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
+from fedpfl.report.text import clip_text, one_line
 
 SPLIT_DETAILS = frozenset(
     {
@@ -23,29 +23,29 @@ SPLIT_DETAILS = frozenset(
 _VAGUE = frozenset({"seed", "every", "early"})
 
 
-def dataset(values: Mapping[str, Any]) -> str:
+def dataset_label(values: Mapping[str, Any]) -> str:
     """Return the data set's title; of an npz file its name."""
     name = str(values["name"])
     if name == "npz" and values.get("path"):
-        return plain(Path(values["path"]).stem)
+        return one_line(Path(values["path"]).stem)
     # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by
     # name.
     faulty = any(mean > 1 for mean in values.get("mean") or ())
-    return DATASETS.get(name, plain(name)) + (" as published" if faulty else "")
+    return DATASET_TITLES.get(name, one_line(name)) + (" as published" if faulty else "")
 
 
-def partition(values: Mapping[str, Any]) -> str:
+def partition_label(values: Mapping[str, Any]) -> str:
     """Return `Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its
     values.
     """
-    name = plain(values["name"])
+    name = one_line(values["name"])
     after = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
     if name in after and "alpha" in values:
         return f"Dir({values['alpha']:g}){after[name]}"
     if name == "iid":
         return "IID"
     if name == "file":
-        return f"File({plain(Path(str(values['path'])).name)})"
+        return f"File({one_line(Path(str(values['path'])).name)})"
     name = name.replace("shuffled_", "shuffled ").capitalize()
     shown = [
         value
@@ -56,7 +56,7 @@ def partition(values: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(numbers)})" if numbers else name
 
 
-def method(values: Mapping[str, Any], quantile: bool = True) -> str:
+def method_label(values: Mapping[str, Any], quantile: bool = True) -> str:
     """Return the title and what it is first told apart by: `FedOBP (q=0.9998)`, or without the
     quantile.
     """
@@ -70,18 +70,18 @@ def method(values: Mapping[str, Any], quantile: bool = True) -> str:
         shown.append("classifier only")
     if values.get("variant") not in (None, "default", "paper"):
         shown.append(str(values["variant"]))
-    return bracketed(METHODS.get(str(values["name"]), plain(values["name"])), shown)
+    return add_in_brackets(METHOD_TITLES.get(str(values["name"]), one_line(values["name"])), shown)
 
 
-def bracketed(label: str, words: Sequence[str]) -> str:
+def add_in_brackets(label: str, words: Sequence[str]) -> str:
     """Add to a label's brackets: `A (b)` and `c` give `A (b, c)`."""
     if not words:
         return label
-    inside = ", ".join(map(plain, words))
+    inside = ", ".join(map(one_line, words))
     return f"{label[:-1]}, {inside})" if label.endswith(")") else f"{label} ({inside})"
 
 
-def setting(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> str:
+def setting_text(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Return `lr=0.1` of a dotted key; with the whole key where another of `keys` ends alike, or
     its end is vague.
     """
@@ -91,4 +91,4 @@ def setting(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> str:
     elif end in _VAGUE or sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
         end = key
     value = values.get(key, ...)
-    return f"{end} not set" if value in (None, ...) else f"{end}={clip(value, 40)}"
+    return f"{end} not set" if value in (None, ...) else f"{end}={clip_text(value, 40)}"

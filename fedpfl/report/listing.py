@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.grouping import groups, worlds
+from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory
 from fedpfl.report.run import STATUSES
 from fedpfl.report.table import Column, Table
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
         """Return what it is sorted by, None where there is nothing."""
         own = {
             "run": self.order,
-            "age": -self.state.changed,
+            "age": -self.state.modified_at,
             "status": _ORDER.index(self.state.status),
         }
         return (
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
         )
 
 
-def entries(states: Iterable[Directory]) -> list[Entry]:
+def list_entries(states: Iterable[Directory]) -> list[Entry]:
     """Return the directories in the order of tables: data set, partition, method, seed; unreadable
     ones last.
     """
@@ -73,7 +73,7 @@ def entries(states: Iterable[Directory]) -> list[Entry]:
     ]
 
 
-def select(listed: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
+def select_statuses(listed: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
     """Return those of any of the statuses, all where none is named. Raises FedpflError for one that
     there is not.
     """
@@ -84,7 +84,7 @@ def select(listed: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]
     return [entry for entry in listed if not statuses or entry.state.status in statuses]
 
 
-def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
+def sort_entries(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
     """Sort by one of SORTS; where it has no value an entry comes last, in whatever direction."""
     every = sorted(listed, key=lambda entry: entry.order)
     known = [entry for entry in every if entry.value(key) is not None]
@@ -92,7 +92,7 @@ def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) ->
     return known + [entry for entry in every if entry.value(key) is None]
 
 
-def table(listed: Sequence[Entry]) -> Table:
+def entries_table(listed: Sequence[Entry]) -> Table:
     """Return the list as a table; the reasons of broken, failed and diverged runs are its first
     notes.
     """
@@ -103,9 +103,9 @@ def table(listed: Sequence[Entry]) -> Table:
     records = [
         entry.record
         | {
-            "words": entry.state.words,
-            "search": entry.state.search,
-            "age": time.time() - entry.state.changed,
+            "words": entry.state.status_text,
+            "search": entry.state.search_name,
+            "age": time.time() - entry.state.modified_at,
         }
         for entry in listed
     ]
@@ -120,25 +120,25 @@ def table(listed: Sequence[Entry]) -> Table:
         f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason
     ]
     gathered = groups([entry.state.run for entry in listed if entry.state.run])
-    told = (*attendance_notes(gathered), *worlds(gathered))
+    told = (*attendance_notes(gathered), *shared_settings_note(gathered))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
     return Table.of(records, columns, frame=frame, notes=(*reasons, *told, last))
 
 
 def _record(found: Directory, label: str) -> dict[str, Any]:
     run, empty = found.run, pd.Series(dtype=float)
-    last, judged = (run.last, run.judged) if run else (empty, empty)
+    last, judged = (run.last_round, run.last_evaluation) if run else (empty, empty)
     both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
     numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
     clients = float(run.participants.iloc[-1]) if run and len(last) else 0.0
     numbers |= {"hours": found.hours, "bits": both / clients if clients else math.nan}
     return {
         "status": found.status,
-        "round": run.reached if run else None,
-        "rounds": run.planned if run else None,
+        "round": run.rounds_done if run else None,
+        "rounds": run.rounds_planned if run else None,
         "experiment": _experiment(found) or None,
-        "name": (run.get("name") or None) if run else None,
-        **({"search": found.search} if found.search else {}),
+        "name": (run.config_value("name") or None) if run else None,
+        **({"search": found.search_name} if found.search_name else {}),
         "method": run.method_name if run else None,
         "label": label or None,
         "dataset": run.dataset if run else None,
@@ -146,7 +146,9 @@ def _record(found: Directory, label: str) -> dict[str, Any]:
         "seed": run.seed if run else None,
         "evaluated": int(judged["round"]) if len(judged) else None,
         **{key: None if math.isnan(value) else value for key, value in numbers.items()},
-        "changed": datetime.fromtimestamp(found.changed).astimezone().isoformat(timespec="seconds"),
+        "changed": datetime.fromtimestamp(found.modified_at)
+        .astimezone()
+        .isoformat(timespec="seconds"),
         "path": str(found.path),
         "reason": found.reason or None,
     }

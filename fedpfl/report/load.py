@@ -16,9 +16,9 @@ from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import identity
 from fedpfl.ground.lock import is_held_by_process
 from fedpfl.report import labels, reading
-from fedpfl.report.filters import choose
-from fedpfl.report.run import QUIET, Run
-from fedpfl.report.text import clip, plain
+from fedpfl.report.filters import apply_filters
+from fedpfl.report.run import STALE_SECONDS, Run
+from fedpfl.report.text import clip_text, one_line
 
 _SIGNS = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "run.lock"})
 
@@ -33,20 +33,20 @@ class Directory:
 
     path: Path
     status: str
-    changed: float
+    modified_at: float
     run: Run | None = None
     reason: str = ""
-    held: bool | None = None
+    is_locked: bool | None = None
 
     @property
-    def words(self) -> str:
+    def status_text(self) -> str:
         """The status, and how far it is: `running 40/400`."""
-        return self.run.words if self.run else self.status
+        return self.run.status_text if self.run else self.status
 
     @property
-    def search(self) -> str:
+    def search_name(self) -> str:
         """The search that it is a trial of, empty for any other run."""
-        return self.run.search if self.run else ""
+        return self.run.search_name if self.run else ""
 
     @property
     def hours(self) -> float:
@@ -54,23 +54,23 @@ class Directory:
         nan if unknown.
         """
         if self.run is None or self.status == "finished":
-            return self.run.fact("hours") if self.run else math.nan
+            return self.run.summary_number("hours") if self.run else math.nan
         return (
             float(self.run.rounds.reindex(columns=["seconds", "eval_seconds"]).sum().sum()) / 3600
         )
 
     @property
-    def quiet(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether it has not changed for so long that nobody can be writing it."""
-        return self.run.quiet if self.run else time.time() - self.changed > QUIET
+        return self.run.is_stale if self.run else time.time() - self.modified_at > STALE_SECONDS
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print one line for the user where it does not mix with tables."""
-    print(plain(line), file=sys.stderr)
+    print(one_line(line), file=sys.stderr)
 
 
-def nothing_below(roots: Iterable[Path]) -> FedpflError:
+def no_runs_error(roots: Iterable[Path]) -> FedpflError:
     """Return the error of a command that found no runs."""
     below = ", ".join(map(str, roots))
     return FedpflError(
@@ -81,7 +81,7 @@ def nothing_below(roots: Iterable[Path]) -> FedpflError:
 def runs(
     *roots: str | Path,
     where: Sequence[str] = (),
-    warn: Callable[[str], None] = to_stderr,
+    warn: Callable[[str], None] = print_to_stderr,
     trials: bool = False,
 ) -> list[Run]:
     """Read all readable runs below the roots, ordered by path; one call of `warn` for each
@@ -92,7 +92,7 @@ def runs(
     """
     found: list[Run] = []
     every = read_directories([*map(Path, roots)], trials, warn)
-    kept = set(chosen([seen.run for seen in every if seen.run], where))
+    kept = set(filter_runs([seen.run for seen in every if seen.run], where))
     for seen in every:
         if seen.run is None or seen.run in kept:
             try:
@@ -102,19 +102,21 @@ def runs(
     return _without_copies(sorted(found, key=lambda run: str(run.path)), warn)
 
 
-def survey(*roots: Path, where: Sequence[str] = (), trials: bool = False) -> list[Directory]:
+def inspect_directories(
+    *roots: Path, where: Sequence[str] = (), trials: bool = False
+) -> list[Directory]:
     """Look at every run directory below the roots, broken ones too unless there are filters. Raises
     as `runs`.
     """
     every = read_directories(roots, trials)
-    kept = set(chosen([seen.run for seen in every if seen.run], where))
+    kept = set(filter_runs([seen.run for seen in every if seen.run], where))
     return [seen for seen in every if seen.run in kept] if where else every
 
 
 def read_directories(
     roots: Sequence[Path],
     trials: bool = False,
-    warn: Callable[[str], None] = to_stderr,
+    warn: Callable[[str], None] = print_to_stderr,
 ) -> list[Directory]:
     """Look at the run directories below the roots, but for trials of searches; `warn` is told of
     these.
@@ -124,9 +126,11 @@ def read_directories(
 
     Raises FedpflError where a root does not exist, or holds trials alone.
     """
-    every = [look(path) for path in directories(*roots, warn=warn)]
+    every = [inspect_directory(path) for path in find_run_directories(*roots, warn=warn)]
     named = {root.resolve() for root in roots}
-    results = [seen for seen in every if trials or not seen.search or seen.path.resolve() in named]
+    results = [
+        seen for seen in every if trials or not seen.search_name or seen.path.resolve() in named
+    ]
     if count := len(every) - len(results):
         hidden = f"{pluralize(count, 'trial')} of searches"
         if not results:
@@ -136,14 +140,16 @@ def read_directories(
     return results
 
 
-def chosen(found: Sequence[Run], where: Sequence[str]) -> list[Run]:
+def filter_runs(found: Sequence[Run], where: Sequence[str]) -> list[Run]:
     """Return the runs that filters let through. Raises FedpflError for what no run is."""
-    named = [{"method": run.called, "dataset": run.dataset} for run in found]
-    kept = choose([run.config for run in found], where, named)
+    named = [{"method": run.method_title, "dataset": run.dataset} for run in found]
+    kept = apply_filters([run.config for run in found], where, named)
     return [run for run, own in zip(found, kept, strict=True) if own]
 
 
-def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterator[Path]:
+def find_run_directories(
+    *roots: Path, warn: Callable[[str], None] = print_to_stderr
+) -> Iterator[Path]:
     """Yield every run directory below the roots once, whole or not, ordered by path; links are not
     followed.
 
@@ -172,14 +178,16 @@ def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterat
                 yield path
 
 
-def look(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -> Directory:
+def inspect_directory(
+    path: Path, held: Callable[[Path], bool | None] = is_held_by_process
+) -> Directory:
     """Look at one run directory; never raises for what is wrong in it, which makes it `broken`.
     held: as in `begun`.
     """
     known, changed = held(path), _changed(path)
     try:
-        run = begun(path, lambda _: known)
-        if run.status == "finished" and not run.reached:
+        run = read_started_run(path, lambda _: known)
+        if run.status == "finished" and not run.rounds_done:
             raise FedpflError(f"{path}: finished, but {_without_rounds(path)}")
     except FedpflError as error:
         reason = str(error).removeprefix(f"{path}: ")
@@ -189,17 +197,17 @@ def look(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -
         if run.status in ("failed", "diverged")
         else ""
     )
-    return Directory(path, run.status, run.changed, run, reason, run.held)
+    return Directory(path, run.status, run.modified_at, run, reason, run.is_locked)
 
 
-def read(path: Path) -> Run:
+def read_run(path: Path) -> Run:
     """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round
     yet.
     """
-    return _usable(look(path))
+    return _usable(inspect_directory(path))
 
 
-def begun(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -> Run:
+def read_started_run(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -> Run:
     """Read configuration and summary of one run directory, which need not hold a round. Raises as
     `read`.
 
@@ -207,8 +215,8 @@ def begun(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) 
     """
     # The lock before the summary: a run that ends in between reads as finished, not as interrupted.
     known, changed = held(path), _changed(path)
-    summary = reading.summary(path)
-    config = reading.settings(path, summary)
+    summary = reading.read_summary(path)
+    config = reading.read_config(path, summary)
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
@@ -219,7 +227,7 @@ def begun(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) 
         "diverged",
     ):
         raise FedpflError(
-            f"{path}: summary.json holds an unknown status, {clip(repr(str(status)))}"
+            f"{path}: summary.json holds an unknown status, {clip_text(repr(str(status)))}"
         )
     try:
         q, clients = (
@@ -233,19 +241,19 @@ def begun(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) 
             known,
             changed,
             seed=int(config["seed"]),
-            method=labels.method(config["method"]),
+            method=labels.method_label(config["method"]),
             method_name=str(config["method"]["name"]),
-            dataset=labels.dataset(config["dataset"]),
+            dataset=labels.dataset_label(config["dataset"]),
             dataset_name=str(config["dataset"]["name"]),
-            partition=labels.partition(config["partition"]),
+            partition=labels.partition_label(config["partition"]),
             q=float(q) if isinstance(q, int | float) else None,
             cohort=max(1, int(summary.get("cohort") or clients + 1e-9)),
             identity=identity(config),
             fingerprint=str(summary.get("read") or summary.get("data") or ""),
         )
-        _ = run.planned, run.reached
-    except reading.UNUSABLE as error:
-        why = f"config.yaml or summary.json holds no usable value: {reading.one_line(error)}"
+        _ = run.rounds_planned, run.rounds_done
+    except reading.VALUE_ERRORS as error:
+        why = f"config.yaml or summary.json holds no usable value: {reading.describe_error(error)}"
         raise FedpflError(f"{path}: {why}") from None
     if "files" not in summary and summary.get("identity") not in (
         None,
@@ -256,8 +264,10 @@ def begun(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) 
 
 
 def _usable(seen: Directory) -> Run:
-    if seen.run is None or not seen.run.reached:
-        raise FedpflError(f"{seen.path}: {seen.words}: {seen.reason or _without_rounds(seen.path)}")
+    if seen.run is None or not seen.run.rounds_done:
+        raise FedpflError(
+            f"{seen.path}: {seen.status_text}: {seen.reason or _without_rounds(seen.path)}"
+        )
     return seen.run
 
 
@@ -272,7 +282,7 @@ def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
         if other is not run:
             better, worse = sorted(
                 (other, run),
-                key=lambda run: (run.status == "finished", run.reached, not run.search),
+                key=lambda run: (run.status == "finished", run.rounds_done, not run.search_name),
                 reverse=True,
             )
             best[key] = better

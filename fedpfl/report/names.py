@@ -11,7 +11,7 @@ _CONF = Path(__file__).parents[1] / "conf"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def titles(group: str, order: str = "") -> dict[str, str]:
+def read_titles(group: str, order: str = "") -> dict[str, str]:
     """Return titles by names of the configuration, such as LG-FedAvg of `lg_fedavg`.
 
     order: names in the order of tables. Those that it lacks stand before its last one, by the
@@ -26,7 +26,7 @@ def titles(group: str, order: str = "") -> dict[str, str]:
 
 
 # The order of the paper's tables, the method under study last.
-METHODS = titles(
+METHOD_TITLES = read_titles(
     "method",
     "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl lg_fedavg fedrep "
     "fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl fedamp fedfomo apple fedproto "
@@ -34,4 +34,4 @@ METHODS = titles(
     "fjord heterofl fedrolex flexfl hermes fedmp prunefl fedspu pfedsd fedphp fedcac fedpurin subflot "
     "ffa_lora fedsa_lora sdflora fedalt fedobp_adaptive fedobp",
 )
-DATASETS = titles("dataset")
+DATASET_TITLES = read_titles("dataset")

@@ -14,13 +14,13 @@ import pandas as pd
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
-from fedpfl.report.compare import LEAST, changes, paired_test
-from fedpfl.report.fairness import BASELINES, judged_as
+from fedpfl.report.compare import MIN_PAIRS, nonzero_changes, paired_test
+from fedpfl.report.fairness import BASELINES, label_and_column
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.run import Run
-from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import attendance_notes, judged, over_which
-from fedpfl.report.text import few
+from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
+from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows
+from fedpfl.report.text import join_few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ LEVEL = 0.05
 """From which corrected p on two methods are told apart."""
 
 
-class Ranks(NamedTuple):
+class MethodRanks(NamedTuple):
     """Methods over blocks, the best average rank first.
 
     accuracy, places: `[blocks, methods]`, in percent, and ranks from 1, ties sharing their mean.
@@ -45,7 +45,7 @@ class Ranks(NamedTuple):
     pairs: pd.DataFrame
 
 
-def ranked(accuracy: pd.DataFrame) -> Ranks:
+def rank_methods(accuracy: pd.DataFrame) -> MethodRanks:
     """Rank methods over blocks and test whether they differ (Demšar, JMLR 7, 2006). accuracy:
     `[blocks, methods]`.
 
@@ -68,14 +68,16 @@ def ranked(accuracy: pd.DataFrame) -> Ranks:
         statistic, p = map(float, stats.friedmanchisquare(*(places[name] for name in places)))
     rows = []
     for a, b in itertools.combinations(order, 2):
-        apart = changes(accuracy[a] - accuracy[b])
+        apart = nonzero_changes(accuracy[a] - accuracy[b])
         better = sum(change > 0 for change in apart)
         rows.append((a, b, better, len(apart) - better, paired_test(apart, "wilcoxon")))
     pairs = pd.DataFrame(rows, columns=["a", "b", "a_better", "b_better", "p"])
-    return Ranks(accuracy, places, statistic, p, pairs.assign(p_holm=holm([*pairs["p"]])))
+    return MethodRanks(
+        accuracy, places, statistic, p, pairs.assign(p_holm=holm_correction([*pairs["p"]]))
+    )
 
 
-def holm(values: Sequence[float]) -> list[float]:
+def holm_correction(values: Sequence[float]) -> list[float]:
     """Return p values corrected for their number by Holm's step-down procedure (1979); nan counts
     as 1 and stays.
     """
@@ -88,7 +90,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def rank_tables(
     runs: Iterable[Run], metric: str = "accuracy", select: str = "last", every: int = 1
-) -> tuple[list[Table], Ranks]:
+) -> tuple[list[Table], MethodRanks]:
     """Make the tables of ranks and of pairs of methods; the notes stand below the last.
 
     metric: of ACCURACIES. select, every: as in `accuracy_table`. Raises FedpflError where there is
@@ -97,14 +99,14 @@ def rank_tables(
     accuracies: dict[str, dict[str, float]] = defaultdict(dict)
     speaking: dict[tuple[str, str], tuple[Group, list[int]]] = {}
     for group, (label, column) in _labels(groups(runs), metric).items():
-        rows = judged(group, select, every)
-        value, _ = over_seeds([float(row.get(column, math.nan)) for row in rows.values()])
+        rows = judged_rows(group, select, every)
+        value, _ = mean_and_std([float(row.get(column, math.nan)) for row in rows.values()])
         if not math.isnan(value):
             accuracies[group.setting][label] = value
             speaking[group.setting, label] = group, [run.seed for run in rows]
-    kept, left_out = complete(accuracies)
+    kept, left_out = drop_gaps(accuracies)
     try:
-        result = ranked(kept)
+        result = rank_methods(kept)
     except FedpflError as error:
         raise FedpflError(". ".join((str(error), *left_out)).rstrip(".")) from None
     used = {
@@ -113,15 +115,17 @@ def rank_tables(
         if block in kept.index and label in kept.columns
     }
     apart = [
-        f"{name} ({', '.join(group.apart)})" for name, (group, _) in used.items() if group.apart
+        f"{name} ({', '.join(group.deviations)})"
+        for name, (group, _) in used.items()
+        if group.deviations
     ]
     unfinished = [
-        f"{name} ({group.status})" for name, (group, _) in used.items() if not group.whole
+        f"{name} ({group.status})" for name, (group, _) in used.items() if not group.is_complete
     ]
     notes = [
         *left_out,
-        *([f"Not configured as most of their block: {few(apart)}."] if apart else []),
-        *([f"Not simply finished: {few(unfinished)}."] if unfinished else []),
+        *([f"Not configured as most of their block: {join_few(apart)}."] if apart else []),
+        *([f"Not simply finished: {join_few(unfinished)}."] if unfinished else []),
         *attendance_notes([group for group, _ in used.values()]),
         *_about_power(*kept.shape),
     ]
@@ -130,7 +134,7 @@ def rank_tables(
         if select == "last"
         else f"the evaluation that --select {select} chooses"
     )
-    over = over_which({name: seeds for name, (_, seeds) in used.items()})
+    over = describe_seeds({name: seeds for name, (_, seeds) in used.items()})
     caption = (
         f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
         f"{over.replace(' and sample standard deviation', '')}. Ties share their mean rank. "
@@ -142,12 +146,12 @@ def rank_tables(
     else:
         caption += (
             f"Friedman's test, corrected for ties: chi-square {result.statistic:.2f} with {len(kept.columns) - 1} "
-            f"degrees of freedom, p {number('p', result.p)}."
+            f"degrees of freedom, p {format_number('p', result.p)}."
         )
     return [_blocks(result, caption), _pairs(result, tuple(notes))], result
 
 
-def complete(found: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
+def drop_gaps(found: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
     """Return `[blocks, methods]` without gaps, and notes on what was left out.
 
     found: by block and method. As long as there is a gap, the method or block with the largest
@@ -165,14 +169,14 @@ def complete(found: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, li
         frame = frame.drop(name, axis=axis)
         gone[axis].append(name)
     told = [
-        f"Left out, as runs are missing: {words} {few(gone[axis], '; ')}."
+        f"Left out, as runs are missing: {words} {join_few(gone[axis], '; ')}."
         for axis, words in ((1, "the methods"), (0, "the blocks"))
         if gone[axis]
     ]
     return frame, told
 
 
-def diagram(result: Ranks, path: Path) -> list[Path]:
+def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
     """Draw the critical-difference diagram: average ranks, and bars over methods that are not told
     apart.
 
@@ -180,7 +184,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
     path: with a suffix or, for PNG and PDF, without. Returns the files written.
     """
     means = result.places.mean()
-    count, bars = len(means), cliques(result)
+    count, bars = len(means), find_cliques(result)
     half = (count + 1) // 2
 
     def draw(ax: Axes, _: None) -> None:
@@ -190,7 +194,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
             row = low - 0.9 * (place if left else count - 1 - place)
             side = 0.8 if left else count + 0.2
             ax.plot([rank, rank, side], [0, row, row], color="0.35", linewidth=0.8)
-            text = f"{figures.legible(str(name))} ({rank:.2f})"
+            text = f"{figures.legible_text(str(name))} ({rank:.2f})"
             ax.text(
                 side,
                 row,
@@ -211,12 +215,12 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
         ax.set_axis_off()
 
     title = f"average rank over {len(result.places)} data sets and partitions\nbars: not told apart (Wilcoxon, Holm, 5 %)"
-    return figures.panels(
+    return figures.draw_panels(
         {title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars))
     )
 
 
-def cliques(result: Ranks) -> list[tuple[int, int]]:
+def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
     """Return the places of the first and last of each longest run of methods, by rank, no two of
     which differ.
     """
@@ -238,12 +242,12 @@ def _labels(gathered: Sequence[Group], metric: str) -> dict[Group, tuple[str, st
     """What a configuration is called in every block, and its column: the method's name if it has
     one alone in each.
     """
-    counts = Counter((group.setting, group.runs[0].called) for group in gathered)
+    counts = Counter((group.setting, group.runs[0].method_title) for group in gathered)
     several = {called for (_, called), count in counts.items() if count > 1}
     found = {}
     for group in gathered:
-        label, column = judged_as(group, metric)
-        called = group.runs[0].called
+        label, column = label_and_column(group, metric)
+        called = group.runs[0].method_title
         if called not in several:
             label = called if column == metric else BASELINES["fedavg"]
         found[group] = label, column
@@ -259,7 +263,7 @@ def _about_power(blocks: int, methods: int) -> list[str]:
             f"these are {blocks} and {methods}."
         )
     least = count * 2 / 2**blocks
-    if blocks < LEAST["wilcoxon"]:
+    if blocks < MIN_PAIRS["wilcoxon"]:
         told.append(
             f"{blocks} blocks are too few for Wilcoxon's test, whose p cannot fall below {2 / 2**blocks:.3g} then: no "
             "two methods are told apart."
@@ -272,7 +276,7 @@ def _about_power(blocks: int, methods: int) -> list[str]:
     return told
 
 
-def _blocks(result: Ranks, caption: str) -> Table:
+def _blocks(result: MethodRanks, caption: str) -> Table:
     means = result.places.mean()
     rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in means)]]
     records = [{"section": "average", "method": name, "rank": rank} for name, rank in means.items()]
@@ -298,7 +302,7 @@ def _blocks(result: Ranks, caption: str) -> Table:
     return Table("Ranks", heads, rows, pd.DataFrame(records), caption, below="rank")
 
 
-def _pairs(result: Ranks, notes: tuple[str, ...]) -> Table:
+def _pairs(result: MethodRanks, notes: tuple[str, ...]) -> Table:
     columns = {
         "a": Column("A"),
         "b": Column("B"),

@@ -20,15 +20,15 @@ import yaml
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.release import require_readable
 from fedpfl.record import digests, rounds
-from fedpfl.report.text import clip
+from fedpfl.report.text import clip_text
 
-UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What values of an unexpected kind raise."""
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def settings(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read config.yaml. Raises FedpflError, as all here."""
     with _reading(folder, "config.yaml", summary) as text:
         # A few aliases of aliases are billions of values; no run writes any.
@@ -37,11 +37,11 @@ def settings(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
         return _mapping(yaml.load(text, _Loader))
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     """Read summary.json."""
     with _reading(folder, "summary.json", {}) as text:
         found = _mapping(json.loads(text))
-        if not digests.is_whole(found):
+        if not digests.is_summary_intact(found):
             raise FedpflError(
                 f"{folder}: summary.json is not as the run wrote it; the run's command says what to do"
             )
@@ -49,20 +49,20 @@ def summary(folder: Path) -> dict[str, Any]:
         return found
 
 
-def document(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read a JSON object, {} where there is none."""
     if not os.path.lexists(folder / name):
-        digests.check(folder, summary, name, None)
+        digests.check_content(folder, summary, name, None)
         return {}
     with _reading(folder, name, summary) as text:
         return _mapping(json.loads(text))
 
 
-def numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.DataFrame:
+def read_numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.DataFrame:
     """Read a table of numbers, such as rounds.csv; nan where a cell is empty or not finite."""
     with _reading(folder, name, summary) as text:
         values = {
-            key: np.array(column, dtype=float) for key, column in rounds.columns(text).items()
+            key: np.array(column, dtype=float) for key, column in rounds.read_columns(text).items()
         }
     return pd.DataFrame(
         {key: np.where(np.isfinite(column), column, np.nan) for key, column in values.items()}
@@ -80,14 +80,14 @@ def _reading(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[st
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is no regular file")
             content = file.read()
-        digests.check(folder, summary, name, content)
+        digests.check_content(folder, summary, name, content)
         yield content.decode()
     except FileNotFoundError:
         raise FedpflError(
             f"{folder}: no {name}; the run never started or is half written"
         ) from None
-    except (OSError, yaml.YAMLError, *UNUSABLE) as error:
-        raise FedpflError(f"{folder}: {name} cannot be read: {one_line(error)}") from None
+    except (OSError, yaml.YAMLError, *VALUE_ERRORS) as error:
+        raise FedpflError(f"{folder}: {name} cannot be read: {describe_error(error)}") from None
 
 
 def _mapping(found: Any) -> dict[str, Any]:
@@ -96,6 +96,6 @@ def _mapping(found: Any) -> dict[str, Any]:
     return found
 
 
-def one_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return kind and message of an error."""
-    return clip(error_text(error, with_class=True), 200)
+    return clip_text(error_text(error, with_class=True), 200)

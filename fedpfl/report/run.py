@@ -18,20 +18,20 @@ from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import run_status
 from fedpfl.record import digests
-from fedpfl.record.columns import FEW, PERSONAL, names
-from fedpfl.report.names import METHODS
-from fedpfl.report.reading import UNUSABLE, document, numbers, one_line
-from fedpfl.report.text import clip, plain
+from fedpfl.record.columns import ALMOST_NOBODY_SHARE, PERSONAL_PREFIX, column_names
+from fedpfl.report.names import METHOD_TITLES
+from fedpfl.report.reading import VALUE_ERRORS, describe_error, read_json_object, read_numbers
+from fedpfl.report.text import clip_text, one_line
 
 STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
 """The first that a configuration's seeds have speaks for it."""
-QUIET = 600.0
+STALE_SECONDS = 600.0
 """Seconds: where no lock tells, a directory that has not changed for longer is nobody's."""
 SIMULATED = "sim_hours"
 _NEEDED = ("round", "accuracy")
 
 
-class Mask(NamedTuple):
+class MaskOverlap(NamedTuple):
     """How the masks of several clients lie to each other in a tensor.
 
     entries: of the tensor. held: how many of them 0, 1, ... clients hold. both: how many clients i
@@ -39,20 +39,20 @@ class Mask(NamedTuple):
     """
 
     entries: float
-    held: np.ndarray
-    both: np.ndarray
+    holder_counts: np.ndarray
+    pair_counts: np.ndarray
 
     def overlaps(self, chance: bool = False) -> np.ndarray:
         """Return intersection over union of every two clients, nan where both hold nothing.
 
         chance: what it would be about if masks of these sizes were independent.
         """
-        first, second = np.triu_indices(len(self.both), 1)
-        sizes = self.both.diagonal()
+        first, second = np.triu_indices(len(self.pair_counts), 1)
+        sizes = self.pair_counts.diagonal()
         both = (
             sizes[first] * sizes[second] / max(self.entries, 1)
             if chance
-            else self.both[first, second]
+            else self.pair_counts[first, second]
         )
         union = sizes[first] + sizes[second] - both
         return np.divide(both, union, out=np.full(len(both), math.nan), where=union > 0)
@@ -76,8 +76,8 @@ class Run:
     path: Path
     config: dict[str, Any]
     summary: dict[str, Any]
-    held: bool | None
-    changed: float
+    is_locked: bool | None
+    modified_at: float
     seed: int
     method: str
     method_name: str
@@ -95,9 +95,9 @@ class Run:
         file is damaged.
         """
         if not os.path.lexists(self.path / "rounds.csv"):
-            digests.check(self.path, self.summary, "rounds.csv", None)
+            digests.check_content(self.path, self.summary, "rounds.csv", None)
             return pd.DataFrame(columns=_NEEDED, dtype=float)
-        frame = numbers(self.path, "rounds.csv", self.summary)
+        frame = read_numbers(self.path, "rounds.csv", self.summary)
         for name in _NEEDED:
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
@@ -112,16 +112,16 @@ class Run:
         return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
 
     @property
-    def digits(self) -> pd.DataFrame:
+    def reproducible_columns(self) -> pd.DataFrame:
         """Its rounds but for the times: what a run that is played again has alike, to the last
         digit.
         """
-        return self.rounds.drop(columns=[*names("time")], errors="ignore")
+        return self.rounds.drop(columns=[*column_names("time")], errors="ignore")
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client. Raises FedpflError where the file cannot be read."""
-        frame = numbers(self.path, "clients.csv", self.summary)
+        frame = read_numbers(self.path, "clients.csv", self.summary)
         if "client" not in frame or frame["client"].isna().any():
             raise FedpflError(
                 f"{self.path}: clients.csv lacks the column client, or a client its number"
@@ -133,16 +133,16 @@ class Run:
         return frame
 
     @cached_property
-    def common(self) -> pd.DataFrame:
+    def cross_accuracy(self) -> pd.DataFrame:
         """How each client's model does on each one's test samples, by their numbers, in percent;
         empty where not known.
 
         Raises FedpflError where the file cannot be read.
         """
         if not os.path.lexists(self.path / "common.csv"):
-            digests.check(self.path, self.summary, "common.csv", None)
+            digests.check_content(self.path, self.summary, "common.csv", None)
             return pd.DataFrame()
-        frame = numbers(self.path, "common.csv", self.summary)
+        frame = read_numbers(self.path, "common.csv", self.summary)
         if "client" not in frame or [*frame.columns[1:]] != [
             f"on_{number:.0f}" for number in frame["client"]
         ]:
@@ -152,7 +152,7 @@ class Run:
         )
 
     @property
-    def participating(self) -> pd.DataFrame:
+    def participating_clients(self) -> pd.DataFrame:
         """The rows of `clients` that are about those which may take part. Raises as `clients`."""
         return (
             self.clients[self.clients["unseen"] == 0] if "unseen" in self.clients else self.clients
@@ -171,23 +171,23 @@ class Run:
         return self.rounds[judged]
 
     @cached_property
-    def personal(self) -> pd.DataFrame:
+    def personalized_entries(self) -> pd.DataFrame:
         """Personalised entries of all clients that took part, by round and tensor."""
-        entries = self.rounds.set_index("round").filter(regex=f"^{PERSONAL}")
-        return entries.rename(columns=lambda name: name.removeprefix(PERSONAL))
+        entries = self.rounds.set_index("round").filter(regex=f"^{PERSONAL_PREFIX}")
+        return entries.rename(columns=lambda name: name.removeprefix(PERSONAL_PREFIX))
 
     @cached_property
-    def masks(self) -> dict[str, Mask]:
+    def masks(self) -> dict[str, MaskOverlap]:
         """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where
         they are damaged.
         """
-        told = document(self.path, "masks.json", self.summary)
+        told = read_json_object(self.path, "masks.json", self.summary)
         if not told:
             return {}
         try:
             count = len(told["clients"])
             found = {
-                name: Mask(
+                name: MaskOverlap(
                     float(own["entries"]),
                     np.array(own["held"], float),
                     np.array(own["both"], float),
@@ -196,27 +196,29 @@ class Run:
             }
             for name, (entries, held, both) in found.items():
                 if held.shape != (count + 1,) or both.shape != (count, count):
-                    raise ValueError(f"{clip(name)} is not of {count} clients")
+                    raise ValueError(f"{clip_text(name)} is not of {count} clients")
                 sizes, times = (
                     np.minimum.outer(both.diagonal(), both.diagonal()),
                     np.arange(count + 1),
                 )
                 counted = held.sum() == entries and held @ times == both.trace()
                 if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
-                    raise ValueError(f"the numbers of {clip(name)} fit no masks")
-        except UNUSABLE as error:
+                    raise ValueError(f"the numbers of {clip_text(name)} fit no masks")
+        except VALUE_ERRORS as error:
             raise FedpflError(
-                f"{self.path}: masks.json holds no usable value: {one_line(error)}"
+                f"{self.path}: masks.json holds no usable value: {describe_error(error)}"
             ) from None
         return found
 
     @cached_property
     def status(self) -> str:
         """Of STATUSES, as it was when the directory was read."""
-        return run_status(str(self.summary.get("status") or "running"), self.held, self.quiet)
+        return run_status(
+            str(self.summary.get("status") or "running"), self.is_locked, self.is_stale
+        )
 
     @property
-    def quiet(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether it has not changed for so long that nobody can be writing it."""
         # A round may take long; three of the last one are given.
         last = [
@@ -226,31 +228,31 @@ class Run:
         seconds = math.fsum(
             value for own in last if own is not None for value in own if not math.isnan(value)
         )
-        return time.time() - self.changed > max(QUIET, 3 * seconds)
+        return time.time() - self.modified_at > max(STALE_SECONDS, 3 * seconds)
 
     @property
-    def words(self) -> str:
+    def status_text(self) -> str:
         """The status, and how far it is: `running 40/400`."""
-        whole = self.status == "finished" and self.reached >= self.planned
-        return self.status if whole else f"{self.status} {self.reached}/{self.planned}"
+        whole = self.status == "finished" and self.rounds_done >= self.rounds_planned
+        return self.status if whole else f"{self.status} {self.rounds_done}/{self.rounds_planned}"
 
     @property
-    def called(self) -> str:
+    def method_title(self) -> str:
         """The method's name for people, without its values."""
-        return METHODS.get(self.method_name, plain(self.method_name))
+        return METHOD_TITLES.get(self.method_name, one_line(self.method_name))
 
     @property
-    def search(self) -> str:
+    def search_name(self) -> str:
         """The search that it is a trial of, empty for any other run."""
         return str(self.summary.get("search") or "")
 
     @property
-    def planned(self) -> int:
+    def rounds_planned(self) -> int:
         """Rounds asked for."""
-        return int(self.config.get("rounds") or self.reached)
+        return int(self.config.get("rounds") or self.rounds_done)
 
     @cached_property
-    def reached(self) -> int:
+    def rounds_done(self) -> int:
         """Rounds recorded."""
         return 0 if self.rounds.empty else int(self.rounds["round"].iloc[-1])
 
@@ -266,24 +268,26 @@ class Run:
     @cached_property
     def is_untrained(self) -> bool:
         """Whether no client has made a step, so that there is no accuracy of the method's."""
-        return self.fact("trained") == 0 or (self.reached > 0 and self.participants.sum() == 0)
+        return self.summary_number("trained") == 0 or (
+            self.rounds_done > 0 and self.participants.sum() == 0
+        )
 
     @cached_property
-    def attendance(self) -> str:
+    def low_attendance_note(self) -> str:
         """Say how few clients made a step where at most a tenth did; `` of other runs."""
         if self.is_untrained:
             return "no client has made a step"
-        trained, clients = self.fact("trained"), self.fact("clients")
-        if trained <= FEW * clients:
+        trained, clients = self.summary_number("trained"), self.summary_number("clients")
+        if trained <= ALMOST_NOBODY_SHARE * clients:
             return f"{trained:.0f} of {clients:.0f} clients have made a step"
         # Early stopping makes cohorts smaller on purpose.
-        planned = 0 if self.get("stopping.early") else self.cohort * self.reached
+        planned = 0 if self.config_value("stopping.early") else self.cohort * self.rounds_done
         took_part = self.participants.sum()
-        if took_part <= FEW * planned:
+        if took_part <= ALMOST_NOBODY_SHARE * planned:
             return f"{took_part:.0f} of {planned:.0f} planned participations took place"
         return ""
 
-    def value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
+    def metric_value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
         """Return a metric as tables show it, nan where it is not recorded: that of the row that the
         run is judged by.
 
@@ -293,16 +297,20 @@ class Run:
         do.
         """
         if name == "gap":
-            return self.value("accuracy", row) - self.value("unseen_accuracy", row)
+            return self.metric_value("accuracy", row) - self.metric_value("unseen_accuracy", row)
         if name == "hours":
-            return self.fact(name)
+            return self.summary_number(name)
         if name == "seconds":
-            return self.seconds
+            return self.seconds_per_round
         if name.startswith(SIMULATED):
-            return self.simulated(row, name.removeprefix(SIMULATED).removeprefix("@"))
-        return self.per_client(name) if name in names("traffic") else float(row.get(name, math.nan))
+            return self.simulated_hours(row, name.removeprefix(SIMULATED).removeprefix("@"))
+        return (
+            self.per_client(name)
+            if name in column_names("traffic")
+            else float(row.get(name, math.nan))
+        )
 
-    def simulated(self, row: Mapping[str, Any] | pd.Series, percent: str = "") -> float:
+    def simulated_hours(self, row: Mapping[str, Any] | pd.Series, percent: str = "") -> float:
         """Return the simulated hours up to a row, or up to the first evaluation of so high an
         accuracy; nan without.
         """
@@ -319,12 +327,12 @@ class Run:
         )
 
     @property
-    def last(self) -> pd.Series:
+    def last_round(self) -> pd.Series:
         """The last row of rounds.csv, empty without any."""
-        return self.rounds.iloc[-1] if self.reached else pd.Series(dtype=float)
+        return self.rounds.iloc[-1] if self.rounds_done else pd.Series(dtype=float)
 
     @property
-    def judged(self) -> pd.Series:
+    def last_evaluation(self) -> pd.Series:
         """The last row after which all clients were evaluated, empty without any."""
         return self.evaluations.iloc[-1] if len(self.evaluations) else pd.Series(dtype=float)
 
@@ -339,15 +347,15 @@ class Run:
         return float(values.sum()) / count if count > 0 else math.nan
 
     @property
-    def seconds(self) -> float:
+    def seconds_per_round(self) -> float:
         """Median seconds of a round without evaluation; nan where not recorded."""
         return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
 
-    def get(self, key: str) -> Any:
+    def config_value(self, key: str) -> Any:
         """Return the configuration's value of a dotted key, None where there is none."""
         return dotted.get_dotted(self.config, key)
 
-    def fact(self, key: str) -> float:
+    def summary_number(self, key: str) -> float:
         """Return a number of summary.json, nan where there is none."""
         value = self.summary.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.report.text import clip, plain
+from fedpfl.report.text import clip_text, one_line
 
 _STYLES = {
     "terminal": {"best": "{}*", "second": "{}+"},
@@ -74,12 +74,14 @@ class Cell:
         """
         kind = self.kind or column.kind
         if self.value is None or isinstance(self.value, str):
-            return plain(self.value or "") if kind == "long" else clip(self.value or "", 160)
+            return (
+                one_line(self.value or "") if kind == "long" else clip_text(self.value or "", 160)
+            )
         if not math.isfinite(self.value):
             return "-" if self.below else ""
-        spread = number(kind, self.std, 2) if kind == "percent" or self.std > 0 else ""
+        spread = format_number(kind, self.std, 2) if kind == "percent" or self.std > 0 else ""
         return (
-            number(kind, self.value)
+            format_number(kind, self.value)
             + (" ± {}" if pm else "({})").format(spread) * bool(spread)
             + self.flag
         )
@@ -190,7 +192,7 @@ class Table:
         ]
 
 
-def number(kind: str, value: float, digits: int = 4) -> str:
+def format_number(kind: str, value: float, digits: int = 4) -> str:
     """Return a number as people read it; nothing for nan.
 
     kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change
@@ -202,7 +204,9 @@ def number(kind: str, value: float, digits: int = 4) -> str:
     if kind == "difference":
         return f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
     if kind == "change":
-        return ("-" if value < 0 else "+" if value > 0 else "") + number("short", abs(value), 3)
+        return ("-" if value < 0 else "+" if value > 0 else "") + format_number(
+            "short", abs(value), 3
+        )
     if kind in ("short", "size"):
         value, digits = float(f"{value:.{digits}g}"), max(3, digits)  # 999.96 rounds to a thousand
         power = min(4, max(0, math.floor(math.log10(abs(value) or 1)) // 3))
@@ -227,7 +231,7 @@ def number(kind: str, value: float, digits: int = 4) -> str:
     return forms.get(kind, "{:.3g}" if abs(value) < 1000 else "{:,.0f}").format(value)
 
 
-def mark(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
+def mark_best(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
     """Mark the best and the second of cells, as far as the digits shown tell them apart.
 
     Unfinished runs compete only where there are no finished ones; one number is no best, and after
@@ -247,14 +251,14 @@ def mark(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
             cell.mark = "second"
 
 
-def summed_up(key: str, values: Sequence[float]) -> dict[str, float]:
+def seed_statistics(key: str, values: Sequence[float]) -> dict[str, float]:
     """Return what a record holds of a number over seeds: its mean, and the deviation under
     `<key>_seed_std`.
     """
-    return dict(zip((key, f"{key}_seed_std"), over_seeds(values), strict=True))
+    return dict(zip((key, f"{key}_seed_std"), mean_and_std(values), strict=True))
 
 
-def over_seeds(values: Sequence[float]) -> tuple[float, float]:
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Return mean and sample standard deviation; nan where a seed lacks the value, and the
     deviation of one seed.
     """

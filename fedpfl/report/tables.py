@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.record.columns import METRICS, VALIDATION, Metric
-from fedpfl.report.grouping import Group, by, groups, worlds
+from fedpfl.record.columns import METRICS, VALIDATION_ACCURACY, Metric
+from fedpfl.report.grouping import Group, group_by, groups, shared_settings_note
 from fedpfl.report.run import SIMULATED, Run
-from fedpfl.report.table import Column, Table, mark, summed_up
-from fedpfl.report.text import few, span
+from fedpfl.report.table import Column, Table, mark_best, seed_statistics
+from fedpfl.report.text import format_range, join_few
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
 ACCURACIES = (
@@ -29,8 +29,12 @@ ACCURACIES = (
 CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
 """What may be drawn over rounds."""
 
-ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
-SHOWN = {
+ROW_COLUMNS = {
+    "dataset": Column("data set"),
+    "partition": Column("partition"),
+    "method": Column("method"),
+}
+DEFAULT_COLUMNS = {
     **{
         "accuracy": 0,
         "accuracy_pooled": 4,
@@ -39,7 +43,7 @@ SHOWN = {
         "ft_accuracy_pooled": 5,
     },
     **{
-        VALIDATION: 4,
+        VALIDATION_ACCURACY: 4,
         "unseen_accuracy": 2,
         "unseen_accuracy_worst10": 5,
         "unseen_ft_accuracy": 3,
@@ -50,7 +54,13 @@ SHOWN = {
     **{"round": 0, "seeds": 0, "status": 0},
 }
 """What the table shows where no columns are chosen: each one's `spare`."""
-_ABSENT = (VALIDATION, "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy", "gap")
+_ABSENT = (
+    VALIDATION_ACCURACY,
+    "unseen_accuracy",
+    "unseen_accuracy_worst10",
+    "unseen_ft_accuracy",
+    "gap",
+)
 """What of it only some runs have: not even CSV has an empty column for the others."""
 
 _EPOCHS = "further local epochs"
@@ -109,7 +119,7 @@ TARGET = re.compile(rf"{SIMULATED}@(\d+(?:\.\d+)?)")
 """Further `sim_hours@80`: until an accuracy of 80 % was first reached."""
 
 
-class Beside(NamedTuple):
+class PublishedColumn(NamedTuple):
     """What stands beside a table's rows: of each a published accuracy and its deviation, in
     percent, or nan.
     """
@@ -123,7 +133,7 @@ def accuracy_table(
     runs: Iterable[Run],
     select: str = "last",
     every: int = 1,
-    beside: Callable[[Sequence[Group]], Beside] | None = None,
+    beside: Callable[[Sequence[Group]], PublishedColumn] | None = None,
     chosen: Sequence[str] = (),
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
@@ -148,8 +158,10 @@ def accuracy_table(
                 f"no such {'selection' if known is SELECTIONS else 'column'}: {choices_text(known, word)}"
             )
     gathered = groups(runs)
-    published = beside(gathered) if beside else Beside([(math.nan, math.nan)] * len(gathered), "")
-    keys = tuple(dict.fromkeys(chosen or SHOWN))
+    published = (
+        beside(gathered) if beside else PublishedColumn([(math.nan, math.nan)] * len(gathered), "")
+    )
+    keys = tuple(dict.fromkeys(chosen or DEFAULT_COLUMNS))
     records = [
         _record(group, select, every, keys, *own)
         for group, own in zip(gathered, published.values, strict=True)
@@ -164,8 +176,8 @@ def accuracy_table(
     meanings = {key: there[key].meaning.replace(_EPOCHS, tuned) for key in keys} | {
         "published": published.meaning
     }
-    columns = ROW | {
-        key: replace(there[key], spare=0 if chosen else SHOWN[key], meaning=meanings[key])
+    columns = ROW_COLUMNS | {
+        key: replace(there[key], spare=0 if chosen else DEFAULT_COLUMNS[key], meaning=meanings[key])
         for key in keys
     }
     frame = pd.DataFrame(records)
@@ -179,33 +191,33 @@ def accuracy_table(
     ]
     notes = (
         *published.notes,
-        *chosen_on(select),
-        *emptiness(gathered, select, every),
+        *test_data_note(select),
+        *empty_cell_notes(gathered, select, every),
         *_unmet(gathered),
     )
     unjudged = [
-        one for one in gathered if not judged(one, select, every) and not _blind(one, select)
+        one for one in gathered if not judged_rows(one, select, every) and not _blind(one, select)
     ]
     unjudged_titles = [
-        one.title for one in unjudged if not all(run.is_untrained for run in one.used)
+        one.title for one in unjudged if not all(run.is_untrained for run in one.reported_runs)
     ]
     notes += (
         *_note("No evaluation to judge yet", unjudged_titles),
-        *worlds(gathered),
+        *shared_settings_note(gathered),
         *_codes(gathered),
     )
     notes += (*_guarantees(gathered), *_caveats(gathered))
     caption = _caption(gathered, select, every)
     table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     for _, places in table.blocks():
-        finished = [gathered[place].used[0].status == "finished" for place in places]
+        finished = [gathered[place].reported_runs[0].status == "finished" for place in places]
         for at, key in enumerate(columns):
-            if key in METRICS and METRICS[key].best == "max" and key != VALIDATION:
-                mark([table.rows[place][at] for place in places], finished)
+            if key in METRICS and METRICS[key].best == "max" and key != VALIDATION_ACCURACY:
+                mark_best([table.rows[place][at] for place in places], finished)
     return table
 
 
-def judged(
+def judged_rows(
     group: Group, select: str = "last", every: int = 1, by: str = "accuracy"
 ) -> dict[Run, pd.Series]:
     """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those
@@ -218,9 +230,12 @@ def judged(
     a longer one. With `validation` there is no row of any where one has no accuracy on held-out
     samples.
     """
-    known = {run: run.rounds if by.startswith("cohort_") else run.evaluations for run in group.used}
+    known = {
+        run: run.rounds if by.startswith("cohort_") else run.evaluations
+        for run in group.reported_runs
+    }
     rows = {run: own for run, own in known.items() if len(own)}
-    if rows and group.used[0].status != "finished":
+    if rows and group.reported_runs[0].status != "finished":
         last = min(own["round"].iloc[-1] for own in rows.values())
         rows = {run: own[own["round"] <= last] for run, own in rows.items()}
     if select == "best-checkpoint":
@@ -228,8 +243,8 @@ def judged(
     chosen = {}
     for run, own in rows.items():
         if len(own):
-            best = chosen_round(
-                own, {"best-checkpoint": by, "validation": VALIDATION}.get(select, "")
+            best = best_round(
+                own, {"best-checkpoint": by, "validation": VALIDATION_ACCURACY}.get(select, "")
             )
             if select == "validation" and best.empty:
                 return {}
@@ -237,7 +252,7 @@ def judged(
     return chosen
 
 
-def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
+def best_round(rows: pd.DataFrame, by: str = VALIDATION_ACCURACY) -> pd.Series:
     """Return the row that is best by a column, of equal ones the first; an empty one where none has
     a number there.
     """
@@ -245,9 +260,9 @@ def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
     return rows.loc[rows[by].idxmax()] if known else pd.Series(dtype=float)
 
 
-def unchosen(group: Group) -> FedpflError:
+def no_validation_error(group: Group) -> FedpflError:
     """Return the error of what must choose by validation accuracy and cannot."""
-    if any(run.is_untrained for run in group.used):
+    if any(run.is_untrained for run in group.reported_runs):
         return FedpflError(
             f"{group.title}: no client has made a step, so there is no round to choose"
         )
@@ -256,7 +271,7 @@ def unchosen(group: Group) -> FedpflError:
     )
 
 
-def chosen_on(select: str) -> tuple[str, ...]:
+def test_data_note(select: str) -> tuple[str, ...]:
     """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
     if select != "best-checkpoint":
         return ()
@@ -265,7 +280,7 @@ def chosen_on(select: str) -> tuple[str, ...]:
     )
 
 
-def emptiness(
+def empty_cell_notes(
     gathered: Sequence[Group], select: str, every: int, by: str = "accuracy"
 ) -> tuple[str, ...]:
     """Say which judged evaluations hold no accuracy, or that none can be chosen, which leaves cells
@@ -275,7 +290,7 @@ def emptiness(
     silent = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
-        for run, row in judged(group, select, every, by).items()
+        for run, row in judged_rows(group, select, every, by).items()
         if math.isnan(row.get(by, math.nan))
     ]
     return (
@@ -291,11 +306,11 @@ def attendance_notes(gathered: Iterable[Group]) -> list[str]:
     """Say in which runs nobody or almost nobody trained."""
     untrained, few = list[str](), list[str]()
     for group in gathered:
-        for run in group.used:
+        for run in group.reported_runs:
             if run.is_untrained:
                 untrained.append(f"{group.title} (seed {run.seed})")
-            elif run.attendance:
-                few.append(f"{group.title} (seed {run.seed}: {run.attendance})")
+            elif run.low_attendance_note:
+                few.append(f"{group.title} (seed {run.seed}: {run.low_attendance_note})")
     return [
         *_note("No accuracy, as no client has made a step", untrained),
         *_note("Almost nobody trained", few),
@@ -303,14 +318,14 @@ def attendance_notes(gathered: Iterable[Group]) -> list[str]:
 
 
 def _blind(group: Group, select: str) -> bool:
-    evaluated = any(len(run.evaluations) for run in group.used)
-    return select == "validation" and evaluated and not judged(group, select)
+    evaluated = any(len(run.evaluations) for run in group.reported_runs)
+    return select == "validation" and evaluated and not judged_rows(group, select)
 
 
 def _unmet(gathered: Sequence[Group]) -> list[str]:
     """Say which rows' newcomers get no model before they fine-tune."""
     why = "as nothing is sent to clients and a newcomer has the model that all began with"
-    unmet = [group.title for group in gathered if any(_silent(run) for run in group.used)]
+    unmet = [group.title for group in gathered if any(_silent(run) for run in group.reported_runs)]
     return _note(f"Empty under unseen before fine-tuning, {why}", unmet)
 
 
@@ -327,7 +342,9 @@ def _codes(gathered: Iterable[Group]) -> list[str]:
     """Say which rows' methods were changed while their seeds were run."""
     changed = []
     for group in gathered:
-        every = [own for run in group.used if isinstance(own := run.summary.get("code"), list)]
+        every = [
+            own for run in group.reported_runs if isinstance(own := run.summary.get("code"), list)
+        ]
         if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
             changed.append(group.title)
     return _note("The method's code was changed between or within the runs of", changed)
@@ -338,7 +355,7 @@ def _guarantees(gathered: Iterable[Group]) -> list[str]:
     told: dict[str, list[str]] = {}
     for group in gathered:
         for said in {
-            str(run.summary["privacy"]) for run in group.used if run.summary.get("privacy")
+            str(run.summary["privacy"]) for run in group.reported_runs if run.summary.get("privacy")
         }:
             told.setdefault(said, []).append(group.title)
     return [
@@ -351,7 +368,7 @@ def _caveats(gathered: Iterable[Group]) -> list[str]:
     told: dict[str, list[str]] = {}
     for group in gathered:
         for caveat in {
-            str(run.summary["caveat"]) for run in group.used if run.summary.get("caveat")
+            str(run.summary["caveat"]) for run in group.reported_runs if run.summary.get("caveat")
         }:
             told.setdefault(caveat, []).append(group.title)
     return [
@@ -362,12 +379,12 @@ def _caveats(gathered: Iterable[Group]) -> list[str]:
 
 
 def _note(text: str, where: Sequence[str]) -> list[str]:
-    return [f"{text}: {few(where)}."] if where else []
+    return [f"{text}: {join_few(where)}."] if where else []
 
 
-def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
+def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
     """Say over which seeds means are, for each row where they differ. seeds: by row."""
-    by_seeds = by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
+    by_seeds = group_by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
     if not by_seeds:
         return "no runs"
     if len(by_seeds) == 1:
@@ -378,7 +395,7 @@ def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
             else f"one seed ({own})"
         )
     told = [
-        f"{own} ({few(rows)})"
+        f"{own} ({join_few(rows)})"
         for own, rows in sorted(by_seeds.items(), key=lambda item: -len(item[1]))
     ]
     return f"mean and sample standard deviation over different seeds: {'; '.join(told)}"
@@ -393,19 +410,23 @@ def _record(
     published_std: float,
 ) -> dict[str, Any]:
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    rows = judged(group, select, every) or dict.fromkeys(group.used, pd.Series(dtype=float))
+    rows = judged_rows(group, select, every) or dict.fromkeys(
+        group.reported_runs, pd.Series(dtype=float)
+    )
     told = {
         "published": published,
         "published_seed_std": published_std,
-        "round": span([int(row["round"]) for row in rows.values() if len(row)]) or None,
+        "round": format_range([int(row["round"]) for row in rows.values() if len(row)]) or None,
         "seeds": len(rows),
         "seed_list": " ".join(str(run.seed) for run in rows),
         "status": group.status,
     }
-    record = row_of(group)
+    record = row_cells(group)
     for key in dict.fromkeys((*keys, "accuracy", "accuracy_pooled")):
         if key not in told and not key.startswith("difference"):
-            record |= summed_up(key, [run.value(key, row) for run, row in rows.items()])
+            record |= seed_statistics(
+                key, [run.metric_value(key, row) for run, row in rows.items()]
+            )
     return record | {
         **told,
         "difference": record["accuracy"] - published,
@@ -413,16 +434,20 @@ def _record(
     }
 
 
-def row_of(group: Group) -> dict[str, Any]:
+def row_cells(group: Group) -> dict[str, Any]:
     """Return the cells of ROW."""
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
 
 
 def _tuning(gathered: Iterable[Group]) -> str:
     """How long models were fine-tuned: `5 local epochs`."""
-    told = {run.get("eval.finetune_epochs") for group in gathered for run in group.used}
+    told = {
+        run.config_value("eval.finetune_epochs")
+        for group in gathered
+        for run in group.reported_runs
+    }
     epochs = {count for count in told if isinstance(count, int) and count > 0}
-    return f"{span(epochs)} local epoch{'s' if epochs != {1} else ''}"
+    return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''}"
 
 
 def _caption(gathered: list[Group], select: str, every: int) -> str:
@@ -436,8 +461,8 @@ def _caption(gathered: list[Group], select: str, every: int) -> str:
     alone = len({group.setting for group in gathered}) == 1
     seeds = {
         group.method if alone else group.title: [
-            run.seed for run in judged(group, select, every) or group.used
+            run.seed for run in judged_rows(group, select, every) or group.reported_runs
         ]
         for group in gathered
     }
-    return f"Test accuracy in percent at {which}; {over_which(seeds)}."
+    return f"Test accuracy in percent at {which}; {describe_seeds(seeds)}."

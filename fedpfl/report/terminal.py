@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from fedpfl.report.table import Column, Table
-from fedpfl.report.text import plain, wrapped
+from fedpfl.report.text import one_line, wrap_lines
 
 _GAP = 2
 
 
-def terminal(table: Table, width: int | None) -> str:
+def render_terminal(table: Table, width: int | None) -> str:
     """Return the table as text. width: of the window, in characters; None: as wide as needed."""
     filled, texts = _texts(table)
     heads = [f"{column.group}\n{column.heading}" for column in table.columns]
@@ -53,8 +53,8 @@ def terminal(table: Table, width: int | None) -> str:
         prose.append(
             f"Left out of {width} columns: {', '.join(names)}. A wider window shows them, and so does | less -S."
         )
-    for line in map(plain, prose):
-        out += wrapped(line, width)
+    for line in map(one_line, prose):
+        out += wrap_lines(line, width)
     out += (
         ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)]
         if table.commands
@@ -65,13 +65,13 @@ def terminal(table: Table, width: int | None) -> str:
 
 def _texts(table: Table) -> tuple[list[int], list[list[str]]]:
     """The places of the columns in which anything stands, and every cell's lines."""
-    filled, texts = table.texts("terminal", plain)
+    filled, texts = table.texts("terminal", one_line)
     marked = {at for at in filled if any(row[at].mark for row in table.rows)}
     for own, cells in zip(texts, table.rows, strict=True):
         for at, cell in enumerate(cells):
             if at in marked and not cell.mark and own[at]:
                 own[at] += " "  # keeps its digits below those of the marked
-            own[at] += f"\n{plain(cell.below)}" if cell.below else ""
+            own[at] += f"\n{one_line(cell.below)}" if cell.below else ""
     return filled, texts
 
 

@@ -29,21 +29,21 @@ _LATEX = {
 }
 
 
-def plain(text: Any) -> str:
+def one_line(text: Any) -> str:
     """Return the text on one line, control characters (terminal escapes, NUL, bidirectional marks)
     written out.
     """
     return escape_controls(_SPACES.sub(" ", str(text)))
 
 
-def clip(text: Any, most: int = 100) -> str:
+def clip_text(text: Any, most: int = 100) -> str:
     """Return `plain` text of at most so many characters, its middle left out where it is longer."""
-    text = plain(text)
+    text = one_line(text)
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
 
 
-def few(words: Iterable[str], between: str = ", ") -> str:
+def join_few(words: Iterable[str], between: str = ", ") -> str:
     """Join words; a sweep must not turn a note into a list of its values."""
     every = list(words)
     return (
@@ -53,36 +53,36 @@ def few(words: Iterable[str], between: str = ", ") -> str:
     )
 
 
-def span(numbers: Collection[int]) -> str:
+def format_range(numbers: Collection[int]) -> str:
     """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
     low, high = (min(numbers), max(numbers)) if numbers else ("", "")
     return str(low) if low == high else f"{low}–{high}"
 
 
-def wrapped(text: str, width: int | None = None) -> list[str]:
+def wrap_lines(text: str, width: int | None = None) -> list[str]:
     """Return prose as lines, by default of at most 120 characters; words stay whole."""
     return textwrap.wrap(text, width or 120, break_long_words=False, break_on_hyphens=False)
 
 
-def bare(name: str) -> str:
+def letters_and_digits(name: str) -> str:
     """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def markdown(text: Any) -> str:
+def escape_markdown(text: Any) -> str:
     """Return text as it is to be read in Markdown, in a table or not."""
-    text = re.sub(r"([\\|_`*\[\]])", r"\\\1", plain(text))
+    text = re.sub(r"([\\|_`*\[\]])", r"\\\1", one_line(text))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def latex(text: Any) -> str:
+def escape_latex(text: Any) -> str:
     """Return text as it is to be read in LaTeX."""
-    return "".join(_LATEX.get(letter, letter) for letter in plain(text))
+    return "".join(_LATEX.get(letter, letter) for letter in one_line(text))
 
 
-def html(text: Any) -> str:
+def escape_html(text: Any) -> str:
     """Return text as it is to be read in HTML."""
-    return escape(plain(text))
+    return escape(one_line(text))
 
 
 def csv_cell(value: Any) -> Any:
@@ -91,7 +91,7 @@ def csv_cell(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return None if isinstance(value, float) and math.isnan(value) else value
-    value = plain(value)
+    value = one_line(value)
     with contextlib.suppress(ValueError):
         if math.isfinite(float(value)):
             return value

@@ -6,7 +6,7 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import pluralize
-from fedpfl.record.columns import FEW
+from fedpfl.record.columns import ALMOST_NOBODY_SHARE
 
 PATIENCE = 3
 """Rounds before a run is said to train almost nobody; one empty round may be chance."""
@@ -38,12 +38,12 @@ def warn_if_few_train(run: Run, reached: int) -> str:
             f"nobody can train: each of {pluralize(clients, 'client')} has fewer than 2 training samples, so method={name} "
             "gets no accuracy; use fewer clients, or a larger partition.min_samples"
         )
-    if able <= FEW * clients:
+    if able <= ALMOST_NOBODY_SHARE * clients:
         return (
             f"almost nobody can train: {idle} of {pluralize(clients, 'client')} have fewer than 2 training samples; use "
             "fewer clients, or a larger partition.min_samples"
         )
-    if reached <= FEW * clients:
+    if reached <= ALMOST_NOBODY_SHARE * clients:
         rounds = pluralize(run.settings.rounds, "round")
         return (
             f"almost nobody will train: {reached} of {pluralize(clients, 'client')} are drawn in {rounds}; raise rounds or "
@@ -65,7 +65,7 @@ class Attendance:
         self._trained = find_trained_clients(state)
         self._planned = self._taken = self._late = self._lost = self._idle = self._rounds = 0
         able = run.federation.clients - run.federation.idle(run.local.batch_size)
-        self._has_warned = able <= FEW * run.federation.clients  # `foreseen` has
+        self._has_warned = able <= ALMOST_NOBODY_SHARE * run.federation.clients  # `foreseen` has
 
     @property
     def is_empty(self) -> bool:
@@ -99,7 +99,7 @@ class Attendance:
         made a step.
         """
         due = self._rounds >= PATIENCE or is_last
-        if self._has_warned or not due or self._taken > FEW * self._planned:
+        if self._has_warned or not due or self._taken > ALMOST_NOBODY_SHARE * self._planned:
             return []
         self._has_warned = True
         rounds = pluralize(self._rounds, "round")

@@ -70,7 +70,7 @@ class Rehearsed(NamedTuple):
             return str(self.found)
         if self.forecast is None:
             return "of unknown length, for a step could not be timed"
-        return console.expected(self.remaining, self.forecast)
+        return console.describe_expected_time(self.remaining, self.forecast)
 
     @property
     def seconds(self) -> float:
@@ -138,7 +138,7 @@ def _show_search(common: DictConfig, cache: Cache) -> None:
     rehearsed = rehearse(check_config(common), Path(common.hydra.sweep.dir, "(a trial)"), cache)
     print(*rehearsed.lines, sep="\n")
     trials = int(common.hydra.sweeper.trials)
-    total = console.duration(trials * rehearsed.seconds)
+    total = console.format_duration(trials * rehearsed.seconds)
     print(f"search      {pluralize(trials, 'trial')}, at most {total} one after another")
 
 
@@ -176,7 +176,7 @@ def _print_total(all_rehearsed: Sequence[Rehearsed], jobs: int) -> None:
     """Print what the runs of a sweep come to."""
     finished = sum(own.found.status == "finished" for own in all_rehearsed)
     done = f", {finished} of them finished" if finished else ""
-    seconds = console.duration(sum(own.seconds for own in all_rehearsed))
+    seconds = console.format_duration(sum(own.seconds for own in all_rehearsed))
     largest = max((own.needs.states for own in all_rehearsed), default=0)
     disk = sum(own.needs.checkpoint for own in all_rehearsed)
     print(f"sweep       {pluralize(jobs, 'run')}{done}: about {seconds} one after another")
@@ -246,11 +246,11 @@ def _look_into(path: Path, plan: Plan) -> Found:
     """Return what a run directory holds of the run. Raises FedpflError where that is another one."""
     if plan.settings.restart or not (path / "summary.json").is_file():
         return Found("new", 0)
-    from fedpfl.report.load import look  # pandas is slow to load
+    from fedpfl.report.load import inspect_directory  # pandas is slow to load
 
-    seen = look(path)
+    seen = inspect_directory(path)
     if seen.run and (seen.run.identity, seen.run.seed) != (plan.identity, plan.settings.seed):
         raise FedpflError(
             f"run directory {path} holds a different run; choose another with hydra.run.dir=..."
         )
-    return Found(seen.status, seen.run.reached if seen.run else 0)
+    return Found(seen.status, seen.run.rounds_done if seen.run else 0)

@@ -13,7 +13,7 @@ import torch
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.identity import identity, result_config
-from fedpfl.record.loggers import mirrors
+from fedpfl.record.loggers import make_loggers
 from fedpfl.runner.header import make_run_info
 from fedpfl.runner.library import Trained
 
@@ -66,7 +66,7 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     with files.explain_write_errors(run.path):
         held = lock.acquire_lock(run.path)
     try:
-        for mirror in mirrors(logger):
+        for mirror in make_loggers(logger):
             try:
                 mirror.on_begin(told)
                 mirror.on_end("interrupted" if run.status == "running" else run.status, summary)

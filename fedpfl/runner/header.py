@@ -22,7 +22,7 @@ from fedpfl.models import Net
 from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.forecast import Forecast, Schedule
-from fedpfl.record.logfile import add_to_log
+from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.runner.attendance import warn_if_few_train
 from fedpfl.runner.cost import count_submodel_costs
@@ -47,7 +47,7 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         ),
         **({"privacy": promise(run)} if run.account else {}),
         **({"caveat": run.origin.caveat} if run.origin.caveat else {}),
-        "environment": environment.describe(),
+        "environment": environment.describe_environment(),
     }
 
 
@@ -124,7 +124,7 @@ def format_header(
     once = f"; {tree.size(frozen):,} frozen ones, {format_mib(tree.nbytes(frozen))} MiB to send once, are not counted"
     return [
         *([f"name        {settings.name}"] if settings.name else []),
-        *([f"of a sweep  {console.label.get()}"] if console.label.get() else []),
+        *([f"of a sweep  {console.run_label.get()}"] if console.run_label.get() else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
         f"partition   {describe_choice(run.config['partition'])}",
@@ -178,7 +178,7 @@ def introduce_run(
         *warn_of_shortage(run, path, needs, held),
     )
     remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
-    time = console.expected(remaining, forecast) if forecast else ""
+    time = console.describe_expected_time(remaining, forecast) if forecast else ""
     lines = format_header(
         run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time
     )
@@ -206,12 +206,12 @@ def report_finished(directory: RunDirectory, quiet: bool) -> None:
     final = ", ".join(
         f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None
     )
-    final = final or console.result(directory.summary) or "no test samples"
+    final = final or console.describe_result(directory.summary) or "no test samples"
     line = f"already finished: {directory.path} ({final}); restart=true runs it again"
-    label = console.label.get()
+    label = console.run_label.get()
     if not (quiet or label):
         print(line, *directory.notes, sep="\n")
     for note in directory.notes if label else ():  # among many, who plays them says what has ended
         print(f"{label}: {note}", file=sys.stderr, flush=True)
     for note in directory.notes:
-        add_to_log(directory.path, note)
+        append_to_log(directory.path, note)

@@ -40,8 +40,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
-from fedpfl.record.rundir import saved
-from fedpfl.report.load import begun
+from fedpfl.record.rundir import read_checkpoint
+from fedpfl.report.load import read_started_run
 from fedpfl.runner import resume
 from fedpfl.runner.faults import Diverged, user_errors
 from fedpfl.runner.loop import Round
@@ -118,11 +118,11 @@ def sweep(
     failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
     events = ""  # when runs began, and how long they took
     for number, (path, (cfg, experiment, swept)) in enumerate(jobs.items(), 1):
-        before = console.label.set(name := _named(swept))
+        before = console.run_label.set(name := _named(swept))
         began = time.monotonic()
         events += f"{number} {began}\n"
         if progress:
-            told = console.begins(events, len(jobs), began, number)
+            told = console.describe_job_start(events, len(jobs), began, number)
             print(f"sweep: {told}  {name}", file=sys.stderr, flush=True)
         try:
             with contextlib.suppress(Diverged):  # its row says so
@@ -130,13 +130,15 @@ def sweep(
                     pass
             runs.append(found := _loaded(path, cfg))
             over = found.status == "finished"
-            rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
-            told = console.result(found.summary) if over else found.status
+            rows.append(
+                {**swept, "status": found.status, **(found._tables.last_evaluation if over else {})}
+            )
+            told = console.describe_result(found.summary) if over else found.status
         except FedpflError as error:
             failed.append(f"{name}: {error}")
             told = f"failed: {error}"
         finally:
-            console.label.reset(before)
+            console.run_label.reset(before)
         events += f"{number} {began} {time.monotonic() - began}\n"
         if progress:
             print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
@@ -278,7 +280,7 @@ class Trained(Models):
         plugins: Sequence[str | os.PathLike[str]] = (),
     ):
         self.path = path
-        self._tables = begun(path)
+        self._tables = read_started_run(path)
         self._device, self._data_dir, self._plugins = (
             device,
             data_dir,
@@ -286,7 +288,7 @@ class Trained(Models):
         )
 
     def __repr__(self) -> str:
-        done = f"{self._tables.reached} of {self._tables.planned} rounds"
+        done = f"{self._tables.rounds_done} of {self._tables.rounds_planned} rounds"
         last = self._tables.evaluations["accuracy"].dropna()
         accuracy = f", {last.iloc[-1]:.2f} %" if len(last) else ""
         return f"<{self._tables.method} on {self._tables.dataset}: {self.status}, {done}{accuracy}, {self.path}>"
@@ -370,7 +372,9 @@ class Trained(Models):
                 f"{file} is not there, and the models with it: the run kept none (checkpoint.keep=false), or has not "
                 "come to its first checkpoint; run it with checkpoint.keep=true restart=true"
             )
-        return resume.restore_state(self._run, saved(self.path, self._tables.summary), self.path)
+        return resume.restore_state(
+            self._run, read_checkpoint(self.path, self._tables.summary), self.path
+        )
 
 
 def _composed(

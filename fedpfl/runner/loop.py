@@ -15,7 +15,7 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.engine.evaluate import pooled
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.columns import columns
+from fedpfl.record.columns import round_columns
 from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
 from fedpfl.runner.evaluate import Evaluation, evaluate_clients
 from fedpfl.runner.faults import Diverged
@@ -79,7 +79,7 @@ def train_rounds(
     planned = islice(run.draw_cohorts(), state.round, None)
     kinds = {"common": run.eval.common, "system": run.clock, "privacy": run.account}
     asked = [*settings.metrics, *(kind for kind, there in kinds.items() if there)]
-    unmeasured = dict.fromkeys(columns(bool(federation.validation), bool(run.unseen), asked))
+    unmeasured = dict.fromkeys(round_columns(bool(federation.validation), bool(run.unseen), asked))
     cohort, told = _pick_next(run, state, planned), False
     attendance = Attendance(run, state)
     while cohort is not None:

@@ -28,7 +28,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.privacy import Secret
 from fedpfl.record import environment, rounds, rundir
 from fedpfl.record.columns import METRICS
-from fedpfl.record.rundir import Absent, RunDirectory
+from fedpfl.record.rundir import NullRunDirectory, RunDirectory
 from fedpfl.runner.loop import Round
 
 Begun = Callable[[engine.State], engine.State]
@@ -42,16 +42,18 @@ def open_directory(run: Run, path: Path) -> AbstractContextManager[Any]:
     code = digest_code(run)
     ranks.agree(configuration=name, data=run.fingerprint, code=code, torch=torch.__version__)
     if not ranks.leads():
-        return Absent(path)
+        return NullRunDirectory(path)
     return RunDirectory.open(path, text, name, run.fingerprint, code, run.settings.restart)
 
 
 def digest_code(run: Plan) -> dict[str, str]:
     """Return digests of the code that a run's numbers come from."""
-    return environment.source(type(run.method)) | plugins.digest_plugins(run.config["plugins"])
+    return environment.source_fingerprint(type(run.method)) | plugins.digest_plugins(
+        run.config["plugins"]
+    )
 
 
-def is_finished(directory: RunDirectory | Absent) -> bool:
+def is_finished(directory: RunDirectory | NullRunDirectory) -> bool:
     """Return whether the run is finished already."""
     return ranks.share(directory.status) == "finished"
 
@@ -211,7 +213,7 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
     if not settings.extend or not ranks.leads():
         return None
     place = Path(settings.extend).expanduser()
-    summary, state = rundir.ended(place)
+    summary, state = rundir.read_finished_run(place)
     done = state["round"]
     if run.local.decay == "cosine":
         raise FedpflError(
@@ -249,7 +251,7 @@ def _without_end(run: Run, done: int, texts: dict[str, str]) -> dict[str, Any]:
     """Return a shorter run's rows, and the best and last of them, but for what was judged for the
     end's sake alone.
     """
-    header, table = rounds.cells(texts["rounds.csv"])
+    header, table = rounds.parse_cells(texts["rounds.csv"])
     evaluated, tuned = done % run.eval.every == 0, done % (run.eval.finetune_every or 1) == 0
     for place, name in enumerate(header):
         metric = METRICS.get(name)
@@ -258,7 +260,7 @@ def _without_end(run: Run, done: int, texts: dict[str, str]) -> dict[str, Any]:
         extra = metric.tuned and not tuned
         if extra or ((metric.evaluated or name == "eval_seconds") and not evaluated):
             table[-1][place] = ""
-    text = "".join(map(rounds.line, (header, *table)))
-    rows = [row for row in rounds.read(text) if row["accuracy"] is not None]
+    text = "".join(map(rounds.format_row, (header, *table)))
+    rows = [row for row in rounds.read_rows(text) if row["accuracy"] is not None]
     best = max(rows, key=lambda row: row["accuracy"] or 0.0, default={})
     return {"best": best, "last": rows[-1] if rows else {}, "files": {**texts, "rounds.csv": text}}

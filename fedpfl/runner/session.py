@@ -81,7 +81,7 @@ def play_session(
             forecast = timing.forecast_run(run, progress.state) if timed else None
             about = directory, group, backend, progress.state, everyone.counts, needs
             info = header.introduce_run(run, *about, forecast=forecast)
-            heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
+            heard = loggers.start_callbacks(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(progress, heard):
             if search and replay_evaluations(path, watch, finished=False):
                 raise TrialPruned("given up")

@@ -26,9 +26,9 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from fedpfl.config.overrides import requote_word
 from fedpfl.config.plan import Plan, build_run
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.record.columns import VALIDATION as COLUMN
-from fedpfl.record.console import duration
-from fedpfl.record.rounds import read
+from fedpfl.record.columns import VALIDATION_ACCURACY as COLUMN
+from fedpfl.record.console import format_duration
+from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Search:
         try:
             from fedpfl.report import load  # pandas is slow to load
 
-            run = load.begun(path)
+            run = load.read_started_run(path)
             values = _validation([*run.rounds.to_dict("records")])
         except FedpflError as error:
             return f"has lost its run ({error})"
@@ -305,7 +305,7 @@ class Search:
                 )
                 value = end.lost if end.value is None else f"validation {end.value:.2f} %"
                 left = (self._trials - done) * spent / here
-                eta = f", ETA {duration(left)}" if done < self._trials else ""
+                eta = f", ETA {format_duration(left)}" if done < self._trials else ""
                 tell(f"trial {done}/{self._trials}{eta}  {' '.join(words)}: {value}")
         return self._found(states)
 
@@ -395,7 +395,7 @@ def read_trial_result(
     """
     path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
     if path.is_file() or not lost:  # it may have diverged in the first round
-        rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN))
+        rows = read_rows(path.read_text(encoding="utf-8"), only=("round", COLUMN))
     values = _validation(rows)
     if not lost and not values and _is_untrained(folder):
         lost = "untrained"
@@ -444,7 +444,7 @@ def require_origin(folder: Path, origin: TrialOrigin) -> None:
     """
     from fedpfl.report import reading  # pandas is slow to load
 
-    if fault := foreign(reading.summary(folder), origin):
+    if fault := foreign(reading.read_summary(folder), origin):
         raise FedpflError(
             f"{folder} {fault} than the search began with, so it cannot be compared; give the same command again, "
             "which searches anew, or remove that directory"
@@ -474,7 +474,11 @@ def replay_evaluations(folder: Path, give_up: ShouldPrune, finished: bool) -> bo
         finished: Whether the run is finished; nobody is asked after the last round.
     """
     path = folder / "rounds.csv"
-    rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN)) if path.is_file() else []
+    rows = (
+        read_rows(path.read_text(encoding="utf-8"), only=("round", COLUMN))
+        if path.is_file()
+        else []
+    )
     judged = rows[:-1] if finished else rows
     return any(give_up(int(row["round"] or 0), row) for row in judged)
 

@@ -17,9 +17,9 @@ from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.terminal import print_notice
 from fedpfl.report import load, reading
-from fedpfl.report.names import METHODS
-from fedpfl.report.table import Column, Table, over_seeds
-from fedpfl.report.tables import chosen_round
+from fedpfl.report.names import METHOD_TITLES
+from fedpfl.report.table import Column, Table, mean_and_std
+from fedpfl.report.tables import best_round
 from fedpfl.runner import resume, trials
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_search_space
@@ -93,7 +93,7 @@ def tune_methods(asked: TuningRequest, play: Callable[..., None]) -> Table:
     ]
     return Table.of(
         [
-            {**record, "method": METHODS.get(record["method"], record["method"])}
+            {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
             for record in records
         ],
         COLUMNS,
@@ -226,7 +226,7 @@ def _by_other_code(root: Path, words: Sequence[str], seeds: Sequence[int]) -> li
     outdated = []
     for seed, place in zip(seeds, find_run_directories(root, words, seeds), strict=True):
         if (place / "summary.json").is_file():
-            codes = reading.summary(place).get("code", [])
+            codes = reading.read_summary(place).get("code", [])
             outdated += [seed] if any(other != code for other in codes) else []
     return outdated
 
@@ -238,15 +238,15 @@ def _read_test_results(root: Path, words: Sequence[str], seeds: Sequence[int]) -
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
     diverged = 0
     for place in find_run_directories(root, words, seeds):
-        status = load.begun(place).status
+        status = load.read_started_run(place).status
         if status not in ("finished", "diverged"):
             raise FedpflError(f"{place}: {status}; the same command tries it again")
         lost = status == "diverged"
         diverged += lost
-        row = {} if lost else chosen_round(load.read(place).evaluations)
+        row = {} if lost else best_round(load.read_run(place).evaluations)
         for name in found:
             found[name].append(float(row.get(name, float("nan"))))
-    told = {name: over_seeds(values) for name, values in found.items()}
+    told = {name: mean_and_std(values) for name, values in found.items()}
     return {"seeds": len(seeds) - diverged} | {
         f"{name}{suffix}": value[at]
         for name, value in told.items()

@@ -28,7 +28,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.models import MODELS, Parts
 from fedpfl.record import console, rundir
-from fedpfl.record.columns import columns
+from fedpfl.record.columns import round_columns
 from fedpfl.report import __main__ as report
 from fedpfl.runner import loop
 from fedpfl.runner.faults import user_errors
@@ -772,7 +772,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0])[: 1 + len(columns())] == ["round", *columns()]
+    assert list(rows[0])[: 1 + len(round_columns())] == ["round", *round_columns()]
     assert [row["round"] for row in rows] == ["1", "2"]
     judged = (
         *("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before"),
@@ -1087,13 +1087,13 @@ def reported(folder: Path, root: str) -> str:
     ],
 )
 def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
-    assert console.progress(f"{events}\n", 4, now) == told
+    assert console.describe_sweep_progress(f"{events}\n", 4, now) == told
 
 
 def test_which_run_of_a_sweep_begins() -> None:
-    assert console.begins("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
+    assert console.describe_job_start("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
     assert (
-        console.begins("0 5\n0 5 60\n1 65\n", 4, 65, 2)
+        console.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
         == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
     )
 

@@ -378,7 +378,11 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
     checkpoint.
     """
     how = KILLS[moment].format(
-        *(("torch", "'save'", "torn") if rank == 0 else ("rundir.Absent", "'checkpoint'", "after"))
+        *(
+            ("torch", "'save'", "torn")
+            if rank == 0
+            else ("rundir.NullRunDirectory", "'checkpoint'", "after")
+        )
     )
     slow = "import time\nrundir.Absent.checkpoint = lambda *_: None\n"
     slow += (

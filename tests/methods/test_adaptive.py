@@ -18,7 +18,7 @@ from fedpfl.methods import Data, FedOBP, FedOBPAdaptive, Shard
 from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
-from fedpfl.report.load import begun
+from fedpfl.report.load import read_started_run
 from tests.command import TINY, composed, play, table
 from tests.conftest import (
     CPU,
@@ -280,13 +280,13 @@ def test_a_run_records_what_was_chosen(tmp_path):
         shares = [float(line[f"q_share/{q}"]) for q in (0.5, 0.999)]
         assert sum(shares) == 1
         assert float(line["q_mean"]) == pytest.approx(0.5 * shares[0] + 0.999 * shares[1])
-    assert begun(tmp_path).method == "FedOBP (adaptive q)"
+    assert read_started_run(tmp_path).method == "FedOBP (adaptive q)"
 
 
 def test_it_is_not_the_papers(tmp_path):
     method = {"name": "fedobp", "score": "obp", "norm": "global"}
     one, other = (
-        begun(write_run(tmp_path / str(place), {2: 90.0}, method={**method, "q": q}))
+        read_started_run(write_run(tmp_path / str(place), {2: 90.0}, method={**method, "q": q}))
         for place, q in enumerate((0.9, [0.5, 0.9]))
     )
     assert is_paper_fedobp(one)

@@ -15,8 +15,8 @@ from fedpfl import engine
 from fedpfl.engine import masks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.report.load import begun
-from fedpfl.report.run import Mask
+from fedpfl.report.load import read_started_run
+from fedpfl.report.run import MaskOverlap
 from tests.command import TINY, play, summary
 from tests.conftest import federate, rounds, tiny
 from tests.report.test_report import write_run
@@ -132,17 +132,19 @@ def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:
 
 def test_overlap_by_hand() -> None:
     """Of 10 entries one client holds 4, one 5, three of them both, and one nothing."""
-    mask = Mask(10, np.array([4, 3, 3, 0.0]), np.array([[4, 3, 0], [3, 5, 0], [0, 0, 0.0]]))
+    mask = MaskOverlap(10, np.array([4, 3, 3, 0.0]), np.array([[4, 3, 0], [3, 5, 0], [0, 0, 0.0]]))
     assert mask.overlaps().tolist() == [3 / 6, 0, 0]
     assert mask.overlaps(chance=True).tolist() == [2 / 7, 0, 0]  # 4 * 5 / 10 in common
-    empty = Mask(10, np.array([10, 0, 0.0]), np.zeros((2, 2)))
+    empty = MaskOverlap(10, np.array([10, 0, 0.0]), np.zeros((2, 2)))
     assert np.isnan(empty.overlaps()).all()
 
 
 def test_overlap_of_random_masks_is_what_chance_gives() -> None:
     held = torch.rand(8, 40_000, generator=torch.Generator().manual_seed(0)) < 0.3
     told = masks._told(held)
-    mask = Mask(told["entries"], np.array(told["held"], float), np.array(told["both"], float))
+    mask = MaskOverlap(
+        told["entries"], np.array(told["held"], float), np.array(told["both"], float)
+    )
     assert mask.overlaps() == pytest.approx(mask.overlaps(chance=True), abs=0.01)
 
 
@@ -153,10 +155,10 @@ WHOLE = {
 
 
 def test_masks_are_read(tmp_path: Path) -> None:
-    run = begun(write_run(tmp_path / "a", {2: 90.0}))
+    run = read_started_run(write_run(tmp_path / "a", {2: 90.0}))
     assert run.masks == {}
     (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
-    [(name, mask)] = begun(tmp_path / "a").masks.items()
+    [(name, mask)] = read_started_run(tmp_path / "a").masks.items()
     assert (name, mask.entries, mask.held.tolist(), mask.both.tolist()) == (
         "w",
         5,
@@ -194,7 +196,7 @@ def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path
     ):
         (folder / "masks.json").write_text(text)
         with pytest.raises(FedpflError, match=r"masks\.json") as told:
-            _ = begun(folder).masks
+            _ = read_started_run(folder).masks
         assert "\n" not in str(told.value)
 
 
@@ -203,6 +205,6 @@ def test_pairs_are_in_the_order_of_combinations() -> None:
     for place, (i, j) in enumerate(itertools.combinations(range(4), 2)):
         both[i, j] = both[j, i] = place / 2
     unions = [both[i, i] + both[j, j] - both[i, j] for i, j in itertools.combinations(range(4), 2)]
-    assert Mask(30, np.zeros(5), both).overlaps() == pytest.approx(
+    assert MaskOverlap(30, np.zeros(5), both).overlaps() == pytest.approx(
         [n / 2 / u for n, u in enumerate(unions)]
     )

@@ -11,7 +11,7 @@ import pytest
 
 from fedpfl.papers.fedobp.tables import published_beside, published_number
 from fedpfl.report import groups, runs
-from fedpfl.report.load import read
+from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
@@ -54,7 +54,7 @@ def test_published_value_and_difference(root: Path) -> None:
 def test_published_values_match_by_method_data_set_and_setting(
     tmp_path: Path, changes: dict[str, Any], value: str | None
 ) -> None:
-    (group,) = groups([read(write_run(tmp_path / "run", **changes))])
+    (group,) = groups([read_run(write_run(tmp_path / "run", **changes))])
     known = published_number(group.runs[0])
     assert (known is None) == (value is None)
     if known:

@@ -29,8 +29,8 @@ from fedpfl.papers.layout import Layout, Selection
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.load import begun
-from fedpfl.report.names import DATASETS
+from fedpfl.report.load import read_started_run
+from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.render import render
 from tests.conftest import keep_quick
 from tests.papers.test_experiments import composed, swept
@@ -381,7 +381,7 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
         own = resolve_config(composed(*(f"{key}={value}" for key, value in words.items())))
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
-        assert plan.fits(begun(path), i, j, alpha), words
+        assert plan.fits(read_started_run(path), i, j, alpha), words
 
 
 def read_rows(path: Path) -> list[tuple[str, ...]]:
@@ -404,7 +404,7 @@ def test_every_published_number_has_one_cell() -> None:
                     source,
                     metric,
                     published.bare(method),
-                    DATASETS.get(dataset, dataset),
+                    DATASET_TITLES.get(dataset, dataset),
                     setting,
                 )
                 value = next(printed)

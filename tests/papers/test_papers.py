@@ -18,7 +18,7 @@ from fedpfl.methods import METHODS
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
-from fedpfl.report.names import DATASETS
+from fedpfl.report.names import DATASET_TITLES
 from tests.conftest import ROOT, keep_quick
 from tests.papers.test_experiments import EXPERIMENTS, composed, swept
 
@@ -819,7 +819,7 @@ def test_q_is_that_of_the_public_files(name: str, files: str, kind: dict[str, An
     ]
     known = {(log.dataset, log.setting): log.q for log in fitting if log.method == "fedobp"}
     own = {
-        (DATASETS[key], f"Dir({alpha:g})"): q
+        (DATASET_TITLES[key], f"Dir({alpha:g})"): q
         for key, row in table.items()
         for alpha, q in row.items()
     }
@@ -831,7 +831,7 @@ def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
     """0.1 on CIFAR10, 0.3 on Fashion-MNIST at Dir(0.1), 0.5 else."""
     for dataset, alpha in itertools.product(("cifar10", "cifar100", "fmnist"), (0.1, 0.5)):
         job = ("experiment=fedobp/as_published", f"dataset={dataset}", f"partition.alpha={alpha}")
-        where = "tables", "fedobp", DATASETS[dataset], f"Dir({alpha})"
+        where = "tables", "fedobp", DATASET_TITLES[dataset], f"Dir({alpha})"
         [known] = [log.ema for log in logs.read_logs() if log[:4] == where]
         assert resolve_config(composed(*job))["method"]["ema"] == known
 

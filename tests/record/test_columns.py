@@ -13,12 +13,12 @@ from fedpfl.record.columns import (
     METRICS,
     SPLITS,
     STATISTICS,
-    VALIDATION,
-    column,
-    columns,
-    names,
+    VALIDATION_ACCURACY,
+    column_name,
+    column_names,
+    round_columns,
 )
-from fedpfl.report.table import number
+from fedpfl.report.table import format_number
 
 
 def test_the_statistics_are_those_that_the_engine_counts():
@@ -39,16 +39,16 @@ def test_the_file_has_them_in_the_order_that_runs_have_always_written():
     judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
     judged += tuple(f"ft_{name}" for name in judged)
     held, unseen = ([f"{prefix}{name}" for name in judged] for prefix in ("val_", "unseen_"))
-    assert columns() == (*first, *judged, *last)
-    assert columns(validation=True) == (*first, *judged, *held, *last)
-    assert columns(unseen=True) == (*first, *judged, *unseen, *last)
-    assert columns(validation=True, unseen=True) == (*first, *judged, *held, *unseen, *last)
+    assert round_columns() == (*first, *judged, *last)
+    assert round_columns(validation=True) == (*first, *judged, *held, *last)
+    assert round_columns(unseen=True) == (*first, *judged, *unseen, *last)
+    assert round_columns(validation=True, unseen=True) == (*first, *judged, *held, *unseen, *last)
 
 
 def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     common = ("common_accuracy", "server_accuracy")
-    told = columns(validation=True, unseen=True, asked=("ece", "f1", "common"))
-    assert {*told} - {*columns(True, True)} == {
+    told = round_columns(validation=True, unseen=True, asked=("ece", "f1", "common"))
+    assert {*told} - {*round_columns(True, True)} == {
         *(
             f"{split}{tuned}{name}"
             for split in SPLITS.values()
@@ -58,29 +58,29 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
         *common,
     }
     assert told[told.index("loss") :][:4] == ("loss", "f1", "ece", "ft_accuracy")
-    assert told[told.index("values_down") - 2 :][:2] == common == names("common")
-    assert columns(True, True, (*MEASURES, "common", "privacy", "system")) == tuple(METRICS)
+    assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
+    assert round_columns(True, True, (*MEASURES, "common", "privacy", "system")) == tuple(METRICS)
     assert (
-        columns(asked=["system"])
-        == (*columns(), *names("system"))
-        == (*columns(), "sim_seconds", "dropped", "late")
+        round_columns(asked=["system"])
+        == (*round_columns(), *column_names("system"))
+        == (*round_columns(), "sim_seconds", "dropped", "late")
     )
 
 
 def test_names_choose_by_split_and_by_fine_tuning():
     assert (
-        names("unseen", tuned=True)[0]
-        == column("accuracy", "unseen", tuned=True)
+        column_names("unseen", tuned=True)[0]
+        == column_name("accuracy", "unseen", tuned=True)
         == "unseen_ft_accuracy"
     )
     assert (
-        names("validation", tuned=False)[0]
-        == column("accuracy", "validation")
-        == VALIDATION
+        column_names("validation", tuned=False)[0]
+        == column_name("accuracy", "validation")
+        == VALIDATION_ACCURACY
         == "val_accuracy"
     )
-    assert names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
-    assert len(names("test")) == 2 * len(names("test", tuned=True)) == 18
+    assert column_names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
+    assert len(column_names("test")) == 2 * len(column_names("test", tuned=True)) == 18
 
 
 def test_every_label_is_one_metrics_and_says_what_it_is_about():
@@ -97,7 +97,7 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
         assert (metric.best == "min") == name.endswith(("loss", "ece"))
         assert (metric.best == "max") == (metric.unit == "%" and not name.endswith(("_std", "ece")))
         assert (
-            number(metric.kind, 12.345678) != number("unknown", 12.345678)
+            format_number(metric.kind, 12.345678) != format_number("unknown", 12.345678)
             or metric.kind == "number"
         )
 

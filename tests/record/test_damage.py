@@ -154,7 +154,7 @@ def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
     payload = {"round": 3, "w": torch.arange(6.0)}
     path = tmp_path / "state.pt"
     with path.open("wb") as file:
-        checkpoint.save(payload, file)
+        checkpoint.save_checkpoint(payload, file)
     bytes_, tried, refused = path.read_bytes(), 0, 0
     begin = bytes_.rindex(b"PK\x01\x02", 0, bytes_.rindex(b"/data/0"))  # the entry of the tensor
     end = bytes_.index(b"PK\x01\x02", begin + 1)
@@ -165,7 +165,7 @@ def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
             path.write_bytes(flipped)
             tried += 1
             try:
-                found = checkpoint.load(path)
+                found = checkpoint.load_checkpoint(path)
             except FedpflError:
                 refused += 1
                 continue
@@ -183,7 +183,7 @@ def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -
         bytes_[:place] + bytes([bytes_[place] ^ 1]) + bytes_[place + 1 :]
     )
     with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true"):
-        checkpoint.load(run / "state.pt")
+        checkpoint.load_checkpoint(run / "state.pt")
     rewrite_summary(run, status="running")
     assert f"{run}/state.pt is damaged; restart=true" in refusal(run, *RUN)
 
@@ -363,8 +363,8 @@ def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_
     with pytest.raises(FedpflError, match=re.escape(said)):
         fedpfl.load(run)
     with pytest.raises(FedpflError, match=re.escape(said)):
-        load.begun(run)
-    assert load.look(run).words == "broken"
+        load.read_started_run(run)
+    assert load.inspect_directory(run).status_text == "broken"
     assert snapshot(run) == before
     assert call(*RUN, format_override("hydra.run.dir", run), "restart=true", cwd=tmp_path).code == 0
     assert_ends_as(run, whole)
@@ -783,7 +783,7 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     first, second = summary(run)["code"]
     assert first == before
     assert first["method"] != second["method"]
-    assert first["fedpfl"] == second["fedpfl"] == environment.describe()["fedpfl"]
+    assert first["fedpfl"] == second["fedpfl"] == environment.describe_environment()["fedpfl"]
     assert CHANGED in play(run, *RUN)  # it is of two codes for good
 
 
@@ -827,12 +827,12 @@ def test_code_that_left_no_checkpoint_took_no_part(
 def test_what_a_methods_code_is(
     method: str, file: str, takes_part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, real = environment.source(METHODS[method]), environment._code
+    before, real = environment.source_fingerprint(METHODS[method]), environment._code
     changed = f"fedpfl/{file}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
     monkeypatch.setattr(
         environment, "_code", lambda module: real(module) + b"#" * (module == changed)
     )
-    assert (environment.source(METHODS[method]) != before) == takes_part
+    assert (environment.source_fingerprint(METHODS[method]) != before) == takes_part
 
 
 # From the beginning

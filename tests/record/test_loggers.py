@@ -20,8 +20,8 @@ from fedpfl import export
 from fedpfl.ground import lock
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.loggers import mirrors, opened
-from fedpfl.record.picture import partition_picture
+from fedpfl.record.loggers import make_loggers, start_callbacks
+from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY, call, format_override, rewrite_summary
 from tests.record import test_wandb
@@ -225,7 +225,7 @@ def play(
 ) -> str:
     """Log rounds as a run does; returns run.log."""
     run = info(path, start_round=start, facts={"cohort": 2, "identity": "abc-seed1"})
-    with opened(logger, run, quiet=True) as callbacks:
+    with start_callbacks(logger, run, quiet=True) as callbacks:
         for number in numbers:
             callbacks.on_round(done(row(number)))
         callbacks.on_end(status, summary)
@@ -242,7 +242,7 @@ def written(path: Path, *numbers: int) -> None:
 @needs_tensorboard
 def test_event_files_hold_everything(tmp_path):
     (tmp_path / "run").mkdir()
-    partition_picture(np.array([[1, 2], [3, 0]]), tmp_path / "run/partition.png", "two clients")
+    draw_partition(np.array([[1, 2], [3, 0]]), tmp_path / "run/partition.png", "two clients")
     log = play(
         {"tensorboard": {}}, tmp_path / "run", hours=0.5, last={"accuracy": 54.0}, error=None
     )
@@ -283,7 +283,7 @@ def test_a_resumed_run_has_every_round_once_in_tensorboard(tmp_path):
 
 def test_mlflow_holds_everything(tmp_path, mlflow):
     (tmp_path / "run").mkdir()
-    partition_picture(np.eye(2), tmp_path / "run/partition.png", "two clients")
+    draw_partition(np.eye(2), tmp_path / "run/partition.png", "two clients")
     log = play({"mlflow": {}}, tmp_path / "run", hours=0.5, cohort_before=-1.0, error="x" * 7000)
     assert "left out" not in log
     client = mlflow()
@@ -344,7 +344,7 @@ def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
     run = info(
         path, config={f"key{number}": number for number in range(150)} | {"name": "", "none": None}
     )
-    with opened({"mlflow": {}}, run, quiet=True) as callbacks:
+    with start_callbacks({"mlflow": {}}, run, quiet=True) as callbacks:
         callbacks.on_round(done({**wide, "accuracy": math.nan}))
         callbacks.on_end("finished", {})
     client = mlflow()
@@ -361,7 +361,7 @@ def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
 @pytest.mark.parametrize("name", [pytest.param("tensorboard", marks=needs_tensorboard), "mlflow"])
 def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkeypatch):
     logger = {"mlflow": {}, **({"tensorboard": {}} if name == "tensorboard" else {})}
-    other = mirrors(logger)[-1]
+    other = make_loggers(logger)[-1]
     sent = type(other)._send
 
     def failing(self, row, values):
@@ -403,7 +403,7 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
 )
 def test_bad_options_are_one_line(logger, message):
     with pytest.raises(FedpflError) as error:
-        mirrors(logger)
+        make_loggers(logger)
     assert str(error.value).startswith(message)
 
 
@@ -413,19 +413,19 @@ def test_without_the_package(name, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, name, None)
         with pytest.raises(FedpflError, match=message):
-            mirrors({name: {}})
+            make_loggers({name: {}})
     (tmp_path / name).mkdir()  # which Python would take for one
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(FedpflError, match=message):
-        mirrors({name: {}})
+        make_loggers({name: {}})
 
 
 def test_files_alone_need_nothing():
     assert (
-        mirrors({"csv": {}})
-        == mirrors({"name": "none"})
-        == mirrors({"name": "none", "csv": {}})
+        make_loggers({"csv": {}})
+        == make_loggers({"name": "none"})
+        == make_loggers({"name": "none", "csv": {}})
         == []
     )
 

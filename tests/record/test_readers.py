@@ -255,14 +255,14 @@ def test_a_summary_of_a_run_on_other_data_is_named(ran: dict[str, Ran], tmp_path
 
 def test_what_is_written_is_noted_before(tmp_path: Path) -> None:
     """A kill in between leaves rows that are all known."""
-    add, rows = digests.Notes.add, []
+    add, rows = digests.DigestNotes.add, []
 
-    def killed(self: digests.Notes, name: str, digest: Any) -> None:
+    def killed(self: digests.DigestNotes, name: str, digest: Any) -> None:
         rows.append(name == "rounds.csv")
         if sum(rows) == 3:
             raise KeyboardInterrupt
         add(self, name, digest)
 
-    with mock.patch.object(digests.Notes, "add", killed), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(digests.DigestNotes, "add", killed), pytest.raises(KeyboardInterrupt):
         play(tmp_path / "run", *TINY, "rounds=3", "model=mlp", "model.hidden=[8]")
     assert len(fedpfl.load(tmp_path / "run").rounds) == 2

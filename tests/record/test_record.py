@@ -24,10 +24,10 @@ import fedpfl
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
-from fedpfl.record.console import Console, label
-from fedpfl.record.environment import describe
+from fedpfl.record.console import Console, run_label
+from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
-from fedpfl.record.picture import partition_picture
+from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
@@ -530,7 +530,7 @@ def test_picture_of_any_size(tmp_path, clients, classes):
     counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * (
         np.arange(classes) % 3 == 0
     )
-    partition_picture(counts, tmp_path / "p.png", "Dir(0.1)")
+    draw_partition(counts, tmp_path / "p.png", "Dir(0.1)")
     pixels = image.imread(tmp_path / "p.png")
     height, width = pixels.shape[:2]
     assert 400 < height < 2000
@@ -543,7 +543,7 @@ def test_picture_of_any_size(tmp_path, clients, classes):
 def test_environment_is_plain_and_names_no_host():
     import platform
 
-    told = describe()
+    told = describe_environment()
     text = json.dumps(told)
     assert told["fedpfl"] == fedpfl.__version__
     assert told["torch"] == torch.__version__
@@ -685,13 +685,13 @@ def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkey
     stream, clock = io.StringIO(), Clock()
     runs = {own: Console(stream=stream, clock=clock) for own in ("seed=1", "seed=2")}
     for own, run in runs.items():
-        before = label.set(own)
+        before = run_label.set(own)
         run.on_begin(
             info(
                 tmp_path, rounds=36, notes=("slow: use another",), start_round=int(own == "seed=2")
             )
         )
-        label.reset(before)
+        run_label.reset(before)
     for number in range(2, 37):
         clock.now += 4.0
         for run in runs.values():
@@ -863,12 +863,12 @@ def test_an_interrupt_while_ending_still_ends_the_others():
 
 
 def test_opened_callbacks_write_the_log(tmp_path, capsys):
-    with loggers.opened({"name": "none"}, info(tmp_path)) as callbacks:
+    with loggers.start_callbacks({"name": "none"}, info(tmp_path)) as callbacks:
         callbacks.on_round(done(row(1, 50.0)))
         callbacks.on_end("finished", {})
     assert "round 1/20" in capsys.readouterr().err
     assert "round 1/20" in (tmp_path / "run.log").read_text()
-    with loggers.opened({"name": "none"}, info(tmp_path), quiet=True):
+    with loggers.start_callbacks({"name": "none"}, info(tmp_path), quiet=True):
         pass
     assert capsys.readouterr() == ("", "")
 

@@ -21,27 +21,27 @@ VALUES = {
 
 
 def test_numbers_read_back_bit_for_bit():
-    text = rounds.line(VALUES) + rounds.line(VALUES.values())
-    (row,) = rounds.read(text)
+    text = rounds.format_row(VALUES) + rounds.format_row(VALUES.values())
+    (row,) = rounds.read_rows(text)
     assert row == VALUES | {"numpy": float(np.float32(0.1)), "torch": 7}
     assert [type(row[name]) for name in ("whole", "third", "torch")] == [int, float, int]
-    (row,) = rounds.read(rounds.line(["x"]) + rounds.line([math.nan]))
+    (row,) = rounds.read_rows(rounds.format_row(["x"]) + rounds.format_row([math.nan]))
     assert math.isnan(row["x"])
 
 
 def test_the_line_that_is_being_written_does_not_count():
     text = "round,accuracy\n1,50.0\n2,60.0\n"
     assert (
-        rounds.read(text)
-        == rounds.read(text + "3,7")
+        rounds.read_rows(text)
+        == rounds.read_rows(text + "3,7")
         == [{"round": 1, "accuracy": 50.0}, {"round": 2, "accuracy": 60.0}]
     )
-    assert rounds.read(text[:-1]) == [{"round": 1, "accuracy": 50.0}]
-    assert rounds.read("round,accuracy\n") == []
+    assert rounds.read_rows(text[:-1]) == [{"round": 1, "accuracy": 50.0}]
+    assert rounds.read_rows("round,accuracy\n") == []
 
 
 def test_only_the_columns_asked_for_are_looked_at():
-    assert rounds.read("round,accuracy,note\n1,50.0,strange\n", only=("round", "absent")) == [
+    assert rounds.read_rows("round,accuracy,note\n1,50.0,strange\n", only=("round", "absent")) == [
         {"round": 1}
     ]
 
@@ -60,4 +60,4 @@ def test_only_the_columns_asked_for_are_looked_at():
 )
 def test_what_is_no_table_of_numbers_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        rounds.read(text)
+        rounds.read_rows(text)

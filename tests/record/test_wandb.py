@@ -20,12 +20,18 @@ from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import Callbacks, RunInfo
-from fedpfl.record.loggers import mirrors, opened
-from fedpfl.record.mirror import run_id
+from fedpfl.record.loggers import make_loggers, start_callbacks
+from fedpfl.record.mirror import service_run_id
 from fedpfl.record.overview import Overview
-from fedpfl.record.picture import partition_picture
+from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
-from fedpfl.record.wandb_logger import CLOUD, Options, WandbLogger, choose_mode, logged_in
+from fedpfl.record.wandb_logger import (
+    CLOUD_HOSTS,
+    WandbLogger,
+    WandbOptions,
+    choose_mode,
+    is_logged_in,
+)
 from tests.command import TINY, call
 
 wandb = pytest.importorskip("wandb")
@@ -170,8 +176,8 @@ def offline_sweep(folder: Path, *arguments: str) -> list[Path]:
 def test_an_offline_run_holds_everything(tmp_path):
     notes: list[str] = []
     run = info(tmp_path / "run")
-    partition_picture(np.array([[1, 2], [3, 0]]), run.path / "partition.png", "two clients")
-    mirror = WandbLogger(Options(tags=("mine",)), notes.append)
+    draw_partition(np.array([[1, 2], [3, 0]]), run.path / "partition.png", "two clients")
+    mirror = WandbLogger(WandbOptions(tags=("mine",)), notes.append)
     mirror.on_begin(run)
     for number in range(1, 5):
         mirror.on_round(done(row(number)))
@@ -184,7 +190,7 @@ def test_an_offline_run_holds_everything(tmp_path):
     found = finished_records(run.path)
     (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     assert (begun.project, begun.run_group, begun.job_type) == ("fedpfl", "table3", "fedobp")
-    assert (begun.display_name, begun.run_id) == (run.name, run_id(run))
+    assert (begun.display_name, begun.run_id) == (run.name, service_run_id(run))
     assert list(begun.tags) == ["digits", "dirichlet", "mine"]
     config = items(begun.config.update)
     assert {key: config[key] for key in run.config} == run.config
@@ -224,10 +230,10 @@ def test_two_runs_in_one_process_stay_apart(tmp_path):
     first, second = info(tmp_path / "a"), info(tmp_path / "b", seed=2)
     with (
         pytest.raises(ZeroDivisionError),
-        opened({"name": "wandb"}, first, quiet=True) as callbacks,
+        start_callbacks({"name": "wandb"}, first, quiet=True) as callbacks,
     ):
         callbacks.on_round(done({**row(1), "cohort_before": 1 / 0}))
-    with opened({"name": "wandb"}, second, quiet=True) as callbacks:
+    with start_callbacks({"name": "wandb"}, second, quiet=True) as callbacks:
         callbacks.on_round(done(row(1)))
         callbacks.on_round(done(row(2)))
         callbacks.on_end("finished", {})
@@ -237,7 +243,7 @@ def test_two_runs_in_one_process_stay_apart(tmp_path):
         len([entry for entry in history(found) if "round" in entry]) for found in (one, two)
     ] == [0, 2]
     assert (exit_codes(one), exit_codes(two)) == ([1], [0])
-    assert run_id(first) != run_id(second)
+    assert service_run_id(first) != service_run_id(second)
     assert "W&B offline; upload with: wandb sync" in (first.path / "run.log").read_text()
 
 
@@ -247,12 +253,12 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
     """
     fresh, resumed = info(tmp_path / "run"), info(tmp_path / "run", start_round=2)
     with RunDirectory.open(fresh.path, "", "abc") as directory:
-        partition_picture(np.eye(2), fresh.path / "partition.png", "two clients")
+        draw_partition(np.eye(2), fresh.path / "partition.png", "two clients")
         directory.row({**row(1), "ft_accuracy": 1 / 3})
         directory.row(row(2))
         directory.row(row(3))  # behind the checkpoint
     for run, numbers in ((fresh, (1, 2, 3)), (resumed, (3, 4))):
-        options = Options(dir=str(tmp_path / f"files{run.start_round}"))
+        options = WandbOptions(dir=str(tmp_path / f"files{run.start_round}"))
         mirror = WandbLogger(options, lambda text: None)
         mirror.on_begin(run)
         for number in numbers:
@@ -262,7 +268,7 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
     ids = [
         {record.run.run_id for record in found if record.run.run_id} for found in (before, after)
     ]
-    assert ids == [{run_id(fresh)}] * 2
+    assert ids == [{service_run_id(fresh)}] * 2
     rows = [entry for entry in history(after) if "cohort_before" in entry]
     assert [entry["round"] for entry in rows] == [entry["_step"] for entry in rows] == [1, 2, 3, 4]
     assert [entry["cohort_before"] for entry in rows] == [number / 3 for number in range(1, 5)]
@@ -305,7 +311,7 @@ def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, mon
         notes: list[str] = []
         picture = tmp_path / "run" / "partition.png"  # sent already, unless the server has nothing
         picture.touch() if server.step else picture.unlink()
-        mirror = WandbLogger(Options(), notes.append)
+        mirror = WandbLogger(WandbOptions(), notes.append)
         mirror.on_begin(info(tmp_path / "run", start_round=3, rounds=6))
         for number in (4, 5, 6):
             mirror.on_round(done(row(number)))
@@ -330,7 +336,7 @@ def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, m
         "error": None,
         "environment": {"commit": "f00", "gpu": None},
     }
-    mirror = WandbLogger(Options(), lambda text: None)
+    mirror = WandbLogger(WandbOptions(), lambda text: None)
     mirror.on_begin(info(tmp_path / "run", start_round=2, rounds=3, facts=facts))
     assert server.summary == {
         **{
@@ -362,7 +368,7 @@ def test_tags_are_as_short_as_wandb_wants_them(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     server = Server()
     monkeypatch.setattr(wandb, "init", server.init)
-    WandbLogger(Options(tags=("mine",)), lambda text: None).on_begin(
+    WandbLogger(WandbOptions(tags=("mine",)), lambda text: None).on_begin(
         info(tmp_path / "run", tags=("x" * 70, "digits"))
     )
     assert server.settings["tags"] == ["x" * 64, "digits", "mine"]
@@ -485,7 +491,7 @@ def test_a_sweep_mirrors_its_run_directories(tmp_path):
 
 def test_disabled_writes_nothing(tmp_path):
     run = info(tmp_path / "run")
-    with Callbacks([WandbLogger(Options(mode="disabled"), pytest.fail)]) as callbacks:
+    with Callbacks([WandbLogger(WandbOptions(mode="disabled"), pytest.fail)]) as callbacks:
         callbacks.on_begin(run)
         callbacks.on_round(done(row(2)))
         callbacks.on_end("finished", {"hours": 1})
@@ -495,10 +501,10 @@ def test_disabled_writes_nothing(tmp_path):
 def test_auto_goes_offline_where_the_server_cannot_be_reached(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
-    monkeypatch.setattr(wandb_logger, "PATIENCE", 1.0)
+    monkeypatch.setattr(wandb_logger, "TIMEOUT_SECONDS", 1.0)
     notes: list[str] = []
     run = info(tmp_path / "run")
-    mirror = WandbLogger(Options(), notes.append)
+    mirror = WandbLogger(WandbOptions(), notes.append)
     mirror.on_begin(run)
     mirror.on_round(done(row(1)))
     mirror.on_end("finished", {})
@@ -514,7 +520,7 @@ def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(wandb, "init", init)
-    with opened(
+    with start_callbacks(
         {"name": "wandb", "mode": "online"}, info(tmp_path / "other"), quiet=True
     ) as callbacks:
         callbacks.on_round(done(row(1)))
@@ -535,7 +541,7 @@ def test_the_run_is_finished_even_if_its_summary_fails(tmp_path):
         def finish(self, exit_code):
             self.codes.append(exit_code)
 
-    mirror = WandbLogger(Options(), pytest.fail)
+    mirror = WandbLogger(WandbOptions(), pytest.fail)
     mirror._run = broken = Broken()
     with pytest.raises(OSError, match="disk full"):
         mirror.on_end("finished", {})
@@ -544,10 +550,10 @@ def test_the_run_is_finished_even_if_its_summary_fails(tmp_path):
 
 
 def test_mode_follows_the_login(monkeypatch, tmp_path):
-    assert not logged_in()
+    assert not is_logged_in()
     assert choose_mode("auto") == "offline"
     (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    assert logged_in()
+    assert is_logged_in()
     assert choose_mode("auto") == "online"
     assert choose_mode("offline") == "offline"
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -559,29 +565,29 @@ def test_mode_follows_the_login(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_BASE_URL", "https://example.org")
     assert choose_mode("auto") == "online"
     (tmp_path / "netrc").write_text("machine")
-    assert not logged_in()
+    assert not is_logged_in()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    assert logged_in()
+    assert is_logged_in()
 
 
 def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
-    assert urlsplit(wandb.Settings().base_url).netloc in CLOUD
-    for host in CLOUD:
+    assert urlsplit(wandb.Settings().base_url).netloc in CLOUD_HOSTS
+    for host in CLOUD_HOSTS:
         (tmp_path / "netrc").write_text(f"machine {host} login user password {KEY}\n")
-        assert logged_in()
+        assert is_logged_in()
     (tmp_path / "netrc").write_text(f"machine wandb.example.org:8080 login user password {KEY}\n")
-    assert not logged_in()
+    assert not is_logged_in()
     settings = tmp_path / "wandb-config" / "settings"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(
         "[default]\nbase_url = http://wandb.example.org:8080\n"
     )  # by `wandb login --host`
-    assert logged_in()
+    assert is_logged_in()
     monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai")
-    assert not logged_in()
+    assert not is_logged_in()
     monkeypatch.delenv("WANDB_BASE_URL")
     settings.write_text("base_url")
-    assert not logged_in()
+    assert not is_logged_in()
 
 
 @pytest.mark.parametrize(
@@ -600,7 +606,7 @@ def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
 )
 def test_bad_options_are_one_line(change, message):
     with pytest.raises(FedpflError) as error:
-        mirrors({"name": "wandb", **change})
+        make_loggers({"name": "wandb", **change})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
@@ -610,17 +616,19 @@ def test_without_the_package(monkeypatch):
     with pytest.raises(
         FedpflError, match="logger=wandb needs the package wandb: pip install wandb"
     ):
-        mirrors({"name": "wandb"})
+        make_loggers({"name": "wandb"})
 
 
 def test_the_shipped_config_is_the_default():
     yaml = pytest.importorskip("yaml")
     folder = Path(__file__).parents[2] / "conf" / "logger"
-    assert build_dataclass(Options, {"tags": ["x" * 64]}, "logger").tags == ("x" * 64,)
+    assert build_dataclass(WandbOptions, {"tags": ["x" * 64]}, "logger").tags == ("x" * 64,)
     assert (
         build_dataclass(
-            Options, without_name(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger"
+            WandbOptions,
+            without_name(yaml.safe_load((folder / "wandb.yaml").read_text())),
+            "logger",
         )
-        == Options()
+        == WandbOptions()
     )
-    mirrors(yaml.safe_load((folder / "none.yaml").read_text()))
+    make_loggers(yaml.safe_load((folder / "none.yaml").read_text()))

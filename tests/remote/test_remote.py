@@ -259,7 +259,7 @@ def test_a_node_comes_back_with_its_states(tmp_path):
     assert_same(own, judgement)
     kept = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")}
     assert kept == {f"client{client}/round{number}.pt" for client in (0, 2, 3) for number in (2, 3)}
-    shown = checkpoint.load(tmp_path / "client3" / "round3.pt")["row"]
+    shown = checkpoint.load_checkpoint(tmp_path / "client3" / "round3.pt")["row"]
     assert tree.specs(shown) == tree.specs(state.rows.initial)
     assert_same(shown["client"], tree.take(state.clients, 3))
 

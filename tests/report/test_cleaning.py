@@ -321,7 +321,7 @@ def test_a_killed_clean_is_finished_by_the_next(
 
 
 def test_a_runs_files_are_known() -> None:
-    assert {*rundir._REPLACED, digests.NOTES, "run.log", "run.lock"} == set(cleaning.FILES)
+    assert {*rundir._REPLACED, digests.NOTES_FILE, "run.log", "run.lock"} == set(cleaning.RUN_FILES)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -400,15 +400,15 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
     )
     try:
         until = time.monotonic() + 100
-        while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith(
-            "running "
-        ):
+        while not (path / "rounds.csv").exists() or not (
+            found := load.inspect_directory(path)
+        ).status_text.startswith("running "):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.1)
-        assert found.words.endswith("/100000")
+        assert found.status_text.endswith("/100000")
         age(path, HOUR)  # however long its rounds take
-        assert load.look(path).status == "running"
+        assert load.inspect_directory(path).status == "running"
         assert clean(tmp_path, "--yes", *ALL) == 0
         assert process.poll() is None
         assert json.loads((path / "summary.json").read_text())["status"] == "running"
@@ -417,7 +417,7 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
         process.communicate()
     capsys.readouterr()
     age(path, 0)  # it may not have written since
-    assert load.look(path).status == "interrupted"
+    assert load.inspect_directory(path).status == "interrupted"
     assert clean(tmp_path, "--yes", *ALL) == 0
     assert re.search(
         rf"left {path}, [a-z]+( \d+/\d+)?: written a moment ago", capsys.readouterr().err

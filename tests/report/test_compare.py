@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.report.__main__ import main
-from fedpfl.report.compare import Measure, compare, paired_test, sides
+from fedpfl.report.compare import PairedMetric, compare_groups, find_sides, paired_test
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 from tests.report.test_report import PNG, amend, write_run
@@ -30,7 +30,7 @@ def seeds(folder: Path, accuracies: dict[int, float], **changes: Any) -> Path:
 
 
 def between(a: Path, b: Path, **options: Any) -> list[Table]:
-    return compare(*sides([a, b]), **options)
+    return compare_groups(*find_sides([a, b]), **options)
 
 
 def rows(compared: list[Table], section: str) -> list[dict[str, Any]]:
@@ -247,7 +247,10 @@ some = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max
 @given(some)
 def test_b_beside_a_is_a_beside_b_mirrored(pairs: list[tuple[float, float]]) -> None:
     a, b = dict(enumerate(one for one, _ in pairs)), dict(enumerate(other for _, other in pairs))
-    there, back = Measure("accuracy", "", a, b).record(), Measure("accuracy", "", b, a).record()
+    there, back = (
+        PairedMetric("accuracy", "", a, b).record(),
+        PairedMetric("accuracy", "", b, a).record(),
+    )
     assert there["difference"] == -back["difference"]
     assert there["paired"] == pytest.approx(there["difference"], abs=1e-9)  # all seeds are in both
     assert there["paired"] == -back["paired"]
@@ -453,7 +456,7 @@ def test_other_tasks_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "a/seed0"])
 def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path], name: str) -> None:
-    group, _ = sides([ab[0].parent / name, ab[1]])
+    group, _ = find_sides([ab[0].parent / name, ab[1]])
     assert [run.seed for run in group.runs] == ([0, 1, 2] if name == "a" else [0])
 
 

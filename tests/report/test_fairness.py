@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.__main__ import main
-from fedpfl.report.fairness import fairness_table, harm
-from fedpfl.report.html import write
+from fedpfl.report.fairness import fairness_table, measure_harm
+from fedpfl.report.html import write_pages
 from fedpfl.report.load import runs
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
@@ -199,7 +199,7 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=40))
 def test_harm_agrees_with_a_loop(changes: list[int]) -> None:
     lost = [-change for change in changes if change < 0]
-    found = harm(pd.Series(changes, dtype=float))
+    found = measure_harm(pd.Series(changes, dtype=float))
     assert found.harmed == pytest.approx(100 * len(lost) / len(changes))
     assert found.loss == pytest.approx(sum(lost) / len(lost)) if lost else math.isnan(found.loss)
     least = sorted(changes)[: max(1, len(changes) // 10)]
@@ -232,7 +232,7 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_page(root: Path) -> None:
-    page = Page(write([root], root / "report")[0])
+    page = Page(write_pages([root], root / "report")[0])
     (dots,) = page.traces("fairness", "FedPer", "FedAvg+FT")
     clients = [*zip(dots["text"], dots["x"], dots["y"], strict=True)]
     assert clients[:2] == [("client 5, seed 0", 10, 10), ("client 6, seed 0", 20, 20)]
@@ -248,4 +248,4 @@ def test_the_page(root: Path) -> None:
     assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
     (root / "fedavg/seed0/clients.csv").unlink()
     (root / "local/seed0/clients.csv").unlink()
-    assert "fairness" not in Page(write([root], root / "report")[0]).cells
+    assert "fairness" not in Page(write_pages([root], root / "report")[0]).cells

@@ -13,7 +13,7 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import runs
 from fedpfl.report.__main__ import COMMANDS, main
-from fedpfl.report.filters import choose, is_filter
+from fedpfl.report.filters import apply_filters, is_filter
 from tests.report.test_listing import HOUR, age
 from tests.report.test_report import write_run
 
@@ -64,7 +64,7 @@ NAMED = [{"method": name} for name in ("FedAvg", "FedOBP", "LG-FedAvg")]
     ],
 )
 def test_what_is_let_through(filters: str, kept: str) -> None:
-    found = choose(CONFIGS, filters.split(), NAMED)
+    found = apply_filters(CONFIGS, filters.split(), NAMED)
     assert "".join(str(place) for place, own in enumerate(found) if own) == kept
 
 
@@ -90,12 +90,12 @@ def test_what_is_let_through(filters: str, kept: str) -> None:
 )
 def test_what_no_run_is(filters: str, message: str) -> None:
     with pytest.raises(FedpflError) as refused:
-        choose(CONFIGS, filters.split(), NAMED)
+        apply_filters(CONFIGS, filters.split(), NAMED)
     assert str(refused.value) == message
 
 
 def test_nothing_is_nothing() -> None:
-    assert choose([], ["method=fedavg"], []) == []
+    assert apply_filters([], ["method=fedavg"], []) == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import yaml
 
 from fedpfl.record.columns import METRICS
 from fedpfl.report.__main__ import main
-from fedpfl.report.html import experiments, plotly_name, write
+from fedpfl.report.html import find_experiments, plotly_file_name, write_pages
 from fedpfl.report.page.data import POINTS
 from fedpfl.report.page.drawing import DOTS
 from tests.report.test_report import config, write_run
@@ -188,7 +188,7 @@ def silent(line: str) -> None:
 
 
 def page_of(root: Path) -> Page:
-    (path,) = write([root], root / "report", warn=silent)
+    (path,) = write_pages([root], root / "report", warn=silent)
     return Page(path)
 
 
@@ -196,10 +196,13 @@ def test_the_command_writes_one_page_beside_the_script(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["html", str(root)]) == 0
-    assert sorted(path.name for path in (root / "report").iterdir()) == ["a.html", plotly_name()]
+    assert sorted(path.name for path in (root / "report").iterdir()) == [
+        "a.html",
+        plotly_file_name(),
+    ]
     assert capsys.readouterr().err == f"wrote {root / 'report' / 'a.html'}\n"
-    assert ("script", {"src": plotly_name()}) in Page(root / "report" / "a.html").elements
-    assert "plotly.js" in (root / "report" / plotly_name()).read_text(encoding="utf-8")[:99]
+    assert ("script", {"src": plotly_file_name()}) in Page(root / "report" / "a.html").elements
+    assert "plotly.js" in (root / "report" / plotly_file_name()).read_text(encoding="utf-8")[:99]
     assert main(["html", str(root), "--out", str(root / "elsewhere")]) == 0
     # Only the links know where the page lies, and it lies as deep.
     assert (root / "elsewhere" / "a.html").read_bytes() == (root / "report" / "a.html").read_bytes()
@@ -256,7 +259,7 @@ def test_accuracy_table_marks_best_and_second_of_the_finished(root: Path) -> Non
     assert page.row("accuracy", "FedPer")[1] == "99.00"
     assert "<b>99.00</b>" not in page.source, "a run that is not finished does not compete"
     assert "Test accuracy in percent at the last evaluation" in page.text
-    best = Page(write([root], root / "report", "best-checkpoint", 1, warn=silent)[0])
+    best = Page(write_pages([root], root / "report", "best-checkpoint", 1, warn=silent)[0])
     assert best.row("accuracy", "FedOBP")[1] == "96.00(0.00)"
     assert "chosen on test data" in best.text
 
@@ -310,7 +313,7 @@ def test_cost_adds_up(root: Path) -> None:
 
 def test_clients_of_all_seeds_together(root: Path) -> None:
     write_clients(root / "a" / "fedavg" / "k2" / "seed0", [float("nan"), 80.0, 60.0])
-    (path,) = write([root], root / "report", warn=silent)
+    (path,) = write_pages([root], root / "report", warn=silent)
     page = Page(path)
     box, crosses, means = page.traces("clients", "FedOBP", "before fine-tuning")
     # Seed 0: 50, 55, ..., 95; seed 1: one more each; the worst of ten is one client: 50 and 51.
@@ -386,7 +389,7 @@ def test_everybodys_models_on_everybodys_samples(root: Path) -> None:
         "model of client",
     )
     (folder / "seed0" / "common.csv").write_text("client,on_1,on_5\n1,90.0,10.0\n4,20.0,\n")
-    (path,) = write([root], root / "report", warn=silent)
+    (path,) = write_pages([root], root / "report", warn=silent)
     assert "common.csv is not of the same clients across and down" in Page(path).text
     assert Page(path).data["charts"]["common"] == []
 
@@ -468,7 +471,7 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
     broken.mkdir(parents=True)
     (broken / "config.yaml").write_text("a: b\n")
     write_run(base / "other" / "m" / "k" / "seed0")
-    written = write([base], base / "report", warn=lambda _: None)
+    written = write_pages([base], base / "report", warn=lambda _: None)
     assert sorted(path.name[:1] for path in written) == ["i", "o", "x"]
     for path in written:
         page = Page(path)
@@ -491,13 +494,13 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
 
 def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
     write_run(root / "b" / "fedavg" / "k" / "seed3", seed=3)
-    for path in write([root], root / "report", warn=silent):
+    for path in write_pages([root], root / "report", warn=silent):
         page = Page(path)
         for tag, attrs in page.elements:
             assert tag not in (
                 *("link", "img", "iframe", "object", "embed", "video", "audio", "base", "form"),
             )
-            assert attrs.get("src", plotly_name()) == plotly_name()
+            assert attrs.get("src", plotly_file_name()) == plotly_file_name()
             assert re.match(r"\.|#", attrs.get("href") or "#")
         for word in (
             *("http://", "https://", "fetch(", "import(", "@import", "url(", "innerHTML", "eval("),
@@ -561,7 +564,7 @@ def test_several_experiments_and_an_index(root: Path) -> None:
     (root / "c" / "fedavg" / "k" / "seed0").mkdir(parents=True)
     (root / "c" / "fedavg" / "k" / "seed0" / "config.yaml").write_text("x: [")
     lines: list[str] = []
-    written = write([root], root / "report", warn=lines.append)
+    written = write_pages([root], root / "report", warn=lines.append)
     assert [path.name for path in written] == ["a.html", "b.html", "index-2.html", "index.html"]
     assert len(lines) == 1
     page = Page(written[-1])
@@ -578,16 +581,16 @@ def test_several_experiments_and_an_index(root: Path) -> None:
 
 def test_where_experiments_begin(root: Path, tmp_path: Path) -> None:
     for below in ("", "a", "a/fedobp", "a/fedobp/k1/seed1"):
-        (one,) = experiments([root / below], silent)
+        (one,) = find_experiments([root / below], silent)
         assert (one.name, len(one.runs)) == ("a", len(list((root / below).rglob("rounds.csv"))))
     for seed, name in enumerate(("one", "two", "deep/three", "deep/four")):
         write_run(tmp_path / "flat" / name, seed=seed)
-    assert {experiment.name for experiment in experiments([tmp_path / "flat"], silent)} == {
+    assert {experiment.name for experiment in find_experiments([tmp_path / "flat"], silent)} == {
         "flat",
         "deep",
     }
     shutil.copytree(root / "a", tmp_path / "other" / "A")
-    found = experiments([root, root / "a", tmp_path / "other"], silent)
+    found = find_experiments([root, root / "a", tmp_path / "other"], silent)
     assert [(experiment.name, len(experiment.runs)) for experiment in found] == [
         ("a", 4),
         ("A-2", 4),
@@ -613,7 +616,7 @@ def test_a_hundred_runs_are_small_and_fast(tmp_path: Path) -> None:
         method = {"name": "fedobp", "q": number / 100, "norm": "global", "score": "obp"}
         write_long(tmp_path / "x" / "fedobp" / f"k{number}" / "seed0", 400, method, 0, layers=8)
     start = time.process_time()
-    (path,) = write([tmp_path], tmp_path / "report", warn=silent)
+    (path,) = write_pages([tmp_path], tmp_path / "report", warn=silent)
     assert time.process_time() - start < 20  # about 5 s; the bound leaves room for a slow machine
     assert path.stat().st_size < 8e6
 
@@ -681,7 +684,7 @@ def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
     }
     for seed in (0, 1):
         write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed=seed, layers=3, **changes)
-    (page,) = write([root], root / "report", warn=silent)
+    (page,) = write_pages([root], root / "report", warn=silent)
     return page, tmp_path / "browser"
 
 

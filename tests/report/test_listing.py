@@ -60,7 +60,7 @@ def names(found: list[Entry]) -> list[str]:
 
 
 def look(*roots: Path) -> list[Entry]:
-    return listing.entries(map(load.look, load.directories(*roots)))
+    return listing.list_entries(map(load.inspect_directory, load.find_run_directories(*roots)))
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) 
 def test_without_a_lock_the_age_decides(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
     assert lock.is_held_by_process(run) is None
-    assert load.look(run).words == "running 3/4"
-    assert load.look(age(run, HOUR)).words == "interrupted 3/4"
+    assert load.inspect_directory(run).status_text == "running 3/4"
+    assert load.inspect_directory(age(run, HOUR)).status_text == "interrupted 3/4"
 
 
 def test_long_rounds_are_waited_for(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
     (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("3,2.0,", "3,1500.0,"))
-    assert load.look(age(run, HOUR)).status == "running"  # three rounds are 75 minutes
-    assert load.look(age(run, 1.3 * HOUR)).status == "interrupted"
+    assert load.inspect_directory(age(run, HOUR)).status == "running"  # three rounds are 75 minutes
+    assert load.inspect_directory(age(run, 1.3 * HOUR)).status == "interrupted"
 
 
 def test_the_lock_decides_at_once(tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     try:
         age(run, 9 * HOUR)
         assert lock.is_held_by_process(run) is True
-        assert load.look(run).status == "running"
+        assert load.inspect_directory(run).status == "running"
     finally:
         holder.kill()
         holder.communicate()
     assert lock.is_held_by_process(run) is False
-    assert load.look(run).status == "interrupted"
+    assert load.inspect_directory(run).status == "interrupted"
 
 
 def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
     run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
     held = lock.acquire_lock(run)
     try:
-        assert load.look(run).status == "running"
+        assert load.inspect_directory(run).status == "running"
         code = (
             "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         )
@@ -135,14 +135,14 @@ def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
         assert b"BlockingIOError" in other.stderr
     finally:
         lock.release_lock(held, run.resolve())
-    assert load.look(run).status == "interrupted"
+    assert load.inspect_directory(run).status == "interrupted"
 
 
 def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
     holder = hold(tmp_path)
-    assert load.look(tmp_path).status == "running"
+    assert load.inspect_directory(tmp_path).status == "running"
     holder.communicate("")
-    found = load.look(tmp_path)
+    found = load.inspect_directory(tmp_path)
     assert (found.status, found.reason) == (
         "broken",
         "no summary.json; the run never started or is half written",
@@ -152,14 +152,14 @@ def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["failed", "diverged"])
 def test_the_reason_is_told(tmp_path: Path, status: str) -> None:
     run = amend(write_run(tmp_path / "run", status=status, reached=2), error="OSError: no\nroom")
-    found = load.look(run)
-    assert (found.words, found.reason) == (f"{status} 2/4", "OSError: no room")
+    found = load.inspect_directory(run)
+    assert (found.status_text, found.reason) == (f"{status} 2/4", "OSError: no room")
 
 
 def test_a_run_without_rounds_is_not_broken(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="failed")
     (run / "rounds.csv").unlink()
-    assert load.look(run).words == "failed 0/4"
+    assert load.inspect_directory(run).status_text == "failed 0/4"
 
 
 @pytest.mark.parametrize("message", BROKEN)
@@ -176,7 +176,7 @@ def test_broken_directories_are_listed_with_the_reason(tmp_path: Path, message: 
 
 
 def test_an_unknown_status_is_broken(tmp_path: Path) -> None:
-    found = load.look(write_run(tmp_path / "run", status="sleeping"))
+    found = load.inspect_directory(write_run(tmp_path / "run", status="sleeping"))
     assert (found.status, found.reason) == (
         "broken",
         "summary.json holds an unknown status, 'sleeping'",
@@ -212,7 +212,7 @@ def test_what_a_line_says(tmp_path: Path) -> None:
     assert time.time() - time.mktime(
         time.strptime(changed[:19], "%Y-%m-%dT%H:%M:%S")
     ) == pytest.approx(7260, abs=20)
-    shown = listing.table([found])
+    shown = listing.entries_table([found])
     assert [
         cell.text(column) for cell, column in zip(shown.rows[0], shown.columns, strict=True)
     ] == [
@@ -252,7 +252,7 @@ def several(tmp_path: Path) -> Path:
 
 
 def test_the_order_is_that_of_tables(several: Path) -> None:
-    found = listing.ordered(look(several))
+    found = listing.sort_entries(look(several))
     assert names(found) == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
     assert [entry.record["label"] or "" for entry in found] == [
         *("FedAvg", "FedAvg", "FedOBP (norm=global)", "FedOBP (norm=layer)", "FedAvg", "")
@@ -269,7 +269,7 @@ def test_the_order_is_that_of_tables(several: Path) -> None:
     ],
 )
 def test_sorted(several: Path, key: str, order: list[str]) -> None:
-    assert names(listing.ordered(look(several), key)) == order
+    assert names(listing.sort_entries(look(several), key)) == order
 
 
 KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
@@ -297,7 +297,7 @@ def test_sorting_loses_nothing_and_puts_the_unknown_last(
     ]
     mixed = every[:]
     chance.shuffle(mixed)
-    found = listing.ordered(mixed, key, reverse)
+    found = listing.sort_entries(mixed, key, reverse)
     assert sorted(entry.order for entry in found) == list(range(len(every)))
     values = [entry.value(key) for entry in found]
     known = [one for one in values if one is not None]
@@ -357,7 +357,7 @@ def test_no_runs_at_all(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_csv_has_a_line_for_each(several: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(render(listing.table(look(several)), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render(listing.entries_table(look(several)), "csv"))))
     assert len(rows) == 6
     assert (rows[1]["accuracy"], rows[1]["bits"]) == ("87.0", "51200.0")
     assert (rows[0]["accuracy"], rows[-1]["method"]) == ("", "")
@@ -380,7 +380,7 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("width", [60, 80, 110, 130])
 def test_a_window_is_not_exceeded(several: Path, width: int) -> None:
-    text = render(listing.table(look(several)), "terminal", width)
+    text = render(listing.entries_table(look(several)), "terminal", width)
     lines = [line for line in text.splitlines() if several.name not in line]  # a path may be longer
     assert max(map(len, lines)) <= width
     for name in ("avg0", "avg1", "obp", "layer", "mnist", "broken"):

@@ -11,14 +11,17 @@ from fedpfl.report import names
 
 
 def test_every_method_and_data_set_has_a_title():
-    assert set(names.METHODS) == set(METHODS)
-    assert set(names.DATASETS) == set(datasets.SETS) - {"npz"}  # named after its file
-    assert (names.METHODS["lg_fedavg"], names.DATASETS["cifar10_c"]) == ("LG-FedAvg", "CIFAR10-C")
+    assert set(names.METHOD_TITLES) == set(METHODS)
+    assert set(names.DATASET_TITLES) == set(datasets.SETS) - {"npz"}  # named after its file
+    assert (names.METHOD_TITLES["lg_fedavg"], names.DATASET_TITLES["cifar10_c"]) == (
+        "LG-FedAvg",
+        "CIFAR10-C",
+    )
 
 
 def test_methods_stand_in_the_order_of_the_tables():
-    assert list(names.METHODS)[:3] == ["local_only", "fedavg", "fedavgm"]
-    assert list(names.METHODS)[-1] == "fedobp"
+    assert list(names.METHOD_TITLES)[:3] == ["local_only", "fedavg", "fedavgm"]
+    assert list(names.METHOD_TITLES)[-1] == "fedobp"
 
 
 def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypatch):
@@ -26,7 +29,7 @@ def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypat
         text = f"name: {name}\n" + (f"title: {name.capitalize()}\n" if name != "untitled" else "")
         (tmp_path / f"{name}.yaml").write_text(text)
     monkeypatch.setattr(names, "_CONF", tmp_path.parent)
-    titles = names.titles(tmp_path.name, "zoo gone late")
+    titles = names.read_titles(tmp_path.name, "zoo gone late")
     assert list(titles.items()) == [("zoo", "Zoo"), ("ant", "Ant"), ("late", "Late")]
     assert titles.get("untitled", "plain") == "plain"
 

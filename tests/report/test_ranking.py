@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import runs
-from fedpfl.report.ranking import cliques, complete, diagram, holm, rank_tables, ranked
+from fedpfl.report.ranking import (
+    draw_rank_diagram,
+    drop_gaps,
+    find_cliques,
+    holm_correction,
+    rank_methods,
+    rank_tables,
+)
 from tests.report.test_report import PNG, write_run
 
 DEMSAR = pd.DataFrame(
@@ -57,7 +64,7 @@ def plain_ranks(row: list[float]) -> list[float]:
 
 
 def test_demsars_example() -> None:
-    found = ranked(DEMSAR)
+    found = rank_methods(DEMSAR)
     means = found.places.mean()
     assert [*means.index] == ["C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5"]
     assert [round(mean, 3) for mean in means] == [1.964, 2.000, 2.893, 3.143]
@@ -71,7 +78,7 @@ def test_demsars_example() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=2, max_size=8))
 def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
-    found = ranked(pd.DataFrame(table, columns=["a", "b", "c"], dtype=float))
+    found = rank_methods(pd.DataFrame(table, columns=["a", "b", "c"], dtype=float))
     ranks = [plain_ranks(row) for row in table]
     assert found.places[["a", "b", "c"]].to_numpy().tolist() == ranks
     assert found.places.mean().is_monotonic_increasing
@@ -102,7 +109,7 @@ def exact_p(changes: list[float]) -> float:
 def test_pairs_by_all_signs() -> None:
     base = [50.0, 60, 70, 40, 55, 65, 45]
     gains = {"b": [1.0, 2, 3, -4, 5, 6, 7], "c": [1.0, 2, 3, 4, 5, 6, 7.5]}
-    found = ranked(
+    found = rank_methods(
         pd.DataFrame(
             {"a": base}
             | {name: [x + y for x, y in zip(base, own, strict=True)] for name, own in gains.items()}
@@ -124,7 +131,7 @@ def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> 
     frame = pd.DataFrame(
         {"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base}
     )
-    told = {frozenset((row.a, row.b)): row for row in ranked(frame).pairs.itertuples()}
+    told = {frozenset((row.a, row.b)): row for row in rank_methods(frame).pairs.itertuples()}
     pair = told[frozenset("ab")]
     assert {(pair.a, pair.a_better), (pair.b, pair.b_better)} == {("a", 4), ("b", 3)}
     assert pair.p == pytest.approx(exact_p([y for y in gains if y]))
@@ -132,10 +139,10 @@ def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> 
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.4]) == pytest.approx([0.8, 0.8])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    found = holm([math.nan, 0.02, 0.01])  # the pair that was not tested counts
+    assert holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_correction([0.5, 0.4]) == pytest.approx([0.8, 0.8])
+    assert holm_correction([0.5, 0.9]) == [1.0, 1.0]
+    found = holm_correction([math.nan, 0.02, 0.01])  # the pair that was not tested counts
     assert found[1:] == pytest.approx([0.04, 0.03])
     assert math.isnan(found[0])
 
@@ -152,21 +159,21 @@ def test_holm_by_hand() -> None:
     ],
 )
 def test_bars_join_what_is_not_told_apart(differ: list[str], bars: list[tuple[int, int]]) -> None:
-    found = ranked(pd.DataFrame([[4.0, 3, 2, 1]] * 3, columns=[*"abcd"]))
+    found = rank_methods(pd.DataFrame([[4.0, 3, 2, 1]] * 3, columns=[*"abcd"]))
     values = [0.049 if row.a + row.b in differ else 0.05 for row in found.pairs.itertuples()]
-    assert cliques(found._replace(pairs=found.pairs.assign(p_holm=values))) == bars
-    assert cliques(found) == [(0, 3)], "three blocks tell nothing apart"
+    assert find_cliques(found._replace(pairs=found.pairs.assign(p_holm=values))) == bars
+    assert find_cliques(found) == [(0, 3)], "three blocks tell nothing apart"
 
 
 def test_what_has_the_most_gaps_goes_first() -> None:
     full = {"a": 1.0, "b": 2.0, "c": 3.0}
-    kept, told = complete({"x": full | {"d": 4.0}, "y": full, "z": full, "w": {"a": 1.0}})
+    kept, told = drop_gaps({"x": full | {"d": 4.0}, "y": full, "z": full, "w": {"a": 1.0}})
     assert kept.to_dict("index") == {"x": full, "y": full, "z": full}
     assert told == [
         "Left out, as runs are missing: the methods d.",
         "Left out, as runs are missing: the blocks w.",
     ]
-    kept, told = complete({"x": full, "y": full, "z": {"a": 1.0, "b": 2.0}})
+    kept, told = drop_gaps({"x": full, "y": full, "z": {"a": 1.0, "b": 2.0}})
     assert [*kept.index] == ["x", "y"], "of equal gaps the block goes"
 
 
@@ -247,7 +254,7 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
     with pytest.raises(FedpflError, match="three methods"):
-        ranked(DEMSAR.iloc[:1])
+        rank_methods(DEMSAR.iloc[:1])
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,5 +284,5 @@ def test_the_diagram_of_many_methods(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {f"$method_{k}": [90.0 - k - 0.1 * k * place for place in range(9)] for k in range(12)}
     )
-    (target,) = diagram(ranked(frame), tmp_path / "ranks.png")
+    (target,) = draw_rank_diagram(rank_methods(frame), tmp_path / "ranks.png")
     assert target.read_bytes().startswith(PNG)

@@ -25,7 +25,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.record import digests
 from fedpfl.report import figures, groups, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.load import read
+from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
 
@@ -62,7 +62,7 @@ def amend(folder: Path, **fields: Any) -> Path:
     """Change a summary as if the run had written it."""
     path = folder / "summary.json"
     told = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps(told | {"digest": digests.of_summary(told)}))
+    path.write_text(json.dumps(told | {"digest": digests.summary_digest(told)}))
     return folder
 
 
@@ -142,7 +142,7 @@ def test_runs_are_read(root: Path) -> None:
     ]
     run = found[2]
     assert (run.dataset, run.partition, run.method) == ("FMNIST", "Dir(0.1)", "FedOBP (q=0.99993)")
-    assert (run.seed, run.status, run.cohort, run.planned) == (1, "finished", 10, 4)
+    assert (run.seed, run.status, run.cohort, run.rounds_planned) == (1, "finished", 10, 4)
     assert list(run.evaluations["round"]) == [2, 4]
     assert run.clients["train"].tolist() == [30]
 
@@ -171,7 +171,7 @@ def test_other_folders_are_no_runs(root: Path) -> None:
     ],
 )
 def test_partition_labels(tmp_path: Path, partition: dict[str, Any], label: str) -> None:
-    assert read(write_run(tmp_path / "run", partition=partition)).partition == label
+    assert read_run(write_run(tmp_path / "run", partition=partition)).partition == label
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_partition_labels(tmp_path: Path, partition: dict[str, Any], label: str)
 def test_method_labels(tmp_path: Path, values: dict[str, Any], label: str) -> None:
     # The group is composed for every method; only the value in `method` counts.
     assert (
-        read(
+        read_run(
             write_run(tmp_path / "run", method=values, quantile={"q": "paper", "table": {}})
         ).method
         == label
@@ -206,7 +206,7 @@ def test_method_labels(tmp_path: Path, values: dict[str, Any], label: str) -> No
     ],
 )
 def test_data_set_labels(tmp_path: Path, values: dict[str, Any], label: str) -> None:
-    assert read(write_run(tmp_path / "run", dataset=values)).dataset == label
+    assert read_run(write_run(tmp_path / "run", dataset=values)).dataset == label
 
 
 def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
@@ -371,14 +371,14 @@ def test_broken_directories_are_reported_in_one_line_and_skipped(root: Path, mes
 def test_a_half_written_last_line_is_left_out(root: Path) -> None:
     path = root / "a/fedavg/k2/seed0/rounds.csv"
     path.write_text(path.read_text() + "5,1.0,99.9")
-    assert read(path.parent).rounds["round"].tolist() == [1, 2, 3, 4]
+    assert read_run(path.parent).rounds["round"].tolist() == [1, 2, 3, 4]
 
 
 def test_a_round_written_twice_counts_as_last_written(root: Path) -> None:
     path = root / "a/fedavg/k2/seed0/rounds.csv"
     last = path.read_text().splitlines()[-1]
     path.write_text(path.read_text() + last.replace("87.0", "88.0") + "\n")
-    rounds = read(path.parent).rounds
+    rounds = read_run(path.parent).rounds
     assert rounds["round"].tolist() == [1, 2, 3, 4]
     assert rounds["accuracy"].iloc[-1] == 88.0
 
@@ -477,7 +477,7 @@ def test_curves_of_any_metric_over_what_was_spent(
         drawn.append((path.name, ax, note))
         return []
 
-    monkeypatch.setattr(figures, "panels", panels)
+    monkeypatch.setattr(figures, "draw_panels", panels)
     for over, label, at in (
         ("round", "round", [2, 4]),
         (

@@ -16,10 +16,10 @@ from fedpfl.papers.subflot.tables import measure_domain
 from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.html import write
-from fedpfl.report.load import read
+from fedpfl.report.html import write_pages
+from fedpfl.report.load import read_run
 from fedpfl.report.render import render
-from fedpfl.report.tables import accuracy_table, chosen_round
+from fedpfl.report.tables import accuracy_table, best_round
 from tests.report.test_compare import between, clients_of, final, notes
 from tests.report.test_html import Page, write_clients
 from tests.report.test_report import row_of, write_run
@@ -63,10 +63,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_round_is_chosen_by_validation_accuracy() -> None:
     rows = pd.DataFrame({"round": [1, 2, 3, 4], "val_accuracy": [1.0, None, 9.0, 9.0]})
-    assert chosen_round(rows)["round"] == 3
-    assert chosen_round(rows[rows["round"] == 2]).empty
-    assert chosen_round(rows[["round"]]).empty
-    assert chosen_round(rows[rows["round"] > 4]).empty
+    assert best_round(rows)["round"] == 3
+    assert best_round(rows[rows["round"] == 2]).empty
+    assert best_round(rows[["round"]]).empty
+    assert best_round(rows[rows["round"] > 4]).empty
 
 
 def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
@@ -230,11 +230,13 @@ def write_split(
 
 
 def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
-    run = read(write_split(write_run(tmp_path / "run"), [50.0, 60.0, 70.0, float("nan")], {1, 3}))
-    assert run.participating["client"].tolist() == [0, 2]
+    run = read_run(
+        write_split(write_run(tmp_path / "run"), [50.0, 60.0, 70.0, float("nan")], {1, 3})
+    )
+    assert run.participating_clients["client"].tolist() == [0, 2]
     assert len(run.clients) == 4
     write_split(run.path, [50.0, 60.0, 70.0, 80.0])
-    assert len(read(run.path).participating) == 4
+    assert len(read_run(run.path).participating_clients) == 4
     write_split(run.path, [50.0, 60.0], {0}).joinpath("clients.csv").write_text(
         "client,unseen\n0,\n1,0\n"
     )
@@ -242,13 +244,13 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
         FedpflError,
         match=r"clients\.csv does not say of every client whether it is unseen, by 0 or 1",
     ):
-        _ = read(run.path).participating
+        _ = read_run(run.path).participating_clients
 
 
 def test_the_page_shows_newcomers_apart(root: Path) -> None:
     for seed in (0, 1):
         write_split(root / f"fedavg{seed}", [50.0, 60.0, 70.0, float("nan")], {1, 3})
-    (path,) = write([root], root / "report", "validation", warn=lambda _: None)
+    (path,) = write_pages([root], root / "report", "validation", warn=lambda _: None)
     page = Page(path)
     box = page.traces("clients", "FedAvg")[0]
     assert box["text"] == [
@@ -277,7 +279,7 @@ def test_the_index_says_how_rounds_were_chosen(root: Path) -> None:
         "validation": "by validation accuracy.",
         "best-checkpoint": "on test data",
     }.items():
-        page = Page(write([root], root / "report", select, warn=lambda _: None)[-1])
+        page = Page(write_pages([root], root / "report", select, warn=lambda _: None)[-1])
         assert page.text.count(f"Rounds were chosen {words}") == 1
         assert (page.row("experiments", "other")[-1] == "") == (select == "validation")
 
@@ -324,7 +326,7 @@ def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
 
 
 def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
-    run = read(
+    run = read_run(
         write_split(
             write_run(tmp_path / "run"),
             [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0],

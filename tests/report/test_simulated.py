@@ -10,8 +10,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.figures import accuracy_figure
-from fedpfl.report.html import write
-from fedpfl.report.page.data import totals
+from fedpfl.report.html import write_pages
+from fedpfl.report.page.data import spent_by_round
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_html import Page
 from tests.report.test_report import write_run
@@ -45,9 +45,9 @@ def test_tables_tell_simulated_hours_and_those_to_a_target(root: Path) -> None:
 
 def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (group,) = groups(runs(root / "fedavg"))
-    assert totals(group)["simulated"].tolist() == [0.5, 0.5, 1.0, 2.0]
+    assert spent_by_round(group)["simulated"].tolist() == [0.5, 0.5, 1.0, 2.0]
     assert accuracy_figure(runs(root), root / "figure", along="simulated")
-    (path,) = write([root], root / "report", warn=print)
+    (path,) = write_pages([root], root / "report", warn=print)
     (line,) = Page(path).traces(
         "curves", "FedPer", "mean test accuracy over clients (%)", "simulated hours"
     )
@@ -59,5 +59,5 @@ def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixtu
         capsys.readouterr().err
         == "fedpfl: no run here tells simulated hours; choose another --over\n"
     )
-    (path,) = write([root / "without"], root / "without" / "report", warn=print)
+    (path,) = write_pages([root / "without"], root / "without" / "report", warn=print)
     assert "simulated hours" not in path.read_text()

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.render import FORMATS, as_html, render
-from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.text import clip, csv_cell, plain
+from fedpfl.report.render import FORMATS, render, render_html
+from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
+from fedpfl.report.text import clip_text, csv_cell, one_line
 
 EVIL = "a|b_c*d<i>&$x%\\{\x1b[31m\n`=1"
 
@@ -94,7 +94,7 @@ def made(name: str = "FedAvg", **changes: object) -> Table:
     ],
 )  # fmt: skip
 def test_numbers(kind: str, value: float, text: str) -> None:
-    assert number(kind, value) == text
+    assert format_number(kind, value) == text
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,20 @@ def test_numbers(kind: str, value: float, text: str) -> None:
 )
 def test_best_and_second(values: list[float], finished: str, marks: str) -> None:
     cells = [Cell(value) for value in values]
-    mark(cells, [state == "f" for state in finished])
+    mark_best(cells, [state == "f" for state in finished])
     assert [cell.mark for cell in cells] == [
         {"b": "best", "s": "second", " ": ""}[letter] for letter in marks
     ]
 
 
 def test_means_over_seeds() -> None:
-    assert over_seeds([94.0, 96.0]) == (95.0, pytest.approx(2**0.5))
-    assert over_seeds([94.0])[0] == 94.0
+    assert mean_and_std([94.0, 96.0]) == (95.0, pytest.approx(2**0.5))
+    assert mean_and_std([94.0])[0] == 94.0
     assert all(
-        map(math.isnan, (over_seeds([94.0])[1], *over_seeds([]), *over_seeds([94.0, math.nan])))
+        map(
+            math.isnan,
+            (mean_and_std([94.0])[1], *mean_and_std([]), *mean_and_std([94.0, math.nan])),
+        )
     )
 
 
@@ -335,7 +338,7 @@ class Cells(HTMLParser):
 
 
 def test_html() -> None:
-    text = as_html(made(EVIL))
+    text = render_html(made(EVIL))
     page = Cells(text)
     shown = EVIL.replace("\x1b", r"\x1b").replace("\n", " ")
     assert page.rows[1] == ["method", "mean", "Δ", "down", "place"]
@@ -353,8 +356,8 @@ def test_html() -> None:
         [[Cell("x", link='a"b', state="failed"), Cell("3/4", order=3)]],
         pd.DataFrame(),
     )
-    assert '<a href="a&quot;b"><span class="status failed">x</span></a>' in as_html(linked)
-    assert 'data-value="3.0" class="number">3/4' in as_html(linked)
+    assert '<a href="a&quot;b"><span class="status failed">x</span></a>' in render_html(linked)
+    assert 'data-value="3.0" class="number">3/4' in render_html(linked)
 
 
 def test_csv() -> None:
@@ -402,9 +405,9 @@ def test_formulas_are_quoted_and_numbers_stay(value: object, cell: object) -> No
 
 
 def test_text_is_made_harmless_and_short() -> None:
-    assert plain("a\x1b]0;x\x07\u202eb\ud800\n\tc") == r"a\x1b]0;x\x07\u202eb\ud800  c"
-    assert plain("Größe ±°†Δ – 数据") == "Größe ±°†Δ – 数据"
-    assert clip("x" * 3000, 11) == "xxxxx…xxxxx"
+    assert one_line("a\x1b]0;x\x07\u202eb\ud800\n\tc") == r"a\x1b]0;x\x07\u202eb\ud800  c"
+    assert one_line("Größe ±°†Δ – 数据") == "Größe ±°†Δ – 数据"
+    assert clip_text("x" * 3000, 11) == "xxxxx…xxxxx"
 
 
 def test_a_long_label_folds_rather_than_push_the_numbers_into_another_part() -> None:

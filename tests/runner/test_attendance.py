@@ -14,12 +14,12 @@ import torch
 import fedpfl
 from fedpfl.config import plugins
 from fedpfl.engine.round import no_outcome
-from fedpfl.record.columns import STATISTICS, column
+from fedpfl.record.columns import STATISTICS, column_name
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main as report
-from fedpfl.report.compare import compare
+from fedpfl.report.compare import compare_groups
 from fedpfl.report.figures import accuracy_figure
-from fedpfl.report.html import write
+from fedpfl.report.html import write_pages
 from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import attendance, trials
 from fedpfl.runner.attendance import Attendance
@@ -36,7 +36,7 @@ class Mine(FedAvg):
 METHODS = {"mine": Mine}
 """
 ALONE = ("partition.samples_per_client=2", "partition.min_samples=2", "partition.test_fraction=0.5")
-ACCURACIES = [column(name, tuned=tuned) for name in STATISTICS for tuned in (False, True)]
+ACCURACIES = [column_name(name, tuned=tuned) for name in STATISTICS for tuned in (False, True)]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path)
     assert told.index(line) < next(at for at, one in enumerate(told) if one.startswith("round 1/1"))
     assert sum("almost nobody" in one for one in told) == 1
     (run,) = runs(tmp_path)
-    assert run.attendance == "2 of 20 clients have made a step"
+    assert run.low_attendance_note == "2 of 20 clients have made a step"
     assert not run.evaluations.empty
     assert "almost nobody" not in play(tmp_path / "more", *words, "participation=0.15")
 
@@ -257,7 +257,7 @@ def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, mon
         assert report(words) == 0
         assert "no client has made a step" in capsys.readouterr().out
 
-    (page,) = write([mixed], mixed / "pages")
+    (page,) = write_pages([mixed], mixed / "pages")
     assert nobody in page.read_text()
     assert few in page.read_text()
 
@@ -283,7 +283,7 @@ def _legend(figure):
 
 def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
     a, b = (groups(runs(mixed / name))[0] for name in ("fedavg", "fedper"))
-    *tables, last = compare(a, b)
+    *tables, last = compare_groups(a, b)
     told = [
         note
         for note in last.notes
@@ -296,14 +296,14 @@ def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
     with pytest.raises(
         fedpfl.FedpflError, match="no client has made a step, so there is no round to choose"
     ):
-        compare(b, a, select="validation")
+        compare_groups(b, a, select="validation")
 
 
 def test_a_run_that_does_not_record_who_took_part_is_taken_as_planned(tmp_path):
     write_run(tmp_path / "k" / "seed0")
     (run,) = runs(tmp_path)
     assert not run.is_untrained
-    assert run.attendance == ""
+    assert run.low_attendance_note == ""
     amend(tmp_path / "k" / "seed0", trained=0, clients=100)
     (run,) = runs(tmp_path)
     assert run.is_untrained

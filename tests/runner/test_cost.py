@@ -14,7 +14,7 @@ from torch import nn
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS, Net
 from fedpfl.papers.fedspu.tables import memory_by_width
-from fedpfl.report.load import begun
+from fedpfl.report.load import read_started_run
 from fedpfl.report.run import Run
 from fedpfl.runner.cost import count_submodel_costs
 from tests.report.test_report import write_run
@@ -102,7 +102,7 @@ def modelled(path: Path) -> Run:
     )
     told = json.loads((path / "summary.json").read_text()) | {"devices": DEVICES}
     (path / "summary.json").write_text(json.dumps(told))
-    return begun(path)
+    return read_started_run(path)
 
 
 def test_what_a_run_does_not_tell_has_no_memory(tmp_path: Path) -> None:

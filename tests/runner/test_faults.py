@@ -34,7 +34,7 @@ DRIVER = """
 import io, os, random, signal, sys, time
 from pathlib import Path
 import torch
-from fedpfl.report.load import look
+from fedpfl.report.load import inspect_directory
 from tests.command import play
 
 place, kills, overrides = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]

@@ -8,7 +8,7 @@ import pytest
 import fedpfl
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.rounds import cell
+from fedpfl.record.rounds import format_cell
 from tests.command import CLOCKED, TINY, call, play, state, summary, table
 from tests.conftest import assert_same
 
@@ -43,7 +43,9 @@ def assert_ends_as(folder: Path, whole: Path) -> None:
 def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
     rows, judged = [], []
     for round in fedpfl.rounds(*WORDS, directory=tmp_path / "run"):
-        rows.append({key: cell(value) for key, value in round.row.items() if key not in CLOCKED})
+        rows.append(
+            {key: format_cell(value) for key, value in round.row.items() if key not in CLOCKED}
+        )
         judged.append(round.clients.get("accuracy"))
         assert table(tmp_path / "run/rounds.csv") == rows  # written before it is handed on
         last = round

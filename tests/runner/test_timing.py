@@ -309,9 +309,9 @@ def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch)
     told = []
     for seconds in (1.0, 10.0):
         stream = io.StringIO()
-        before = console.label.set("seed=1")
+        before = console.run_label.set("seed=1")
         Console(stream=stream).on_begin(info(tmp_path, forecast=Forecast(seconds, seconds, 0.0)))
-        console.label.reset(before)
+        console.run_label.reset(before)
         told.append(stream.getvalue())
     assert told == ["", "seed=1: about 0:03:40: 20 rounds of 10 s, 2 evaluations of 10 s\n"]
 

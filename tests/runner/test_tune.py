@@ -19,7 +19,7 @@ from fedpfl import tune
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.report.tables import chosen_round
+from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
 from tests.command import TINY, composed, format_override, start, wait
 from tests.command import call as command
@@ -360,7 +360,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     assert (tables[0]["accuracy"] > tables[1]["accuracy"] + 20).all()
     right = worlds / "right" / "tuned"
     of_run = [
-        chosen_round(pd.read_csv(path))
+        best_round(pd.read_csv(path))
         for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))
     ]
     row = tables[0].set_index("method").loc["fedprox"]
@@ -431,7 +431,7 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
     assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
     (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
-    assert row["accuracy"] == chosen_round(pd.read_csv(path))["accuracy"]
+    assert row["accuracy"] == best_round(pd.read_csv(path))["accuracy"]
     broken = mock.Mock(status="interrupted")
     with (
         mock.patch.object(tuning.load, "begun", return_value=broken),

@@ -31,11 +31,17 @@ from fedpfl.papers.fedobp.tables import (
 )
 from fedpfl.papers.layout import Selection
 from fedpfl.record.columns import METRICS
-from fedpfl.report.figures import accuracy_figure, by_setting, legible, look, panels
+from fedpfl.report.figures import (
+    accuracy_figure,
+    draw_panels,
+    groups_by_setting,
+    legible_text,
+    line_style,
+)
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import METHODS
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
-from fedpfl.report.table import over_seeds
+from fedpfl.report.table import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,12 +72,12 @@ def _has_published_score(run: Run) -> bool:
     There the earlier score has a moving average; the others are taken per tensor of scores by
     layer.
     """
-    score = run.get("method.score")
+    score = run.config_value("method.score")
     if score == "obp_as_published":
         config = {"score": score, "norm": "global", "ema": 0.5}
     else:
         config = {"score": score, "norm": "layer", "scope": "tensor"}
-    has_log_momentum = run.get("local.momentum") == logs.SETUP["local.momentum"]
+    has_log_momentum = run.config_value("local.momentum") == logs.SETUP["local.momentum"]
     return is_paper_fedobp(run, **config) and has_log_momentum
 
 
@@ -127,7 +133,7 @@ def _choose_longest(groups: Sequence[Group]) -> list[Group]:
     """Return FedOBP's configuration of most rounds in each setting, rather without momentum."""
     longest: dict[str, Group] = {}
     for group in groups:
-        run = group.used[0]
+        run = group.reported_runs[0]
         is_fedobp = run.method_name == "fedobp" and _is_paper_method(run)
         if not is_fedobp or layer_shares(run).empty:
             continue
@@ -137,7 +143,7 @@ def _choose_longest(groups: Sequence[Group]) -> list[Group]:
 
 
 def _length_and_plainness(group: Group) -> tuple[int, bool]:
-    return group.used[0].planned, not _momentum_label(group.runs[0])
+    return group.reported_runs[0].rounds_planned, not _momentum_label(group.runs[0])
 
 
 # ---- What a line is called
@@ -147,21 +153,21 @@ def _score_label(run: Run) -> str:
     """Return the name of a run's score, and how it is used."""
     score = str(run.config["method"].get("score", "obp"))
     label = {"obp_as_published": "earlier score", **SCORE_LABELS}.get(score, score)
-    if run.get("method.scope") == "tensor":
+    if run.config_value("method.scope") == "tensor":
         label += ", per tensor"
     return label + _momentum_label(run)
 
 
 def _momentum_label(run: Run) -> str:
     """Return what tells a run with momentum from one without, so that no line is of both."""
-    momentum = run.get("local.momentum")
+    momentum = run.config_value("local.momentum")
     return f", momentum {momentum:g}" if momentum else ""
 
 
 def _norm_label(run: Run) -> str:
     """Return the name of one of Table V's configurations."""
-    label = f"{run.get('method.norm')} norm"
-    return f"{label}, CLS" if run.get("method.classifier_only") else label
+    label = f"{run.config_value('method.norm')} norm"
+    return f"{label}, CLS" if run.config_value("method.classifier_only") else label
 
 
 # ---- How a figure is drawn
@@ -171,8 +177,8 @@ def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list
     """Draw accuracy over rounds, a line for each configuration."""
 
     def label(group: Group) -> str:
-        method = group.runs[0].called
-        return f"{method} ({', '.join(group.apart)})" if group.apart else method
+        method = group.runs[0].method_title
+        return f"{method} ({', '.join(group.deviations)})" if group.deviations else method
 
     members = [run for group in groups for run in group.runs]
     return accuracy_figure(members, path, rule.accuracy, label)
@@ -226,7 +232,7 @@ def _paint_over_quantiles(
         ax.set_xticks(range(len(quantiles)), tick_labels, rotation=45, ha="right")
         ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
-    return panels(by_setting(groups), path, draw_panel)
+    return draw_panels(groups_by_setting(groups), path, draw_panel)
 
 
 def _quantile(group: Group) -> float:
@@ -250,12 +256,12 @@ def _paint_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path
     """Draw each layer's share of the personal entries over rounds, a panel per setting."""
 
     def draw_panel(ax: Axes, group: Group) -> None:
-        for index, (name, shares) in enumerate(layer_shares(group.used[0]).items()):
+        for index, (name, shares) in enumerate(layer_shares(group.reported_runs[0]).items()):
             ax.plot(
                 shares.index,
                 100 * shares,
-                label=legible(str(name)),
-                **look(index),
+                label=legible_text(str(name)),
+                **line_style(index),
                 markevery=max(1, len(shares) // 10),
             )
         ax.set(
@@ -263,13 +269,13 @@ def _paint_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path
         )
 
     titles = {f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in groups}
-    return panels(titles, path, draw_panel)
+    return draw_panels(titles, path, draw_panel)
 
 
 def layer_shares(run: Run) -> pd.DataFrame:
     """Return each layer's share of a round's personal entries, of the rounds that have any."""
-    layers = [name.rsplit(".", 1)[0] for name in run.personal]
-    by_layer = run.personal.T.groupby(layers, sort=False).sum().T
+    layers = [name.rsplit(".", 1)[0] for name in run.personalized_entries]
+    by_layer = run.personalized_entries.T.groupby(layers, sort=False).sum().T
     total = by_layer.sum(axis=1)
     return by_layer[total > 0].div(total[total > 0], axis=0)
 
@@ -279,7 +285,7 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
 
     FedOBP is a line over q, other methods are points.
     """
-    method_order = [*METHODS]
+    method_order = [*METHOD_TITLES]
     methods = dict.fromkeys(_method_and_momentum(group) for group in groups)
     ordered_methods = sorted(methods, key=lambda method: method_order.index(method[0]))
 
@@ -292,11 +298,11 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
             )
             if points:
                 style = {} if method == "fedobp" else {"linestyle": "none"}
-                draw_points(ax, points, METHODS[method] + momentum, index, **style)
+                draw_points(ax, points, METHOD_TITLES[method] + momentum, index, **style)
         ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy].label)
         ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 
-    return panels(by_setting(groups), path, draw_panel)
+    return draw_panels(groups_by_setting(groups), path, draw_panel)
 
 
 def _method_and_momentum(group: Group) -> tuple[str, str]:
@@ -306,9 +312,10 @@ def _method_and_momentum(group: Group) -> tuple[str, str]:
 def _downlink_share(group: Group) -> float:
     """Return how many values a client is sent per round, of those of the model; mean over seeds."""
     shares = [
-        run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used
+        run.per_client("values_down") / (run.summary_number("parameters") or math.nan)
+        for run in group.reported_runs
     ]
-    mean, _ = over_seeds(shares)
+    mean, _ = mean_and_std(shares)
     return mean
 
 

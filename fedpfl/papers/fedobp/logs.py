@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.published import setup_differences
-from fedpfl.report.figures import by_setting, legible, look, panels
+from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, line_style
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import DATASETS
+from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
-from fedpfl.report.tables import ROW, row_of
+from fedpfl.report.tables import ROW_COLUMNS, row_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ FIXED_KEYS = {"score": "obp_as_published", "scope": "all", "cold_start": "paper"
 """FedOBP's keys of which all files have one value."""
 VARIED_KEYS = {"ema": 0.0, "norm": "global", "classifier_only": False}
 """Others of FedOBP's keys, with their values where a run does not have them."""
-LOG_COLUMNS = ROW | {
+LOG_COLUMNS = ROW_COLUMNS | {
     "round": Column("round", "whole"),
     "before": Column("own", "percent", "before"),
     "before_logged": Column("log", "percent", "before"),
@@ -134,8 +134,8 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
         return None
     if (run.dataset_name in FAULTY_DATASETS) != run.dataset.endswith("as published"):
         return None
-    dataset_title = DATASETS.get(run.dataset_name, run.dataset_name)
-    setting = f"Dir({run.get('partition.alpha')})"
+    dataset_title = DATASET_TITLES.get(run.dataset_name, run.dataset_name)
+    setting = f"Dir({run.config_value('partition.alpha')})"
     for log in read_logs():
         if (log.method, log.dataset, log.setting) != (run.method_name, dataset_title, setting):
             continue
@@ -152,7 +152,7 @@ def accuracy_by_quantile(run: Run) -> dict[float, float]:
 
     It is the better of rounds 100 and 200.
     """
-    dataset_title = DATASETS.get(run.dataset_name, run.dataset_name)
+    dataset_title = DATASET_TITLES.get(run.dataset_name, run.dataset_name)
     return {
         log.q: max(log.accuracy[100][0], log.accuracy[200][0])
         for log in read_logs()
@@ -168,7 +168,7 @@ def choose_logged(groups: Sequence[Group]) -> list[Group]:
 def _runs_with_logs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]:
     """Yield each group's run of the files' seed, with its file."""
     for group in groups:
-        for run in group.used:
+        for run in group.reported_runs:
             if run.seed != SEED or not run.evaluations["round"].isin(ROUNDS).any():
                 continue
             log = find_log(run)
@@ -184,7 +184,7 @@ def log_table(groups: Sequence[Group]) -> Table:
         for round_number in ROUNDS:
             if round_number not in evaluations.index:
                 continue
-            record = row_of(group) | {"round": round_number}
+            record = row_cells(group) | {"round": round_number}
             columns_and_values = zip(
                 ACCURACY_COLUMNS.items(), log.accuracy[round_number], strict=True
             )
@@ -209,14 +209,14 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     """
     # ---- A panel for each setting and half; the second only where runs were fine-tuned
     is_fine_tuned = any(
-        ACCURACY_COLUMNS["after"] in run.rounds for group in groups for run in group.used
+        ACCURACY_COLUMNS["after"] in run.rounds for group in groups for run in group.reported_runs
     )
     moments = {"before fine-tuning": "before"}
     if is_fine_tuned:
         moments["fine-tuned"] = "after"
     panel_keys = {
         f"{setting}\n{title}": (setting, moment)
-        for setting in by_setting(groups)
+        for setting in groups_by_setting(groups)
         for title, moment in moments.items()
     }
     method_labels = list(dict.fromkeys(group.method for group in groups))
@@ -225,11 +225,11 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     def draw_panel(ax: Axes, panel_key: tuple[str, str]) -> None:
         setting, moment = panel_key
         column = ACCURACY_COLUMNS[moment]
-        for group, run, log in _runs_with_logs(by_setting(groups)[setting]):
-            style = look(method_labels.index(group.method))
+        for group, run, log in _runs_with_logs(groups_by_setting(groups)[setting]):
+            style = line_style(method_labels.index(group.method))
             evaluations = run.evaluations.set_index("round")
             own_values = evaluations.reindex(columns=[column])[column].dropna()
-            ax.plot(own_values.index, own_values, label=legible(group.method), **style)
+            ax.plot(own_values.index, own_values, label=legible_text(group.method), **style)
             logged_values = [accuracies[moment == "after"] for accuracies in log.accuracy.values()]
             open_marks: Any = style | {
                 "linestyle": "none",
@@ -240,4 +240,4 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
             ax.plot([*log.accuracy], logged_values, label=label, **open_marks)
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))
 
-    return panels(panel_keys, path, draw_panel)
+    return draw_panels(panel_keys, path, draw_panel)

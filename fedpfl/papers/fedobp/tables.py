@@ -23,10 +23,10 @@ from fedpfl.papers.layout import (
 )
 from fedpfl.papers.published import Published, departures, lookup, setup_differences
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import METHODS
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
 from fedpfl.report.table import Table
-from fedpfl.report.tables import Beside, accuracy_table
+from fedpfl.report.tables import PublishedColumn, accuracy_table
 
 SOURCE = "FedOBP (arXiv:2604.16574) Table "
 # From the authors' logs, but for the split: seeds differ by it.
@@ -69,7 +69,7 @@ POOLED = Selection("accuracy_pooled", "best-checkpoint", 100, published=True)
 # ---- Published numbers beside any runs
 
 
-def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Beside:
+def published_beside(groups: Sequence[Group], everywhere: bool = False) -> PublishedColumn:
     """Return FedOBP's published accuracies of configurations, for `report.tables.accuracy_table`.
 
     Args:
@@ -90,7 +90,7 @@ def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Besid
         else:
             values.append((entry.value, entry.std))
             comparisons.append((group, setup, entry.note))
-    return Beside(values, BESIDE_NOTE, departures(comparisons))
+    return PublishedColumn(values, BESIDE_NOTE, departures(comparisons))
 
 
 def setup_of(run: Run) -> dict[str, Any]:
@@ -142,7 +142,11 @@ def measure_quantile(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def measure_personal_entries(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the personal entries per client in the last round; the first has none."""
-    return math.nan if run.personal.empty else float(run.personal.iloc[-1].sum(skipna=False))
+    return (
+        math.nan
+        if run.personalized_entries.empty
+        else float(run.personalized_entries.iloc[-1].sum(skipna=False))
+    )
 
 
 # ---- Which runs fill it
@@ -218,7 +222,7 @@ def _method_rows(experiment: str) -> tuple[TableRow, ...]:
     """Return a row for each compared method, and one for FedAvg after fine-tuning."""
     rows = []
     for method in COMPARED_METHODS:
-        rows.append(TableRow(METHODS[method], method, experiment, _is_paper_method))
+        rows.append(TableRow(METHOD_TITLES[method], method, experiment, _is_paper_method))
         if method == "fedavg":
             fine_tuned = TableRow(
                 "FedAvg+FT", method, experiment, _is_paper_method, measure_fine_tuned

@@ -31,9 +31,9 @@ from fedpfl.papers.layout import (
     has_config,
     number_row_fields,
 )
-from fedpfl.report.figures import legible, look, panels
+from fedpfl.report.figures import draw_panels, legible_text, line_style
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import METHODS
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def measure_mebibytes(
 
     The paper counts no positions on the way down.
     """
-    beta = run.get("method.beta")
+    beta = run.config_value("method.beta")
     rounds = run.rounds
     if beta is not None:
         rounds = rounds[(rounds["round"] > beta) == is_after_beta]
@@ -112,7 +112,7 @@ TABLES = {
         (
             TableRow("Separate", "local_only"),
             *(
-                TableRow(METHODS[name], name)
+                TableRow(METHOD_TITLES[name], name)
                 for name in ("fedavg", "fedper", "fedbn", "pfedsd", "fedcac")
             ),
             TableRow("FedPURIN", "fedpurin", implied_config=_variant("gradient", False)),
@@ -141,12 +141,12 @@ TABLES = {
         "FedPURIN (arXiv:2510.16065) Table 3",
         tuple(
             TableRow(
-                f"{METHODS[name]}, {direction}, {period} beta",
+                f"{METHOD_TITLES[name]}, {direction}, {period} beta",
                 name,
                 measure=partial(measure_mebibytes, direction, period == "after"),
                 implied_config=_variant("gradient", False) if name == "fedpurin" else {},
                 **number_row_fields(
-                    METHODS[name], f"{direction}link MB per client and round, {period} beta"
+                    METHOD_TITLES[name], f"{direction}link MB per client and round, {period} beta"
                 ),
             )
             for name in ("fedavg", "fedcac", "fedpurin")
@@ -172,17 +172,18 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
             comparable_masks = [
                 masks[name]
                 for masks in seed_masks
-                if name in masks and len(masks[name].held) == len(first_mask.held)
+                if name in masks and len(masks[name].holder_counts) == len(first_mask.holder_counts)
             ]
             entry_shares = np.mean(
-                [100 * mask.held / max(mask.entries, 1) for mask in comparable_masks], axis=0
+                [100 * mask.holder_counts / max(mask.entries, 1) for mask in comparable_masks],
+                axis=0,
             )
             client_shares = 100 * np.arange(len(entry_shares)) / max(1, len(entry_shares) - 1)
             ax.plot(
                 client_shares,
                 entry_shares,
-                label=legible(name),
-                **look(index),
+                label=legible_text(name),
+                **line_style(index),
                 markevery=max(1, len(entry_shares) // 10),
             )
         ax.set(
@@ -192,12 +193,12 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
         )
 
     titles = {f"{group.setting}\n{group.method}": group for group in groups}
-    return panels(titles, path, draw_panel)
+    return draw_panels(titles, path, draw_panel)
 
 
 def _norm_line(group: Group) -> dict[str, str]:
     """Name a group's line by whether BatchNorm's weights are scored."""
-    with_norm = "with" if group.runs[0].get("method.include_norm") else "without"
+    with_norm = "with" if group.runs[0].config_value("method.include_norm") else "without"
     return {f"{with_norm} BatchNorm's weights": ""}
 
 
@@ -209,7 +210,9 @@ def _choose_over(key: str) -> ChooseGroups:
     def fits(run: Run) -> bool:
         return run.method_name == "fedpurin" and has_config(run, config)
 
-    return lambda groups: groups_with_several_values(groups, fits, lambda run: run.get(key))
+    return lambda groups: groups_with_several_values(
+        groups, fits, lambda run: run.config_value(key)
+    )
 
 
 FIGURES = {
@@ -221,7 +224,7 @@ FIGURES = {
     "figure4": Figure(
         _choose_over("method.tau"),
         paint_accuracy_over(
-            lambda run: run.get("method.tau"),
+            lambda run: run.config_value("method.tau"),
             "share of critical entries, tau",
             lambda group: {group.partition: ""},
         ),

@@ -27,11 +27,18 @@ from fedpfl.papers.layout import (
     measure_fine_tuned,
     measure_untrained,
 )
-from fedpfl.report.figures import THIN, by_setting, draw_line, legible, look, panels
+from fedpfl.report.figures import (
+    THIN_LINE_WIDTH,
+    draw_line,
+    draw_panels,
+    groups_by_setting,
+    legible_text,
+    line_style,
+)
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import METHODS
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
-from fedpfl.report.table import over_seeds
+from fedpfl.report.table import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +134,10 @@ TABLES = {
             TableRow("Local-Only", "local_only"),
             TableRow("FedAvg", "fedavg", measure=measure_untrained),
             TableRow("FedAvg+FT", "fedavg", measure=measure_fine_tuned),
-            *(TableRow(METHODS[name], name) for name in ("ditto", "fedpac", "fedrep", "fedper")),
+            *(
+                TableRow(METHOD_TITLES[name], name)
+                for name in ("ditto", "fedpac", "fedrep", "fedper")
+            ),
             TableRow("FedBABU", "fedbabu", measure=measure_fine_tuned),
             TableRow("LG-FedAvg", "lg_fedavg"),
             TableRow(
@@ -166,17 +176,20 @@ TABLES = {
 
 
 def _has_personal_share(group: Group) -> bool:
-    return any("personal_share" in run.rounds for run in group.used)
+    return any("personal_share" in run.rounds for run in group.reported_runs)
 
 
 def _is_most_moved(run: Run) -> bool:
     """Return whether what moves most becomes personal."""
-    return run.get("method.personalise") in (None, "most") and run.get("method.layer") is None
+    return (
+        run.config_value("method.personalise") in (None, "most")
+        and run.config_value("method.layer") is None
+    )
 
 
 def _training_size(run: Run) -> int | None:
     """Return the training samples that each client is given, None where it is not set."""
-    return run.get("partition.samples_per_client")
+    return run.config_value("partition.samples_per_client")
 
 
 def _choose_table1_methods(groups: Sequence[Group]) -> list[Group]:
@@ -187,7 +200,7 @@ def _choose_table1_methods(groups: Sequence[Group]) -> list[Group]:
         if run.method_name != "fedselect":
             return run.method_name in other_methods
         best_alpha = BEST_ALPHA.get(run.dataset_name, BEST_ALPHA[""])
-        return _is_most_moved(run) and run.get("method.alpha") == best_alpha
+        return _is_most_moved(run) and run.config_value("method.alpha") == best_alpha
 
     return [group for group in groups if fits(group.runs[0])]
 
@@ -217,7 +230,7 @@ def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
     """Return Table 2's groups with masks, the last one of each limit in each setting."""
     with_masks = choose_method("fedselect", masks_by_seed)(_choose_paper_sizes(groups))
     last_groups = {
-        (group.setting, group.runs[0].get("method.alpha")): group
+        (group.setting, group.runs[0].config_value("method.alpha")): group
         for group in with_masks
         if _is_most_moved(group.runs[0])
     }
@@ -235,7 +248,7 @@ def _paint_sizes(groups: list[Group], path: Path, rule: Selection) -> list[Path]
             draw_line(ax, group, "personal_share", group.method, index)
         ax.set(xlabel="round", ylabel="personal share of the model", xlim=(0, None), ylim=(0, 1))
 
-    return panels(by_setting(groups), path, draw_panel)
+    return draw_panels(groups_by_setting(groups), path, draw_panel)
 
 
 def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -255,16 +268,16 @@ def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Pa
             ax.plot(
                 [x for x, _ in chance_points],
                 [mean for _, (mean, _) in chance_points],
-                color=look(index)["color"],
-                linewidth=THIN,
+                color=line_style(index)["color"],
+                linewidth=THIN_LINE_WIDTH,
                 alpha=0.6,
             )
-        tick_labels = [legible(name) for name in tensors]
+        tick_labels = [legible_text(name) for name in tensors]
         ax.set_xticks(range(len(tensors)), tick_labels, rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
 
-    return panels(
-        by_setting(groups),
+    return draw_panels(
+        groups_by_setting(groups),
         path,
         draw_panel,
         note="thin: independent masks of the same sizes",
@@ -284,14 +297,14 @@ def _overlap_points(group: Group, tensors: list[str], by_chance: bool = False) -
             if not np.isnan(overlaps).all():
                 seed_means.append(float(np.nanmean(overlaps)))
         if seed_means:
-            points.append((float(index), over_seeds(seed_means)))
+            points.append((float(index), mean_and_std(seed_means)))
     return points
 
 
 def _judged_lines(group: Group) -> dict[str, str]:
     """Return a group's lines as the paper judges them, each with its column."""
     run = group.runs[0]
-    return JUDGED_COLUMNS.get(run.method_name, {run.called: "cohort_after"})
+    return JUDGED_COLUMNS.get(run.method_name, {run.method_title: "cohort_after"})
 
 
 def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -304,16 +317,16 @@ def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list
                 draw_line(ax, group, column, name, line_names.index(name))
         ax.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
 
-    return panels(by_setting(groups), path, draw_panel)
+    return draw_panels(groups_by_setting(groups), path, draw_panel)
 
 
 def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Draw the overlap of each two clients' masks in the last layer, a panel per configuration."""
 
     def draw_panel(ax: Axes, group: Group) -> None:
-        run = next(run for run in group.used if run.masks)
+        run = next(run for run in group.reported_runs if run.masks)
         last_mask = [*run.masks.values()][-1]
-        overlap = _intersection_over_union(last_mask.both)
+        overlap = _intersection_over_union(last_mask.pair_counts)
         client_count = len(overlap)
         ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
         if client_count <= MAX_WRITTEN_CLIENTS:
@@ -327,9 +340,10 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
         ax.grid(visible=False)
 
     titles = [
-        f"{group.setting}\nlimit alpha = {group.runs[0].get('method.alpha')}" for group in groups
+        f"{group.setting}\nlimit alpha = {group.runs[0].config_value('method.alpha')}"
+        for group in groups
     ]
-    return panels(dict(zip(titles, groups, strict=True)), path, draw_panel, size=(3.4, 3.4))
+    return draw_panels(dict(zip(titles, groups, strict=True)), path, draw_panel, size=(3.4, 3.4))
 
 
 def _intersection_over_union(intersections: Any) -> Any:

@@ -20,9 +20,9 @@ from fedpfl.papers.layout import (
     format_value,
     number_row_fields,
 )
-from fedpfl.report.figures import legible, look, panels
+from fedpfl.report.figures import draw_panels, legible_text, line_style
 from fedpfl.report.grouping import Group
-from fedpfl.report.names import METHODS
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def measure_active_rounds(run: Run, row: pd.Series, rule: Selection) -> float:
     if full_rounds < len(run.rounds):
         return float(run.rounds["round"].iloc[full_rounds])
     # A run that ended early has stopped everybody: its next round would have had nobody.
-    has_stopped_everybody = run.status == "finished" and run.reached < run.planned
-    return float(run.reached + has_stopped_everybody)
+    has_stopped_everybody = run.status == "finished" and run.rounds_done < run.rounds_planned
+    return float(run.rounds_done + has_stopped_everybody)
 
 
 # ---- Tables
@@ -116,13 +116,13 @@ def _omission(method: str) -> str:
 
 def _method_rows() -> tuple[TableRow, ...]:
     return tuple(
-        TableRow(METHODS[name], name, omission=_omission(name)) for name in COMPARED_METHODS
+        TableRow(METHOD_TITLES[name], name, omission=_omission(name)) for name in COMPARED_METHODS
     )
 
 
 MEAN_SETTING = "mean of Dir(0.1), Dir(0.5), Dir(1)"
 COST_ROWS = (
-    *((METHODS[name], name, False) for name in COMPARED_METHODS),
+    *((METHOD_TITLES[name], name, False) for name in COMPARED_METHODS),
     ("FedSPU+ES", "fedspu", True),
 )
 """Label, method and early stopping of Table 3's rows."""
@@ -208,7 +208,11 @@ def _choose_with_memory(groups: Sequence[Group]) -> list[Group]:
     for group in groups:
         run = group.runs[0]
         if run.method_name == "fedspu" and not memory_by_width(run).empty:
-            key = (run.dataset, str(run.get("model")), run.get("local.batch_size"))
+            key = (
+                run.dataset,
+                str(run.config_value("model")),
+                run.config_value("local.batch_size"),
+            )
             first_groups.setdefault(key, group)
     return list(first_groups.values())
 
@@ -226,7 +230,7 @@ def memory_by_width(run: Run) -> pd.DataFrame:
         devices = devices[["entries", "values"]]
     except (LookupError, TypeError, ValueError):
         return pd.DataFrame()
-    batch_size = run.get("local.batch_size")
+    batch_size = run.config_value("local.batch_size")
     whole = devices.iloc[-1]
     part_parameters = devices["entries"] + devices["entries"]
     fedspu_parameters = whole["entries"] + devices["entries"]
@@ -248,15 +252,20 @@ def _paint_memory(groups: list[Group], path: Path, rule: Selection) -> list[Path
 
     def draw_panel(ax: Axes, run: Run) -> None:
         for index, (name, used_bytes) in enumerate(memory_by_width(run).items()):
-            ax.plot(used_bytes.index, used_bytes / 2**20, label=legible(str(name)), **look(index))
+            ax.plot(
+                used_bytes.index,
+                used_bytes / 2**20,
+                label=legible_text(str(name)),
+                **line_style(index),
+            )
         ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
 
     run_by_title = {}
     for group in groups:
         run = group.runs[0]
-        title = f"{run.get('model.name')}, batch {run.get('local.batch_size')}"
+        title = f"{run.config_value('model.name')}, batch {run.config_value('local.batch_size')}"
         run_by_title[f"{group.dataset}\n{title}"] = run
-    return panels(run_by_title, path, draw_panel)
+    return draw_panels(run_by_title, path, draw_panel)
 
 
 FIGURES = {"figure5": Figure(_choose_with_memory, _paint_memory, "fedspu/cifar10 method=fedspu")}

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.papers.layout import LAST, Layout, Measure, Selection, TableColumn, TableRow
-from fedpfl.report.names import METHODS
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
 
 DOMAIN_COUNT = 4
@@ -31,7 +31,7 @@ def measure_domain(index: int, run: Run, row: pd.Series, rule: Selection) -> flo
         return math.nan
     start = index * clients_per_domain
     clients = run.clients["client"].sort_values().iloc[start : start + clients_per_domain]
-    participants = run.participating
+    participants = run.participating_clients
     in_domain = participants[participants["client"].isin(clients)]
     return float(in_domain["accuracy"].mean(skipna=False))
 
@@ -112,8 +112,8 @@ _make_layout = partial(
 )
 WHOLE_SUBFLOT_ROW = dataclasses.replace(_subflot_row(), overrides={})
 SUBMODEL_ROWS = (
-    TableRow(METHODS["heterofl"], "heterofl"),
-    TableRow(METHODS["flexfl"], "flexfl"),
+    TableRow(METHOD_TITLES["heterofl"], "heterofl"),
+    TableRow(METHOD_TITLES["flexfl"], "flexfl"),
     WHOLE_SUBFLOT_ROW,
 )
 TABLES = {

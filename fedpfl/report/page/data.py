@@ -19,7 +19,7 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
 
-OVER = {
+AXIS_TITLES = {
     "round": "round",
     "down": "GB down, all clients",
     "both": "GB down and up, all clients",
@@ -27,7 +27,15 @@ OVER = {
     "simulated": "simulated hours",
 }
 POINTS = 200  # of a curve, at most
-BOX = ("least", "lower quartile", "median", "upper quartile", "greatest", "mean", "worst decile")
+BOX_NUMBERS = (
+    "least",
+    "lower quartile",
+    "median",
+    "upper quartile",
+    "greatest",
+    "mean",
+    "worst decile",
+)
 CURVES = sorted(
     (metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated
 )
@@ -38,7 +46,7 @@ def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
     what is wrong.
     """
     try:
-        part = run.participating
+        part = run.participating_clients
     except FedpflError as error:
         if len(run.evaluations):
             note(f"without clients: {error}")
@@ -57,20 +65,22 @@ def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
 def read_common(run: Run, note: Callable[[str], None]) -> pd.DataFrame:
     """Return `Run.common`, empty where it cannot be read; `note` is called with what is wrong."""
     try:
-        return run.common
+        return run.cross_accuracy
     except FedpflError as error:
         note(f"without everybody's samples: {error}")
         return pd.DataFrame()
 
 
-def spread(group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str) -> pd.DataFrame:
+def client_accuracies(
+    group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str
+) -> pd.DataFrame:
     """Return the accuracy of the clients that take part, of all seeds, ascending: seed, client,
     train, value, low.
 
     low: whether it is of the worst decile of its seed. Empty where a client of a seed has none.
     """
     parts = [pd.DataFrame(columns=["client", "train", "seed", "value", "low"])]
-    for run in group.used:
+    for run in group.reported_runs:
         frame = clients[run]
         if frame is not None and "accuracy" in frame:
             part = frame[frame["accuracy"].notna()].reindex(columns=["client", "train", key])
@@ -84,20 +94,20 @@ def spread(group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str) -
     )
 
 
-def box(spread: pd.DataFrame) -> dict[str, float]:
+def box_numbers(spread: pd.DataFrame) -> dict[str, float]:
     """Return the numbers of BOX; the worst decile's mean is a mean over seeds."""
     worst = spread[spread["low"]].groupby("seed")["value"].mean().mean()
     marks = [*spread["value"].quantile([0, 0.25, 0.5, 0.75, 1]), spread["value"].mean(), worst]
-    return dict(zip(BOX, map(float, marks), strict=True))
+    return dict(zip(BOX_NUMBERS, map(float, marks), strict=True))
 
 
-def by_round(group: Group, column: str) -> pd.DataFrame:
+def mean_by_round(group: Group, column: str) -> pd.DataFrame:
     """Return mean, sample standard deviation and number of seeds by round, of the rounds that all
     seeds have it of.
     """
     # A seed whose model was not finite has no number: a mean of the others would flatter.
-    parts = [run.rounds.reindex(columns=["round", column]) for run in group.used]
-    for run, part in zip(group.used, parts, strict=True):
+    parts = [run.rounds.reindex(columns=["round", column]) for run in group.reported_runs]
+    for run, part in zip(group.reported_runs, parts, strict=True):
         if run.is_untrained and METRICS[column].evaluated:
             part[column] = math.nan
     own = pd.concat(parts).groupby("round")[column]
@@ -107,7 +117,7 @@ def by_round(group: Group, column: str) -> pd.DataFrame:
     return over[over["mean"].notna()]
 
 
-def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
+def metric_curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     """Return by metric: mean and sample standard deviation over seeds (nan of one), by round.
 
     size: rounds that make one point of a metric known in all rounds. Bins, since the noise of a
@@ -116,9 +126,9 @@ def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     """
     lines: dict[str, pd.DataFrame] = {}
     for metric in CURVES:
-        over = by_round(group, metric.name)[["mean", "std"]]
+        over = mean_by_round(group, metric.name)[["mean", "std"]]
         if metric.evaluated:
-            over = over.iloc[spaced(len(over), POINTS)]
+            over = over.iloc[evenly_spaced(len(over), POINTS)]
         elif size > 1:
             over = (
                 over.reset_index()
@@ -130,12 +140,12 @@ def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     return lines
 
 
-def totals(group: Group) -> pd.DataFrame:
+def spent_by_round(group: Group) -> pd.DataFrame:
     """Return by round what was spent up to it, mean over seeds: the keys of OVER; nan where it was
     not recorded.
     """
     parts = []
-    for run in group.used:
+    for run in group.reported_runs:
         sums = run.rounds.reindex(
             columns=["bits_down", "bits_up", "seconds", "sim_seconds"]
         ).cumsum(skipna=False)
@@ -150,18 +160,18 @@ def totals(group: Group) -> pd.DataFrame:
     return pd.concat(parts).groupby("round").mean()
 
 
-def reached(totals: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
+def spent_at_rounds(totals: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
     """Return what was spent up to these rounds, between whole ones in proportion."""
     return rounds if key == "round" else np.interp(rounds, [0, *totals.index], [0, *totals[key]])
 
 
-def spaced(count: int, most: int) -> np.ndarray:
+def evenly_spaced(count: int, most: int) -> np.ndarray:
     """Return at most `most` places of `count`, evenly spaced, the first and the last among them."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
 @dataclass
-class Partition:
+class PartitionCounts:
     """A partition that one or more runs of a setting have. counts: samples by client and class."""
 
     setting: str
@@ -170,9 +180,9 @@ class Partition:
     runs: int = 0
 
 
-def partitions(gathered: Sequence[Group]) -> list[Partition]:
+def distinct_partitions(gathered: Sequence[Group]) -> list[PartitionCounts]:
     """Return all distinct partitions; all settings show one before a second."""
-    distinct = defaultdict[str, dict[bytes, Partition]](dict)
+    distinct = defaultdict[str, dict[bytes, PartitionCounts]](dict)
     for group, run in ((one, run) for one in gathered for run in one.runs):
         try:
             labels = run.clients.set_index("client").filter(regex=r"^label_\d+$")
@@ -181,7 +191,7 @@ def partitions(gathered: Sequence[Group]) -> list[Partition]:
         labels = labels.rename(columns=lambda name: int(name[6:])).sort_index(axis=1)
         if not labels.empty and labels.notna().all(axis=None):
             counts = labels.rename(index=int, columns=str).astype(int)
-            entry = Partition(group.setting, counts, set())
+            entry = PartitionCounts(group.setting, counts, set())
             entry = distinct[group.setting].setdefault(counts.to_numpy().tobytes(), entry)
             entry.seeds.add(run.seed)
             entry.runs += 1

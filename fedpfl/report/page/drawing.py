@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 
 from fedpfl.record.columns import METRICS, Metric
-from fedpfl.report.fairness import BASELINES, Fair, harm
+from fedpfl.report.fairness import BASELINES, BaselineComparison, measure_harm
 from fedpfl.report.grouping import Group
 from fedpfl.report.page import data
-from fedpfl.report.page.data import OVER, Partition
+from fedpfl.report.page.data import AXIS_TITLES, PartitionCounts
 from fedpfl.report.table import Column, Table
-from fedpfl.report.text import clip
+from fedpfl.report.text import clip_text
 
 DOTS = 200  # clients of a method that are drawn one by one
 PARTITIONS = 12  # of a page
@@ -39,7 +39,7 @@ _SETTING = "data set and partition"
 Figures = Iterator[dict[str, Any]]
 
 
-class Drawing:
+class PageCharts:
     """All charts of a page. A figure stands for one choice of the reader's; its long arrays are
     kept once.
 
@@ -53,7 +53,7 @@ class Drawing:
         gathered: Sequence[Group],
         judged: Sequence[float],
         note: Callable[[str], None],
-        fair: Sequence[Fair],
+        fair: Sequence[BaselineComparison],
     ):
         self.judged, self.fair = dict(zip(gathered, judged, strict=True)), fair
         settings = dict.fromkeys(group.setting for group in gathered)
@@ -65,16 +65,21 @@ class Drawing:
         )
         clients = {run: data.read_clients(run, note) for group in gathered for run in group.runs}
         self.spreads = {
-            key: {group: data.spread(group, clients, key) for group in gathered} for key in TUNED
+            key: {group: data.client_accuracies(group, clients, key) for group in gathered}
+            for key in TUNED
         }
         self.size = max(
-            1, math.ceil(max(run.reached for group in gathered for run in group.used) / data.POINTS)
+            1,
+            math.ceil(
+                max(run.rounds_done for group in gathered for run in group.reported_runs)
+                / data.POINTS
+            ),
         )
-        self.curves = {group: data.curves(group, self.size) for group in gathered}
-        self.totals = {group: data.totals(group) for group in gathered}
+        self.curves = {group: data.metric_curves(group, self.size) for group in gathered}
+        self.totals = {group: data.spent_by_round(group) for group in gathered}
         self.arrays: list[Any] = []
         self._places: dict[str, int] = {}
-        partitions = data.partitions(gathered)
+        partitions = data.distinct_partitions(gathered)
         if (left := len(partitions) - PARTITIONS) > 0:
             note(f"partitions left out of this page: {left}")
         self.charts = {
@@ -115,7 +120,7 @@ class Drawing:
             if "accuracy" in lines
         }
         rounds = sorted({number for over in curves.values() for number in over.index})
-        rounds = [rounds[at] for at in data.spaced(len(rounds), 12)]
+        rounds = [rounds[at] for at in data.evenly_spaced(len(rounds), 12)]
         columns = {number: Column(str(number), "percent", "round") for number in rounds}
         records = [
             _named(group) | {number: over.get(number) for number in rounds}
@@ -126,13 +131,15 @@ class Drawing:
     def client_numbers(self) -> Table:
         """Return what the boxes show."""
         records = [
-            _named(group) | {"accuracy": TUNED[key], "clients": len(spread)} | data.box(spread)
+            _named(group)
+            | {"accuracy": TUNED[key], "clients": len(spread)}
+            | data.box_numbers(spread)
             for key, spreads in self.spreads.items()
             for group, spread in spreads.items()
             if len(spread)
         ]
         columns = {"accuracy": Column("accuracy (%)"), "clients": Column("clients", "whole")}
-        columns |= {name: Column(name, "percent") for name in data.BOX}
+        columns |= {name: Column(name, "percent") for name in data.BOX_NUMBERS}
         return Table.of(records, _NAMED | columns, title="clients' accuracy", by=1)
 
     def _best_first(self, gathered: Sequence[Group], setting: str) -> list[Group]:
@@ -170,10 +177,12 @@ class Drawing:
             )
             binned = self.size > 1 and not metric.evaluated
             what = metric.label + (f", means of {self.size} rounds" if binned else "")
-            for key, title in OVER.items():
+            for key, title in AXIS_TITLES.items():
                 traces = []
                 for group in order:
-                    at = data.reached(self.totals[group], key, lines[group].index.to_numpy(float))
+                    at = data.spent_at_rounds(
+                        self.totals[group], key, lines[group].index.to_numpy(float)
+                    )
                     if np.isfinite(at).any():
                         traces += self._curve(metric, group, lines[group], _numbers(at, 6))
                 x, y = _axis(title, rangemode="tozero"), _axis(metric.label)
@@ -225,7 +234,11 @@ class Drawing:
             self.ranked.items(), TUNED.items()
         ):
             spreads = [(group, self.spreads[key][group]) for group in rivals]
-            boxes = [(data.box(spread), group, spread) for group, spread in spreads if len(spread)]
+            boxes = [
+                (data.box_numbers(spread), group, spread)
+                for group, spread in spreads
+                if len(spread)
+            ]
             boxes.sort(key=lambda box: -box[0]["mean"])
             if traces := [trace for box in boxes for trace in self._row(*box)]:
                 x, y = (
@@ -242,7 +255,7 @@ class Drawing:
         """A method's box and clients, those of the worst decile crossed, and means. box: the
         numbers of BOX.
         """
-        some = spread.iloc[data.spaced(len(spread), DOTS)]
+        some = spread.iloc[data.evenly_spaced(len(spread), DOTS)]
         row, low, marks = [_label(group.method)], some[some["low"]], _numbers(box.values())
         dots = self._look(
             group, "circle", 4, y=row, x=[_numbers(some["value"])], text=[_clients_words(some)]
@@ -254,7 +267,7 @@ class Drawing:
             group, "x-thin-open", mode="markers", x=_numbers(low["value"]), y=row * len(low)
         )
         crosses |= {"text": _clients_words(low), "hovertemplate": "%{text}, in the worst decile"}
-        means = self._look(group, mode="markers", x=marks[5:], y=row * 2, text=data.BOX[5:])
+        means = self._look(group, mode="markers", x=marks[5:], y=row * 2, text=data.BOX_NUMBERS[5:])
         means["marker"] = {"color": "var(--paper)", "symbol": ["diamond", "triangle-up"], "size": 9}
         means["marker"]["line"] = {"color": "var(--ink)", "width": 1.4}
         return [dots, crosses, means | {"hovertemplate": "%{text} %{x:.2f}"}]
@@ -312,7 +325,7 @@ class Drawing:
                     "y": [0, 100],
                     "line": line,
                 }
-                title = f"{_label(fair.group.method)}: {harm(both['value'] - both['at']).harmed:.3g} % harmed"
+                title = f"{_label(fair.group.method)}: {measure_harm(both['value'] - both['at']).harmed:.3g} % harmed"
                 panels.append(
                     (title, [diagonal | {"hoverinfo": "skip"}, self._dots(fair.group, both)])
                 )
@@ -322,7 +335,7 @@ class Drawing:
         """Some of the clients, which have the columns client, seed, at and value; the legend does
         not hide them.
         """
-        some = clients.iloc[data.spaced(len(clients), DOTS)]
+        some = clients.iloc[data.evenly_spaced(len(clients), DOTS)]
         hover = "%{text}: %{y:.2f} %, at %{x}<extra></extra>"
         dots = self._look(
             group, "circle", 5, mode="markers", text=_clients_words(some), hovertemplate=hover
@@ -334,9 +347,9 @@ class Drawing:
             "meta": None,
         }
 
-    def _partition(self, one: Partition) -> Figures:
+    def _partition(self, one: PartitionCounts) -> Figures:
         counts, sizes = one.counts.to_numpy(), one.counts.to_numpy().sum(1)
-        kept = data.spaced(len(counts), max(1, CELLS // counts.shape[1]))
+        kept = data.evenly_spaced(len(counts), max(1, CELLS // counts.shape[1]))
         held, names = counts[kept].T, one.counts.index[kept].astype(str)
         orders = {
             "by number": names,
@@ -373,7 +386,7 @@ class Drawing:
     def _common(self, note: Callable[[str], None]) -> Figures:
         """Everybody's model on everybody's samples, of a configuration's first seed."""
         for group in (group for rivals in self.ranked.values() for group in rivals):
-            run = min(group.used, key=lambda one: one.seed)
+            run = min(group.reported_runs, key=lambda one: one.seed)
             if (frame := data.read_common(run, note)).empty:
                 continue
             names = [str(number) for number in frame.index]
@@ -393,7 +406,7 @@ class Drawing:
                 for title in ("samples of client", "model of client")
             ]
             y = axes[1] | {"autorange": "reversed"}
-            choice = {"method": clip(group.method, 60)}
+            choice = {"method": clip_text(group.method, 60)}
             yield _figure(
                 group.setting,
                 choice,
@@ -406,7 +419,7 @@ class Drawing:
 
     def _masks(self) -> Figures:
         masks = {
-            group: pd.concat([run.personal for run in group.used])
+            group: pd.concat([run.personalized_entries for run in group.reported_runs])
             for rivals in self.ranked.values()
             for group in rivals
         }
@@ -431,11 +444,11 @@ class Drawing:
             "hovertemplate": "%{y}, to round %{x}: %{customdata} entries, %{z} %<extra></extra>"
         }
         line = self._look(group, mode="lines+markers", x=ends, y=_numbers(entries.sum()), meta=None)
-        totals = {run.summary.get("parameters") for run in group.used}
+        totals = {run.summary.get("parameters") for run in group.reported_runs}
         whole = totals.pop() if len(totals) == 1 else None
         return _figure(
             group.setting,
-            {"method": clip(group.method, 60)},
+            {"method": clip_text(group.method, 60)},
             [line | {"hovertemplate": "%{y}<extra></extra>"}, heat],
             "Above: personalised entries in all"
             + (f", of {whole:,} parameters" if isinstance(whole, int) else ""),
@@ -453,7 +466,7 @@ class Drawing:
 
     def _cost(self) -> Figures:
         for (setting, rivals), (key, title) in itertools.product(
-            self.ranked.items(), [*OVER.items()][1:]
+            self.ranked.items(), [*AXIS_TITLES.items()][1:]
         ):
             costs = {group: float(self.totals[group][key].iloc[-1]) for group in rivals}
             costs = {
@@ -559,7 +572,7 @@ def _log_ticks(most: float) -> dict[str, Any]:
 
 def _label(text: str) -> str:
     """Text as plotly shows it: it reads a few tags in all that it writes."""
-    return escape(clip(text, 60), quote=False)
+    return escape(clip_text(text, 60), quote=False)
 
 
 def _numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
