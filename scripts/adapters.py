@@ -80,13 +80,13 @@ def measure(order: dict[str, int | str]) -> dict[str, float]:
     own = engine.Engine(str(order["backend"]), precision=str(order["precision"]))  # type: ignore[arg-type]
     runner, state, before = (
         engine.make(own, net, device),
-        engine.begin(method, net, clients, device),
+        engine.make_initial_state(method, net, clients, device),
         resident(),
     )
     cohorts, spent = list(torch.arange(clients).split(int(order["cohort"]))), []
     for cohort in cohorts:
         started = time.perf_counter()
-        state, _ = engine.play(runner, method, fed, state, cohort.tolist(), local, 0)
+        state, _ = engine.play_round(runner, method, fed, state, cohort.tolist(), local, 0)
         spent.append((time.perf_counter() - started) / len(cohort) / steps)
     states = sum(map(tree.nbytes, state.rows.trees)) / 2**20
     return {"states": states, "peak": resident() - before, "step": sorted(spent)[len(spent) // 2]}

@@ -68,11 +68,11 @@ def counted(name: str) -> tuple[str, ...]:
         engine.make(engine.Engine("loop"), net, torch.device("cpu")),
         torch.device("cpu"),
     )
-    state = engine.begin(method, net, 4, device)
+    state = engine.make_initial_state(method, net, 4, device)
     for cohort in ([0, 1], [0, 1]):
-        state, outcome = engine.play(backend, method, federation, state, cohort, local, 0)
+        state, outcome = engine.play_round(backend, method, federation, state, cohort, local, 0)
     kept = tree.size(state.rows.initial["client"])
-    counts = round(outcome.sent.values_down / 2), round(outcome.sent.values_up / 2), kept
+    counts = round(outcome.traffic.values_down / 2), round(outcome.traffic.values_up / 2), kept
     return *(f"{count:,}" for count in counts), method.server_sees
 
 

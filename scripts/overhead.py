@@ -20,6 +20,7 @@ import time
 from bench.task import LOCAL, Task
 from fedpfl import engine, models
 from fedpfl.engine.backends.selection import device as find_device
+from fedpfl.engine.calls import EvalCall
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from methods_table import configured
@@ -48,20 +49,23 @@ def main() -> None:
     names = ["fedavg", *(name for name in names if name != "fedavg")]
     methods = {name: configured(name) for name in names}
     states = {
-        name: engine.begin(method, net, fed.clients, device) for name, method in methods.items()
+        name: engine.make_initial_state(method, net, fed.clients, device)
+        for name, method in methods.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    (cohort,) = engine.cohorts(42, fed.clients, 0.1, 1)
+    (cohort,) = engine.draw_cohorts(42, fed.clients, 0.1, 1)
     for number in range(args.warm_up + args.rounds):
         for name, method in methods.items():
             started = time.perf_counter()
-            states[name], _ = engine.play(backend, method, fed, states[name], cohort, LOCAL, 42)
+            states[name], _ = engine.play_round(
+                backend, method, fed, states[name], cohort, LOCAL, 42
+            )
             if number >= args.warm_up:
                 seconds[name].append(time.perf_counter() - started)
     evaluation = {}
     for name, method in methods.items():
         started = time.perf_counter()
-        backend.evaluate(method, fed, copy.copy(states[name]), list(range(fed.clients)))
+        backend.evaluate(EvalCall(method, fed, copy.copy(states[name]), list(range(fed.clients))))
         evaluation[name] = time.perf_counter() - started
     print(
         "| method | seconds per round | x FedAvg | evaluating all clients, seconds |\n| --- | --- | --- | --- |"

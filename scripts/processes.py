@@ -52,12 +52,14 @@ def measure(task: Task, workers: int, sampled: bool) -> None:
     net = models.build(task.model, federation.shape, federation.classes, 42)
     backend = ranks.over(engine.make(engine.Engine("loop", workers=workers), net, cpu), cpu)
     method, cohorts = FedOBP(q=0.99993), task.cohorts()
-    state = engine.begin(method, net, federation.clients, cpu)
-    state, _ = engine.play(backend, method, federation, state, cohorts[-1], LOCAL, 42)  # warm up
+    state = engine.make_initial_state(method, net, federation.clients, cpu)
+    state, _ = engine.play_round(
+        backend, method, federation, state, cohorts[-1], LOCAL, 42
+    )  # warm up
     held = Held() if sampled else None
     begun = time.perf_counter()
     for cohort in cohorts[: task.rounds]:
-        state, _ = engine.play(backend, method, federation, state, cohort, LOCAL, 42)
+        state, _ = engine.play_round(backend, method, federation, state, cohort, LOCAL, 42)
     seconds = time.perf_counter() - begun
     samples = (
         sum(int(federation.train_sizes[cohort].sum()) for cohort in cohorts[: task.rounds])

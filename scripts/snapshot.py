@@ -17,7 +17,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fedpfl.engine import Engine, Tuning, make
+from fedpfl.engine import Engine, FineTuning, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from tests.conftest import BACKENDS, CASES, CPU, LOCAL, federate, flatten, rounds, tiny
@@ -31,7 +32,7 @@ def record(name: str, values: dict, norm: bool, backend: str) -> dict[str, Tenso
     method, net, engine = METHODS[name](**values), tiny(norm), Engine(backend)
     states, outcomes = rounds(method, net, FEDERATION, COHORTS, engine=engine)
     judge = make(engine, net, CPU)
-    tunings = {"plain": None, "tuned": Tuning(LOCAL, Draws(0, "finetune", 2))}
+    tunings = {"plain": None, "tuned": FineTuning(LOCAL, Draws(0, "finetune", 2))}
     found = {
         "state": dict(enumerate(states[1:])),
         "outcome": [
@@ -41,12 +42,12 @@ def record(name: str, values: dict, norm: bool, backend: str) -> dict[str, Tenso
                 "loss": o.loss,
                 "finite": o.finite,
                 "measures": o.metrics,
-                **o.sent._asdict(),
+                **o.traffic._asdict(),
             }
             for o in outcomes
         ],
         "judged": {
-            k: judge.evaluate(method, FEDERATION, states[-1], EVERYONE, tuning)
+            k: judge.evaluate(EvalCall(method, FEDERATION, states[-1], EVERYONE, tuning))
             for k, tuning in tunings.items()
         },
     }

@@ -104,7 +104,7 @@ class Task:
         self.folder.mkdir(parents=True)
         (self.folder / "split.json").write_text(json.dumps(split))
         np.savez(self.folder / "images.npz", x=images.x.numpy(), y=images.y.numpy())
-        cohorts = list(engine.cohorts(42, self.clients, self.share, self.rounds))
+        cohorts = list(engine.draw_cohorts(42, self.clients, self.share, self.rounds))
         told = {
             name: getattr(self, name)
             for name in ("rounds", "epochs", "batch", "lr", "share", "device")

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Local, Outcome, State
-from fedpfl.engine.backend import EvalCall, met
+from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.store import Rows
 from fedpfl.engine.training.jobs import EvalJob
-from fedpfl.engine.training.participation import One, evaluation
+from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.ground import tree
 from fedpfl.methods import FACTS, METHODS, STORED, Method
 from fedpfl.methods.shared import neurons
@@ -329,8 +329,11 @@ def trajectory(*args: Any, **kwargs: Any) -> list[State]:
 def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> EvalJob:
     """What a client is evaluated by between rounds: its parameters and statistics."""
     job = next(
-        evaluation(
-            met(EvalCall(method, federation, state, [client])), One(client), net, nullcontext
+        run_evaluation(
+            with_before_turn(EvalCall(method, federation, state, [client])),
+            OneClient(client),
+            net,
+            nullcontext,
         )
     )
     assert isinstance(job, EvalJob)

@@ -104,8 +104,8 @@ class Run(Plan):
         """Draw the clients of one round after the other; of a private run in secret."""
         given = self.federation.clients, self.drawn, self.settings.rounds, self.poisson
         if self.secret and self.account and self.account.noise:
-            return engine.secret_cohorts(self.secret, *given)
-        return engine.cohorts(self.settings.seed, *given)
+            return engine.draw_secret_cohorts(self.secret, *given)
+        return engine.draw_cohorts(self.settings.seed, *given)
 
     @property
     def poisson(self) -> bool:
@@ -117,7 +117,11 @@ class Run(Plan):
         """Return how many clients a round is meant for."""
         settings = self.settings
         return len(
-            next(engine.cohorts(settings.seed, self.federation.clients, settings.participation, 1))
+            next(
+                engine.draw_cohorts(
+                    settings.seed, self.federation.clients, settings.participation, 1
+                )
+            )
         )
 
     @property
@@ -166,7 +170,9 @@ def _plan(config: dict[str, Any]) -> Plan:
         "method",
     )
     if method.own_steps and not parts["local"].plain:
-        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))
+        raise FedpflError(
+            engine.unused_optimizer_text(f"method={config['method']['name']}", parts["local"])
+        )
     for part in (_model, _adapter, _partition, _source):
         part(config)
     parts["system"] = _system(config, parts["local"])
@@ -237,7 +243,7 @@ def build_run(
     settings, config, device = plan.settings, plan.config, plan.device
     source, given = _source(config), _model(config)
     if settings.metrics:
-        engine.measures.library()  # raises where it is absent
+        engine.measures.import_torchmetrics()  # raises where it is absent
 
     def load() -> tuple[datasets.Samples, str, np.ndarray]:
         with seeded_by_key("dataset"):  # a reader of a user's may draw
@@ -406,9 +412,9 @@ def _account(plan: Plan, federation: Federation, net: Net) -> Account | None:
             "or a network without BatchNorm"
         )
     server, client = method.init(net.params, net.parts)
-    engine.reference(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
+    engine.untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
     given = settings.seed, federation.clients, settings.participation, settings.rounds
-    cohort = len(next(engine.cohorts(*given)))
+    cohort = len(next(engine.draw_cohorts(*given)))
     return Account(own, federation.clients, cohort, settings.rounds)
 
 

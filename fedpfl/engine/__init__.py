@@ -3,51 +3,51 @@ backends.
 """
 
 from fedpfl.engine import measures
-from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.backends.autotune import choose
+from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.selection import check, make, slow
-from fedpfl.engine.clock import Clock, timed
-from fedpfl.engine.keys import cohorts, impure, secret_cohorts
-from fedpfl.engine.masks import compared
-from fedpfl.engine.pace import Pace, pace
-from fedpfl.engine.protect import clipping, reference
-from fedpfl.engine.round import Outcome, play
-from fedpfl.engine.state import State, begin, participants
-from fedpfl.engine.stopping import Stopping, pick
+from fedpfl.engine.clock import Clock, play_timed_round
+from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts, find_global_draws
+from fedpfl.engine.masks import compare_masks
+from fedpfl.engine.precision_timing import PrecisionTimes, time_precisions
+from fedpfl.engine.protect import make_privacy_state, untrained_upload
+from fedpfl.engine.round import Outcome, play_round
+from fedpfl.engine.state import State, count_participants, make_initial_state
+from fedpfl.engine.stopping import Stopping, pick_cohort
 from fedpfl.engine.store import SPARE, Store
-from fedpfl.engine.training.hook_checks import asked, unseen
-from fedpfl.engine.training.sgd import Local, Tuning, own_steps
+from fedpfl.engine.training.hook_checks import vmap_advice, with_hook_checks
+from fedpfl.engine.training.sgd import FineTuning, Local, unused_optimizer_text
 
 __all__ = [
     "SPARE",
     "Backend",
     "Clock",
     "Engine",
+    "FineTuning",
     "Local",
     "Outcome",
-    "Pace",
+    "PrecisionTimes",
     "State",
     "Stopping",
     "Store",
-    "Tuning",
-    "asked",
-    "begin",
     "check",
     "choose",
-    "clipping",
-    "cohorts",
-    "compared",
-    "impure",
+    "compare_masks",
+    "count_participants",
+    "draw_cohorts",
+    "draw_secret_cohorts",
+    "find_global_draws",
     "make",
+    "make_initial_state",
+    "make_privacy_state",
     "measures",
-    "own_steps",
-    "pace",
-    "participants",
-    "pick",
-    "play",
-    "reference",
-    "secret_cohorts",
+    "pick_cohort",
+    "play_round",
+    "play_timed_round",
     "slow",
-    "timed",
-    "unseen",
+    "time_precisions",
+    "untrained_upload",
+    "unused_optimizer_text",
+    "vmap_advice",
+    "with_hook_checks",
 ]

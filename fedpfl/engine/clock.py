@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Backend, Participation
+from fedpfl.engine.backends.backend import Backend
+from fedpfl.engine.calls import Participation, TrainCall
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.round import Load, Outcome, Sent, no_outcome, play, travelled
+from fedpfl.engine.round import (
+    Outcome,
+    RoundTraffic,
+    TurnLoad,
+    count_traffic,
+    empty_outcome,
+    play_round,
+)
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
 from fedpfl.engine.training.sgd import Local
@@ -36,7 +44,7 @@ class Clock:
     amounts: Mapping[int, int]
 
 
-class Fates(NamedTuple):
+class CohortForecast(NamedTuple):
     """Tell what becomes of a cohort.
 
     takes: who takes part, and by which values it trains. late: who was not done in time: left out,
@@ -48,10 +56,10 @@ class Fates(NamedTuple):
     takes: dict[int, Local]
     late: set[int]
     waits: bool
-    sent: Sent
+    traffic: RoundTraffic
 
 
-def timed(
+def play_timed_round(
     clock: Clock,
     size: int,
     backend: Backend,
@@ -76,24 +84,24 @@ def timed(
         """Take clients through all but the training."""
         turn = Turn(clients, trains=False)
         return backend.participate(
-            method, federation, state, clients, local, draws, False, turn, None, counted
+            TrainCall(method, federation, state, clients, local, draws, False, turn, None, counted)
         )
 
     def load(
         clients: list[int], counted: tuple[Local, ...]
     ) -> tuple[list[dict[Local, float]], dict[str, Tensor]]:
         part = dry(clients, counted)
-        moved = tree.fetch(travelled(part, state, len(clients), stops))
-        return [dict(zip(counted, row, strict=True)) for row in part.operations.tolist()], moved
+        moved = tree.fetch(count_traffic(part, state, len(clients), stops))
+        return [dict(zip(counted, row, strict=True)) for row in part.flops.tolist()], moved
 
-    fates = foresee(clock, size, cohort, local, seed, number, load)
+    fates = forecast_cohort(clock, size, cohort, local, seed, number, load)
     if fates.takes:
         paces = {client: own for client, own in fates.takes.items() if own != local}
         about = backend, method, federation, state, sorted(fates.takes), local, seed, stopping
-        state, outcome = play(*about, paces)
+        state, outcome = play_round(*about, paces)
     else:
-        state, outcome = replace(state, round=number), no_outcome(dry(cohort[:1], ()).metrics)
-    seconds = math.fsum(max(_seconds(clock, one), default=0.0) for one in outcome.loads)
+        state, outcome = replace(state, round=number), empty_outcome(dry(cohort[:1], ()).metrics)
+    seconds = math.fsum(max(_seconds(clock, one), default=0.0) for one in outcome.turn_loads)
     if fates.waits:
         seconds = max(seconds, clock.system.deadline or 0.0)
     columns = {
@@ -101,10 +109,10 @@ def timed(
         "dropped": len(cohort) - len(fates.takes),
         "late": len(fates.late),
     }
-    return state, replace(outcome, sent=outcome.sent + fates.sent), columns
+    return state, replace(outcome, traffic=outcome.traffic + fates.traffic), columns
 
 
-def foresee(
+def forecast_cohort(
     clock: Clock,
     size: int,
     cohort: Sequence[int],
@@ -114,7 +122,7 @@ def foresee(
     load: Callable[
         [list[int], tuple[Local, ...]], tuple[list[dict[Local, float]], dict[str, Tensor]]
     ],
-) -> Fates:
+) -> CohortForecast:
     """Decide who takes part in round `number`, before anybody trains.
 
     load: tells of clients the operations by each of some values, and what they move. Downloads and
@@ -134,7 +142,9 @@ def foresee(
     left = [client for client in there if client not in lost]
     whole = {client: local.less(clock.amounts.get(client, local.amount)) for client in there}
     if system.deadline is None and not lost and len(left) <= size:
-        return Fates({client: whole[client] for client in left}, set(), False, Sent())
+        return CohortForecast(
+            {client: whole[client] for client in left}, set(), False, RoundTraffic()
+        )
 
     counted = _cuts(local, system.late == "partial") | dict.fromkeys(whole.values())
     operations, moved = load(there, tuple(counted))
@@ -153,17 +163,19 @@ def foresee(
     late = {client for client in left if takes.get(client) != whole[client]}
     waits = len(takes) < min(size, len(left))
     first = sorted(takes, key=ends.__getitem__)[:size]
-    sent = Sent()
+    sent = RoundTraffic()
     for place, client in enumerate(there):
         if client not in first:
-            told = {name: int(moved[name][place]) for name in Sent._fields}
-            sent += Sent(**told | ({"values_up": 0, "bits_up": 0} if client in lost else {}))
-    return Fates(
+            told = {name: int(moved[name][place]) for name in RoundTraffic._fields}
+            sent += RoundTraffic(
+                **told | ({"values_up": 0, "bits_up": 0} if client in lost else {})
+            )
+    return CohortForecast(
         {client: takes[client] for client in first}, late | {*takes} - {*first}, waits, sent
     )
 
 
-def _seconds(clock: Clock, load: Load) -> list[float]:
+def _seconds(clock: Clock, load: TurnLoad) -> list[float]:
     """Return how long each client of a turn takes."""
     own = load.operations[:, 0], load.moved["bits_down"], load.moved["bits_up"]
     counts = zip(load.clients, *(each.tolist() for each in own), strict=True)

@@ -27,11 +27,11 @@ _impure: list[
 
 
 def generator(*key: Key) -> torch.Generator:
-    """A fresh CPU generator, seeded by a hash of `key`."""
+    """A fresh CPU generator, seeded_by_key by a hash of `key`."""
     return torch.Generator().manual_seed(hash_key(key))
 
 
-def cohorts(
+def draw_cohorts(
     seed: int, clients: int, participation: float, rounds: int, poisson: bool = False
 ) -> Iterator[list[int]]:
     """Draw the clients of one round after the other, each uniformly without replacement, ascending.
@@ -49,7 +49,7 @@ def cohorts(
         yield sorted(stream.sample(range(clients), size))
 
 
-def secret_cohorts(
+def draw_secret_cohorts(
     secret: Secret, clients: int, participation: float, rounds: int, poisson: bool = False
 ) -> Iterator[list[int]]:
     """Draw cohorts as `cohorts` does, but from a secret: privacy is amplified by not knowing who
@@ -102,7 +102,9 @@ class Draws:
 
 
 @contextmanager
-def watched(method: Any, *key: Key, network_draws: Collection[str] = ()) -> Iterator[None]:
+def track_global_draws(
+    method: Any, *key: Key, network_draws: Collection[str] = ()
+) -> Iterator[None]:
     """Make what a method's hooks draw from the generators of the process a function of `key`, and
     remember it.
 
@@ -115,10 +117,10 @@ def watched(method: Any, *key: Key, network_draws: Collection[str] = ()) -> Iter
         except SystemExit as error:
             raise as_exception(error) from error
         names = [name for name in drawn() if name not in network_draws]
-        if names and not impure(method):
+        if names and not find_global_draws(method):
             _impure.append((method, names))
 
 
-def impure(method: Any) -> list[str]:
+def find_global_draws(method: Any) -> list[str]:
     """Return which generators of the process a method has drawn from: torch, numpy, random."""
     return next((names for known, names in _impure if known == method), [])

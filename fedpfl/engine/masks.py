@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.backends import ranks
-from fedpfl.engine.keys import watched
+from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.state import State
-from fedpfl.engine.training.hook_checks import asked
+from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.ground import tree
 from fedpfl.methods import Method
 
@@ -20,7 +20,7 @@ EXACT = 2**24
 """Up to which float32 counts exactly."""
 
 
-def compared(method: Method, state: State) -> dict[str, Any] | None:
+def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
     """Compare the masks of the clients that took part; None where the method has none, or there are
     no clients.
 
@@ -30,8 +30,8 @@ def compared(method: Method, state: State) -> dict[str, Any] | None:
     """
     if type(method).masks is Method.masks:
         return None
-    hooks = asked(method)
-    with watched(method, "masks", state.round):
+    hooks = with_hook_checks(method)
+    with track_global_draws(method, "masks", state.round):
         own = [
             {
                 "who": torch.tensor(client),

@@ -23,7 +23,7 @@ BINS = 15
 
 
 @functools.cache
-def library() -> Any:
+def import_torchmetrics() -> Any:
     """Return torchmetrics' functions for classifications. Raises FedpflError where it is not
     installed.
     """
@@ -40,14 +40,16 @@ def library() -> Any:
 
 def _f1(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
     classes = shares.shape[1]
-    return library().multiclass_f1_score(
+    return import_torchmetrics().multiclass_f1_score(
         predicted, y, classes, average="macro", validate_args=False
     )
 
 
 def _balanced(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
     classes = shares.shape[1]
-    each = library().multiclass_recall(predicted, y, classes, average="none", validate_args=False)
+    each = import_torchmetrics().multiclass_recall(
+        predicted, y, classes, average="none", validate_args=False
+    )
     return each[y.unique()].mean()
 
 
@@ -56,14 +58,14 @@ def _auroc(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
     if len(held) < 2:
         return shares.new_tensor(torch.nan)
     each = [
-        library().binary_auroc(shares[:, one], (y == one).long(), validate_args=False)
+        import_torchmetrics().binary_auroc(shares[:, one], (y == one).long(), validate_args=False)
         for one in held
     ]
     return torch.stack(each).mean()
 
 
 def _ece(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    return library().multiclass_calibration_error(
+    return import_torchmetrics().multiclass_calibration_error(
         shares, y, shares.shape[1], n_bins=BINS, validate_args=False
     )
 
@@ -83,7 +85,7 @@ calibration error.
 """
 
 
-def measured(names: Sequence[str], logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+def compute_measures(names: Sequence[str], logits: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Return a client's measures as shares, float32; nan where one is undefined.
 
     logits: `[samples, classes]`. y: `[samples]`.

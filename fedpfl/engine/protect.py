@@ -17,7 +17,7 @@ from fedpfl.methods import Method
 from fedpfl.privacy import Account, Secret, noise, protected
 
 
-class Protected(NamedTuple):
+class ProtectedUploads(NamedTuple):
     """Hold uploads whose mean is what the server may see, how they were made, and what is noted of
     each client.
 
@@ -29,14 +29,14 @@ class Protected(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-def clipping(account: Account | None, device: torch.device) -> dict[str, Tensor]:
+def make_privacy_state(account: Account | None, device: torch.device) -> dict[str, Tensor]:
     """Return `State.privacy` before round 1: the bound on updates where it moves."""
     if account is None or account.privacy.quantile is None:
         return {}
     return {"clip": torch.tensor(account.privacy.clip, dtype=torch.float64, device=device)}
 
 
-def protect(
+def protect_uploads(
     account: Account,
     method: Method,
     state: tuple[Tree, dict[str, Tree], Tree],
@@ -44,7 +44,7 @@ def protect(
     uploads: Tree | None,
     secret: Secret,
     number: int,
-) -> Protected:
+) -> ProtectedUploads:
     """Protect the uploads of a cohort `[cohort, ...]`. Each is shifted by the same noise, so that
     their mean is, too.
 
@@ -54,7 +54,7 @@ def protect(
     changes nothing.
     secret: from which the noise of round `number` is drawn.
     """
-    privacy, known = account.privacy, reference(method, *state)
+    privacy, known = account.privacy, untrained_upload(method, *state)
     device, present = tree.leaves(known)[0].device, 0
     if uploads is None:
         uploads = tree.stack([known])
@@ -80,10 +80,12 @@ def protect(
         spread = account.count_noise * float(secret.draw_normal(1, "count", number)[0])
         share = (centred + spread) / account.cohort + 0.5
         own = {"clip": clip * torch.exp(-privacy.rate * (share - privacy.quantile))}
-    return Protected(uploads, own, metrics)
+    return ProtectedUploads(uploads, own, metrics)
 
 
-def reference(method: Method, server: Tree, client: dict[str, Tree], statistics: Tree) -> Tree:
+def untrained_upload(
+    method: Method, server: Tree, client: dict[str, Tree], statistics: Tree
+) -> Tree:
     """Return what a client that never took part would upload if it did not train: whoever knows the
     server knows it.
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import stopping as early
-from fedpfl.engine.backend import Backend, Counts, Participation, TrainCall, arithmetic, met
-from fedpfl.engine.keys import Draws, generator, watched
-from fedpfl.engine.protect import Protected, protect
+from fedpfl.engine.backends.backend import Backend, reproducible_arithmetic
+from fedpfl.engine.calls import Counts, Participation, TrainCall, with_before_turn
+from fedpfl.engine.keys import Draws, generator, track_global_draws
+from fedpfl.engine.protect import ProtectedUploads, protect_uploads
 from fedpfl.engine.state import State
-from fedpfl.engine.stopping import Stopping
-from fedpfl.engine.training.hook_checks import asked, difference
-from fedpfl.engine.training.hook_checks import kept as named
+from fedpfl.engine.stopping import Stopping, update_stopping
+from fedpfl.engine.training.hook_checks import describe_form_change, with_hook_checks
+from fedpfl.engine.training.hook_checks import persistent_entries as named
 from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
@@ -26,7 +26,7 @@ from fedpfl.methods import Method, Turn
 from fedpfl.privacy import Account, Secret
 
 
-class Sent(NamedTuple):
+class RoundTraffic(NamedTuple):
     """Count what travelled, summed over clients."""
 
     values_down: int = 0
@@ -34,12 +34,12 @@ class Sent(NamedTuple):
     bits_down: int = 0
     bits_up: int = 0
 
-    def __add__(self, other: tuple[int, ...]) -> Sent:  # type: ignore[override]
+    def __add__(self, other: tuple[int, ...]) -> RoundTraffic:  # type: ignore[override]
         """Add up what was sent at two times."""
-        return Sent(*map(sum, zip(self, other, strict=True)))
+        return RoundTraffic(*map(sum, zip(self, other, strict=True)))
 
 
-class Load(NamedTuple):
+class TurnLoad(NamedTuple):
     """Hold what each client of a turn has computed, `[clients, 1]`, and moved, `[clients]` by
     fields of Sent.
     """
@@ -68,13 +68,13 @@ class Outcome:
     loss: Tensor
     trained: Tensor
     finite: Tensor
-    sound: bool
-    sent: Sent
+    state_is_finite: bool
+    traffic: RoundTraffic
     metrics: dict[str, float | None]
-    loads: list[Load] = field(default_factory=list)
+    turn_loads: list[TurnLoad] = field(default_factory=list)
 
 
-def play(
+def play_round(
     backend: Backend,
     method: Method,
     federation: Federation,
@@ -110,11 +110,11 @@ def play(
     stopping = stopping if state.stopping else None
     sent, parts, order, kept, spent = [], [], list[int](), [], []
     looked_at, random = (
-        asked(method, None, state.rows.initial["client"]),
+        with_hook_checks(method, None, state.rows.initial["client"]),
         generator(seed, "aggregate", number),
     )
     hooks = method if state.round else looked_at
-    with watched(method, seed, "turns", number, "process"):
+    with track_global_draws(method, seed, "turns", number, "process"):
         turns = looked_at.turns(
             state.round, cohort, federation.clients, generator(seed, "turns", number)
         )
@@ -136,20 +136,20 @@ def play(
             stops,
             turn if turn.survey else None,
         )
-        part = backend.participate(*call) if paces is None else _paced(backend, call, paces)
+        part = backend.participate(call) if paces is None else _paced(backend, call, paces)
         clients = (
-            part.numbers.tolist() if len(part.numbers) < len(turn.clients) else turn.clients
+            part.client_ids.tolist() if len(part.client_ids) < len(turn.clients) else turn.clients
         )  # who has answered
-        sent.append(travelled(part, state, len(clients), stops))
-        spent.append((clients, part.operations))
+        sent.append(count_traffic(part, state, len(clients), stops))
+        spent.append((clients, part.flops))
 
         samples = federation.train_sizes[clients].double()
         weight = tree.send((samples / samples.sum()).float(), federation.x.device)
         if account:
             part, state, weight = _private(account, method, state, part, secret)
         with (
-            watched(method, seed, "aggregate", number, "process"),
-            arithmetic(federation.x.device, backend.engine.precision),
+            track_global_draws(method, seed, "aggregate", number, "process"),
+            reproducible_arithmetic(federation.x.device, backend.engine.precision),
         ):
             if turn.survey:
                 server, own = turn.survey(state.server, state.client(clients), part.uploads)
@@ -159,7 +159,7 @@ def play(
                     "trained": part.trained,
                     "statistics": part.buffers,
                 }
-                own, net = {**part.clients, **facts}, backend.net.bind(state.server_buffers)
+                own, net = {**part.client_states, **facts}, backend.net.bind(state.server_buffers)
                 server, own = hooks.aggregate(state.server, own, net, part.uploads, weight, random)
         own = named(own, state.rows.initial["client"])
         _keep_form(
@@ -173,17 +173,23 @@ def play(
         state = _noted(state, part, clients, weight)
         kept += [own, tree.select(part.buffers, state.rows.initial["buffers"])]
         if stopping:
-            state = replace(state, stopping=early.after(stopping, state, federation, clients, part))
+            state = replace(
+                state, stopping=update_stopping(stopping, state, federation, clients, part)
+            )
         parts.append({**part._asdict(), "finite": _finite(part)})
         order += clients
 
     sound = _all_finite([state.server, state.server_buffers, *kept])
-    loads = [Load(*own, moved) for own, moved in zip(spent, sent, strict=True)]
+    loads = [TurnLoad(*own, moved) for own, moved in zip(spent, sent, strict=True)]
     return replace(state, round=number), _outcome(order, parts, sound, loads, paces is not None)
 
 
 def _outcome(
-    order: list[int], parts: list[dict[str, Tree]], sound: Tensor, loads: list[Load], counted: bool
+    order: list[int],
+    parts: list[dict[str, Tree]],
+    sound: Tensor,
+    loads: list[TurnLoad],
+    counted: bool,
 ) -> Outcome:
     """Put together what turns brought back, of clients in this order; one copy to the host, as a
     GPU is waited for.
@@ -202,17 +208,22 @@ def _outcome(
     metrics: dict[str, float | None] = {}
     for name, value in whole.pop("metrics").items():
         metrics[name] = float(value.double().mean())
-    sent = Sent(
+    sent = RoundTraffic(
         **{
             name: sum(int(own[name].sum()) for own in known["sent"].values())
-            for name in Sent._fields
+            for name in RoundTraffic._fields
         }
     )
     loads = [
         load._replace(moved=known["sent"][place]) for place, load in enumerate(loads) if counted
     ]
     return Outcome(
-        sorted(order), **whole, sound=bool(known["sound"]), sent=sent, metrics=metrics, loads=loads
+        sorted(order),
+        **whole,
+        state_is_finite=bool(known["sound"]),
+        traffic=sent,
+        metrics=metrics,
+        turn_loads=loads,
     )
 
 
@@ -229,13 +240,13 @@ def _private(
 
 def _protect_uploads(
     account: Account, method: Method, state: State, uploads: Tree | None, secret: Secret | None
-) -> Protected:
+) -> ProtectedUploads:
     """Protect a round's uploads, None where nobody was drawn."""
     assert secret, "privacy needs a secret to draw from"
     initial = state.rows.initial
     statistics = {**state.server_buffers, **initial["buffers"]}
     known = state.server, initial["client"], statistics
-    return protect(account, method, known, state.privacy, uploads, secret, state.round + 1)
+    return protect_uploads(account, method, known, state.privacy, uploads, secret, state.round + 1)
 
 
 def _is_one_release(turns: Sequence[Turn], cohort: list[int]) -> bool:
@@ -264,13 +275,15 @@ def _play_without_cohort(
     # `aggregate`.
     server = tree.mean(made.uploads, torch.ones(1, device=federation.x.device))
     draws, turn = Draws(seed, "train", number), Turn([0], trains=False)
-    dry = backend.participate(method, federation, state, [0], local, draws, False, turn, None, ())
+    dry = backend.participate(
+        TrainCall(method, federation, state, [0], local, draws, False, turn, None, ())
+    )
     metrics = {**dry.metrics, **made.metrics}
     state = replace(state, round=number, server=server, privacy=made.state)
-    return state, replace(no_outcome(metrics), sound=bool(_all_finite([server])))
+    return state, replace(empty_outcome(metrics), state_is_finite=bool(_all_finite([server])))
 
 
-def no_outcome(metrics: Iterable[str]) -> Outcome:
+def empty_outcome(metrics: Iterable[str]) -> Outcome:
     """Return the outcome of a round in which nobody takes part. metrics: the method's own columns."""
     none = torch.zeros(0)
     nobody = Counts(none, none, none)
@@ -281,8 +294,8 @@ def no_outcome(metrics: Iterable[str]) -> Outcome:
         loss=none,
         trained=none > 0,
         finite=none > 0,
-        sound=True,
-        sent=Sent(),
+        state_is_finite=True,
+        traffic=RoundTraffic(),
         metrics=dict.fromkeys(metrics),
     )
 
@@ -292,28 +305,31 @@ def _paced(backend: Backend, call: TrainCall, paces: Mapping[int, Local]) -> Par
     groups: dict[Local, list[int]] = {}
     for place, client in enumerate(call.clients):
         groups.setdefault(paces.get(client, call.local), []).append(place)
-    call, parts = met(call), []
+    call, parts = with_before_turn(call), []
     for local, places in groups.items():
         clients, rows = [call.clients[place] for place in places], torch.tensor(places)
-        own = call._replace(
+        own = replace(
+            call,
             clients=clients,
             local=local,
-            counted=(local,),
-            laid=call.laid and tree.take(call.laid, rows),
+            flop_settings=(local,),
+            overlay=call.overlay and tree.take(call.overlay, rows),
         )
-        parts.append(backend.participate(*own))
+        parts.append(backend.participate(own))
     if len(parts) == 1:
         return parts[0]
     order = torch.tensor([place for places in groups.values() for place in places])
     return tree.take(tree.map(lambda *leaves: torch.cat(leaves), *parts), order.argsort())
 
 
-def travelled(part: Participation, state: State, clients: int, stopping: bool) -> dict[str, Tensor]:
+def count_traffic(
+    part: Participation, state: State, clients: int, stopping: bool
+) -> dict[str, Tensor]:
     """Count what each client of a turn gets and sends, `[clients]`, as fields of Sent."""
     extra: int | Tensor = 0  # averaged statistics travel both ways
     for role, buffers in state.server_buffers.items():
         floating = tree.map(Tensor.is_floating_point, buffers)
-        if moved := part.updated.get(role):
+        if moved := part.updated_buffers.get(role):
             pairs = zip(tree.leaves(floating), tree.leaves(moved), strict=True)
             extra = extra + sum(flags.view(clients, -1).sum(1) for counts, flags in pairs if counts)
         else:
@@ -347,7 +363,7 @@ def _noted(state: State, part: Participation, clients: list[int], weight: Tensor
     for role, old in state.server_buffers.items():
         stacked = part.buffers[role]
         shared[role] = tree.map(
-            mean, old, stacked, part.updated.get(role) or tree.full_like(stacked, True)
+            mean, old, stacked, part.updated_buffers.get(role) or tree.full_like(stacked, True)
         )
     return replace(state, server_buffers=shared)
 
@@ -360,7 +376,7 @@ def _keep_form(
         ("server", server, state.server),
         ("client", tree.take(clients, 0), state.rows.initial["client"]),
     ):
-        if told := difference(new, old):
+        if told := describe_form_change(new, old):
             raise MethodError(
                 f"{type(method).__name__}.{hook} returned a {whose} state in another form than init's, {told}; "
                 "it must return one with the same names, shapes and dtypes"
@@ -374,7 +390,7 @@ def _finite(part: Participation) -> Tensor:
     """
     finite = part.loss.isfinite() & part.before.loss.isfinite() & part.after.loss.isfinite()
     for leaf in tree.leaves(
-        {"uploads": part.uploads, "clients": part.clients, "buffers": part.buffers}
+        {"uploads": part.uploads, "clients": part.client_states, "buffers": part.buffers}
     ):
         if leaf.is_floating_point():
             finite &= leaf.flatten(1).sum(1).isfinite() if leaf.dim() > 1 else leaf.isfinite()

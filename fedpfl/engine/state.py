@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedpfl.engine.keys import cohorts, generator, watched
+from fedpfl.engine.keys import draw_cohorts, generator, track_global_draws
 from fedpfl.engine.store import Rows, Store
-from fedpfl.engine.training.hook_checks import asked
+from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
@@ -78,7 +78,7 @@ class State:
         return {**shared, **self.rows.take("buffers", client)}
 
 
-def participants(
+def count_participants(
     method: Method,
     seed: int,
     clients: int,
@@ -95,11 +95,11 @@ def participants(
     """
     seen: set[int] = set()
     drawn = 0
-    for played, cohort in enumerate(cohorts(seed, clients, participation, rounds, poisson)):
+    for played, cohort in enumerate(draw_cohorts(seed, clients, participation, rounds, poisson)):
         drawn += len(cohort)
         if drawn > 10 * clients:  # all but 1 in 20,000 have been there
             return clients
-        hooks = method if played else asked(method)
+        hooks = method if played else with_hook_checks(method)
         for turn in hooks.turns(played, cohort, clients, generator(seed, "turns", played + 1)):
             seen.update(turn.clients)
         if len(seen) == clients:
@@ -107,7 +107,7 @@ def participants(
     return min(clients, max(len(seen), drawn)) if stopping else len(seen)
 
 
-def begin(
+def make_initial_state(
     method: Method,
     net: Net,
     clients: int,
@@ -134,10 +134,10 @@ def begin(
             "alone; leave out state.sharded=true"
         )
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
-    with watched(method, seed, "init", "process"):
+    with track_global_draws(method, seed, "init", "process"):
         parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)
-        server, client = asked(method).init(params, parts)
-        method = asked(method, net, client)
+        server, client = with_hook_checks(method).init(params, parts)
+        method = with_hook_checks(method, net, client)
         own = method.init_clients(clients, generator(seed, "endow"))
     roles = method.buffers()
     most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)

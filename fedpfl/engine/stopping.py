@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Participation
+from fedpfl.engine.calls import Participation
 from fedpfl.engine.keys import generator
 from fedpfl.engine.state import State
 from fedpfl.ground.casting import Checked
@@ -31,7 +31,7 @@ class Stopping(Checked):
     lam: Annotated[float, Between(0, 1)] = 0.7
 
 
-def after(
+def update_stopping(
     stopping: Stopping,
     state: State,
     federation: Federation,
@@ -40,7 +40,7 @@ def after(
 ) -> dict[str, Tensor]:
     """Return `State.stopping` after a turn of `clients`."""
     last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
-    loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.held_out
+    loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.validation_loss
     if stopping.lam:
         judged = torch.tensor(
             [len(federation.held_out[client]) > 0 for client in clients], device=loss.device
@@ -51,7 +51,7 @@ def after(
     return {"last": last, "stopped": stopped}
 
 
-def pick(state: State, planned: list[int], seed: int) -> list[int]:
+def pick_cohort(state: State, planned: list[int], seed: int) -> list[int]:
     """Return the next round's cohort: `planned`, or once clients have stopped, as many of those who
     have not.
 

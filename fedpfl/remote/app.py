@@ -127,7 +127,7 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
     wire_log = WireLog(path)
 
     def make_remote_backend(run: Run) -> RemoteBackend:
-        initial_state = engine.begin(
+        initial_state = engine.make_initial_state(
             method=run.method,
             net=run.net,
             clients=run.federation.clients,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fedpfl.data import Federation
-from fedpfl.engine import Backend, Local, State, Tuning, begin
-from fedpfl.engine.backend import Call, EvalCall, Participation, TrainCall
+from fedpfl.engine import Backend, FineTuning, Local, State, make_initial_state
+from fedpfl.engine.calls import Call, EvalCall, Participation, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
@@ -57,7 +57,7 @@ class Node:
         self._compatibility_key = dict(compatibility_key)
         self._clients = sorted(clients)
         self._store = ClientStore(folder)
-        self._initial_state = begin(
+        self._initial_state = make_initial_state(
             method, backend.net, federation.clients, federation.x.device, seed=seed
         )
         self._shared_roles = [
@@ -116,7 +116,7 @@ class Node:
         overlay = tree.repeat(trees.get("laid", {}), 1)
         call = self._make_call(method, state, client, fields["asks"], overlay)
         with _naming_missing_entries(method):
-            stacked = self._backend._one(call)
+            stacked = self._backend.run_one(call)
         answer = tree.take(stacked, 0)
 
         # ---- Step 3: the trained state stays here, unless states are shared
@@ -168,8 +168,8 @@ class Node:
                 state=state,
                 clients=[client],
                 tuning=_tuning_from_json(question["tuning"]),
-                before=_tuning_from_json(question["before"]),
-                laid=overlay,
+                before_evaluation=_tuning_from_json(question["before"]),
+                overlay=overlay,
             )
         turn = None
         if question["turn"] is not None:
@@ -181,9 +181,9 @@ class Node:
             clients=[client],
             local=_local_from_json(question["local"]),
             draws=Draws(**question["draws"]),
-            stopping=question["stopping"],
-            turn=turn,
-            laid=overlay,
+            wants_stopping_loss=question["stopping"],
+            survey=turn,
+            overlay=overlay,
         )
 
     def _store_participation(
@@ -203,22 +203,22 @@ class Node:
         # `init_clients` gave these entries at the server, too, which is not told of new values.
         server_entries = self._initial_state.rows.dealt
         for name in server_entries:
-            new_leaves = tree.leaves(participation.clients[name])
+            new_leaves = tree.leaves(participation.client_states[name])
             old_leaves = tree.leaves(row["client"][name])
             if not all(map(torch.equal, new_leaves, old_leaves)):
                 raise NotSentError(f"a client's {name}, which the server knows, has changed")
 
         trained = participation.trained
         new_row = {
-            "client": participation.clients,
+            "client": participation.client_states,
             "buffers": tree.drop(participation.buffers, self._shared_roles),
             "facts": {"participated": torch.ones_like(trained), "trained": trained},
         }
         self._store.save(client, round_number, new_row)
         return participation._replace(
-            clients=tree.select(participation.clients, server_entries),
+            client_states=tree.select(participation.client_states, server_entries),
             buffers=self._select_shared(participation.buffers),
-            updated=self._select_shared(participation.updated),
+            updated_buffers=self._select_shared(participation.updated_buffers),
         )
 
     def _select_shared(self, by_role: dict[str, Tree]) -> dict[str, Tree]:
@@ -330,10 +330,10 @@ def _local_from_json(values: dict[str, Any]) -> Local:
     return Local(**{**values, "betas": tuple(values["betas"])})
 
 
-def _tuning_from_json(values: dict[str, Any] | None) -> Tuning | None:
+def _tuning_from_json(values: dict[str, Any] | None) -> FineTuning | None:
     if values is None:
         return None
-    return Tuning(_local_from_json(values["local"]), Draws(**values["draws"]), values["part"])
+    return FineTuning(_local_from_json(values["local"]), Draws(**values["draws"]), values["part"])
 
 
 def _replace_paths_by_known(sent: Tree, initial_entries: Mapping[str, Tree]) -> Tree:

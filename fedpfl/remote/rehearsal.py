@@ -9,7 +9,17 @@ import torch
 
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.engine import Backend, Engine, Local, State, Tuning, begin, make, play
+from fedpfl.engine import (
+    Backend,
+    Engine,
+    FineTuning,
+    Local,
+    State,
+    make,
+    make_initial_state,
+    play_round,
+)
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -52,7 +62,7 @@ def find_unsent_needs(run: Run) -> str:
     clients = [*range(federation.clients)]
     one_step = replace(run.local, epochs=None, steps=1)
     backend = make(Engine("loop"), run.net, run.device)
-    initial_state = begin(
+    initial_state = make_initial_state(
         run.method, run.net, len(clients), run.device, stopping=run.stopping.early
     )
     node = Node(
@@ -75,7 +85,9 @@ def find_unsent_needs(run: Run) -> str:
 
     # ---- The method fails at a missing entry, or its numbers differ
     try:
-        at_nodes = _play_two_rounds(run, remote, remote.begun(initial_state), federation, one_step)
+        at_nodes = _play_two_rounds(
+            run, remote, remote.select_local_state(initial_state), federation, one_step
+        )
         in_one_place = _play_two_rounds(run, backend, initial_state, federation, one_step)
     except KeyError as entry:
         return f"{method_name} asks at the server for {entry} of clients' states"
@@ -94,12 +106,14 @@ def _play_two_rounds(
     clients = [*range(federation.clients)]
     outcomes = []
     for _ in range(2):
-        state, outcome = play(
+        state, outcome = play_round(
             backend, run.method, federation, state, clients, local, 0, run.stopping
         )
         outcomes.append(outcome)
-    fine_tuning = Tuning(local, Draws(0, "adapt", state.round))
-    counts = backend.judge(run.method, federation, state, clients, None, fine_tuning)
+    fine_tuning = FineTuning(local, Draws(0, "adapt", state.round))
+    counts = backend.evaluate_splits(
+        EvalCall(run.method, federation, state, clients, None, fine_tuning)
+    )
     by_round = {
         str(index): {"after": outcome.after, "loss": outcome.loss}
         for index, outcome in enumerate(outcomes)

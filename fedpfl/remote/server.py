@@ -12,8 +12,8 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
-from fedpfl.engine import Backend, Engine, Local, State, Tuning
-from fedpfl.engine.backend import Answer, Call, Participation, TrainCall
+from fedpfl.engine import Backend, Engine, FineTuning, Local, State
+from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
 from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
@@ -128,7 +128,7 @@ class RemoteBackend(Backend):
         self._seen_clients: set[int] = set()  # clients that had a node at some time
         self._answer_forms: dict[str, str] = {}
 
-    def begun(self, state: State) -> State:
+    def select_local_state(self, state: State) -> State:
         """Return a state before round 1 without what stays at the nodes."""
         if self.shares_states:
             return state
@@ -198,7 +198,7 @@ class RemoteBackend(Backend):
             trees["row"] = {
                 part: state.rows.take(part, client) for part in ("client", "buffers", "facts")
             }
-            trees["laid"] = tree.take(call.laid or {}, call.clients.index(client))
+            trees["laid"] = tree.take(call.overlay or {}, call.clients.index(client))
             return wire.pack_message(fields, trees)
 
         # ---- Else: what `download` sends, and where the node finds the rest of the server's tree
@@ -390,13 +390,16 @@ def _describe_question(call: Call) -> dict[str, Any]:
         return {
             "draws": asdict(call.draws),
             "local": _local_to_json(call.local),
-            "stopping": call.stopping,
-            "turn": None if call.turn is None else call.turn.trains,
+            "stopping": call.wants_stopping_loss,
+            "turn": None if call.survey is None else call.survey.trains,
         }
-    return {"tuning": _tuning_to_json(call.tuning), "before": _tuning_to_json(call.before)}
+    return {
+        "tuning": _tuning_to_json(call.tuning),
+        "before": _tuning_to_json(call.before_evaluation),
+    }
 
 
-def _tuning_to_json(tuning: Tuning | None) -> dict[str, Any] | None:
+def _tuning_to_json(tuning: FineTuning | None) -> dict[str, Any] | None:
     if tuning is None:
         return None
     return {

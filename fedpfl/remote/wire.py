@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedpfl.engine.backend import Counts, Participation
+from fedpfl.engine.calls import Counts, Participation
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic

@@ -10,7 +10,15 @@ from torch import Tensor
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.engine.evaluate import accuracies, everywhere, mean, per_client, pooled, unsound
+from fedpfl.engine.calls import EvalCall
+from fedpfl.engine.evaluate import (
+    accuracy_per_client,
+    cross_client_accuracy,
+    mean_of_defined,
+    non_finite_clients,
+    pooled_accuracy,
+    summarize_accuracy,
+)
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import Method
@@ -43,11 +51,11 @@ def evaluate_clients(
     alone: whether the server sends nothing, so that a newcomer's model is the one that all began
     with. last: of the run's rounds, after which it fine-tunes whatever `eval.finetune_every`.
     """
-    tunings: list[engine.Tuning | None] = [None]
+    tunings: list[engine.FineTuning | None] = [None]
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
         draws = Draws(run.settings.seed, "finetune", state.round)
         local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
-        tunings.append(engine.Tuning(local, draws, run.eval.finetune_part))
+        tunings.append(engine.FineTuning(local, draws, run.eval.finetune_part))
     judged = Evaluation({}, {}, [], [])
     for tuning in tunings:
         _judge(
@@ -79,38 +87,50 @@ def _judge(
     backend: engine.Backend,
     federation: Federation,
     state: engine.State,
-    tuning: engine.Tuning | None,
+    tuning: engine.FineTuning | None,
     prefixes: dict[str, str],
 ) -> None:
     """Add what one federation's clients come to. prefixes: of the columns, by split."""
     everyone, when = list(range(federation.clients)), "ft_" if tuning else ""
     ours = run.eval.common and federation is run.federation and not tuning
     common = federation.merged(MATRIX) if ours else None
-    asked = {"metrics": run.settings.metrics, "common": common}
-    tallies = backend.judge(
-        run.method, federation, state, everyone, tuning, make_adaptation(run, state), **asked
+    tallies = backend.evaluate_splits(
+        EvalCall(
+            method=run.method,
+            federation=federation,
+            state=state,
+            clients=everyone,
+            tuning=tuning,
+            before_evaluation=make_adaptation(run, state),
+            measures=run.settings.metrics,
+            common_federation=common,
+        )
     )
     counts = {
         f"{prefix}{when}": tallies[split] for split, prefix in prefixes.items() if split in tallies
     }
-    lost = [federation.number(client) for tally in counts.values() for client in unsound(tally)]
+    lost = [
+        federation.number(client)
+        for tally in counts.values()
+        for client in non_finite_clients(tally)
+    ]
     if lost and not tuning:
         raise Diverged(
             f"training diverged: the model of client {lost[0]} is not finite; lower local.lr"
         )
     for prefix, tally in counts.items():
-        for name, each in per_client(tally).items():
+        for name, each in accuracy_per_client(tally).items():
             numbered = {federation.number(client): value for client, value in enumerate(each)}
             judged.clients.setdefault(f"{prefix.removeprefix('unseen_')}{name}", {}).update(
                 numbered
             )
         if not lost:  # a mean over the others would flatter
             judged.row.update(
-                {f"{prefix}{name}": value for name, value in accuracies(tally).items()}
+                {f"{prefix}{name}": value for name, value in summarize_accuracy(tally).items()}
             )
     if common:
-        matrix, whole = everywhere(tallies["common"])
-        judged.row["common_accuracy"] = mean(whole)
+        matrix, whole = cross_client_accuracy(tallies["common"])
+        judged.row["common_accuracy"] = mean_of_defined(whole)
         judged.clients["common_accuracy"] = {
             federation.number(client): float(own) for client, own in enumerate(whole)
         }
@@ -146,10 +166,10 @@ def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | N
     buffers: tree.Tree = next(iter(state.server_buffers.values()), {})
     if model.keys() != run.net.params.keys() or buffers.keys() != run.net.buffers.keys():
         return None
-    fresh = engine.begin(fedavg := Method(), run.net, len(everyone), run.device)
+    fresh = engine.make_initial_state(fedavg := Method(), run.net, len(everyone), run.device)
     held = replace(fresh, round=state.round, server=model, server_buffers={"main": buffers})
-    counts = backend.evaluate(fedavg, run.federation, held, everyone)
-    return None if unsound(counts) else pooled(counts)
+    counts = backend.evaluate(EvalCall(fedavg, run.federation, held, everyone))
+    return None if non_finite_clients(counts) else pooled_accuracy(counts)
 
 
 def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
@@ -157,12 +177,12 @@ def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
     the beginning.
     """
     assert run.unseen
-    fresh = engine.begin(
+    fresh = engine.make_initial_state(
         run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed
     )
     return replace(state, rows=fresh.rows, members=state.rows)
 
 
-def make_adaptation(run: Run, state: engine.State) -> engine.Tuning:
+def make_adaptation(run: Run, state: engine.State) -> engine.FineTuning:
     """Return how methods look at training data in `before_evaluation`."""
-    return engine.Tuning(run.local, Draws(run.settings.seed, "adapt", state.round))
+    return engine.FineTuning(run.local, Draws(run.settings.seed, "adapt", state.round))

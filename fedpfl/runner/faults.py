@@ -102,7 +102,7 @@ def _in_method(
     name, (hook, place) = OmegaConf.select(cfg, "method.name"), _blamed(error, cfg)
     if not hook:
         return None
-    if instead := engine.unseen(error):
+    if instead := engine.vmap_advice(error):
         return MethodError(f"method={name}: {hook} {instead} ({place})")
     written = log.is_file() and log.stat().st_mtime >= started
     return MethodError(

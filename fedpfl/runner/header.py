@@ -105,7 +105,7 @@ def format_header(
     backend: str,
     held: int,
     needs: ResourceNeeds,
-    pace: engine.Pace | None = None,
+    pace: engine.PrecisionTimes | None = None,
     time: str = "",
 ) -> list[str]:
     """Return the first lines that a user sees.
@@ -166,7 +166,9 @@ def introduce_run(
     `info`, `header`.
     """
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
-    pace = engine.pace(run.engine, run.device, run.net, run.federation, run.local.batch_size)
+    pace = engine.time_precisions(
+        run.engine, run.device, run.net, run.federation, run.local.batch_size
+    )
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
     few = filter(None, [warn_if_few_train(run, needs.clients)])
     notes = (

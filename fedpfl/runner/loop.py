@@ -13,7 +13,7 @@ from typing import Any
 
 from fedpfl import engine
 from fedpfl.config.plan import Run
-from fedpfl.engine.evaluate import pooled
+from fedpfl.engine.evaluate import pooled_accuracy
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import round_columns
 from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
@@ -88,10 +88,10 @@ def train_rounds(
         local = run.local.at(state.round + 1, settings.rounds)
         about = backend, run.method, federation, state, cohort, local, settings.seed, run.stopping
         if run.clock:
-            state, outcome, timed = engine.timed(run.clock, run.cohort, *about)
+            state, outcome, timed = engine.play_timed_round(run.clock, run.cohort, *about)
         else:
             (state, outcome), timed = (
-                engine.play(*about, account=run.account, secret=run.secret),
+                engine.play_round(*about, account=run.account, secret=run.secret),
                 {},
             )
         row: dict[str, Any] = {"round": state.round, **unmeasured, **timed}
@@ -111,13 +111,13 @@ def train_rounds(
             evaluating(state.round)
             began = time.monotonic()
             judged = evaluate_clients(
-                run, backend, state, bool(outcome.cohort) and not outcome.sent.values_down, last
+                run, backend, state, bool(outcome.cohort) and not outcome.traffic.values_down, last
             )
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}
 
         # ---- hand on
         judged.notes.extend(attendance.warning(last))
-        if not told and (names := engine.impure(run.method)):
+        if not told and (names := engine.find_global_draws(run.method)):
             judged.notes.append(
                 IMPURE.format(method=run.config["method"]["name"], names=", ".join(names))
             )
@@ -132,7 +132,7 @@ def _pick_next(run: Run, state: engine.State, planned: Iterator[list[int]]) -> l
     drawn = next(planned, None)
     if drawn is None:
         return None
-    cohort = engine.pick(state, drawn, run.settings.seed)
+    cohort = engine.pick_cohort(state, drawn, run.settings.seed)
     # Poisson's rule may draw nobody, and the run goes on; early stopping may leave nobody.
     return cohort if cohort or run.poisson else None
 
@@ -146,15 +146,15 @@ def _trained(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:
         raise Diverged(
             f"training diverged: client {client} brought back numbers that are not finite; lower local.lr"
         )
-    if not outcome.sound:
+    if not outcome.state_is_finite:
         raise Diverged(
             "training diverged: the server's numbers are not finite after the round; lower local.lr"
         )
     return {
         "participants": len(outcome.loss),
-        "cohort_before": pooled(outcome.before),
-        "cohort_after": pooled(outcome.after),
+        "cohort_before": pooled_accuracy(outcome.before),
+        "cohort_after": pooled_accuracy(outcome.after),
         "train_loss": float(outcome.loss.mean()) if cohort else None,
-        **outcome.sent._asdict(),
+        **outcome.traffic._asdict(),
         **outcome.metrics,
     }

@@ -16,11 +16,12 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.data.provenance import Provenance, hash_samples
-from fedpfl.engine.backend import EvalCall, arithmetic, met
-from fedpfl.engine.keys import generator, watched
+from fedpfl.engine.backends.backend import reproducible_arithmetic
+from fedpfl.engine.calls import EvalCall, with_before_turn
+from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.jobs import EvalJob
-from fedpfl.engine.training.participation import One, evaluation
-from fedpfl.engine.training.shard import laid_out
+from fedpfl.engine.training.participation import OneClient, run_evaluation
+from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch
@@ -166,15 +167,21 @@ class Models(ABC):
         the client.
         """
         run, (federation, state, number) = self._run, self._place(client)
-        call = met(
-            EvalCall(run.method, federation, state, [number], before=make_adaptation(run, state))
+        call = with_before_turn(
+            EvalCall(
+                run.method,
+                federation,
+                state,
+                [number],
+                before_evaluation=make_adaptation(run, state),
+            )
         )
         key, drawn = call.draws.own(number), run.net.traits.draws
         with (
-            arithmetic(run.device, run.engine.precision),
-            watched(run.method, *key, network_draws=drawn),
+            reproducible_arithmetic(run.device, run.engine.precision),
+            track_global_draws(run.method, *key, network_draws=drawn),
         ):
-            job = next(evaluation(call, One(number), run.net, self._autocast))
+            job = next(run_evaluation(call, OneClient(number), run.net, self._autocast))
             assert isinstance(job, EvalJob)
             yield job
 
@@ -226,7 +233,8 @@ def _shown(run: Run, samples: Tensor) -> Batch:
     """Return samples as `predict` sees them, with the same numbers each time."""
     random = torch.rand(len(samples), run.method.randoms, generator=generator("predict"))
     place = torch.arange(len(samples), device=samples.device)
-    return Batch(laid_out(run.federation, samples), None, None, random.to(samples.device), place)  # type: ignore[arg-type]
+    x = normalize_samples(run.federation, samples)
+    return Batch(x, None, None, random.to(samples.device), place)  # type: ignore[arg-type]
 
 
 def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ def estimate_needs(run: Run) -> ResourceNeeds:
     settings, federation, store = run.settings, run.federation, run.state
     if run.account:
         run.account.check()  # calibrates the noise, and refuses what no noise reaches
-    method = engine.asked(run.method)
+    method = engine.with_hook_checks(run.method)
     server, client = method.init(run.net.params, run.net.parts)
     local = [run.net.buffers for place in method.buffers().values() if place == "local"]
     each = tree.nbytes(client) + sum(map(tree.nbytes, local))
@@ -38,7 +38,7 @@ def estimate_needs(run: Run) -> ResourceNeeds:
         drawn = federation.clients if run.poisson else run.cohort * settings.rounds
         clients = min(federation.clients, drawn)
     else:
-        clients = engine.participants(run.method, *draws, run.stopping.early, run.poisson)
+        clients = engine.count_participants(run.method, *draws, run.stopping.early, run.poisson)
     rows = 1 + min(federation.clients, clients + clients // engine.SPARE)
     needs = ResourceNeeds(clients, rows * each, clients * each + tree.nbytes(server))
     place = store.on(run.device)

@@ -93,8 +93,10 @@ def restore_state(
     """
     place = run.federation.clients, run.device, run.state, path
     mine = ranks.mine if run.state.sharded else None
-    state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
-    state = replace(state, privacy=engine.clipping(run.account, run.device))
+    state = engine.make_initial_state(
+        run.method, run.net, *place, run.settings.seed, run.stopping.early, mine
+    )
+    state = replace(state, privacy=engine.make_privacy_state(run.account, run.device))
     state = begun(state) if begun else state
     if past and "rows" not in past:
         raise damaged_error((path or Path()) / "state.pt", "is of an older version")

@@ -66,7 +66,7 @@ def play_session(
                 raise TrialPruned("given up")
             return
         progress = resume.Progress.of(
-            run, directory, earlier, started, remote.begun if remote else None
+            run, directory, earlier, started, remote.select_local_state if remote else None
         )
         run = resume.add_secret(run, progress)
         backend, everyone = remote or _backend(run, stage, progress.known), ClientTable(run)
@@ -148,7 +148,7 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
         callbacks.on_end("diverged", directory.summary)
         raise
     trained = len(find_trained_clients(progress.state))
-    masks = engine.compared(run.method, progress.state)
+    masks = engine.compare_masks(run.method, progress.state)
     directory.write_masks(
         masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]}
     )

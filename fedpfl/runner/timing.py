@@ -17,6 +17,7 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backends import ranks
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, generator, seeded_by_key
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -90,7 +91,9 @@ class _Stopwatch:
         self._phases: list[Phase] = []
         number, clients = state.round + 1, run.federation.clients
         draw = generator(run.settings.seed, "turns", number)
-        cohort = next(engine.cohorts(run.settings.seed, clients, run.settings.participation, 1))
+        cohort = next(
+            engine.draw_cohorts(run.settings.seed, clients, run.settings.participation, 1)
+        )
         self._turns = self._method.turns(state.round, cohort, clients, draw)
         is_loop = self._backend.name == "loop"
         side = ranks.cores() if is_loop and not run.engine.workers else run.engine.workers
@@ -141,7 +144,7 @@ class _Stopwatch:
         def train(steps: int) -> None:
             local = replace(self._local, epochs=None, steps=steps)
             about = run.federation, self._state, self._clients, local, self._draws, False, turn
-            self._backend.participate(method, *about)
+            self._backend.participate(TrainCall(method, *about))
 
         return self._line(train, 1, MOST_STEPS)
 
@@ -165,7 +168,9 @@ class _Stopwatch:
         def judge(samples: int) -> None:
             federation = _with_fewer_tests(run.federation, self._clients, samples)
             about = federation, self._state, self._clients, None, make_adaptation(run, self._state)
-            self._backend.judge(self._method, *about, metrics=run.settings.metrics)
+            self._backend.evaluate_splits(
+                EvalCall(self._method, *about, measures=run.settings.metrics)
+            )
 
         def judged(samples: int) -> float:
             fewer = _with_fewer_tests(run.federation, self._clients, samples).of(self._clients)
@@ -181,7 +186,7 @@ class _Stopwatch:
 
         def tune(steps: int) -> None:
             local = replace(self._local, epochs=None, steps=steps)
-            tuning = engine.Tuning(local, self._draws, run.eval.finetune_part)
+            tuning = engine.FineTuning(local, self._draws, run.eval.finetune_part)
             about = (
                 federation,
                 self._state,
@@ -189,7 +194,7 @@ class _Stopwatch:
                 tuning,
                 make_adaptation(run, self._state),
             )
-            self._backend.judge(self._method, *about)
+            self._backend.evaluate_splits(EvalCall(self._method, *about))
 
         return self._line(tune, 1, MOST_STEPS)
 

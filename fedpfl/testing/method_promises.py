@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine import Engine, State, Tuning, begin, make, play
-from fedpfl.engine.backend import EvalCall, TrainCall, met
+from fedpfl.engine import Engine, FineTuning, State, make, make_initial_state, play_round
 from fedpfl.engine.backends.ranks import blamed
-from fedpfl.engine.keys import Draws, generator, impure
+from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
+from fedpfl.engine.keys import Draws, find_global_draws, generator
 from fedpfl.engine.training.jobs import EvalJob
-from fedpfl.engine.training.participation import Autocast, One, evaluation
-from fedpfl.engine.training.sgd import numbered
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.participation import Autocast, OneClient, run_evaluation
+from fedpfl.engine.training.sgd import with_epoch_numbers
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, SEES, Method, Turn
@@ -73,7 +73,7 @@ AMPLIFIED = (
 def keeps_form(trial: Trial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
     states, _ = trial.played(engine)  # which raises MethodError where an answer has another form
-    for path, leaf in flatten([trial.brought(engine).clients, *states]).items():
+    for path, leaf in flatten([trial.brought(engine).client_states, *states]).items():
         if leaf.requires_grad:
             raise Unkept(f"{path} requires gradients; detach what is kept")
         if leaf.is_floating_point() and not leaf.isfinite().all():
@@ -108,8 +108,10 @@ def is_frozen(trial: Trial) -> None:
 def draws_from_what_is_given(trial: Trial, engine: str) -> None:
     """Neither torch's, nor NumPy's, nor Python's."""
     end = trial.played(engine)[0][-1]
-    make(as_engine(engine), trial.net(), CPU).evaluate(trial.method, small(), end, EVERYONE)
-    if names := impure(trial.method):
+    make(as_engine(engine), trial.net(), CPU).evaluate(
+        EvalCall(trial.method, small(), end, EVERYONE)
+    )
+    if names := find_global_draws(trial.method):
         raise Unkept(f"draws from the generators of the process, of {', '.join(names)}")
 
 
@@ -120,12 +122,12 @@ def runs_repeat(trial: Trial, engine: str) -> None:
     """Evaluations before each round change nothing that follows."""
     runner, state = (
         make(as_engine(engine), trial.net(), CPU),
-        begin(trial.method, trial.net(), small().clients, CPU),
+        make_initial_state(trial.method, trial.net(), small().clients, CPU),
     )
     for t, cohort in enumerate(COHORTS):
-        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", state.round))):
-            runner.evaluate(trial.method, small(), state, EVERYONE, tuning)
-        state, outcome = play(runner, trial.method, small(), state, cohort, LOCAL, 0)
+        for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", state.round))):
+            runner.evaluate(EvalCall(trial.method, small(), state, EVERYONE, tuning))
+        state, outcome = play_round(runner, trial.method, small(), state, cohort, LOCAL, 0)
         known, told = trial.result(engine, t)
         told_again = {"state": state, "loss": outcome.loss, "after": outcome.after}
         same(
@@ -146,8 +148,10 @@ def asking_changes_nothing(trial: Trial, engine: str) -> None:
     middle, end = (copy.deepcopy(trial.played(engine, norm=True)[0][t]) for t in (1, -1))
     kept, runner = copy.deepcopy((middle, end)), make(as_engine(engine), net, CPU)
     participate(method, net, small(), middle, COHORTS[1], engine=engine)
-    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
-        once, twice = (runner.evaluate(method, small(), end, EVERYONE, tuning) for _ in range(2))
+    for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 2))):
+        once, twice = (
+            runner.evaluate(EvalCall(method, small(), end, EVERYONE, tuning)) for _ in range(2)
+        )
         same("evaluated again", once, twice)
     same("the state of a round", middle, kept[0])
     same("the state of a round", end, kept[1])
@@ -178,7 +182,7 @@ def backends_agree_with_norm(trial: Trial) -> None:
 @promise("both backends agree in evaluating all clients", PADDED)
 def backends_agree_in_evaluation(trial: Trial) -> None:
     """Personal models, and copies fine-tuned, have the same test results."""
-    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
+    for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 2))):
         loop, batched = (trial.judged(name, tuning) for name in BACKENDS)
         what = "after fine-tuning" if tuning else "evaluated"
         same(
@@ -266,8 +270,8 @@ def sees_what_was_sent(trial: Trial) -> None:
                 poisoned(method, first.server, state.server, client),
                 method._begin(state.server, client),
             )
-            shard = training_shard(small(), number, LOCAL.batch_size, Draws(0, "train", 1))
-            for phase, _ in numbered(method.phases(state.server, client, start, 2)):
+            shard = make_shard(small(), number, LOCAL.batch_size, Draws(0, "train", 1))
+            for phase, _ in with_epoch_numbers(method.phases(state.server, client, start, 2)):
                 seen, known = (
                     one_step(
                         method,
@@ -307,7 +311,7 @@ def statistics_are_mixed(trial: Trial) -> None:
     """Where `before_turn` returns entries of the network, it returns statistics too."""
     net, state = trial.net(norm=True), trial.played("loop", norm=True)[0][1]
     call = TrainCall(trial.method, small(), state, EVERYONE, LOCAL, Draws(0, "train", 2))
-    paths = [path for path, _ in tree.items(met(call).laid or {})]
+    paths = [path for path, _ in tree.items(with_before_turn(call).overlay or {})]
     models, statistics = (
         [path for path in paths if f".{path}".endswith(tuple(f".{name}" for name in names))]
         for names in (net.params, net.buffers)
@@ -341,7 +345,12 @@ def personal(
 ) -> Tree:
     """Return the model by which a client is evaluated."""
     job = next(
-        evaluation(met(EvalCall(method, small(), state, [client])), One(client), net, autocast)
+        run_evaluation(
+            with_before_turn(EvalCall(method, small(), state, [client])),
+            OneClient(client),
+            net,
+            autocast,
+        )
     )
     assert isinstance(job, EvalJob)
     return job.params
@@ -512,7 +521,7 @@ def _aggregation(trial: Trial) -> tuple[Callable[..., Any], dict[str, Tree], Tre
         random = generator(0, "aggregate", 2)
         return trial.method.aggregate(state.server, clients, net, uploads, weight, random)
 
-    return aggregate, {**part.clients, **facts}, part.uploads
+    return aggregate, {**part.client_states, **facts}, part.uploads
 
 
 def _spoilt(clients: dict[str, Tree], known: set[str]) -> dict[str, Tree]:

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Local, Outcome, State, begin, make, play
+from fedpfl.engine import Engine, Local, Outcome, State, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, seeded_by_key
-from fedpfl.engine.training.shard import gathered, training_shard
+from fedpfl.engine.training.shard import gather_data, make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
@@ -107,7 +108,7 @@ class NetworkTrial:
 
     def begin(self) -> State:
         """Return a state before the first round."""
-        return begin(self.method, self.net, len(COHORT), CPU)
+        return make_initial_state(self.method, self.net, len(COHORT), CPU)
 
     def play(
         self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
@@ -123,7 +124,7 @@ class NetworkTrial:
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
-            state, outcome = play(
+            state, outcome = play_round(
                 backend, self.method, self.federation, state, COHORT, LOCAL, seed=0
             )
             outcomes.append(outcome)
@@ -216,12 +217,12 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     module = net.copy_module()
     trained = [leaf for leaf in module.parameters() if leaf.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LOCAL.lr, momentum=LOCAL.momentum)
-    shard = training_shard(federation, client, LOCAL.batch_size, draws)
+    shard = make_shard(federation, client, LOCAL.batch_size, draws)
     (phase,) = trial.method.phases({}, {}, net.params, 1)
     losses = []
     with seeded_by_key(*draws.own(client)):
         with torch.no_grad():  # a client is evaluated before it trains, which moves no buffer
-            copy.deepcopy(module).eval()(gathered(federation, federation.test[client]).x.clone())
+            copy.deepcopy(module).eval()(gather_data(federation, federation.test[client]).x.clone())
         module.train()
         for batch in shard.batches(phase.stream, 0):
             optimizer.zero_grad()
@@ -273,7 +274,7 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
     state, before = trial.after_one_round, copy.deepcopy(trial.after_one_round)
     backend = make(LOOP, trial.net, CPU)
     once, again = (
-        backend.evaluate(trial.method, trial.federation, state, COHORT) for _ in range(2)
+        backend.evaluate(EvalCall(trial.method, trial.federation, state, COHORT)) for _ in range(2)
     )
     same("evaluated again", once, again)
     same("the state", state, before)
@@ -328,8 +329,10 @@ def counts_parameters_once(trial: NetworkTrial) -> None:
         leaf.numel() for leaf in tree.leaves(trial.net.buffers) if leaf.is_floating_point()
     )
     expected = len(COHORT) * (trained + statistics)
-    if outcome.sent.values_down != expected:
-        raise Unkept(f"{outcome.sent.values_down:,} values were sent down, expected {expected:,}")
+    if outcome.traffic.values_down != expected:
+        raise Unkept(
+            f"{outcome.traffic.values_down:,} values were sent down, expected {expected:,}"
+        )
 
 
 @network_promise(

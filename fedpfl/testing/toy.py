@@ -20,20 +20,20 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine import (
     Backend,
     Engine,
+    FineTuning,
     Local,
     Outcome,
     State,
     Stopping,
-    Tuning,
-    begin,
     make,
-    pick,
-    play,
+    make_initial_state,
+    pick_cohort,
+    play_round,
 )
-from fedpfl.engine.backend import Counts, Participation, TrainCall, met
+from fedpfl.engine.calls import Counts, EvalCall, Participation, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.participation import One
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.participation import OneClient
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
@@ -147,13 +147,17 @@ def rounds(
 ) -> tuple[list[State], list[Outcome]]:
     """Return copies of the states before round 1 and after every round, and the outcomes."""
     backend = make(as_engine(engine), net, CPU)
-    state = begin(method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None)
+    state = make_initial_state(
+        method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None
+    )
     states, outcomes = [copy.deepcopy(state)], []
     for planned in cohorts:
-        cohort = pick(state, planned, seed)
+        cohort = pick_cohort(state, planned, seed)
         if not cohort:
             break
-        state, outcome = play(backend, method, federation, state, cohort, local, seed, stopping)
+        state, outcome = play_round(
+            backend, method, federation, state, cohort, local, seed, stopping
+        )
         states.append(copy.deepcopy(state))
         outcomes.append(outcome)
     return states, outcomes
@@ -176,11 +180,11 @@ def participate(
     of: the whole cohort, by which the server decides what it lays over clients' states.
     """
     whole, draws = of or cohort, Draws(seed, "train", state.round + 1)
-    laid = met(TrainCall(method, federation, state, whole, local, draws)).laid
+    laid = with_before_turn(TrainCall(method, federation, state, whole, local, draws)).overlay
     rows = torch.tensor([whole.index(client) for client in cohort])
     given = (method, federation, state, cohort, local, draws)
     return make(as_engine(engine), net, CPU).participate(
-        *given, laid=laid and tree.take(laid, rows)
+        TrainCall(*given, overlay=laid and tree.take(laid, rows))
     )
 
 
@@ -244,13 +248,13 @@ class Trial:
             self._stage(engine, norm),
             copy.deepcopy(self.played(of, norm)[0][t]),
         )
-        return play(runner, self.method, federation, state, cohort or COHORTS[t], LOCAL, 0)
+        return play_round(runner, self.method, federation, state, cohort or COHORTS[t], LOCAL, 0)
 
-    def judged(self, engine: str, tuning: Tuning | None) -> Counts:
+    def judged(self, engine: str, tuning: FineTuning | None) -> Counts:
         """Evaluate everyone after two rounds on the loop backend."""
         runner, federation = self._stage(engine)
         return runner.evaluate(
-            self.method, federation, self.played("loop")[0][-1], EVERYONE, tuning
+            EvalCall(self.method, federation, self.played("loop")[0][-1], EVERYONE, tuning)
         )
 
     def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
@@ -259,9 +263,9 @@ class Trial:
     def entered(self, net: Net, state: State, number: int) -> dict[str, Tree]:
         """Return a client's state after `prepare`, as it enters the next round."""
         method, draws = self.method, Draws(0, "train", state.round + 1)
-        shard = training_shard(small(), number, LOCAL.batch_size, draws)
-        call = met(TrainCall(method, small(), state, [number], LOCAL, draws))
-        client = One(number).states(call) | method.sample(state.server, draws.server(number))
+        shard = make_shard(small(), number, LOCAL.batch_size, draws)
+        call = with_before_turn(TrainCall(method, small(), state, [number], LOCAL, draws))
+        client = OneClient(number).states(call) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
         found = method.before_training(state.server, client, bound, shard)
         return method.prepare(state.server, client | tree.mark_real(found))
@@ -375,8 +379,8 @@ def agree(
         close(f"{what}, loss {name} training", judged.loss, again.loss, 1e-4, 1e-4)
     close(f"{what}, training loss", a.loss, b.loss, 1e-5, 1e-4)
     same(f"{what}, whether training is finite", a.finite, b.finite)
-    if (a.sent, a.sound) != (b.sent, b.sound):
-        raise Unkept(f"{what}: {a.sent} and {b.sent} travelled")
+    if (a.traffic, a.state_is_finite) != (b.traffic, b.state_is_finite):
+        raise Unkept(f"{what}: {a.traffic} and {b.traffic} travelled")
     metrics, others = (
         {name: torch.tensor(value) for name, value in own.metrics.items()} for own in (a, b)
     )

@@ -14,8 +14,8 @@ import torch
 
 from bench.task import CORES, LOCAL, Task
 from fedpfl import engine, models
-from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.backends.loop import Loop
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedOBP, Method
@@ -39,18 +39,22 @@ def run(
     threads = CORES if isinstance(runner, Loop) and device.type == "cpu" else 1
     clock.watch(runner)
     with tempfile.TemporaryDirectory() as folder:
-        state = engine.begin(method, net, fed.clients, device, engine.Store(store), Path(folder))  # type: ignore[arg-type]
+        state = engine.make_initial_state(
+            method, net, fed.clients, device, engine.Store(store), Path(folder)
+        )  # type: ignore[arg-type]
         with rundir.RunDirectory.open(Path(folder) / "run", "", "benchmark") as directory:
             directory.restore()
-            state, _ = engine.play(runner, method, fed, state, cohorts[-1], LOCAL, 42)  # warm up
+            state, _ = engine.play_round(
+                runner, method, fed, state, cohorts[-1], LOCAL, 42
+            )  # warm up
             clock.spent.clear()
             started = time.perf_counter()
             for number, cohort in enumerate(cohorts[: task.rounds], 1):
-                state, outcome = engine.play(runner, method, fed, state, cohort, LOCAL, 42)
+                state, outcome = engine.play_round(runner, method, fed, state, cohort, LOCAL, 42)
                 samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
                 with clock.adding("log"):
                     directory.row(
-                        {"round": number, "bits_up": outcome.sent.bits_up, **outcome.metrics}
+                        {"round": number, "bits_up": outcome.traffic.bits_up, **outcome.metrics}
                     )
             seconds = time.perf_counter() - started
     parts = {name: clock.spent.get(name, 0.0) / threads for name in ("train", "evaluate", "hooks")}
@@ -58,7 +62,12 @@ def run(
     parts["log"] = clock.spent["log"]
     before = time.perf_counter()
     counts = runner.evaluate(
-        FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients))
+        EvalCall(
+            FedAvg(),
+            fed,
+            engine.make_initial_state(FedAvg(), net, fed.clients, device),
+            list(range(fed.clients)),
+        )
     )
     tested = int(counts.total.sum())
     return {
@@ -78,8 +87,8 @@ def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> di
     method = FedOBP(q=0.99993)
     calls, samples = [], 0
     for seed in range(count):
-        (cohort,) = engine.cohorts(seed, 100, task.width / 100, 1)
-        state = engine.begin(method, net, fed.clients, device)
+        (cohort,) = engine.draw_cohorts(seed, 100, task.width / 100, 1)
+        state = engine.make_initial_state(method, net, fed.clients, device)
         calls.append(TrainCall(method, fed, state, cohort, LOCAL, Draws(seed, "train", 1)))
         samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
     for _ in range(

@@ -46,4 +46,4 @@ class Task:
 
     def cohorts(self) -> list[list[int]]:
         """One cohort per round, and another one to warm up with, which is the last."""
-        return list(engine.cohorts(42, 100, self.width / 100, self.rounds + 1))
+        return list(engine.draw_cohorts(42, 100, self.width / 100, self.rounds + 1))

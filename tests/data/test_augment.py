@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.data import Augment
-from fedpfl.engine import Tuning, make
-from fedpfl.engine.backend import TrainCall
+from fedpfl.engine import FineTuning, make
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import steps
+from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
@@ -177,7 +177,9 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     black = federation.normalize(torch.zeros(1, 1, 1, dtype=torch.uint8))
     for epoch in range(LOCAL.epochs):
         views = draws.random(client, "main", epoch, len(own), 4, "views")
-        plan = steps(Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client)
+        plan = plan_steps(
+            Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client
+        )
         for (padded,) in plan.positions:
             rows = padded[padded >= 0]
             x = by_hand(ALL, federation.normalize(federation.x[own[rows]]), views[rows], black)
@@ -197,12 +199,13 @@ def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(
     state = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
     everyone = list(range(federation.clients))
     plain, other = (
-        runner.evaluate(FedAvg(), own, state, everyone) for own in (federation, augmented)
+        runner.evaluate(EvalCall(FedAvg(), own, state, everyone)) for own in (federation, augmented)
     )
     assert_same(plain.loss, other.loss)
-    tuning = Tuning(LOCAL, Draws(0, "finetune", 1))
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
     plain, other = (
-        runner.evaluate(FedAvg(), own, state, everyone, tuning) for own in (federation, augmented)
+        runner.evaluate(EvalCall(FedAvg(), own, state, everyone, tuning))
+        for own in (federation, augmented)
     )
     assert not torch.equal(plain.loss, other.loss)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedpfl.engine import Store, begin
+from fedpfl.engine import Store, make_initial_state
 from fedpfl.engine.keys import generator
 from fedpfl.methods import FedAvg, Turn
 from tests.conftest import COHORTS, CPU, assert_close, assert_same, participate, rounds, row, tiny
@@ -32,16 +32,16 @@ class Scaled(FedAvg):
 
 @pytest.mark.parametrize("store", ["auto", "disk"])
 def test_clients_begin_with_what_init_clients_gives_them(net, store, tmp_path):
-    state = begin(Scaled(), net, 10, CPU, Store(store), tmp_path, seed=3)
+    state = make_initial_state(Scaled(), net, 10, CPU, Store(store), tmp_path, seed=3)
     assert torch.equal(state.clients["share"], torch.rand(10, generator=generator(3, "endow")))
     assert torch.equal(state.clients["kept"], net.params["fc.bias"].expand(10, 12))
     assert not torch.equal(
-        state.clients["share"], begin(Scaled(), net, 10, CPU, seed=4).clients["share"]
+        state.clients["share"], make_initial_state(Scaled(), net, 10, CPU, seed=4).clients["share"]
     )
 
 
 def test_what_a_client_has_from_the_beginning_is_its_own(backend, net, federation):
-    state = begin(Scaled(), net, 10, CPU)
+    state = make_initial_state(Scaled(), net, 10, CPU)
     part, plain = (
         participate(m, net, federation, state, EVERYONE, engine=backend)
         for m in (Scaled(), FedAvg())
@@ -72,7 +72,7 @@ def test_turns_are_rounds_of_one_client_each_in_a_drawn_order(backend, federatio
     order = [cohort[i] for i in torch.randperm(5, generator=generator(0, "turns", 1)).tolist()]
     assert order != cohort
     (_, end), (outcome,) = rounds(Travelling(), net, federation, [cohort], engine=backend)
-    state = begin(FedAvg(), net, 10, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
     losses, correct = {}, {}
     for client in order:  # all in round 1, so that the minibatches are the same
         part = participate(FedAvg(), net, federation, state, [client], engine=backend)
@@ -89,6 +89,6 @@ def test_turns_are_told_and_paid_like_any_cohort(net, federation):
     _, (turns, together) = zip(
         *(rounds(m, net, federation, COHORTS[:1]) for m in (Travelling(), FedAvg())), strict=True
     )
-    assert turns[0].sent == together[0].sent
+    assert turns[0].traffic == together[0].traffic
     assert turns[0].before.total.tolist() == together[0].before.total.tolist()
     assert turns[0].finite.tolist() == [True] * 5

@@ -18,7 +18,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import steps
+from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
@@ -430,7 +430,7 @@ def test_clients_that_never_train(batch, together, idle):
     assert federation.idle(batch, together) == idle
     phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
     counts = [
-        len(steps(phase, range(1), batch, draws, federation, client).positions)
+        len(plan_steps(phase, range(1), batch, draws, federation, client).positions)
         for client in range(7)
     ]
     assert counts.count(0) == idle

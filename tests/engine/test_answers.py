@@ -11,7 +11,15 @@ import torch
 from omegaconf import OmegaConf
 
 from fedpfl.config import plugins
-from fedpfl.engine import Tuning, begin, compared, make, participants, play
+from fedpfl.engine import (
+    FineTuning,
+    compare_masks,
+    count_participants,
+    make,
+    make_initial_state,
+    play_round,
+)
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import hook_checks as answers
 from fedpfl.ground import tree
@@ -30,13 +38,13 @@ SHORT = replace(LOCAL, epochs=1)
 def whole(method, backend):
     """A round and evaluations: every hook is asked."""
     net = tiny()
-    participants(method, 0, 3, 1.0, 1)
-    state = begin(method, net, 3, CPU)
+    count_participants(method, 0, 3, 1.0, 1)
+    state = make_initial_state(method, net, 3, CPU)
     runner = make(as_engine(backend), net, CPU)
-    state, _ = play(runner, method, FEDERATION, state, COHORT, SHORT, 0)
-    compared(method, state)
-    for tuning in (None, Tuning(SHORT, Draws(0, "finetune", 1))):
-        runner.evaluate(method, FEDERATION, state, COHORT, tuning)
+    state, _ = play_round(runner, method, FEDERATION, state, COHORT, SHORT, 0)
+    compare_masks(method, state)
+    for tuning in (None, FineTuning(SHORT, Draws(0, "finetune", 1))):
+        runner.evaluate(EvalCall(method, FEDERATION, state, COHORT, tuning))
 
 
 def own_phase(**functions):
@@ -312,7 +320,7 @@ WRONG = {
 
 
 def test_every_hook_has_a_rule_and_a_wrong_answer():
-    assert set(hook_names()) == set(answers.RULES) == set(WRONG)
+    assert set(hook_names()) == set(answers.HOOK_RULES) == set(WRONG)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -444,7 +452,7 @@ def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
 
 def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
     method = FedPAC(lam=0.3)
-    same = answers.asked(method)
+    same = answers.with_hook_checks(method)
     assert type(same) is FedPAC
     assert same == method
     assert hash(same) == hash(method)
@@ -460,16 +468,18 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
         pass
 
     asked = []
-    original = answers.Question.__call__
+    original = answers.CheckedHook.__call__
     monkeypatch.setattr(
-        answers.Question, "__call__", lambda self, *a: asked.append(self.name) or original(self, *a)
+        answers.CheckedHook,
+        "__call__",
+        lambda self, *a: asked.append(self.name) or original(self, *a),
     )
     net, method = tiny(), Plain()
-    state, runner = begin(method, net, 3, CPU), make(as_engine("loop"), net, CPU)
+    state, runner = make_initial_state(method, net, 3, CPU), make(as_engine("loop"), net, CPU)
     for number in range(3):
         asked.clear()
-        state, _ = play(runner, method, FEDERATION, state, COHORT, SHORT, 0)
-        runner.evaluate(method, FEDERATION, state, COHORT)
+        state, _ = play_round(runner, method, FEDERATION, state, COHORT, SHORT, 0)
+        runner.evaluate(EvalCall(method, FEDERATION, state, COHORT))
         assert number == 0 or asked == ["Plain.turns"]
     assert len(asked) == 1
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, begin, make, play
-from fedpfl.engine.backend import Backend
+from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
 from fedpfl.engine.backends.autotune import TOLERANCE, Chosen, apart, candidates, choose
+from fedpfl.engine.backends.backend import Backend
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
 from tests.conftest import COHORTS, CPU, LOCAL, assert_same, every_method, participate, tiny
@@ -67,9 +67,9 @@ def chosen(net, **kinds):
 
 
 def played(runner, federation, net, rounds=3):
-    states, state = [], begin(FedAvg(), net, federation.clients, CPU)
+    states, state = [], make_initial_state(FedAvg(), net, federation.clients, CPU)
     for cohort in COHORTS[:rounds]:
-        state, _ = play(runner, FedAvg(), federation, state, cohort, LOCAL, 0)
+        state, _ = play_round(runner, FedAvg(), federation, state, cohort, LOCAL, 0)
         states.append(tree.clone(state.server))
     return states
 
@@ -129,7 +129,7 @@ def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not
     name, values, federation
 ):
     method, net = METHODS[name](**values), tiny()
-    state = begin(method, net, federation.clients, CPU)
+    state = make_initial_state(method, net, federation.clients, CPU)
     ends = {
         (kind, lr): participate(
             method, net, federation, state, COHORTS[0], engine=kind, local=replace(LOCAL, lr=lr)
@@ -144,7 +144,7 @@ def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not
 
 
 def test_numbers_that_are_not_finite_must_be_so_in_both(federation, net):
-    state = begin(FedAvg(), net, federation.clients, CPU)
+    state = make_initial_state(FedAvg(), net, federation.clients, CPU)
     part = participate(FedAvg(), net, federation, state, COHORTS[0])
     broken = part._replace(loss=part.loss * float("nan"))
     assert apart(broken, broken) == 0
@@ -170,9 +170,9 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
     runner = Small(net, CPU, Engine("batched"))
     with caplog.at_level(logging.WARNING):
         everyone = [list(range(federation.clients))] * 2
-        state = begin(FedAvg(), net, federation.clients, CPU)
+        state = make_initial_state(FedAvg(), net, federation.clients, CPU)
         for cohort in everyone:
-            state, _ = play(runner, FedAvg(), federation, state, cohort, Local(1, 8, 0.1), 0)
+            state, _ = play_round(runner, FedAvg(), federation, state, cohort, Local(1, 8, 0.1), 0)
     assert runner.engine.width == 2  # 10, 5, 2
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
@@ -181,8 +181,8 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
     ]
     narrow, other = (
         make(Engine("batched", width=2), net, CPU),
-        begin(FedAvg(), net, federation.clients, CPU),
+        make_initial_state(FedAvg(), net, federation.clients, CPU),
     )
     for cohort in everyone:
-        other, _ = play(narrow, FedAvg(), federation, other, cohort, Local(1, 8, 0.1), 0)
+        other, _ = play_round(narrow, FedAvg(), federation, other, cohort, Local(1, 8, 0.1), 0)
     assert_same(state.server, other.server)

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import Clock, begin, make, play, timed
+from fedpfl.engine import Clock, make, make_initial_state, play_round, play_timed_round
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.sgd import passed, steps
+from fedpfl.engine.training.sgd import count_samples, plan_steps
 from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, Phase
 from fedpfl.system import Device, System
 from fedpfl.testing.toy import CLASSES
@@ -49,10 +49,14 @@ def a_round(
 ):
     """What `timed`, or without a clock `play`, gives of the last round."""
     backend, net = make(as_engine(engine), tiny(), CPU), tiny()
-    state = begin(method, net, FEDERATION.clients, CPU)
+    state = make_initial_state(method, net, FEDERATION.clients, CPU)
     for _ in range(rounds):
         about = backend, method, FEDERATION, state, cohort, local, 0, None
-        given = (*play(*about, paces), {}) if clock is None else timed(clock, size, *about)
+        given = (
+            (*play_round(*about, paces), {})
+            if clock is None
+            else play_timed_round(clock, size, *about)
+        )
         state = given[0]
     return given
 
@@ -99,7 +103,7 @@ def test_sub_models_take_the_operations_of_their_width():
         return 2 * (36 * 9 * channels + 9 * channels * hidden + hidden * CLASSES)
 
     for method, whole in ((FjORD(), False), (FedSPU(), True)):
-        states = begin(method, tiny(), FEDERATION.clients, CPU)
+        states = make_initial_state(method, tiny(), FEDERATION.clients, CPU)
         for client in (0, 4):
             width = float(states.client(client)["width"])
             spent = _operations(method, client)
@@ -110,7 +114,7 @@ def test_sub_models_take_the_operations_of_their_width():
 
 def _operations(method, client):
     outcome = a_round(method, None, [client], paces={})[1]
-    return float(outcome.loads[0].operations)
+    return float(outcome.turn_loads[0].operations)
 
 
 def test_samples_are_counted_as_they_are_dealt():
@@ -119,10 +123,10 @@ def test_samples_are_counted_as_they_are_dealt():
         for fixed in (None, 1, 4, 7):
             for epochs in (range(2), range(1, 3)):
                 for client in EVERYONE:
-                    dealt = steps(
+                    dealt = plan_steps(
                         phase, epochs, 16, Draws(0, "train", 1), FEDERATION, client, fixed
                     )
-                    count = passed(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
+                    count = count_samples(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
                     assert count == int((dealt.positions >= 0).sum()), (
                         *(batches, fixed, epochs, client),
                     )
@@ -139,7 +143,7 @@ def test_time_alone_changes_nothing(engine):
         state, outcome, _ = a_round(method, clock, engine=engine, rounds=2)
         plain, without, _ = a_round(method, engine=engine, rounds=2)
         assert_same(state_trees(state), state_trees(plain))
-        assert dataclasses.replace(outcome, loads=[]).sent == without.sent
+        assert dataclasses.replace(outcome, turn_loads=[]).traffic == without.traffic
         assert torch.equal(outcome.loss, without.loss)
 
 
@@ -150,7 +154,11 @@ def test_backends_count_the_same():
         one, other = (
             a_round(method, clock, list(EVERYONE), 5, engine, rounds=2) for engine in BACKENDS
         )
-        assert (one[2], one[1].cohort, one[1].sent) == (other[2], other[1].cohort, other[1].sent)
+        assert (one[2], one[1].cohort, one[1].traffic) == (
+            other[2],
+            other[1].cohort,
+            other[1].traffic,
+        )
         assert 0 < one[2]["late"] <= one[2]["dropped"]
 
 
@@ -199,7 +207,7 @@ def test_who_takes_part_by_a_plain_loop():
         assert outcome.cohort == sorted(client for _, client in kept)
         assert (told["dropped"], told["late"]) == (len(cohort) - len(kept), len(late))
         assert told["sim_seconds"] == pytest.approx(lasts, rel=1e-9)
-        assert (outcome.sent.values_down, outcome.sent.values_up) == (down, up)
+        assert (outcome.traffic.values_down, outcome.traffic.values_up) == (down, up)
         outcomes.add((bool(missed), len(arrived) > size, bool(gone), not kept))
     assert len(outcomes) > 6
 
@@ -227,7 +235,7 @@ def test_late_clients_are_taken_with_what_they_have_done():
 def test_steps_are_cut_too():
     local = dataclasses.replace(LOCAL, epochs=None, steps=20)
     whole = 3 * sum(FORWARD.values()) - FORWARD["conv"]
-    samples = passed(Phase(1), range(1), 32, 90, 13)  # 32, 32 and 26 of 90 in turn
+    samples = count_samples(Phase(1), range(1), 32, 90, 13)  # 32, 32 and 26 of 90 in turn
     deadline = BITS / 1e5 + samples * whole / 1e6 + BITS / 1e4
     state, *_, told = a_round(
         FedAvg(), Clock(System(deadline=deadline, late="partial"), EQUAL, {}), [4], local=local
@@ -242,9 +250,9 @@ def test_steps_are_cut_too():
 def test_a_round_that_nobody_ends_is_empty():
     system = System(profile="uniform", deadline=1e-3)
     state, outcome, told = a_round(METHODS["fedobp"](q=0.9), Clock(system, EQUAL, {}), COHORTS[0])
-    fresh = begin(METHODS["fedobp"](q=0.9), tiny(), FEDERATION.clients, CPU)
+    fresh = make_initial_state(METHODS["fedobp"](q=0.9), tiny(), FEDERATION.clients, CPU)
     assert_same(state_trees(state), state_trees(fresh))
     assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
     assert told == {"sim_seconds": 1e-3, "dropped": 5, "late": 5}
     assert {*outcome.metrics.values()} == {None}
-    assert outcome.sent.values_up == 5 * 549
+    assert outcome.traffic.values_up == 5 * 549

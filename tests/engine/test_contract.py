@@ -19,11 +19,21 @@ import pytest
 import torch
 import yaml
 
-from fedpfl.engine import Clock, Engine, Stopping, Tuning, begin, make, pick, play, timed
-from fedpfl.engine.backend import EvalCall, TrainCall, met
+from fedpfl.engine import (
+    Clock,
+    Engine,
+    FineTuning,
+    Stopping,
+    make,
+    make_initial_state,
+    pick_cohort,
+    play_round,
+    play_timed_round,
+)
+from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.participation import One
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.participation import OneClient
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count_traffic
@@ -265,7 +275,7 @@ def refuses_frozen_networks_only_where_it_cuts(named: NamedTrial) -> None:
         pytest.raises(FedpflError, match=refusal) if named.name in CUTS_NEURONS else nullcontext()
     )
     with expectation:
-        begin(named.method, tiny(pairs=named.method.pairs or 1), len(EVERYONE), CPU)
+        make_initial_state(named.method, tiny(pairs=named.method.pairs or 1), len(EVERYONE), CPU)
 
 
 def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
@@ -284,7 +294,7 @@ def fedavg_states(engine: str, pairs: int) -> list[Any]:
 
 def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     """Return calls of the method, of another seed's run and of FedAvg's, to train and to evaluate."""
-    method, tuning = named.method, Tuning(LOCAL, Draws(0, "finetune", 2))
+    method, tuning = named.method, FineTuning(LOCAL, Draws(0, "finetune", 2))
     runs = [
         (method, small(), [0, 2, 5]),
         (method, ANOTHER_SEED, [1, 3, 4]),
@@ -300,7 +310,7 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
         state = states[1 + seed % 2]
         calls.append(TrainCall(other, federation, state, cohort, LOCAL, Draws(seed, "train", 2)))
         calls.append(EvalCall(other, federation, state, cohort[1:], tuning))
-    return [met(call) for call in calls]
+    return [with_before_turn(call) for call in calls]
 
 
 @house_promise("beside other runs a run is the same", *BACKENDS, low_precision=True)
@@ -351,7 +361,7 @@ def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
 @house_promise("training that diverges is told, and nothing is raised", *BACKENDS)
 def tells_that_training_diverged(named: NamedTrial, engine: str) -> None:
     method, net, federation = named.method, named.trial.net(), small()
-    state = begin(method, net, federation.clients, CPU)
+    state = make_initial_state(method, net, federation.clients, CPU)
     if any(phase.step for phase in planned_phases(named, state, 0)):
         return  # its steps have lengths of their own
     local = dataclasses.replace(LOCAL, lr=1e30)
@@ -373,7 +383,7 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
         copy.deepcopy(named.trial.played("loop")[0][1]),
         make(as_engine("loop"), named.trial.net(), CPU),
     )
-    state, outcome, notes = timed(
+    state, outcome, notes = play_timed_round(
         clock, len(cohort), runner, named.method, small(), state, cohort, LOCAL, 0
     )
     drawn = [client for client in cohort if client != lost]
@@ -383,7 +393,7 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
         [outcome.before, outcome.after, outcome.loss], [without.before, without.after, without.loss]
     )
     assert (outcome.cohort, outcome.metrics, notes["late"]) == (drawn, without.metrics, 1)
-    assert all(sent >= less for sent, less in zip(outcome.sent, without.sent, strict=True))
+    assert all(sent >= less for sent, less in zip(outcome.traffic, without.traffic, strict=True))
 
 
 # Early stopping
@@ -395,25 +405,29 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     left.
     """
     method, net = named.method, named.trial.net()
-    state = begin(method, net, len(EVERYONE), CPU, stopping=True)
+    state = make_initial_state(method, net, len(EVERYONE), CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
-    cohort = pick(state, COHORTS[0], 0)
+    cohort = pick_cohort(state, COHORTS[0], 0)
     assert cohort == COHORTS[0]
     runner = make(Engine(engine), net, CPU)
-    state, outcome = play(
+    state, outcome = play_round(
         runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=0.0)
     )
     plain, without = named.trial.result(engine, 0)
     assert_same(dataclasses.replace(state, stopping={}), plain)
-    assert outcome.sent == without.sent._replace(bits_up=without.sent.bits_up + len(cohort))
+    assert outcome.traffic == without.traffic._replace(
+        bits_up=without.traffic.bits_up + len(cohort)
+    )
     assert_same(
         state.stopping["last"][cohort], outcome.after.loss / outcome.after.total.clamp(min=1)
     )
     assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
-    cohort = pick(state, COHORTS[1], 0)
+    cohort = pick_cohort(state, COHORTS[1], 0)
     assert cohort == [1, 4]
-    state, _ = play(runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=1.0))
-    assert pick(state, COHORTS[1], 0) == []
+    state, _ = play_round(
+        runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=1.0)
+    )
+    assert pick_cohort(state, COHORTS[1], 0) == []
 
 
 # Evaluation
@@ -432,7 +446,7 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
     for played, cohort in enumerate(COHORTS):
         test_samples = [TEST[client] for client in cohort]
         outcome, evaluations = outcomes[played], (
-            runner.evaluate(method, small(), state, cohort) for state in states[played : played + 2]
+            runner.evaluate(EvalCall(method, small(), state, cohort)) for state in states[played : played + 2]
         )  # fmt: skip
         before, after = evaluations
         assert outcome.before.total.tolist() == outcome.after.total.tolist() == test_samples
@@ -483,9 +497,11 @@ def participate_step_by_step(
 ) -> tuple[Any, dict[str, Any]]:
     """Ask a client's hooks in the order of a round; return its upload and its new state."""
     ask, server, draws = with_unchanged_arguments, state.server, Draws(0, "train", 2)
-    client = One(number).states(met(TrainCall(method, small(), state, [number], LOCAL, draws)))
+    client = OneClient(number).states(
+        with_before_turn(TrainCall(method, small(), state, [number], LOCAL, draws))
+    )
     buffers = client["statistics"]
-    shard = training_shard(small(), number, LOCAL.batch_size, draws)
+    shard = make_shard(small(), number, LOCAL.batch_size, draws)
 
     # what it is evaluated by, and what it learns before it trains
     answers = tree.mark_real(

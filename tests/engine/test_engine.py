@@ -14,10 +14,18 @@ import torch.nn.functional as F
 from fedpfl import data, engine
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
-from fedpfl.engine import Engine, Local, Tuning, begin, cohorts, make, play
-from fedpfl.engine.backend import Counts
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    Local,
+    draw_cohorts,
+    make,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.backends.selection import check, device
-from fedpfl.engine.evaluate import accuracies, per_client, pooled
+from fedpfl.engine.calls import Counts, EvalCall
+from fedpfl.engine.evaluate import accuracy_per_client, pooled_accuracy, summarize_accuracy
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -80,7 +88,7 @@ def images(federation, client):
     ],
 )
 def test_cohort_sizes(clients, participation, size):
-    for cohort in cohorts(0, clients, participation, 5):
+    for cohort in draw_cohorts(0, clients, participation, 5):
         assert len(set(cohort)) == len(cohort) == size
         assert cohort == sorted(cohort)
         assert set(cohort) <= set(range(clients))
@@ -89,18 +97,20 @@ def test_cohort_sizes(clients, participation, size):
 def test_cohorts_come_from_one_stream_of_random_sample():
     random.seed(7)
     expected = [sorted(random.sample(range(50), 5)) for _ in range(20)]
-    assert list(cohorts(7, 50, 0.1, 20)) == expected
-    assert list(cohorts(7, 50, 0.1, 12)) == expected[:12]
-    assert list(cohorts(8, 50, 0.1, 20)) != expected
+    assert list(draw_cohorts(7, 50, 0.1, 20)) == expected
+    assert list(draw_cohorts(7, 50, 0.1, 12)) == expected[:12]
+    assert list(draw_cohorts(8, 50, 0.1, 20)) != expected
 
 
 def test_cohorts_are_drawn_as_they_come():
-    stream = cohorts(7, 50, 0.1, 2**63)
-    assert [next(stream) for _ in range(20)] == list(cohorts(7, 50, 0.1, 20))
+    stream = draw_cohorts(7, 50, 0.1, 2**63)
+    assert [next(stream) for _ in range(20)] == list(draw_cohorts(7, 50, 0.1, 20))
 
 
 def test_everybody_is_drawn_about_equally_often():
-    counts = torch.bincount(torch.tensor(list(cohorts(0, 20, 0.25, 2000))).flatten(), minlength=20)
+    counts = torch.bincount(
+        torch.tensor(list(draw_cohorts(0, 20, 0.25, 2000))).flatten(), minlength=20
+    )
     assert (counts - 500).abs().max() < 100  # five standard deviations
 
 
@@ -125,7 +135,7 @@ def test_the_seed_and_the_round_decide_the_batches(net, federation, backend):
 
 
 def test_everybody_begins_with_the_initial_model(net):
-    state = begin(FedOBP(q=0.9), net, 4, CPU)
+    state = make_initial_state(FedOBP(q=0.9), net, 4, CPU)
     assert state.round == 0
     assert_same(state.server, net.params)
     for client in range(4):
@@ -137,10 +147,10 @@ def test_everybody_begins_with_the_initial_model(net):
 
 def test_buffers_live_where_their_role_says():
     normed = tiny(norm=True)
-    shared = begin(FedAvg(), normed, 3, CPU)
+    shared = make_initial_state(FedAvg(), normed, 3, CPU)
     assert set(shared.server_buffers) == {"main"}
     assert shared.client_buffers == {}
-    split = begin(METHODS["ditto"](), normed, 3, CPU)
+    split = make_initial_state(METHODS["ditto"](), normed, 3, CPU)
     assert set(split.server_buffers) == {"w"}
     assert set(split.client_buffers) == {"v"}
     assert split.client_buffers["v"]["norm.running_mean"].shape == (3, 4)
@@ -151,9 +161,9 @@ def test_rounds_count_up(net, federation):
 
 
 def test_the_old_server_tree_survives_a_round(net, federation, backend):
-    runner, state = make(Engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
+    runner, state = make(Engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
     server, kept = state.server, copy.deepcopy(state.server)
-    new, _ = play(runner, FedAvg(), federation, state, COHORTS[0], LOCAL, 0)
+    new, _ = play_round(runner, FedAvg(), federation, state, COHORTS[0], LOCAL, 0)
     assert_same(server, kept)
     assert differing(new.server, kept)
 
@@ -162,7 +172,7 @@ def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backen
     """Nothing but the state is carried over: resuming needs no more."""
     method = FedOBP(q=0.9, ema=0.5)
     states = trajectory(method, net, federation, engine=backend)
-    resumed, _ = play(
+    resumed, _ = play_round(
         make(Engine(backend), tiny(), CPU),
         method,
         federation,
@@ -195,7 +205,7 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
 def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
     large = federate((4, 5, 6), (600, 0, 257))
     counts = make(Engine(backend), net, CPU).evaluate(
-        FedAvg(), large, begin(FedAvg(), net, 3, CPU), [2, 0, 1]
+        EvalCall(FedAvg(), large, make_initial_state(FedAvg(), net, 3, CPU), [2, 0, 1])
     )
     module = Tiny()
     module.load_state_dict(net.params)
@@ -218,10 +228,13 @@ def test_evaluating_all_together_gives_what_evaluating_each_alone_does(
     method, net = METHODS[name](**values), tiny(norm=True)
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
     judge = make(Engine(backend), net, CPU)
-    before = Tuning(LOCAL, Draws(0, "adapt", 2))
-    together = judge.evaluate(method, federation, state, EVERYONE, before=before)
+    before = FineTuning(LOCAL, Draws(0, "adapt", 2))
+    together = judge.evaluate(
+        EvalCall(method, federation, state, EVERYONE, before_evaluation=before)
+    )
     alone = [
-        judge.evaluate(method, federation, state, [client], before=before) for client in EVERYONE
+        judge.evaluate(EvalCall(method, federation, state, [client], before_evaluation=before))
+        for client in EVERYONE
     ]
     assert together.correct.tolist() == [int(counts.correct) for counts in alone]
     expected = torch.cat([counts.loss for counts in alone])
@@ -240,7 +253,9 @@ def test_a_model_that_many_share_is_made_once(federation, net, monkeypatch):
     method = Counted(q=0.9)
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     made.clear()
-    make(Engine("loop", workers=1), net, CPU).evaluate(method, federation, state, EVERYONE)
+    make(Engine("loop", workers=1), net, CPU).evaluate(
+        EvalCall(method, federation, state, EVERYONE)
+    )
     assert len(made) == len(COHORTS[0]) + 1
 
 
@@ -260,12 +275,12 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
     split = Partition(*(tuple(own.numpy() for own in part) for part in (train, whole.test)))
     runner, state, everyone = (
         make(as_engine(backend), net, CPU),
-        begin(FedAvg(), net, 10, CPU),
+        make_initial_state(FedAvg(), net, 10, CPU),
         list(range(10)),
     )
     plain, judged = (data.build(samples, split, own_classes=own) for own in (False, True))
     over_all, over_own = (
-        runner.evaluate(FedAvg(), own, state, everyone) for own in (plain, judged)
+        runner.evaluate(EvalCall(FedAvg(), own, state, everyone)) for own in (plain, judged)
     )
     assert_close(over_own.loss, over_all.loss)
     wanted = []
@@ -276,7 +291,9 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
         wanted.append(sum(hit == y for hit, y in zip(hits, whole.y[own].tolist(), strict=True)))
     assert over_own.correct.tolist() == wanted != over_all.correct.tolist()
     assert judged.merged(3).barred is None  # everybody's samples
-    few = runner.evaluate(FedAvg(), judged.of([4, 2]), begin(FedAvg(), net, 2, CPU), [1, 0])
+    few = runner.evaluate(
+        EvalCall(FedAvg(), judged.of([4, 2]), make_initial_state(FedAvg(), net, 2, CPU), [1, 0])
+    )
     assert few.correct.tolist() == [wanted[2], wanted[4]]
 
 
@@ -284,29 +301,31 @@ def test_accuracies_by_hand():
     counts = Counts(
         torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4])
     )
-    result = accuracies(counts)
+    result = summarize_accuracy(counts)
     assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
-    assert result["accuracy_pooled"] == pooled(counts) == pytest.approx(60)
+    assert result["accuracy_pooled"] == pooled_accuracy(counts) == pytest.approx(60)
     assert result["accuracy_std"] == pytest.approx(
         (2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3) ** 0.5
     )
     assert result["accuracy_worst10"] == 50
     assert result["loss"] == pytest.approx(0.7)
-    assert per_client(counts)["accuracy"] == pytest.approx([50, 75, float("nan"), 50], nan_ok=True)
+    assert accuracy_per_client(counts)["accuracy"] == pytest.approx(
+        [50, 75, float("nan"), 50], nan_ok=True
+    )
 
 
 def test_the_worst_decile_is_a_tenth_of_the_clients():
     correct = torch.arange(40)
     counts = Counts(correct, torch.zeros(40), torch.full((40,), 100))
-    assert accuracies(counts)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
+    assert summarize_accuracy(counts)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
 
 
 def test_without_test_samples_there_is_no_accuracy():
     nothing = Counts(
         torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
     )
-    assert {*accuracies(nothing).values(), pooled(nothing)} == {None}
-    assert all(value != value for value in per_client(nothing)["accuracy"])
+    assert {*summarize_accuracy(nothing).values(), pooled_accuracy(nothing)} == {None}
+    assert all(value != value for value in accuracy_per_client(nothing)["accuracy"])
 
 
 # Toy methods: every hook, with results by hand
@@ -438,10 +457,10 @@ class Observer(Method):
 
 
 def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backend):
-    state = begin(Observer(), net, 10, CPU)
+    state = make_initial_state(Observer(), net, 10, CPU)
     part = participate(Observer(), net, federation, state, EVERYONE, engine=backend, local=GENTLE)
     for client in EVERYONE:
-        own, n = row(part.clients, client), TRAIN[client]
+        own, n = row(part.client_states, client), TRAIN[client]
         assert own["steps"] == steps(n)
         assert own["samples"] == 2 * (n - (n % 32 == 1))
         assert_close(own["moved"], tree.map(lambda g: -0.05 * g, own["gradient"]), atol=1e-6)
@@ -456,12 +475,12 @@ def test_after_gradient_gets_zero_gradients_for_what_does_not_move(net, federati
         Observer(frozen_head=True),
         net,
         federation,
-        begin(Observer(), net, 10, CPU),
+        make_initial_state(Observer(), net, 10, CPU),
         [0, 2],
         engine=backend,
         local=GENTLE,
     )
-    for name, leaf in part.clients["gradient"].items():
+    for name, leaf in part.client_states["gradient"].items():
         assert bool((leaf == 0).all()) == ("classifier" in name)
 
 
@@ -494,10 +513,10 @@ class Summarizer(Method):
 def test_after_training_sees_all_training_samples_and_the_trained_model(norm, backend):
     """In evaluation mode, by the statistics as they are after training."""
     large, net = federate((300, 5, 1, 130), (2, 2, 2, 2)), tiny(norm)
-    state = begin(Summarizer(), net, 4, CPU)
+    state = make_initial_state(Summarizer(), net, 4, CPU)
     part = participate(Summarizer(), net, large, state, [0, 1, 2, 3], engine=backend)
     for client in range(4):
-        found, (x, y) = row(part.clients, client), images(large, client)
+        found, (x, y) = row(part.client_states, client), images(large, client)
         assert found["samples"] == len(y)
         assert_close(found["mean"], x.mean(0), atol=1e-5)
         module = Tiny(norm).eval()
@@ -550,7 +569,7 @@ def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
         OwnLosses(),
         net,
         federation,
-        begin(OwnLosses(), net, 10, CPU),
+        make_initial_state(OwnLosses(), net, 10, CPU),
         [0, 4, 9],
         engine=backend,
         local=GENTLE,
@@ -603,8 +622,8 @@ class Sparse(Method):
 def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backend):
     states, (outcome,) = rounds(Sparse(), net, federation, COHORTS[:1], engine=backend)
     chosen = sum(-(-p.numel() // 10) for p in net.params.values())
-    assert outcome.sent.values_up == 5 * chosen
-    assert outcome.sent.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
+    assert outcome.traffic.values_up == 5 * chosen
+    assert outcome.traffic.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
     assert outcome.metrics == {"constant": 3.0, "size": 549.0}
     for name, leaf in states[-1].server.items():
         same = leaf.flatten() == net.params[name].flatten()
@@ -710,13 +729,13 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
             part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu)
             for part in ("server", "server_buffers")
         }
-        state = replace(begin(method, net, 10, gpu), round=t, **before)
+        state = replace(make_initial_state(method, net, 10, gpu), round=t, **before)
         facts = states[t].rows.take("facts", EVERYONE)
         state.rows.put_(
             EVERYONE,
             {"client": states[t].clients, "buffers": states[t].client_buffers, "facts": facts},
         )
-        state, outcome = play(runner, method, there, state, cohort, LOCAL, 0)
+        state, outcome = play_round(runner, method, there, state, cohort, LOCAL, 0)
         after = state_trees(state)
         assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
         assert_close(tree.to(after, CPU), state_trees(states[t + 1]), atol=1e-4, rtol=1e-3)
@@ -727,13 +746,15 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
 @pytest.mark.parametrize("name", BACKENDS)
 def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
     gpu = torch.device("cuda")
-    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 0))):
+    for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 0))):
         here = make(LOOP, net, CPU).evaluate(
-            FedAvg(), federation, begin(FedAvg(), net, 10, CPU), EVERYONE, tuning
+            EvalCall(
+                FedAvg(), federation, make_initial_state(FedAvg(), net, 10, CPU), EVERYONE, tuning
+            )
         )
-        state = begin(FedAvg(), net, 10, gpu)
+        state = make_initial_state(FedAvg(), net, 10, gpu)
         there = make(Engine(name), net, gpu).evaluate(
-            FedAvg(), federation.to(gpu), state, EVERYONE, tuning
+            EvalCall(FedAvg(), federation.to(gpu), state, EVERYONE, tuning)
         )
         assert there.correct.tolist() == here.correct.tolist()
         assert_close(there.loss.cpu(), here.loss, atol=1e-3, rtol=1e-3)
@@ -752,8 +773,14 @@ def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation
     gpu = torch.device("cuda")
     full = trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
     backend = make(Engine(name, precision=precision), net, gpu)
-    state, _ = play(
-        backend, FedAvg(), federation.to(gpu), begin(FedAvg(), net, 10, gpu), COHORTS[0], LOCAL, 0
+    state, _ = play_round(
+        backend,
+        FedAvg(),
+        federation.to(gpu),
+        make_initial_state(FedAvg(), net, 10, gpu),
+        COHORTS[0],
+        LOCAL,
+        0,
     )
     assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
 
@@ -772,7 +799,9 @@ def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federatio
         make(Engine(backend, workers=1, precision="bf16"), net, where),
         federation.to(where),
     )
-    play(runner, FedAvg(), there, begin(FedAvg(), net, 10, where), COHORTS[0], LOCAL, 0)
+    play_round(
+        runner, FedAvg(), there, make_initial_state(FedAvg(), net, 10, where), COHORTS[0], LOCAL, 0
+    )
     assert seen == {(False, torch.bfloat16), (True, torch.bfloat16)}
 
 
@@ -782,9 +811,10 @@ def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left
     was.
     """
     net, federation = tiny(norm=True), federate((64, 40), (30, 20))
-    state, judge = begin(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
-    still = Tuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
+    state, judge = make_initial_state(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
+    still = FineTuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
     plain, tuned = (
-        judge.evaluate(FedAvg(), federation, state, [0, 1], tuning) for tuning in (None, still)
+        judge.evaluate(EvalCall(FedAvg(), federation, state, [0, 1], tuning))
+        for tuning in (None, still)
     )
     assert not torch.equal(plain.loss, tuned.loss)

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import Tuning, begin, make, play
+from fedpfl.engine import FineTuning, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
@@ -56,7 +57,9 @@ def test_every_hook_is_told_whom_it_is_about(backend, net, federation):
     states, _ = rounds(Counting(), net, federation, COHORTS[:1], engine=backend)
     told = [client if client in COHORTS[0] else -1 for client in EVERYONE]
     assert states[1].clients["told"].tolist() == told
-    late = replace(states[1], rows=begin(Counting(), net, 10, CPU).rows, members=states[1].rows)
+    late = replace(
+        states[1], rows=make_initial_state(Counting(), net, 10, CPU).rows, members=states[1].rows
+    )
     known = late.client([0, 2])
     assert (known["number"].tolist(), known["newcomer"].tolist()) == ([10, 12], [True, True])
     assert float(Counting().personal(late.server, late.client(1))["fc.bias"][0]) == -11
@@ -72,7 +75,7 @@ def test_who_shares_a_model_with_others_is_still_told_its_number(net, federation
             return server
 
     make(as_engine("loop"), net, CPU).evaluate(
-        Seen(), federation, begin(Seen(), net, 10, CPU), EVERYONE
+        EvalCall(Seen(), federation, make_initial_state(Seen(), net, 10, CPU), EVERYONE)
     )
     assert sorted(seen) == EVERYONE
 
@@ -116,7 +119,7 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
     """As a plain loop over FedAvg's local training."""
     net = tiny(norm)
     models = [{"w": net.params, "main": net.buffers}] * 10
-    runner, plain = make(as_engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
+    runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
     states, _ = rounds(Neighbours(), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         before, models = models, [*models]
@@ -124,7 +127,7 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
             mixed = halfway(before[number], before[(number + 1) % 10])
             start = replace(plain, server=mixed["w"], server_buffers={"main": mixed["main"]})
             part = runner.participate(
-                FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1)
+                TrainCall(FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1))
             )
             models[number] = {"w": row(part.uploads, 0), "main": row(part.buffers["main"], 0)}
         for number in EVERYONE:
@@ -139,18 +142,20 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
     net, world = tiny(norm=True), federation.of([0, 2, 4])
     state = rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
-    runner, plain = make(as_engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
-    late = replace(state, rows=begin(Neighbours(), net, 3, CPU).rows, members=state.rows)
-    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 1))):
+    runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
+    late = replace(
+        state, rows=make_initial_state(Neighbours(), net, 3, CPU).rows, members=state.rows
+    )
+    for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 1))):
         for own, who, numbers in ((state, federation, EVERYONE), (late, world, range(3))):
-            judged = runner.evaluate(Neighbours(), who, own, [*numbers], tuning)
+            judged = runner.evaluate(EvalCall(Neighbours(), who, own, [*numbers], tuning))
             for place, number in enumerate(numbers):
                 after = state.client((int(own.client(number)["number"]) + 1) % 10)
                 mine = own.client(number)
                 params = halfway(mine["model"], after["model"])
                 statistics = halfway(mine["statistics"], after["statistics"])
                 one = replace(plain, server=params, server_buffers=statistics)
-                alone = runner.evaluate(FedAvg(), who, one, [number], tuning)
+                alone = runner.evaluate(EvalCall(FedAvg(), who, one, [number], tuning))
                 assert_close(tree.take(judged, place), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
 
 
@@ -165,9 +170,9 @@ def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
             drawn.append(torch.rand(3, generator=generator))
             return {}
 
-    runner, state = make(as_engine(backend), net, CPU), begin(Drawing(), net, 10, CPU)
+    runner, state = make(as_engine(backend), net, CPU), make_initial_state(Drawing(), net, 10, CPU)
     for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
-        play(runner, Drawing(), federation, state, cohort, LOCAL, seed)
+        play_round(runner, Drawing(), federation, state, cohort, LOCAL, seed)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -178,13 +183,13 @@ def test_statistics_of_another_form_are_refused(backend, federation):
         def before_training(self, server, client, net, shard):
             return {"statistics": {"main": {}}}
 
-    state = begin(Wrong(), tiny(norm=True), 10, CPU)
+    state = make_initial_state(Wrong(), tiny(norm=True), 10, CPU)
     with pytest.raises(
         MethodError,
         match=r"statistics were found in another form than the network's, main.*is missing",
     ):
         make(as_engine(backend), tiny(norm=True), CPU).participate(
-            Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1)
+            TrainCall(Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1))
         )
 
 
@@ -211,7 +216,7 @@ def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
         FedpflError,
         match=r"Neighbours reads other clients' states .*; leave out state.sharded=true",
     ):
-        begin(Neighbours(), net, 10, CPU, mine=lambda client: True)
+        make_initial_state(Neighbours(), net, 10, CPU, mine=lambda client: True)
 
 
 # Turns and phases without training
@@ -280,9 +285,11 @@ def test_a_client_may_have_nothing_to_train(backend, net, federation):
     assert not outcome.loss.any()
     runner = make(as_engine(backend), net, CPU)
     tuned = runner.evaluate(
-        Idle(), federation, states[1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1))
+        EvalCall(
+            Idle(), federation, states[1], EVERYONE, FineTuning(LOCAL, Draws(0, "finetune", 1))
+        )
     )
-    assert_same(tuned, runner.evaluate(Idle(), federation, states[1], EVERYONE))
+    assert_same(tuned, runner.evaluate(EvalCall(Idle(), federation, states[1], EVERYONE)))
 
 
 def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federation):

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpfl.engine import Store, Tuning, begin, make, play
+from fedpfl.engine import FineTuning, Store, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
 from tests.conftest import (
@@ -98,7 +99,9 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
     state, (outcome,) = rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
     runner = make(as_engine(backend), net, CPU)
     tuned = runner.evaluate(
-        Blind(), federation, state[-1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1))
+        EvalCall(
+            Blind(), federation, state[-1], EVERYONE, FineTuning(LOCAL, Draws(0, "finetune", 1))
+        )
     )
     assert int(tuned.correct.sum()) > 0
     assert int(outcome.after.correct.sum()) > 0
@@ -132,7 +135,12 @@ def test_before_training_sees_the_clients_training_data_in_the_order_of_training
     backend, federation
 ):
     part = participate(
-        Looking(), tiny(), federation, begin(Looking(), tiny(), 10, CPU), EVERYONE, engine=backend
+        Looking(),
+        tiny(),
+        federation,
+        make_initial_state(Looking(), tiny(), 10, CPU),
+        EVERYONE,
+        engine=backend,
     )
     assert part.metrics["n"].tolist() == federation.train_sizes.tolist()
     first = [next(iter(minibatches(federation, c)[0]), None) for c in EVERYONE]
@@ -151,7 +159,7 @@ def test_before_training_moves_no_statistics_and_nothing_else(backend, federatio
 
 
 def test_a_shard_deals_a_share_of_its_samples(federation):
-    shard = training_shard(federation, 1, 16, Draws(0, "train", 1))  # 33 samples
+    shard = make_shard(federation, 1, 16, Draws(0, "train", 1))  # 33 samples
     assert [len(batch.y) for batch in shard.batches("main", 0)] == [16, 16]
     assert [len(batch.y) for batch in shard.batches("main", 0, 0.8)] == [16, 10]
     order = Draws(0, "train", 1).order(1, "main", 0, 33)[:26]
@@ -177,9 +185,11 @@ class Adapter(FedAvg):
 def test_before_evaluation_the_client_looks_at_its_training_data(backend, federation):
     net = tiny(norm=True)
     state = trajectory(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
-    before = Tuning(LOCAL, Draws(5, "adapt", 2))
+    before = FineTuning(LOCAL, Draws(5, "adapt", 2))
     runner = make(as_engine(backend), net, CPU)
-    found = runner.evaluate(Adapter(), federation, state, EVERYONE, before=before)
+    found = runner.evaluate(
+        EvalCall(Adapter(), federation, state, EVERYONE, before_evaluation=before)
+    )
     for client in EVERYONE:
         counts = torch.bincount(federation.y[federation.train[client]], minlength=5).float()
         counts += (
@@ -194,10 +204,10 @@ def test_before_evaluation_the_client_looks_at_its_training_data(backend, federa
 
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
     state = trajectory(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
-    tuning = Tuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
+    tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
     runner = make(as_engine(backend), net, CPU)
     before, after = (
-        runner.evaluate(Adapter(), federation, state, EVERYONE, t) for t in (None, tuning)
+        runner.evaluate(EvalCall(Adapter(), federation, state, EVERYONE, t)) for t in (None, tuning)
     )
     assert_close(before.loss, after.loss, atol=1e-4)
 
@@ -233,7 +243,12 @@ class Recorder(FedAvg):
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
     part = participate(
-        Recorder(), net, federation, begin(Recorder(), net, 10, CPU), EVERYONE, engine=backend
+        Recorder(),
+        net,
+        federation,
+        make_initial_state(Recorder(), net, 10, CPU),
+        EVERYONE,
+        engine=backend,
     )
     for client in EVERYONE:
         labels = [federation.y[i] for epoch in minibatches(federation, client) for i in epoch]
@@ -278,7 +293,12 @@ class Twice(Noting):
 def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
     twice, once, nothing = (
         participate(
-            method, net, federation, begin(method, net, 10, CPU), EVERYONE, engine=backend
+            method,
+            net,
+            federation,
+            make_initial_state(method, net, 10, CPU),
+            EVERYONE,
+            engine=backend,
         ).clients
         for method in (Twice(), Noting(), Noting(both=False))
     )
@@ -297,7 +317,7 @@ def test_keeping_records_changes_no_training(backend, net, federation):
 
 
 def test_records_agree_between_backends_and_belong_to_their_clients(net, federation):
-    state = begin(Recorder(), net, 10, CPU)
+    state = make_initial_state(Recorder(), net, 10, CPU)
     loop, batched = (
         participate(Recorder(), net, federation, state, EVERYONE, engine=b)
         for b in ("loop", "batched")
@@ -357,7 +377,12 @@ class Pairs(FedAvg):
 
 def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backend, net, federation):
     part = participate(
-        Pairs(), net, federation, begin(Pairs(), net, 10, CPU), EVERYONE, engine=backend
+        Pairs(),
+        net,
+        federation,
+        make_initial_state(Pairs(), net, 10, CPU),
+        EVERYONE,
+        engine=backend,
     )
     for client in EVERYONE:
         params = dict(net.params)
@@ -406,7 +431,7 @@ def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
         Gambler(),
         net,
         federation,
-        begin(Gambler(), net, 10, CPU),
+        make_initial_state(Gambler(), net, 10, CPU),
         EVERYONE,
         engine=backend,
         local=PLAIN,
@@ -445,7 +470,7 @@ def test_each_sample_has_numbers_and_a_place(net, federation):
     client, split).
     """
     held = holding(federation)
-    state = begin(Shaken(), net, 10, CPU)
+    state = make_initial_state(Shaken(), net, 10, CPU)
     loop, batched = (
         participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched")
     )
@@ -455,15 +480,19 @@ def test_each_sample_has_numbers_and_a_place(net, federation):
         atol=1e-5,
         rtol=1e-4,
     )
-    tuning, draws = Tuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
+    tuning, draws = FineTuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
     tuned = [
-        make(as_engine(b), net, CPU).judge(Shaken(), held, state, EVERYONE, tuning)
+        make(as_engine(b), net, CPU).evaluate_splits(
+            EvalCall(Shaken(), held, state, EVERYONE, tuning)
+        )
         for b in ("loop", "batched")
     ]
     assert_close(*tuned, atol=1e-4, rtol=1e-4)
     for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
         runner = make(as_engine(engine), net, CPU)
-        told = runner.judge(Shaken(), held, state, EVERYONE, None, Tuning(LOCAL, draws))[split]
+        told = runner.evaluate_splits(
+            EvalCall(Shaken(), held, state, EVERYONE, None, FineTuning(LOCAL, draws))
+        )[split]
         for client in EVERYONE:
             own = getattr(held, split)[client]
             random = draws.random(client, split, 0, len(own), 5, "predict")
@@ -524,19 +553,20 @@ def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, ne
     assert not states[1].clients["told"].any()
     draws = Draws(0, "gather", 2)
     part = make(as_engine(backend), net, CPU).participate(
-        FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws
+        TrainCall(FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws)
     )
     assert_close({"": states[2].clients["told"]}, {"": part.uploads["fc.bias"].mean(1)}, atol=1e-7)
     assert len(set(states[2].clients["told"].tolist())) == 10
     assert torch.equal(states[2].clients["told"], states[3].clients["told"])
     size = tree.size(net.params)
     extra = [
-        own.sent.values_down - other.sent.values_down
+        own.traffic.values_down - other.traffic.values_down
         for own, other in zip(outcomes, counts, strict=True)
     ]
     assert extra == [0, 10 * size, 0]
     assert [
-        own.sent.bits_up - other.sent.bits_up for own, other in zip(outcomes, counts, strict=True)
+        own.traffic.bits_up - other.traffic.bits_up
+        for own, other in zip(outcomes, counts, strict=True)
     ] == [
         0,
         320 * size,
@@ -548,7 +578,7 @@ def test_a_survey_counts_averaged_statistics(backend, federation):
     net = tiny(norm=True)
     outcomes = rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
     each = tree.size(net.params) + 8  # running mean and variance of four channels
-    assert [outcome.sent.values_up for outcome in outcomes] == [5 * each, 15 * each]
+    assert [outcome.traffic.values_up for outcome in outcomes] == [5 * each, 15 * each]
 
 
 def test_a_survey_with_client_states_elsewhere(net):
@@ -556,9 +586,9 @@ def test_a_survey_with_client_states_elsewhere(net):
     federation = federate()
     ends = []
     for store in (Store(), Store("disk")):
-        state = begin(Surveyor(), net, 10, CPU, store)
+        state = make_initial_state(Surveyor(), net, 10, CPU, store)
         for cohort in COHORTS[:2]:
-            state, _ = play(
+            state, _ = play_round(
                 make(as_engine("loop"), net, CPU), Surveyor(), federation, state, cohort, LOCAL, 0
             )
         ends.append(state)

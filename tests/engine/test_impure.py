@@ -11,8 +11,15 @@ import pytest
 import torch
 
 import fedpfl
-from fedpfl.engine import Engine, Tuning, begin, impure, make, play
-from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    find_global_draws,
+    make,
+    make_initial_state,
+    play_round,
+)
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, seeded_by_key
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
@@ -95,19 +102,29 @@ def rounds(method, backend, workers=2, again=False):
     """States and evaluations; again: as a process would that goes on after each round."""
     torch.manual_seed(workers)
     net, found = tiny(), []
-    state, runner = begin(method, net, 5, CPU), make(Engine(backend, workers=workers), net, CPU)
+    state, runner = (
+        make_initial_state(method, net, 5, CPU),
+        make(Engine(backend, workers=workers), net, CPU),
+    )
     for cohort in COHORTS:
         random.seed(workers)
         if again:
-            fresh = begin(method, net, 5, CPU)
+            fresh = make_initial_state(method, net, 5, CPU)
             fresh.rows.load_(state.rows.saved())
             state, runner = (
                 replace(state, rows=fresh.rows),
                 make(Engine(backend, workers=workers), net, CPU),
             )
-        state, _ = play(runner, method, FEDERATION, state, cohort, SHORT, 0)
+        state, _ = play_round(runner, method, FEDERATION, state, cohort, SHORT, 0)
         judged = runner.evaluate(
-            method, FEDERATION, state, range(5), None, Tuning(SHORT, Draws(0, "adapt", state.round))
+            EvalCall(
+                method,
+                FEDERATION,
+                state,
+                range(5),
+                None,
+                FineTuning(SHORT, Draws(0, "adapt", state.round)),
+            )
         )
         found.append([copy.deepcopy(state), judged])
     return found
@@ -123,7 +140,7 @@ def test_it_goes_on_bit_for_bit_with_any_number_of_workers(kind, backend):
     ):
         assert_same(state, other)
         assert_same(judged, rejudged)
-    assert impure(method) == [DRAW[kind]]
+    assert find_global_draws(method) == [DRAW[kind]]
     assert not torch.equal(*(state.server["fc.bias"] for state, _ in whole[1:]))
 
 
@@ -132,7 +149,7 @@ def test_what_it_draws_does_not_depend_on_the_runs_beside_it(backend):
     """As in a lockstep sweep; nor, on the loop backend, on the other clients."""
     net = tiny()
     impures, pure = Losing(), FedAvg()
-    states = {method: begin(method, net, 5, CPU) for method in (impures, pure)}
+    states = {method: make_initial_state(method, net, 5, CPU) for method in (impures, pure)}
     calls = [
         TrainCall(method, FEDERATION, states[method], [0, 1, 2], SHORT, Draws(seed, "train", 1))
         for method in (impures, pure)
@@ -142,9 +159,9 @@ def test_what_it_draws_does_not_depend_on_the_runs_beside_it(backend):
     for asked, answer in zip(calls, together, strict=True):
         assert_same(make(Engine(backend), net, CPU).run([asked])[0], answer)
     assert not torch.equal(together[0].loss, together[1].loss)
-    assert not impure(pure)
+    assert not find_global_draws(pure)
     if backend == "loop":
-        alone = make(Engine("loop"), net, CPU).run([calls[0]._replace(clients=[2])])[0]
+        alone = make(Engine("loop"), net, CPU).run([replace(calls[0], clients=[2])])[0]
         assert torch.equal(alone.loss[0], together[0].loss[2])
 
 
@@ -155,9 +172,12 @@ class Telling(FedAvg):
 
 def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
     net, method = tiny(), Telling()
-    state, runner = begin(method, net, 5, CPU), make(Engine(backend), net, CPU)
+    state, runner = make_initial_state(method, net, 5, CPU), make(Engine(backend), net, CPU)
     draws = [Draws(0, "train", 1), Draws(0, "train", 2), Draws(1, "train", 1)]
-    parts = [runner.participate(method, FEDERATION, state, [0, 1, 2], SHORT, own) for own in draws]
+    parts = [
+        runner.participate(TrainCall(method, FEDERATION, state, [0, 1, 2], SHORT, own))
+        for own in draws
+    ]
     assert len(torch.cat([part.uploads["drawn"] for part in parts]).unique()) == 9
 
 
@@ -166,7 +186,7 @@ def test_a_method_that_draws_from_what_it_is_given_is_asked_once(monkeypatch):
     net, method = tiny(), FedAvg()
     runner = make(Engine("loop"), net, CPU)
     monkeypatch.setattr(runner, "_answers", lambda calls: drawn.append(calls) or [])
-    runner.run([EvalCall(method, FEDERATION, begin(method, net, 5, CPU), [0])])
+    runner.run([EvalCall(method, FEDERATION, make_initial_state(method, net, 5, CPU), [0])])
     assert len(drawn) == 1
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Tuning, make
-from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine import Engine, FineTuning, make
 from fedpfl.engine.backends.programs import Programs
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.jobs import alike
+from fedpfl.engine.training.jobs import phase_structure
 from fedpfl.ground import tree
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
 from tests.conftest import (
@@ -73,8 +73,8 @@ def evaluations(methods, federations, net):
     zipped = zip(methods, federations, states(methods, federations, net), strict=False)
     tunings = [
         None,
-        Tuning(LOCAL, Draws(3, "finetune", 1)),
-        Tuning(LOCAL, Draws(4, "finetune", 1), "head"),
+        FineTuning(LOCAL, Draws(3, "finetune", 1)),
+        FineTuning(LOCAL, Draws(4, "finetune", 1), "head"),
     ]
     return [EvalCall(m, f, s, EVERYONE, tunings[k % 3]) for k, (m, f, s) in enumerate(zipped)]
 
@@ -111,7 +111,13 @@ def test_runs_that_train_and_runs_that_evaluate(backend, federations, net):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_that_stop_clients_early_and_runs_that_do_not(backend, federations, net):
     calls = trainings([FedAvg()] * 3, federations, net)
-    compare(backend, [call._replace(stopping=number > 0) for number, call in enumerate(calls)])
+    compare(
+        backend,
+        [
+            dataclasses.replace(call, wants_stopping_loss=number > 0)
+            for number, call in enumerate(calls)
+        ],
+    )
 
 
 def test_runs_with_batch_normalisation(federations):
@@ -147,8 +153,8 @@ def test_plain_methods_train_as_one_program_and_others_with_their_equals(
 
 def test_another_learning_rate_or_data_set_is_another_program(federations, net, monkeypatch):
     a, b, c, d = trainings(METHODS[:4], federations, net)
-    b = b._replace(local=dataclasses.replace(LOCAL, lr=0.01))
-    c = c._replace(federation=federate(seed=5))
+    b = dataclasses.replace(b, local=dataclasses.replace(LOCAL, lr=0.01))
+    c = dataclasses.replace(c, federation=federate(seed=5))
     seen = programs(monkeypatch)
     compare("batched", [a, b, c, d])
     assert seen[:3] == [10, 5, 5]
@@ -176,14 +182,14 @@ class Broken(FedAvg):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
     calls = trainings([FedAvg(), FedAvg(), FedOBP(q=0.5)], federations, net)
-    calls[1] = calls[1]._replace(method=Broken())
+    calls[1] = dataclasses.replace(calls[1], method=Broken())
     runner = make(Engine(backend), net, CPU)
     answers = runner.run(calls)
     assert isinstance(answers[1], ZeroDivisionError)
     for k in (0, 2):
         assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
     with pytest.raises(ZeroDivisionError, match="broken"):
-        runner.participate(*calls[1])
+        runner.participate(calls[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -191,7 +197,7 @@ def test_a_run_that_diverges_takes_nobody_down(backend, federations, net):
     calls = trainings([FedAvg(), FedOBP(q=0.5)], federations[:2], net)
     poisoned = replace(calls[0].state, server=tree.full_like(calls[0].state.server, float("nan")))
     runner = make(Engine(backend), net, CPU)
-    sick, healthy = runner.run([calls[0]._replace(state=poisoned), calls[1]])
+    sick, healthy = runner.run([dataclasses.replace(calls[0], state=poisoned), calls[1]])
     assert sick.loss.isnan().any()
     assert_close(healthy, runner.run([calls[1]])[0], atol=2e-5, rtol=1e-4)
 
@@ -205,11 +211,13 @@ def test_an_interrupt_is_nobodys_answer(backend, federations, net):
 
     (call,) = trainings([FedAvg()], federations[:1], net)
     with pytest.raises(KeyboardInterrupt):
-        make(Engine(backend), net, CPU).run([call, call._replace(method=Interrupted())])
+        make(Engine(backend), net, CPU).run([call, dataclasses.replace(call, method=Interrupted())])
 
 
 def test_phases_are_alike_but_for_the_values_of_masks_by_entry():
     few, many = (Phase(1, {"a": torch.tensor([flag, True]), "b": False}) for flag in (False, True))
-    assert alike(few) == alike(many)
-    assert alike(few) != alike(Phase(1, {"a": True, "b": False}))
-    assert alike(Phase(1, {"a": True, "b": False})) != alike(Phase(1, {"a": False, "b": True}))
+    assert phase_structure(few) == phase_structure(many)
+    assert phase_structure(few) != phase_structure(Phase(1, {"a": True, "b": False}))
+    assert phase_structure(Phase(1, {"a": True, "b": False})) != phase_structure(
+        Phase(1, {"a": False, "b": True})
+    )

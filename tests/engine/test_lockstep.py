@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from fedpfl.engine.backend import Backend
 from fedpfl.engine.backends import lockstep
+from fedpfl.engine.backends.backend import Backend
 from fedpfl.engine.backends.lockstep import Shared, Stage
 from tests.command import TINY, call, start, state, summary, table, wait
 from tests.conftest import assert_same

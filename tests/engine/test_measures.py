@@ -13,11 +13,11 @@ from sklearn import metrics as sk
 
 import fedpfl
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import begin, make, measures, play
-from fedpfl.engine.backend import Counts
-from fedpfl.engine.evaluate import accuracies, everywhere, per_client
-from fedpfl.engine.measures import BINS, MEASURES, measured
-from fedpfl.engine.training.shard import gathered
+from fedpfl.engine import make, make_initial_state, measures, play_round
+from fedpfl.engine.calls import Counts, EvalCall
+from fedpfl.engine.evaluate import accuracy_per_client, cross_client_accuracy, summarize_accuracy
+from fedpfl.engine.measures import BINS, MEASURES, compute_measures
+from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
@@ -33,7 +33,7 @@ needed = pytest.mark.usefixtures("library")
 @pytest.fixture(scope="module")
 def library():
     pytest.importorskip("lightning_utilities", reason="needs the extra metrics")
-    return measures.library()
+    return measures.import_torchmetrics()
 
 
 def by_sklearn(logits, y):
@@ -68,7 +68,7 @@ def test_they_are_scikit_learns(samples, classes):
     random = torch.Generator().manual_seed(samples)
     logits = 2 * torch.randn(samples, 5, generator=random)
     y = torch.tensor(classes)[torch.randint(len(classes), (samples,), generator=random)]
-    told = {name: float(value) for name, value in measured(NAMES, logits, y).items()}
+    told = {name: float(value) for name, value in compute_measures(NAMES, logits, y).items()}
     assert told == pytest.approx(by_sklearn(logits, y), abs=1e-6, nan_ok=True)
     if len(classes) > 1 and samples > 9:
         assert told["balanced"] == pytest.approx(sk.balanced_accuracy_score(y, logits.argmax(1)))
@@ -80,14 +80,16 @@ def test_by_hand():
     nothing is of class 2.
     """
     logits = torch.tensor([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]).log()
-    told = measured(NAMES, logits, torch.tensor([0, 0, 1]))
+    told = compute_measures(NAMES, logits, torch.tensor([0, 0, 1]))
     assert float(told["balanced"]) == pytest.approx((1 + 0) / 2)
     assert float(told["f1"]) == pytest.approx((0.8 + 0) / 2)  # precision 2/3, recall 1
     assert float(told["auroc"]) == pytest.approx((0.75 + 0.75) / 2)  # a tie is half a pair
     assert float(told["ece"]) == pytest.approx(1 / 3 * (1 - 0.8) + 2 / 3 * (0.6 - 0.5))
     assert all(
         math.isnan(value)
-        for value in measured(NAMES, logits[:0], torch.tensor([], dtype=torch.long)).values()
+        for value in compute_measures(
+            NAMES, logits[:0], torch.tensor([], dtype=torch.long)
+        ).values()
     )
 
 
@@ -96,9 +98,9 @@ def test_means_are_over_the_clients_of_which_they_are_defined():
     counts = Counts(
         torch.ones(4), torch.tensor([0.1, 0.2, 0.3, math.inf]), torch.tensor([1, 2, 0, 4]), more
     )
-    assert accuracies(counts)["auroc"] == pytest.approx(100 * (0.5 + 0.9 + 0.7) / 3)
-    assert accuracies(counts)["f1"] is None
-    each = per_client(counts)
+    assert summarize_accuracy(counts)["auroc"] == pytest.approx(100 * (0.5 + 0.9 + 0.7) / 3)
+    assert summarize_accuracy(counts)["f1"] is None
+    each = accuracy_per_client(counts)
     assert each["auroc"] == pytest.approx(
         [50, math.nan, math.nan, math.nan], nan_ok=True
     )  # untested, not finite
@@ -109,10 +111,12 @@ def test_what_everybody_is_judged_by_on_everybodys_samples():
     no accuracy.
     """
     correct, total = torch.tensor([[1, 0, 3], [2, 0, 0]]), torch.tensor([[2, 0, 6]] * 2)
-    matrix, whole = everywhere(Counts(correct, torch.zeros(2, 3), total))
+    matrix, whole = cross_client_accuracy(Counts(correct, torch.zeros(2, 3), total))
     assert torch.equal(matrix.nan_to_num(-1), torch.tensor([[50.0, -1, 50], [100, -1, 0]]).double())
     assert whole.tolist() == [50, 25]
-    _, whole = everywhere(Counts(correct, torch.tensor([[0, 0, 0], [0, 0, math.nan]]), total))
+    _, whole = cross_client_accuracy(
+        Counts(correct, torch.tensor([[0, 0, 0], [0, 0, math.nan]]), total)
+    )
     assert whole.nan_to_num(-1).tolist() == [50, -1]
 
 
@@ -125,31 +129,44 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
     method, everyone, told = METHODS[name](), list(range(federation.clients)), {}
     for engine in ("loop", "batched"):
         runner = make(as_engine(engine), net, CPU)
-        state, _ = play(
-            runner, method, federation, begin(method, net, 10, CPU), [0, 2, 3, 5, 9], LOCAL, 0
+        state, _ = play_round(
+            runner,
+            method,
+            federation,
+            make_initial_state(method, net, 10, CPU),
+            [0, 2, 3, 5, 9],
+            LOCAL,
+            0,
         )
-        plain = runner.judge(method, federation, state, everyone)["test"]
-        asked = runner.judge(
-            method, federation, state, everyone, metrics=NAMES, common=federation.merged(10)
+        plain = runner.evaluate_splits(EvalCall(method, federation, state, everyone))["test"]
+        asked = runner.evaluate_splits(
+            EvalCall(
+                method,
+                federation,
+                state,
+                everyone,
+                measures=NAMES,
+                common_federation=federation.merged(10),
+            )
         )
         assert all(map(torch.equal, asked["test"][:3], plain[:3]))
         assert torch.equal(asked["common"].correct.diagonal(), plain.correct)
-        halves = runner.judge(method, federation, state, everyone, common=federation.merged(2))[
-            "common"
-        ]
+        halves = runner.evaluate_splits(
+            EvalCall(method, federation, state, everyone, common_federation=federation.merged(2))
+        )["common"]
         assert torch.equal(halves.correct.sum(1), asked["common"].correct.sum(1))
         told[engine] = asked
         for client in everyone:
             own = federation.test[client]
-            job, data = judged(method, net, federation, state, client), gathered(federation, own)
+            job, data = judged(method, net, federation, state, client), gather_data(federation, own)
             logits = method.predict(
                 net.bind(job.buffers), job.params, Batch(data.x, data.y)
             ).detach()
-            known = {name: float(values[client]) for name, values in asked["test"].more.items()}
+            known = {name: float(values[client]) for name, values in asked["test"].measures.items()}
             wanted = by_sklearn(logits, data.y) if len(own) else dict.fromkeys(NAMES, math.nan)
             assert known == pytest.approx(wanted, abs=1e-5, nan_ok=True)
     a, b = (
-        tree.leaves({"test": one["test"].more, "common": one["common"].correct})
+        tree.leaves({"test": one["test"].measures, "common": one["common"].correct})
         for one in told.values()
     )
     assert len(a) == 5
@@ -202,14 +219,14 @@ def test_a_run_writes_what_it_is_asked_for(tmp_path):
 
 
 def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
-    measures.library.cache_clear()
+    measures.import_torchmetrics.cache_clear()
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     monkeypatch.setitem(sys.modules, "torchmetrics.functional", None)
     with pytest.raises(
         FedpflError, match=r"^metrics needs torchmetrics, .*pip install 'fedpfl\[metrics\]'$"
     ):
         fedpfl.run(*SMALL, "metrics=[f1]", directory=tmp_path / "run", progress=False)
-    measures.library.cache_clear()
+    measures.import_torchmetrics.cache_clear()
     with pytest.raises(FedpflError, match="metrics"):
         fedpfl.run(*SMALL, "metrics=[f2]", directory=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

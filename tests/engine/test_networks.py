@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine import Engine, make, make_initial_state, play_round
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models.heads import trace_layers
@@ -165,8 +165,8 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
         pytest.skip("is about other networks or splits")
     complaint = ""
     try:
-        state = begin(made, net, len(COHORT), CPU)
-        play(
+        state = make_initial_state(made, net, len(COHORT), CPU)
+        play_round(
             make(Engine("loop"), net, CPU),
             made,
             make_federation(networks.SHAPE),

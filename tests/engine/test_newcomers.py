@@ -13,7 +13,8 @@ import torch
 import fedpfl
 from fedpfl import data
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import Engine, Tuning, begin, make, play
+from fedpfl.engine import Engine, FineTuning, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -65,17 +66,21 @@ def rounds(method, net, world, watched):
     """States after each round, and what was judged; `watched`: also newcomers, before every round."""
     (federation, unseen), net = world, net.told(clients=len(world[0].train))
     runner = make(Engine("loop"), net, CPU)
-    now, states, judged = begin(method, net, federation.clients, CPU), [], []
-    fresh = begin(method, net, unseen.clients, CPU)
+    now, states, judged = make_initial_state(method, net, federation.clients, CPU), [], []
+    fresh = make_initial_state(method, net, unseen.clients, CPU)
     everyone = list(range(federation.clients))
     for cohort in COHORTS:
-        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", now.round))):
-            judged.append(runner.judge(method, federation, now, everyone, tuning))
+        for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", now.round))):
+            judged.append(
+                runner.evaluate_splits(EvalCall(method, federation, now, everyone, tuning))
+            )
             if watched:
                 late = dataclasses.replace(now, rows=fresh.rows, members=now.rows)
-                counts = runner.evaluate(method, unseen, late, list(range(unseen.clients)), tuning)
+                counts = runner.evaluate(
+                    EvalCall(method, unseen, late, list(range(unseen.clients)), tuning)
+                )
                 assert counts.total.tolist() == unseen.test_sizes.tolist()
-        now, _ = play(runner, method, federation, now, cohort, LOCAL, 0)
+        now, _ = play_round(runner, method, federation, now, cohort, LOCAL, 0)
         states.append(deepcopy(now))
     return states, judged
 

@@ -12,12 +12,20 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from fedpfl.engine import Engine, begin, make, play
-from fedpfl.engine.backend import TrainCall
+from fedpfl.engine import Engine, make, make_initial_state, play_round
 from fedpfl.engine.backends import loop
 from fedpfl.engine.backends import programs as program
+from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import Local, TrainPlan, at_rest, bits, parked, steps, update_
+from fedpfl.engine.training.sgd import (
+    Local,
+    TrainPlan,
+    as_bitmask,
+    initial_moments,
+    masked_moments,
+    optimizer_step_,
+    plan_steps,
+)
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Ditto, FedAvg, FedRep, FedSelect, FedSPU, Phase
@@ -83,7 +91,7 @@ def planned(local, *masks):
 def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
     start, gradients = problem()
     params, free, local = tree.leaves(tree.clone(start)), [None] * 3, local_of(kind)
-    moments = at_rest(planned(local), start)["main"]
+    moments = initial_moments(planned(local), start)["main"]
     theirs = tree.leaves(start)
     optimizer = KINDS[kind][0](theirs, lr=0.05, **KINDS[kind][1])
     for number, grads in enumerate(gradients):
@@ -91,7 +99,7 @@ def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
             p.grad = g.clone()
         optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
         optimizer.step()
-        update_(
+        optimizer_step_(
             params,
             moments,
             [g.clone() for g in grads],
@@ -107,9 +115,9 @@ def test_stacked_clients_step_as_each_alone(kind, rated):
     start, gradients = problem(clients=(3,))
     local, lrs = local_of(kind), torch.tensor([0.05, 0.02, 0.1])
     together = tree.clone(start)
-    moments = at_rest(planned(local), start, stacked=True)["main"]
+    moments = initial_moments(planned(local), start, stacked=True)["main"]
     for grads in gradients:
-        update_(
+        optimizer_step_(
             tree.leaves(together),
             moments,
             grads,
@@ -121,9 +129,11 @@ def test_stacked_clients_step_as_each_alone(kind, rated):
     for client in range(3):
         alone = tree.clone(tree.take(start, client))
         own = dataclasses.replace(local, lr=float(lrs[client])) if rated else local
-        moments = at_rest(planned(own), alone)["main"]
+        moments = initial_moments(planned(own), alone)["main"]
         for grads in gradients:
-            update_(tree.leaves(alone), moments, [g[client] for g in grads], [None] * 3, own)
+            optimizer_step_(
+                tree.leaves(alone), moments, [g[client] for g in grads], [None] * 3, own
+            )
         assert_close(tree.take(together, client), alone)
 
 
@@ -141,16 +151,16 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
     if stacked:
         own, mask = tree.map(lambda leaf: leaf[None], own), mask[None]
     leaves = tree.leaves(own)
-    moments = at_rest(
+    moments = initial_moments(
         planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked
     )["main"]
     for phase in range(3):
         now = [mask if phase % 2 == 0 else ~mask, None]
-        flags = now if stacked else [bits(now[0], leaves[0]), None]
-        with parked(moments, now, local):
+        flags = now if stacked else [as_bitmask(now[0], leaves[0]), None]
+        with masked_moments(moments, now, local):
             for first, second, _ in gradients[3 * phase : 3 * phase + 3]:
                 grads = [first[None], second[None]] if stacked else [first, second]
-                update_(leaves, moments, grads, flags, local, stacked)
+                optimizer_step_(leaves, moments, grads, flags, local, stacked)
                 one.grad = other.grad = first
                 always.grad = second
                 optimizers[phase % 2].step()
@@ -259,7 +269,7 @@ def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(
     """
     method = FedSelect(p=0.5)
     server, client = method.init(net.params, net.parts)
-    moments = at_rest(
+    moments = initial_moments(
         TrainPlan(None, method.phases(server, client, net.params, 3), LOCAL), net.params
     )
     weights = sum(leaf.numel() for leaf in client["own"].values())
@@ -269,16 +279,20 @@ def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(
         "personal": weights,
         "main": tree.size(net.params),
     }
-    plain = at_rest(
+    plain = initial_moments(
         TrainPlan(None, [Phase(1)], dataclasses.replace(LOCAL, momentum=0.0)), net.params
     )["main"]
     assert not sum(map(torch.Tensor.numel, plain.leaves()))
     parks = []
     for module in (loop, program):
-        monkeypatch.setattr(module, "parked", lambda *given: parks.append(given) or nullcontext())
-    call = TrainCall(method, federation, begin(method, net, 10, CPU), COHORTS[0], LOCAL, DRAWS)
+        monkeypatch.setattr(
+            module, "masked_moments", lambda *given: parks.append(given) or nullcontext()
+        )
+    call = TrainCall(
+        method, federation, make_initial_state(method, net, 10, CPU), COHORTS[0], LOCAL, DRAWS
+    )
     for engine in (LOOP, Engine("batched")):
-        answers = make(engine, net, CPU).run([call, call._replace(clients=COHORTS[1])])
+        answers = make(engine, net, CPU).run([call, dataclasses.replace(call, clients=COHORTS[1])])
         assert not any(isinstance(answer, Exception) for answer in answers), answers
     assert not parks
 
@@ -308,9 +322,9 @@ def test_backends_agree(method, net, federation):
 
 
 def scheduled(runner, method, federation, net, local, total=4):
-    states, state = [], begin(method, net, federation.clients, CPU)
+    states, state = [], make_initial_state(method, net, federation.clients, CPU)
     for number in range(1, total + 1):
-        state, _ = play(runner, method, federation, state, UNEVEN, local.at(number, total), 0)
+        state, _ = play_round(runner, method, federation, state, UNEVEN, local.at(number, total), 0)
         states.append(tree.clone({"server": state.server, "clients": state.clients}))
     return states
 
@@ -362,7 +376,7 @@ def test_runs_of_other_rates_share_a_program(net, federation):
         TrainCall(
             FedAvg(),
             federation,
-            begin(FedAvg(), net, 10, CPU),
+            make_initial_state(FedAvg(), net, 10, CPU),
             cohort,
             local.at(number, 9),
             Draws(0, "train", 1),
@@ -420,7 +434,7 @@ def test_a_rate_never_becomes_zero():
 
 
 def positions(samples, phase, epochs, fixed, batch=8):
-    return steps(phase, epochs, batch, DRAWS, federate((samples,), (1,)), 0, fixed).positions
+    return plan_steps(phase, epochs, batch, DRAWS, federate((samples,), (1,)), 0, fixed).positions
 
 
 @pytest.mark.parametrize(("samples", "count"), [(24, 3), (26, 4), (25, 3), (5, 1)])

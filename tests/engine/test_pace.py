@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedpfl.engine import Engine, Pace, pace
+from fedpfl.engine import Engine, PrecisionTimes, time_precisions
 from fedpfl.ground import tree
 from fedpfl.models import Net
 from fedpfl.runner import header
 from tests.command import TINY, play, state, table
 from tests.conftest import CPU, assert_same, federate
 
-module = importlib.import_module("fedpfl.engine.pace")
+module = importlib.import_module("fedpfl.engine.precision_timing")
 BF16 = Engine("loop", precision="bf16")
 FEDERATION = federate((40, 33, 20), (10, 8, 16))
 RUN = ("method=fedavg", "dataset=digits", "model=mlp", *TINY, "rounds=1")
@@ -65,7 +65,7 @@ def clocked(monkeypatch):
     ],
 )
 def test_each_way_is_timed_and_the_faster_is_named(clocked, bf16, fp32, pays, said):
-    found = pace(BF16, CPU, clocked(bf16, fp32), FEDERATION, 32)
+    found = time_precisions(BF16, CPU, clocked(bf16, fp32), FEDERATION, 32)
     assert str(found) == f"a step of 32 samples takes {said}"
     assert found.pays == pays
 
@@ -73,7 +73,7 @@ def test_each_way_is_timed_and_the_faster_is_named(clocked, bf16, fp32, pays, sa
 @pytest.mark.parametrize("seconds", [0.00001, 0.001, 0.01, 0.05])
 def test_it_takes_a_second_at_most(clocked, seconds):
     """A network that is slow is timed with fewer samples."""
-    found = pace(BF16, CPU, clocked(seconds, 1.5 * seconds), FEDERATION, 32)
+    found = time_precisions(BF16, CPU, clocked(seconds, 1.5 * seconds), FEDERATION, 32)
     assert Clocked.now < 1
     assert found.bf16 == pytest.approx(found.samples * seconds, abs=0.011)  # it may stall
     assert (found.samples == 32) == (seconds < 0.01)
@@ -83,17 +83,17 @@ def test_nothing_is_drawn_moved_or_asked_elsewhere():
     net = Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10), nn.BatchNorm1d(10)))
     before = tree.map(torch.clone, {"params": net.params, "buffers": net.buffers})
     drawn = torch.get_rng_state(), np.random.get_state()[1]
-    assert pace(BF16, CPU, net, FEDERATION, 32)
+    assert time_precisions(BF16, CPU, net, FEDERATION, 32)
     assert_same({"params": net.params, "buffers": net.buffers}, before)
     assert not any(leaf.requires_grad for leaf in net.params.values())
     assert torch.equal(drawn[0], torch.get_rng_state())
     assert (drawn[1] == np.random.get_state()[1]).all()
-    assert pace(Engine("loop"), CPU, net, FEDERATION, 32) is None
-    assert pace(BF16, torch.device("cuda"), net, FEDERATION, 32) is None
+    assert time_precisions(Engine("loop"), CPU, net, FEDERATION, 32) is None
+    assert time_precisions(BF16, torch.device("cuda"), net, FEDERATION, 32) is None
 
 
 def test_a_network_that_fails_is_left_to_the_first_round():
-    assert pace(BF16, CPU, Net(nn.Linear(3, 10)), FEDERATION, 32) is None
+    assert time_precisions(BF16, CPU, Net(nn.Linear(3, 10)), FEDERATION, 32) is None
 
 
 @pytest.mark.parametrize("fp32", [3.0, 1.0])
@@ -102,21 +102,21 @@ def test_the_run_says_it_once_and_is_the_same_without(tmp_path, monkeypatch, fp3
     asked = []
 
     def timed(*about):
-        asked.append(module.pace(*about))
-        return Pace(32, 2.0, fp32) if asked[-1] else None
+        asked.append(module.time_precisions(*about))
+        return PrecisionTimes(32, 2.0, fp32) if asked[-1] else None
 
-    monkeypatch.setattr(header.engine, "pace", timed)
+    monkeypatch.setattr(header.engine, "time_precisions", timed)
     lines = [
         line
         for line in play(tmp_path / "own", *RUN, "engine.precision=bf16").splitlines()
         if " ms in " in line
     ]
-    told = str(Pace(32, 2.0, fp32))
+    told = str(PrecisionTimes(32, 2.0, fp32))
     warned = f"slow: {told}; use engine.precision=fp32"
     assert lines == ([f"precision   {told}"] if fp32 > 2 else [warned])
     assert not any(" ms in " in line for line in play(tmp_path / "full", *RUN).splitlines())
     assert [bool(one) for one in asked] == [True, False]
-    monkeypatch.setattr(header.engine, "pace", lambda *about: None)
+    monkeypatch.setattr(header.engine, "time_precisions", lambda *about: None)
     play(tmp_path / "without", *RUN, "engine.precision=bf16")
     assert table(tmp_path / "own" / "rounds.csv") == table(tmp_path / "without" / "rounds.csv")
     assert_same(state(tmp_path / "own"), state(tmp_path / "without"))

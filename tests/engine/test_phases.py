@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedpfl.engine import begin
-from fedpfl.engine.training.sgd import Local, Moments, clipped, update_
+from fedpfl.engine import make_initial_state
+from fedpfl.engine.training.sgd import Local, Moments, clip_gradients, optimizer_step_
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models import Net
@@ -85,7 +85,9 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, nor
     """
     net = tiny(norm)
     some, all_, none, shorter = (
-        participate(m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend)
+        participate(
+            m, net, federation, make_initial_state(m, net, 10, CPU), EVERYONE, engine=backend
+        )
         for m in (
             *(Sitting(who, element_wise) for who in ("even", "everyone", "nobody")),
             Shorter(),
@@ -95,7 +97,7 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, nor
     same(all_.uploads, shorter.uploads)
     for client in EVERYONE:
         sitting = client % 2 == 0
-        for part in ("uploads", "clients", "buffers", "loss", "after"):
+        for part in ("uploads", "client_states", "buffers", "loss", "after"):
             own, like = getattr(some, part), getattr(shorter if sitting else none, part)
             same(tree.take(own, client), tree.take(like, client))
     assert not torch.equal(some.uploads["fc.weight"][0], none.uploads["fc.weight"][0])
@@ -155,8 +157,8 @@ def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backe
         assert_close(new, expected)
     assert int(states[1].server_buffers["main"]["norm.num_batches_tracked"]) > 0
     size = tree.size(net.params)
-    assert outcome.sent.values_up == 3 * size + 4  # two channels' mean and variance
-    assert outcome.sent.values_down == 3 * size + 4
+    assert outcome.traffic.values_up == 3 * size + 4  # two channels' mean and variance
+    assert outcome.traffic.values_down == 3 * size + 4
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
         own = row(state.client_buffers, client)
         x = federation.normalize(federation.x[federation.train[client]])
         expected = LOCAL.epochs * net.bind({"main": own["main"]})(state.server, x).sum()
-        assert_close(part.clients["sum"][place], expected, atol=1e-3, rtol=1e-4)
+        assert_close(part.client_states["sum"][place], expected, atol=1e-3, rtol=1e-4)
 
 
 def test_a_look_aside_leaves_the_statistics_as_they_are(backend, federation):
@@ -217,7 +219,7 @@ def test_a_look_aside_leaves_the_statistics_as_they_are(backend, federation):
     plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
     assert_same((part.uploads, part.buffers), (plain.uploads, plain.buffers))
     still = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
-    assert not torch.allclose(part.clients["sum"], still.clients["sum"], rtol=0.01)
+    assert not torch.allclose(part.client_states["sum"], still.client_states["sum"], rtol=0.01)
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def test_clipping_is_torchs(backend, net, federation):
         FedAvg(),
         net,
         federation,
-        begin(FedAvg(), net, 10, CPU),
+        make_initial_state(FedAvg(), net, 10, CPU),
         EVERYONE,
         engine=backend,
         local=local,
@@ -266,16 +268,16 @@ def _module(net: Net) -> torch.nn.Module:
 
 def test_small_gradients_and_held_entries_are_not_clipped():
     grads, mask = [torch.tensor([3.0, 4.0]), torch.tensor([100.0])], [None, torch.tensor([False])]
-    assert_close(clipped(grads, mask, 10.0, False)[0], torch.tensor([3.0, 4.0]))
-    assert_close(clipped(grads, mask, 1.0, False)[0], torch.tensor([0.6, 0.8]))
-    rows = clipped([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], [None], 1.0, True)
+    assert_close(clip_gradients(grads, mask, 10.0, False)[0], torch.tensor([3.0, 4.0]))
+    assert_close(clip_gradients(grads, mask, 1.0, False)[0], torch.tensor([0.6, 0.8]))
+    rows = clip_gradients([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], [None], 1.0, True)
     assert_close(rows[0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
 
 
 def test_nothing_changes_without_clipping():
     def step(local):
         params = [torch.ones(3)]
-        update_(params, Moments([torch.zeros(3)]), [torch.full((3,), 7.0)], [None], local)
+        optimizer_step_(params, Moments([torch.zeros(3)]), [torch.full((3,), 7.0)], [None], local)
         return params
 
     assert_same(step(Local(1, 2, 0.1)), step(Local(1, 2, 0.1, clip=1e9)))

@@ -13,7 +13,7 @@ from fedpfl.data.augment import Augment
 from fedpfl.engine.backends import planning
 from fedpfl.engine.backends.planning import passes, train_steps
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.jobs import Row, TrainJob
+from fedpfl.engine.training.jobs import ClientRow, TrainJob
 from fedpfl.engine.training.sgd import Local, TrainPlan
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models.pool import max_pool
@@ -31,7 +31,7 @@ class Drawing(FedAvg):
 
 def planned(sizes, phase, epochs, batch, width, augment):
     federation = replace(federate(sizes, (1,) * len(sizes)), augment=augment)
-    rows = [Row(federation, client) for client in range(len(sizes))]
+    rows = [ClientRow(federation, client) for client in range(len(sizes))]
     job = TrainJob(
         Drawing(),
         rows,

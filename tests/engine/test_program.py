@@ -12,9 +12,9 @@ import logging
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, begin, make, play
-from fedpfl.engine.backend import TrainCall
+from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
 from fedpfl.engine.backends.programs import Program, Programs, width
+from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect, Method, Phase
@@ -55,9 +55,9 @@ def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=F
     net = tiny(norm)
     runner = make(Engine("batched"), net, CPU)
     runner._programs = Programs(net, runner._autocast, capture)
-    states, state = [], begin(method, net, federation.clients, CPU)
+    states, state = [], make_initial_state(method, net, federation.clients, CPU)
     for cohort in cohorts:
-        state, _ = play(runner, method, federation, state, cohort, local, 0)
+        state, _ = play_round(runner, method, federation, state, cohort, local, 0)
         states.append(tree.clone({"server": state.server, "clients": state.clients}))
     return states
 
@@ -169,7 +169,7 @@ def sweep(methods, federation, programs, net, rounds):
     """
     runner, counts = make(Engine("batched"), net, CPU), []
     runner._programs = programs
-    states = [begin(method, net, federation.clients, CPU) for method in methods]
+    states = [make_initial_state(method, net, federation.clients, CPU) for method in methods]
     for number in range(rounds):
         draws = Draws(0, "train", number + 1)
         pairs = zip(methods, states, strict=True)
@@ -196,8 +196,8 @@ def test_programs_are_kept_as_far_as_there_is_room(federation):
     rows = 2 * tree.nbytes(net.params)  # the model and its momentum
     runner._programs = Programs(net, runner._autocast, Capture(), room=18 * rows)
     for count in (2, 3, 4, 5, 6, 7):
-        state = begin(FedAvg(), net, federation.clients, CPU)
-        play(runner, FedAvg(), federation, state, list(range(count)), LOCAL, 0)
+        state = make_initial_state(FedAvg(), net, federation.clients, CPU)
+        play_round(runner, FedAvg(), federation, state, list(range(count)), LOCAL, 0)
         kept.append([len(program._own.rows) for _, program in runner._programs._kept])
     assert kept == [[2], [3, 2], [4, 3, 2], [5, 4, 3, 2], [6, 5, 4, 3], [7, 6, 5]]
     assert runner._programs.forget()
@@ -243,9 +243,9 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
         net = tiny(norm=True)
         runner = make(Engine("batched", precision=precision, graphs=graphs), net, gpu)
         runner._programs._failed = failed
-        state = begin(method, net, federation.clients, gpu)
+        state = make_initial_state(method, net, federation.clients, gpu)
         for cohort in COHORTS * 2:
-            state, _ = play(runner, method, federation.to(gpu), state, cohort, LOCAL, 0)
+            state, _ = play_round(runner, method, federation.to(gpu), state, cohort, LOCAL, 0)
         ends.append(
             {"server": state.server, "clients": state.clients, "buffers": state.server_buffers}
         )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Tuning, begin, make
-from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine import Engine, FineTuning, make, make_initial_state
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
@@ -107,14 +107,14 @@ def _order(client):
 
 
 @pytest.mark.parametrize(
-    "tuning", [None, Tuning(SHORT, Draws(0, "finetune", 1))], ids=["as it is", "fine-tuned"]
+    "tuning", [None, FineTuning(SHORT, Draws(0, "finetune", 1))], ids=["as it is", "fine-tuned"]
 )
 def test_a_personal_model_may_be_ragged(tuning):
     method, net = Remembering(), tiny()
     state = rounds(method, net, small(), COHORTS[:1], local=SHORT)[0][-1]
     engines = [Engine("loop"), Engine("batched"), Engine("batched", width=2)]
     counts = [
-        make(engine, net, CPU).evaluate(method, small(), state, EVERYONE, tuning)
+        make(engine, net, CPU).evaluate(EvalCall(method, small(), state, EVERYONE, tuning))
         for engine in engines
     ]
     assert counts[0].total.tolist() == list(TEST)
@@ -131,10 +131,10 @@ def test_runs_whose_longest_client_differs_go_side_by_side(backend):
     runner, calls, tuning = (
         make(Engine(backend), net, CPU),
         [],
-        Tuning(SHORT, Draws(0, "finetune", 1)),
+        FineTuning(SHORT, Draws(0, "finetune", 1)),
     )
     for seed, federation in enumerate((small(), other)):
-        state = begin(method, net, len(TRAIN), CPU)
+        state = make_initial_state(method, net, len(TRAIN), CPU)
         calls.append(
             TrainCall(method, federation, state, COHORTS[1], SHORT, Draws(seed, "train", 1))
         )
@@ -213,7 +213,7 @@ def whole(method, backend):
     """A round, and an evaluation."""
     net = tiny()
     state = rounds(method, net, small(), COHORTS[:1], local=SHORT, engine=backend)[0][-1]
-    make(backend, net, CPU).evaluate(method, small(), state, EVERYONE)
+    make(backend, net, CPU).evaluate(EvalCall(method, small(), state, EVERYONE))
 
 
 @pytest.mark.parametrize(("hook", "answer", "word"), UNMARKED)

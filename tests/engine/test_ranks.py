@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Stopping, Tuning, make
+from fedpfl.engine import Engine, FineTuning, Stopping, make
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends import selection as select
 from fedpfl.engine.backends.ranks import deal
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, Method
@@ -180,11 +181,13 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
         states, outcomes = rounds(
             method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True)
         )
-        last, adapt = states[-1], Tuning(LOCAL, Draws(0, "adapt", 2))
+        last, adapt = states[-1], FineTuning(LOCAL, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
         backend = toy.make(told, net, CPU)
-        tuned = backend.evaluate(*about, Tuning(LOCAL, Draws(0, "finetune", 2)), adapt)
-        counts = [backend.evaluate(*about, before=adapt), tuned]
+        tuned = backend.evaluate(
+            EvalCall(*about, FineTuning(LOCAL, Draws(0, "finetune", 2)), adapt)
+        )
+        counts = [backend.evaluate(EvalCall(*about, before_evaluation=adapt)), tuned]
         found[name] = [states, [vars(outcome) for outcome in outcomes], counts]
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
 
@@ -210,7 +213,7 @@ ranks.join()
 toy.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
 for states, names in (("whole", sys.argv[2:]), ("sharded", storing(sys.argv[2:]))):
     torch.save(played(names, sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    toy.begin = partial(toy.begin, mine=ranks.mine)
+    toy.make_initial_state = partial(toy.make_initial_state, mine=ranks.mine)
 ranks.part()
 """
 

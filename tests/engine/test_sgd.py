@@ -11,13 +11,13 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.training.sgd import (
     Local,
     Moments,
-    bits,
-    idle,
-    movement,
-    numbered,
-    parked,
-    steps,
-    update_,
+    as_bitmask,
+    clients_without_trainable_entries,
+    find_trainable_leaves,
+    masked_moments,
+    optimizer_step_,
+    plan_steps,
+    with_epoch_numbers,
 )
 from fedpfl.methods import Phase
 from tests.conftest import assert_close, assert_same, federate
@@ -38,7 +38,7 @@ def descend(local: Local, masks=None) -> list[torch.Tensor]:
     params, gradients = problem()
     velocity = [torch.zeros_like(p) for p in params]
     for grads in gradients:
-        update_(
+        optimizer_step_(
             params,
             Moments(velocity),
             [g.clone() for g in grads],
@@ -76,8 +76,8 @@ def test_a_masked_entry_gathers_no_momentum():
     """It starts from rest when a later phase lets it go."""
     local, frozen = Local(1, 2, 1.0, momentum=0.5), torch.tensor([False, True])
     params, velocity, gradient = [torch.zeros(2)], [torch.zeros(2)], [torch.ones(2)]
-    update_(params, Moments(velocity), gradient, [frozen], local)
-    update_(params, Moments(velocity), gradient, [None], local)
+    optimizer_step_(params, Moments(velocity), gradient, [frozen], local)
+    optimizer_step_(params, Moments(velocity), gradient, [None], local)
     assert params[0].tolist() == [-1.0, -2.5]
 
 
@@ -88,10 +88,10 @@ def test_bits_are_the_mask(local):
     grad, mask = torch.randn(3, 4, 2, 2), torch.rand(3, 4, 2, 2) < 0.5
     grad[0, 0, 0, 0], mask[0, 0, 0, 0] = -torch.inf, False
     ends = []
-    for own in (mask, bits(mask, params)):
+    for own in (mask, as_bitmask(mask, params)):
         leaf, velocity = params.clone(), torch.zeros_like(params)
         for _ in range(3):
-            update_([leaf], Moments([velocity]), [grad], [own], local)
+            optimizer_step_([leaf], Moments([velocity]), [grad], [own], local)
         ends.append((leaf, velocity))
     assert_same(*ends)
     assert torch.equal(ends[0][0][~mask], params[~mask])
@@ -110,9 +110,9 @@ def test_phases_of_different_masks_have_momentum_of_their_own(momentum):
     velocity = [torch.zeros_like(p) for p in params[:2]]
     for phase in range(4):
         now = [mask if phase % 2 == 0 else ~mask, None]
-        with parked(Moments(velocity), now, local):
+        with masked_moments(Moments(velocity), now, local):
             for grads in gradients[2 * phase : 2 * phase + 2]:
-                update_(params[:2], Moments(velocity), grads[:2], now, local)
+                optimizer_step_(params[:2], Moments(velocity), grads[:2], now, local)
                 one.grad = other.grad = grads[0]
                 always.grad = grads[1]
                 optimizers[phase % 2].step()
@@ -125,7 +125,7 @@ def test_gradients_handed_in_are_not_changed():
     params, (grads, *_) = problem()
     before = [g.clone() for g in grads]
     for masks in ([None] * 3, [torch.ones_like(p, dtype=torch.bool) for p in params]):
-        update_(
+        optimizer_step_(
             params,
             Moments([torch.zeros_like(p) for p in params]),
             grads,
@@ -137,7 +137,7 @@ def test_gradients_handed_in_are_not_changed():
 
 def dealt_to(samples, size, epochs, phase=Phase(1)):  # noqa: B008
     """The minibatches of one client's steps, without padding, which stands behind all else."""
-    plan = steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0, randoms=3)
+    plan = plan_steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0, randoms=3)
     padding = plan.positions < 0
     assert bool((padding[..., :-1] <= padding[..., 1:]).all())
     assert plan.random.shape == (*plan.positions.shape, 3)
@@ -208,7 +208,7 @@ def test_epochs_count_up_per_stream_and_empty_phases_are_dropped():
         Phase(-1),
         Phase(2, stream="head"),
     ]
-    plan = [(phase.stream, list(epochs)) for phase, epochs in numbered(phases)]
+    plan = [(phase.stream, list(epochs)) for phase, epochs in with_epoch_numbers(phases)]
     assert plan == [("main", [0, 1]), ("head", [0]), ("main", [2, 3, 4]), ("head", [1, 2])]
 
 
@@ -218,9 +218,9 @@ def test_movement_reads_masks():
         "v": {"a": torch.zeros(2), "b": torch.zeros(3)},
     }
     elements = torch.tensor([True, False])
-    assert movement(Phase(1), trained).moving == [0, 1, 2, 3]
-    assert movement(Phase(1, {"w": True, "v": False}), trained).moving == [0, 1]
-    mixed = movement(
+    assert find_trainable_leaves(Phase(1), trained).moving == [0, 1, 2, 3]
+    assert find_trainable_leaves(Phase(1, {"w": True, "v": False}), trained).moving == [0, 1]
+    mixed = find_trainable_leaves(
         Phase(1, {"w": {"a": elements, "b": False}, "v": {"a": True, "b": False}}), trained
     )
     assert mixed.moving == [0, 2]
@@ -258,10 +258,12 @@ def test_who_leaves_a_phase_out():
         torch.zeros(2, 3, dtype=torch.bool),
         torch.tensor([[False, False, False], [False, True, False]]),
     )
-    assert idle(Phase(1)) is None
-    assert idle(Phase(1, {"a": True, "b": none[0]})) is None
-    assert bool(idle(Phase(1, {"a": False, "b": none[0]})))
-    assert bool(idle(Phase(1, {"a": False})))
-    assert not bool(idle(Phase(1, {"a": some[1], "b": none[0]})))
-    assert idle(Phase(1, {"a": False, "b": some, "c": none}), 2).tolist() == [True, False]
-    assert idle(Phase(1, False), 2).tolist() == [True, True]
+    assert clients_without_trainable_entries(Phase(1)) is None
+    assert clients_without_trainable_entries(Phase(1, {"a": True, "b": none[0]})) is None
+    assert bool(clients_without_trainable_entries(Phase(1, {"a": False, "b": none[0]})))
+    assert bool(clients_without_trainable_entries(Phase(1, {"a": False})))
+    assert not bool(clients_without_trainable_entries(Phase(1, {"a": some[1], "b": none[0]})))
+    assert clients_without_trainable_entries(
+        Phase(1, {"a": False, "b": some, "c": none}), 2
+    ).tolist() == [True, False]
+    assert clients_without_trainable_entries(Phase(1, False), 2).tolist() == [True, True]

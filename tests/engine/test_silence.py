@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine import Engine, make, make_initial_state, play_round
 from fedpfl.engine.backends import selection as select
-from fedpfl.engine.evaluate import per_client, unsound
+from fedpfl.engine.calls import EvalCall
+from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase
@@ -22,8 +23,8 @@ FEDERATION = federate((40, 33, 20), (10, 8, 16))
 
 def one_round(method, engine="loop", **local):
     net = tiny()
-    state = begin(method, net, 3, CPU)
-    return play(
+    state = make_initial_state(method, net, 3, CPU)
+    return play_round(
         make(Engine(engine), net, CPU),
         method,
         FEDERATION,
@@ -51,13 +52,17 @@ def registered(monkeypatch):
 def test_a_model_that_is_not_finite_has_no_accuracy(backend):
     net = tiny()
     method = LocalOnly()
-    state = begin(method, net, 3, CPU)
+    state = make_initial_state(method, net, 3, CPU)
     broken = state.client([1])
     broken["model"]["classifier.bias"][0, 0] = torch.nan
     state.rows.put_([1], {"client": broken})
-    counts = make(Engine(backend), net, CPU).evaluate(method, FEDERATION, state, COHORT)
-    assert unsound(counts) == [1]
-    assert [value == value for value in per_client(counts)["accuracy"]] == [True, False, True]
+    counts = make(Engine(backend), net, CPU).evaluate(EvalCall(method, FEDERATION, state, COHORT))
+    assert non_finite_clients(counts) == [1]
+    assert [value == value for value in accuracy_per_client(counts)["accuracy"]] == [
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("backend", ["loop", "batched"])
@@ -69,7 +74,7 @@ def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
 
     _, outcome = one_round(Exploding(), backend)
     assert outcome.finite.all()
-    assert not outcome.sound
+    assert not outcome.state_is_finite
 
 
 def test_statistics_that_are_not_finite_are_found():
@@ -83,8 +88,14 @@ def test_statistics_that_are_not_finite_are_found():
 
     net = tiny(norm=True)
     method = Scaled()
-    _, outcome = play(
-        make(LOOP, net, CPU), method, FEDERATION, begin(method, net, 3, CPU), COHORT, LOCAL, 0
+    _, outcome = play_round(
+        make(LOOP, net, CPU),
+        method,
+        FEDERATION,
+        make_initial_state(method, net, 3, CPU),
+        COHORT,
+        LOCAL,
+        0,
     )
     assert not outcome.finite.any()
 
@@ -204,7 +215,9 @@ def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word
 def test_evaluation_may_not_change_the_state_either():
     net, method = tiny(), InPlaceEvaluated()
     with pytest.raises(FedpflError, match="in place"):
-        make(LOOP, net, CPU).evaluate(method, FEDERATION, begin(method, net, 3, CPU), COHORT)
+        make(LOOP, net, CPU).evaluate(
+            EvalCall(method, FEDERATION, make_initial_state(method, net, 3, CPU), COHORT)
+        )
 
 
 def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):

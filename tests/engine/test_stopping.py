@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Stopping, begin, cohorts, make, pick, play
+from fedpfl.engine import Stopping, draw_cohorts, make, make_initial_state, pick_cohort, play_round
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
 from fedpfl.methods import Ditto, FedAvg, FedSPU, LocalOnly, Turn
@@ -107,7 +108,9 @@ def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated
     net = tiny(norm=True)
     stopping = Stopping(early=True, lam=0.0)
     states = trajectory(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)
-    counts = make(as_engine(backend), net, CPU).evaluate(method, federation, states[1], COHORTS[0])
+    counts = make(as_engine(backend), net, CPU).evaluate(
+        EvalCall(method, federation, states[1], COHORTS[0])
+    )
     assert_close(states[1].stopping["last"][COHORTS[0]], counts.loss / counts.total.clamp(min=1))
 
 
@@ -140,13 +143,16 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
     misled = dataclasses.replace(
         federation, y=torch.where(training, (federation.y + 1) % 5, federation.y)
     )
-    runner, state = make(as_engine(backend), net, CPU), begin(method, net, 10, CPU, stopping=True)
-    state, _ = play(runner, method, federation, state, [0, 2], local, 0, stopping)
+    runner, state = (
+        make(as_engine(backend), net, CPU),
+        make_initial_state(method, net, 10, CPU, stopping=True),
+    )
+    state, _ = play_round(runner, method, federation, state, [0, 2], local, 0, stopping)
     assert stopped(state) == []
     before = copy.deepcopy(state.server)
-    state, outcome = play(runner, method, misled, state, [0, 2], local, 0, stopping)
+    state, outcome = play_round(runner, method, misled, state, [0, 2], local, 0, stopping)
     assert stopped(state) == [0, 2]
-    assert outcome.sent.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
+    assert outcome.traffic.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
     weight = federation.train_sizes[[0, 2]].double()
     mean = tree.mean(
         tree.take(state.clients["model"], torch.tensor([0, 2])), (weight / weight.sum()).float()
@@ -154,10 +160,10 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
     assert_close(state.server["model"], mean)
     assert not torch.equal(state.server["model"]["fc.weight"], before["model"]["fc.weight"])
     kept = copy.deepcopy(state.client(0))
-    cohort = pick(state, [0, 2], 0)
+    cohort = pick_cohort(state, [0, 2], 0)
     assert len(cohort) == 2
     assert not set(cohort) & {0, 2}
-    state, _ = play(runner, method, federation, state, cohort, local, 0, stopping)
+    state, _ = play_round(runner, method, federation, state, cohort, local, 0, stopping)
     assert_same(state.client(0), kept)
     assert set(stopped(state)) >= {0, 2}
 
@@ -168,7 +174,7 @@ def test_a_run_ends_with_its_last_client(net):
         FedSPU(widths=(0.5, 1.0)),
         net,
         federation,
-        cohorts(0, 4, 0.5, 200),
+        draw_cohorts(0, 4, 0.5, 200),
         local=dataclasses.replace(PLAIN, lr=5.0),
         stopping=stopping,
     )
@@ -188,29 +194,31 @@ def out(state, *clients: int):
 
 
 def test_the_planned_cohorts_are_played_while_nobody_has_stopped(net):
-    state = begin(FedAvg(), net, 10, CPU, stopping=True)
-    assert pick(state, [3, 5, 8], 0) == [3, 5, 8]
-    assert pick(begin(FedAvg(), net, 10, CPU), [3, 5, 8], 0) == [3, 5, 8]
+    state = make_initial_state(FedAvg(), net, 10, CPU, stopping=True)
+    assert pick_cohort(state, [3, 5, 8], 0) == [3, 5, 8]
+    assert pick_cohort(make_initial_state(FedAvg(), net, 10, CPU), [3, 5, 8], 0) == [3, 5, 8]
 
 
 def test_others_take_the_place_of_those_who_have_stopped(net):
     """Also where those who were planned have not: the draw is among all who are left."""
-    state = begin(FedAvg(), net, 10, CPU, stopping=True)
+    state = make_initial_state(FedAvg(), net, 10, CPU, stopping=True)
     for gone in ([0, 1], [0, 1, 2, 3, 4, 5], EVERYONE[:-1]):
-        drawn = pick(out(state, *gone), [5, 6, 7], 1)
+        drawn = pick_cohort(out(state, *gone), [5, 6, 7], 1)
         assert len(drawn) == min(3, 10 - len(gone))
         assert drawn == sorted(set(drawn) - set(gone))
-    assert pick(out(state, *EVERYONE), [5, 6, 7], 1) == []
+    assert pick_cohort(out(state, *EVERYONE), [5, 6, 7], 1) == []
 
 
 def test_the_draw_among_those_left_depends_on_seed_and_round_alone(net):
-    state = out(begin(FedAvg(), net, 10, CPU, stopping=True), 0, 1)
-    draws = {tuple(pick(state, [5, 6, 7], seed)) for seed in range(20)}
-    assert pick(state, [5, 6, 7], 1) == pick(state, [2, 3, 4], 1)
+    state = out(make_initial_state(FedAvg(), net, 10, CPU, stopping=True), 0, 1)
+    draws = {tuple(pick_cohort(state, [5, 6, 7], seed)) for seed in range(20)}
+    assert pick_cohort(state, [5, 6, 7], 1) == pick_cohort(state, [2, 3, 4], 1)
     assert len(draws) > 5
     assert all(len(set(draw)) == 3 and not {0, 1} & set(draw) for draw in draws)
     later = dataclasses.replace(state, round=7)
-    assert any(pick(state, [5, 6, 7], s) != pick(later, [5, 6, 7], s) for s in range(5))
+    assert any(
+        pick_cohort(state, [5, 6, 7], s) != pick_cohort(later, [5, 6, 7], s) for s in range(5)
+    )
 
 
 # What is sent and known
@@ -228,23 +236,23 @@ class Surveyor(FedAvg):
 
 
 def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
-    state = begin(Surveyor(), net, 10, CPU, stopping=True)
+    state = make_initial_state(Surveyor(), net, 10, CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)
     stopping, planned = Stopping(early=True), [0, 2]
-    _, plain = play(
+    _, plain = play_round(
         make(LOOP, net, CPU), Surveyor(), federation, copy.deepcopy(state), planned, LOCAL, 0
     )
-    state, outcome = play(
+    state, outcome = play_round(
         make(LOOP, net, CPU), Surveyor(), federation, state, planned, LOCAL, 0, stopping
     )
     assert stopped(state) == planned
-    assert outcome.sent == plain.sent._replace(bits_up=plain.sent.bits_up + 2)
+    assert outcome.traffic == plain.traffic._replace(bits_up=plain.traffic.bits_up + 2)
 
 
 def test_without_early_stopping_nothing_is_kept(net, federation):
     states, outcomes = rounds(FedAvg(), net, federation, COHORTS[:1])
     assert [state.stopping for state in states] == [{}, {}]
-    assert outcomes[0].sent.bits_up == 32 * outcomes[0].sent.values_up
+    assert outcomes[0].traffic.bits_up == 32 * outcomes[0].traffic.values_up
 
 
 @pytest.mark.parametrize("lam", [-0.1, 1.5, float("nan")])

@@ -11,7 +11,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import SPARE, Engine, Store, begin, cohorts, make, participants, play
+from fedpfl.engine import (
+    SPARE,
+    Engine,
+    Store,
+    count_participants,
+    draw_cohorts,
+    make,
+    make_initial_state,
+    play_round,
+)
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import generator
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
@@ -38,10 +48,12 @@ OBP = FedOBP(q=0.9, ema=0.3)
 def played(store, folder, backend, method, federation, device=CPU):
     net = tiny(norm=True)
     runner = make(Engine(backend), net, device)
-    now = begin(method, net, federation.clients, device, store, folder)
+    now = make_initial_state(method, net, federation.clients, device, store, folder)
     for cohort in COHORTS:
-        now, _ = play(runner, method, federation.to(device), now, cohort, LOCAL, 0)
-    return now, runner.evaluate(method, federation.to(device), now, list(range(federation.clients)))
+        now, _ = play_round(runner, method, federation.to(device), now, cohort, LOCAL, 0)
+    return now, runner.evaluate(
+        EvalCall(method, federation.to(device), now, list(range(federation.clients)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,19 +116,19 @@ def test_memory_grows_with_those_who_took_part(where, tmp_path):
     net, few = tiny(), federate((8,) * 4, (2,) * 4)
     clients = replace(few, train=few.train * 2500, test=few.test * 2500)
     runner = make(Engine("loop"), net, CPU)
-    now = begin(OBP, net, clients.clients, CPU, Store(where), tmp_path)
+    now = make_initial_state(OBP, net, clients.clients, CPU, Store(where), tmp_path)
     each = tree.nbytes(now.rows.initial)
     assert sum(map(tree.nbytes, now.rows.trees)) == each
-    for cohort in cohorts(0, 10_000, 0.001, 20):
-        now, _ = play(runner, OBP, clients, now, cohort, LOCAL, 0)
-    took_part = {client for cohort in cohorts(0, 10_000, 0.001, 20) for client in cohort}
+    for cohort in draw_cohorts(0, 10_000, 0.001, 20):
+        now, _ = play_round(runner, OBP, clients, now, cohort, LOCAL, 0)
+    took_part = {client for cohort in draw_cohorts(0, 10_000, 0.001, 20) for client in cohort}
     held = sum(map(tree.nbytes, now.rows.trees)) - each
-    assert len(now.rows) == len(took_part) == participants(OBP, 0, 10_000, 0.001, 20)
+    assert len(now.rows) == len(took_part) == count_participants(OBP, 0, 10_000, 0.001, 20)
     assert each * len(took_part) <= held <= each * len(took_part) * (1 + 1 / SPARE)
 
 
 def test_rows_are_written_in_place_and_never_moved(net):
-    rows = begin(OBP, net, 50, CPU).rows
+    rows = make_initial_state(OBP, net, 50, CPU).rows
     rows.put_([7], {"client": rows.take("client", [7])})
     seven = rows.take("client", 7)["model"]["fc.bias"]
     rows.put_(
@@ -127,8 +139,8 @@ def test_rows_are_written_in_place_and_never_moved(net):
 
 
 def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_blocks(net):
-    begun = begin(OBP, net, 100, CPU)
-    rows, again = begun.rows, begin(OBP, net, 100, CPU).rows
+    begun = make_initial_state(OBP, net, 100, CPU)
+    rows, again = begun.rows, make_initial_state(OBP, net, 100, CPU).rows
 
     def other(leaf):
         return torch.rand(leaf.shape).to(leaf)
@@ -156,7 +168,7 @@ def test_rows_of_a_version_whose_methods_kept_flags_go_on_bit_for_bit(federation
         {**block, "client": {**block["client"], "trained": block["facts"]["participated"]}}
         for block in first.rows.saved()
     ]
-    rows = copy.deepcopy(begin(method, net, 10, CPU).rows)
+    rows = copy.deepcopy(make_initial_state(method, net, 10, CPU).rows)
     for block in old:
         rows.load_([rows.renewed(tree.drop(block, ["facts"]))])
     again = replace(first, rows=rows)
@@ -166,7 +178,7 @@ def test_rows_of_a_version_whose_methods_kept_flags_go_on_bit_for_bit(federation
 
 def test_what_is_not_given_of_a_row_keeps_its_value(federation):
     """As in a round of FLOCO that only places centres: the statistics stay the initial ones."""
-    state = begin(Ditto(), tiny(norm=True), 4, CPU)
+    state = make_initial_state(Ditto(), tiny(norm=True), 4, CPU)
     state.rows.put_([2], {"client": tree.map(lambda leaf: leaf + 1, state.client([2]))})
     assert_same(row(state.client_buffers, 2), row(state.client_buffers, 1))
     assert differing(state.client(2), state.client(1))
@@ -175,17 +187,17 @@ def test_what_is_not_given_of_a_row_keeps_its_value(federation):
 def test_participants_are_counted_or_bounded():
     method = FedAvg()
     assert (
-        participants(method, 1, 1000, 0.01, 5)
-        == len({i for c in cohorts(1, 1000, 0.01, 5) for i in c})
+        count_participants(method, 1, 1000, 0.01, 5)
+        == len({i for c in draw_cohorts(1, 1000, 0.01, 5) for i in c})
         < 50
     )
     assert (
-        participants(method, 1, 1000, 0.01, 5, stopping=True) == 50
+        count_participants(method, 1, 1000, 0.01, 5, stopping=True) == 50
     )  # whom it leaves out is not known
-    assert participants(method, 1, 1000, 0.01, 2**62) == 1000
-    assert participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 2) < 30
+    assert count_participants(method, 1, 1000, 0.01, 2**62) == 1000
+    assert count_participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 2) < 30
     assert (
-        participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 3) == 1000
+        count_participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 3) == 1000
     )  # all place their centres
 
 
@@ -233,7 +245,7 @@ def test_what_a_run_will_take_is_told(tmp_path):
         "participation=0.25",
     )
     told = call(*TINY, *own, cwd=tmp_path).err
-    cohort = {client for drawn in cohorts(42, 8, 0.25, 2) for client in drawn}
+    cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
     each = 4 * (784 * 4000 + 4000 + 4000 * 10 + 10) / 2**20
     assert len(cohort) == 3
     assert (

@@ -91,8 +91,8 @@ def test_the_tiny_net_is_as_large_as_these_tests_believe(net):
 def test_values_of_the_cohort(method, down, up, engine, net, federation):
     _, outcomes = rounds(method, net, federation, engine=engine)
     for outcome in outcomes:
-        assert (outcome.sent.values_down, outcome.sent.values_up) == (5 * down, 5 * up)
-        assert (outcome.sent.bits_down, outcome.sent.bits_up) == (5 * 32 * down, 5 * 32 * up)
+        assert (outcome.traffic.values_down, outcome.traffic.values_up) == (5 * down, 5 * up)
+        assert (outcome.traffic.bits_down, outcome.traffic.bits_up) == (5 * 32 * down, 5 * 32 * up)
 
 
 @pytest.mark.parametrize("engine", BACKENDS)
@@ -104,9 +104,9 @@ def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
     _, outcomes = rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
     n_q = personal_count(0.98, N)
     assert n_q == 11
-    down = [(outcome.sent.values_down, outcome.sent.bits_down) for outcome in outcomes]
+    down = [(outcome.traffic.values_down, outcome.traffic.bits_down) for outcome in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - n_q), 5 * (32 * (N - n_q) + 32 * n_q))] * 2
-    assert [(outcome.sent.values_up, outcome.sent.bits_up) for outcome in outcomes] == [
+    assert [(outcome.traffic.values_up, outcome.traffic.bits_up) for outcome in outcomes] == [
         (5 * N, 5 * N * 32)
     ] * 3
     assert [sum(outcome.metrics.values()) for outcome in outcomes] == [0, n_q, n_q]
@@ -117,12 +117,12 @@ def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, fede
     method = FedOBP(q=0.5, classifier_only=True)
     _, outcomes = rounds(method, net, federation)
     n_q = personal_count(0.5, N_HEAD)
-    assert [outcome.sent.values_down for outcome in outcomes] == [
+    assert [outcome.traffic.values_down for outcome in outcomes] == [
         5 * N,
         5 * (N - n_q),
         5 * (N - n_q),
     ]
-    assert outcomes[1].sent.bits_down == 5 * (
+    assert outcomes[1].traffic.bits_down == 5 * (
         32 * (N - n_q) + N_HEAD
     )  # the bitmap of the head is cheaper
     assert set(outcomes[1].metrics) == {f"personal/{name}" for name in net.parts.head}
@@ -140,16 +140,16 @@ def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(n
 def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
     normed = tiny(norm=True)  # 8 more parameters, 8 floating statistics
     _, (outcome, *_) = rounds(FedAvg(), normed, federation, COHORTS[:1])
-    assert outcome.sent.values_down == outcome.sent.values_up == 5 * (N + 8 + 8)
-    assert outcome.sent.bits_down == outcome.sent.bits_up == 5 * 32 * (N + 8 + 8)
+    assert outcome.traffic.values_down == outcome.traffic.values_up == 5 * (N + 8 + 8)
+    assert outcome.traffic.bits_down == outcome.traffic.bits_up == 5 * 32 * (N + 8 + 8)
     _, (outcome, *_) = rounds(LocalOnly(), normed, federation, COHORTS[:1])
-    assert outcome.sent.values_down == outcome.sent.values_up == 0
+    assert outcome.traffic.values_down == outcome.traffic.values_up == 0
     for method, own in (
         (FedAvg(statistics="local"), N + 8),
         (FedPer(statistics="local"), N + 8 - N_HEAD),
     ):
         _, (outcome, *_) = rounds(method, normed, federation, COHORTS[:1])
-        assert outcome.sent.values_down == outcome.sent.values_up == 5 * own
+        assert outcome.traffic.values_down == outcome.traffic.values_up == 5 * own
 
 
 def test_fedavg_with_local_statistics_sends_what_fedpurin_published():
@@ -168,6 +168,8 @@ def test_fedavg_with_local_statistics_sends_what_fedpurin_published():
         _, (outcome,) = rounds(
             method, net, federation, [[0, 1]], local=Local(epochs=1, batch_size=4, lr=0.1)
         )
-        sizes += [bits / 2 / 8 / 2**20 for bits in (outcome.sent.bits_down, outcome.sent.bits_up)]
+        sizes += [
+            bits / 2 / 8 / 2**20 for bits in (outcome.traffic.bits_down, outcome.traffic.bits_up)
+        ]
     assert [round(size, 3) for size in sizes[:2]] == [4.688, 4.688]
     assert min(sizes[2:]) > 4.695

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import Tuning, make
+from fedpfl.engine import FineTuning, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
@@ -50,10 +51,10 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
     """
     states, outcomes = rounds(method, net, federation, engine=engine)
     judged = [
-        make(as_engine(engine), net, CPU).judge(
-            method, federation, states[-1], list(range(10)), tuning
+        make(as_engine(engine), net, CPU).evaluate_splits(
+            EvalCall(method, federation, states[-1], list(range(10)), tuning)
         )
-        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 3)))
+        for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 3)))
     ]
     kept = [
         (s.server, {k: v for k, v in s.clients.items() if k != "q"}, s.server_buffers)
@@ -85,7 +86,7 @@ def test_a_list_of_one_is_that_value(values, backend, net, federation):
         for method in (FedOBP(0.9, **values), FedOBPAdaptive((0.9,), **values))
     )
     for a, b in zip(one[1], other[1], strict=True):
-        assert (a.sent, a.metrics) == (b.sent, b.metrics)
+        assert (a.traffic, a.metrics) == (b.traffic, b.metrics)
         assert_same((a.before, a.after, a.loss), (b.before, b.after, b.loss))
     assert_same((one[0], one[2]), (other[0], other[2]))
 
@@ -99,7 +100,7 @@ def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
     )
     assert_same((one[0], one[2]), (other[0], other[2]))
     for a, b in zip(one[1], other[1], strict=True):
-        assert a.sent._replace(bits_up=a.sent.bits_up + 5) == b.sent
+        assert a.traffic._replace(bits_up=a.traffic.bits_up + 5) == b.traffic
         assert a.metrics == b.metrics
 
 
@@ -188,7 +189,7 @@ def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
     )
     for state in states[1:]:
         chosen, *alone = (
-            runner.judge(method, federation, state, list(range(10)))
+            runner.evaluate_splits(EvalCall(method, federation, state, list(range(10))))
             for method in (FedOBPAdaptive(several), *map(FedOBP, reversed(several)))
         )
         for client in range(10):
@@ -214,9 +215,9 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
     several = (0.3, 0.7, 0.98)
     states, outcomes = rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)
     withheld = personal_count(several[-1], N)
-    down = [(own.sent.values_down, own.sent.bits_down) for own in outcomes]
+    down = [(own.traffic.values_down, own.traffic.bits_down) for own in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - withheld), 5 * N * 32)] * 2
-    assert [(own.sent.values_up, own.sent.bits_up) for own in outcomes] == [
+    assert [(own.traffic.values_up, own.traffic.bits_up) for own in outcomes] == [
         (5 * N, 5 * (N * 32 + 2))
     ] * 3
     assert len({float(q) for state in states for q in state.clients["q"]}) == 3

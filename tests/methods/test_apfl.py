@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl.engine import Engine, Tuning, make
+from fedpfl.engine import Engine, FineTuning, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import APFL, FedAvg
 from fedpfl.models import Net
@@ -34,7 +35,7 @@ from tests.conftest import (
 
 EVERYONE = list(range(10))
 UNSEEN = 7  # until round 3
-TUNED = Tuning(LOCAL, Draws(0, "finetune", 3))
+TUNED = FineTuning(LOCAL, Draws(0, "finetune", 3))
 NO_DECAY = replace(LOCAL, weight_decay=0.0)
 
 
@@ -43,7 +44,9 @@ def fixed(alpha, mixing="output", **values):
 
 
 def judged(method, net, federation, state, backend, tuning=None):
-    return make(Engine(backend), net, CPU).evaluate(method, federation, state, EVERYONE, tuning)
+    return make(Engine(backend), net, CPU).evaluate(
+        EvalCall(method, federation, state, EVERYONE, tuning)
+    )
 
 
 class Linear(nn.Module):
@@ -200,7 +203,7 @@ def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
     method = Watched(alpha_lr=1.0)
     state = trajectory(method, net, federation)[-1]
     method.seen.clear()
-    make(Engine("loop"), net, CPU).evaluate(method, federation, state, [0], TUNED)
+    make(Engine("loop"), net, CPU).evaluate(EvalCall(method, federation, state, [0], TUNED))
     (tuned,) = method.seen
     plain = method.personal(state.server, state.client(0))
     assert differing(tuned, plain) == [

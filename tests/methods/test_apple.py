@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import APPLE, Batch, FedAvg, LocalOnly
 from tests.conftest import CPU, PLAIN, TRAIN, assert_close, assert_same, federate, row, trajectory
@@ -65,7 +65,7 @@ def test_one_step_a_round_is_fedavg_with_a_shorter_one(backend, net):
 
 def slope(method, net, played, p):
     """Of the loss in p's entries, divided by sqrt(rate), with equal cores of ones."""
-    state = begin(method, net.told(rounds=10), 3, CPU)
+    state = make_initial_state(method, net.told(rounds=10), 3, CPU)
     ones = tree.map(lambda leaf: torch.ones(3, *leaf.shape) / 50, net.params)
     server = {
         **state.server,

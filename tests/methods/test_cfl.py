@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import CFL, LocalOnly
 from fedpfl.methods.cfl import bipartition_clients
@@ -39,7 +39,7 @@ def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
     """The server's state after one round with these updates of a model of zeros."""
     net = tiny()
     zeros = tree.full_like(net.params, 0.0)
-    server = begin(method, net, clients, CPU).server
+    server = make_initial_state(method, net, clients, CPU).server
     server = {**server, "models": tree.full_like(server["models"], 0.0)}
     uploads = tree.stack([{**zeros, "fc.bias": change} for change in changes])
     given = {"number": torch.tensor(numbers)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpfl.engine import Outcome, State, make
-from fedpfl.engine.backend import Counts
+from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import Net
@@ -65,8 +65,8 @@ def test_traffic_is_what_is_counted_by_hand(name):
     ):
         if scalars is None:
             continue
-        values = [getattr(outcome.sent, f"values_{way}") for outcome in outcomes]
-        all_bits = [getattr(outcome.sent, f"bits_{way}") for outcome in outcomes]
+        values = [getattr(outcome.traffic, f"values_{way}") for outcome in outcomes]
+        all_bits = [getattr(outcome.traffic, f"bits_{way}") for outcome in outcomes]
         assert values == over_the_cohort(scalars), way
         assert [
             total - 32 * value for total, value in zip(all_bits, values, strict=True)
@@ -91,7 +91,7 @@ def evaluate_all(method: Method, pairs: int, clients: str, engine: str, played: 
     federation, _ = FEDERATIONS[clients]
     state = play_rounds(method, pairs, clients, engine)[0][played]
     runner = make(as_engine(engine), tiny(norm=True, pairs=pairs), CPU)
-    return runner.evaluate(method, federation, state, list(range(federation.clients)))
+    return runner.evaluate(EvalCall(method, federation, state, list(range(federation.clients))))
 
 
 def main_statistics(method: Method, state: State) -> Any:

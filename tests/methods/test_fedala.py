@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedALA, LocalOnly
 from fedpfl.methods.fedala import merge_models
@@ -47,7 +48,7 @@ class FromZero(FedALA):
 
 def learned(method, net, federation, state, client, seed=0, buffers=None):
     """A client's tree with the weights that its next round would start from."""
-    shard = training_shard(federation, client, LOCAL.batch_size, Draws(seed, "train", 9))
+    shard = make_shard(federation, client, LOCAL.batch_size, Draws(seed, "train", 9))
     bound = net.bind(buffers or {"main": {}}, training=True)
     own = state.client(client)
     return own | method.before_training(state.server, own, bound, shard)
@@ -140,7 +141,7 @@ def epochs(method, net, federation, state, client):
 
     fields = dataclasses.asdict(method)
     learned(Counting(**fields), net, federation, state, client)
-    batches = training_shard(federation, client, LOCAL.batch_size, Draws(0, "train", 9)).batches(
+    batches = make_shard(federation, client, LOCAL.batch_size, Draws(0, "train", 9)).batches(
         "weights", 0, method.share
     )
     return count[0] / len(list(batches))
@@ -220,7 +221,9 @@ def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(
     assert_same(first, tree.full_like(first, 1.0))
     assert not torch.equal(second["classifier.weight"], first["classifier.weight"])
     before = tree.clone(states[2].clients)
-    make(as_engine(backend), net, CPU).evaluate(method, federation, states[2], list(range(10)))
+    make(as_engine(backend), net, CPU).evaluate(
+        EvalCall(method, federation, states[2], list(range(10)))
+    )
     assert_same(states[2].clients, before)
 
 
@@ -229,8 +232,8 @@ def test_judging_learns_first(net, federation):
     state = trajectory(method, net, federation)[-1]
     runner = make(LOOP, net, CPU)
     clients = [0, 1, 2, 5]
-    learned_first = runner.evaluate(method, federation, state, clients)
-    at_once = runner.evaluate(FedALA(eta=0.0), federation, state, clients)
+    learned_first = runner.evaluate(EvalCall(method, federation, state, clients))
+    at_once = runner.evaluate(EvalCall(FedALA(eta=0.0), federation, state, clients))
     assert (learned_first.loss != at_once.loss).all()
 
 
@@ -263,6 +266,6 @@ def test_batch_normalisation_stays(backend, federation):
     net, method = tiny(norm=True), FedALA(layers=2)
     state = trajectory(method, net, federation, engine=backend)[-1]
     bound = net.bind(state.server_buffers, training=True)
-    shard = training_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
+    shard = make_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
     method.before_training(state.server, state.client(2), bound, shard)
     assert_same(bound.buffers, state.server_buffers)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import FedAMP, FedAvg, LocalOnly
 from tests.conftest import (
@@ -120,15 +120,15 @@ def test_the_uniform_cloud_is_fedavg(net):
 
 
 def test_a_cloud_model_travels_from_the_second_participation_on(net, federation):
-    sent = [outcome.sent for outcome in rounds(FedAMP(), net, federation, COHORTS)[1]]
+    sent = [outcome.traffic for outcome in rounds(FedAMP(), net, federation, COHORTS)[1]]
     assert [own.values_down for own in sent] == [0, 549, 549 * 4]
     assert [own.values_up for own in sent] == [5 * 549] * 3
     assert [own.bits_down for own in sent] == [32 * own.values_down for own in sent]
-    assert rounds(FedAMP(pull=0.0), net, federation, COHORTS)[1][2].sent.values_down == 0
+    assert rounds(FedAMP(pull=0.0), net, federation, COHORTS)[1][2].traffic.values_down == 0
 
 
 def test_the_pool_is_of_all_or_of_the_last_round(net, federation):
     for pool, members in (("all", set(range(10)) - {7}), ("last_round", set(COHORTS[1]))):
         state = trajectory(FedAMP(pool=pool), net, federation, COHORTS[:2])[-1]
         assert set(state.server["pool"].nonzero()[:, 0].tolist()) == members
-    assert not begin(FedAMP(), net, 10, CPU).server["pool"].any()
+    assert not make_initial_state(FedAMP(), net, 10, CPU).server["pool"].any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, Data, FedAS, Shard
 from tests.conftest import (
@@ -61,7 +61,7 @@ def test_who_was_never_sampled_aligns_to_what_first_says(backend, net, federatio
     """In the first round all bodies are the same, so only what aligns at all differs from what does
     not.
     """
-    state = begin(FedAS(), net, 10, CPU)
+    state = make_initial_state(FedAS(), net, 10, CPU)
     starts = {
         first: participate(
             AlignmentAlone(first=first, align_lr=0.1), net, federation, state, [0], engine=backend
@@ -130,7 +130,7 @@ def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_l
     assert_same(tree.drop(now, HEAD), last.server)
     assert_same(tree.select(now, HEAD), tree.select(row(last.clients["model"], 3), HEAD))
     body = tree.size(last.server)
-    assert [(o.sent.values_down, o.sent.values_up) for o in outcomes] == [
+    assert [(o.traffic.values_down, o.traffic.values_up) for o in outcomes] == [
         (5 * body, 5 * (body + 1))
     ] * 2
 
@@ -138,7 +138,10 @@ def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_l
 def test_the_alignment_has_a_pace_of_its_own_and_no_memory(net, federation):
     """Nesterov's momentum and weight decay are the training's."""
     fast = dataclasses.replace(PLAIN, momentum=0.9, nesterov=True, weight_decay=0.1)
-    method, state = AlignmentAlone(first="init", align_epochs=3), begin(FedAS(), net, 10, CPU)
+    method, state = (
+        AlignmentAlone(first="init", align_epochs=3),
+        make_initial_state(FedAS(), net, 10, CPU),
+    )
     one, other = (
         participate(method, net, federation, state, [0], local=own).uploads for own in (fast, PLAIN)
     )

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import begin, make
+from fedpfl.engine import make, make_initial_state
+from fedpfl.engine.calls import EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedCP, FedPer
 from fedpfl.methods.fedcp import BANK, _body_features, _kernel_matrix, _mixed_logits
@@ -42,7 +43,7 @@ def pinned(state, r):
 
 def test_with_equal_heads_the_policy_does_not_matter(net, federation):
     method = FedCP()
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     x = federation.normalize(federation.x[:20])
     want = net.bind({})(net.params, x) + net.params["classifier.bias"]
     assert_close(logits(method, net, federation, state, 0), want)
@@ -119,15 +120,20 @@ def test_training_begins_where_evaluation_is(net, federation):
 def test_with_the_personal_side_alone_it_is_fedper(backend, net, federation):
     """As the policy holds at r = 1 and the other bias is 0."""
     method = FedCP(lam=0.0, policy_noise="off")
-    state = pinned(begin(method, net, 10, CPU), True)
+    state = pinned(make_initial_state(method, net, 10, CPU), True)
     shared = {**state.server["head"], "classifier.bias": torch.zeros(5)}
     state = dataclasses.replace(state, server={**state.server, "head": shared})
     part = participate(method, net, federation, state, COHORTS[0], engine=backend)
     plain = participate(
-        FedPer(), net, federation, begin(FedPer(), net, 10, CPU), COHORTS[0], engine=backend
+        FedPer(),
+        net,
+        federation,
+        make_initial_state(FedPer(), net, 10, CPU),
+        COHORTS[0],
+        engine=backend,
     )
     assert_same(part.uploads["body"], plain.uploads)
-    assert_same(part.clients["head"], plain.clients["head"])
+    assert_same(part.client_states["head"], plain.client_states["head"])
 
 
 def test_the_alignment_is_none_at_first_and_bounded():
@@ -171,9 +177,11 @@ def test_noise_is_of_training_alone_and_logistic(net, federation):
     method = FedCP()
     state = trajectory(method, net, federation)[-1]
     runner = make(LOOP, net, CPU)
-    one, two = (runner.evaluate(method, federation, state, list(range(10))) for _ in range(2))
+    one, two = (
+        runner.evaluate(EvalCall(method, federation, state, list(range(10)))) for _ in range(2)
+    )
     assert_same(one.loss, two.loss)
-    quiet = runner.evaluate(FedCP(policy_noise="off"), federation, state, list(range(10)))
+    quiet = runner.evaluate(EvalCall(FedCP(policy_noise="off"), federation, state, list(range(10))))
     assert_same(one.loss, quiet.loss)
     g = torch.Generator().manual_seed(1)
     drawn = method._noise(torch.rand(2, BANK, 8, generator=g), torch.rand(20_000, 2, generator=g))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, FedDBE
 from fedpfl.testing.toy import as_engine
@@ -181,7 +182,7 @@ def test_clients_are_judged_by_the_latest_model_and_their_own_memory(backend, ne
         trajectory(FedAvg(), net, federation, [])[0], server=state.server["model"]
     )
     own, fedavg = (
-        runner.evaluate(m, federation, s, [0, UNSEEN]).loss
+        runner.evaluate(EvalCall(m, federation, s, [0, UNSEEN])).loss
         for m, s in ((method, state), (FedAvg(), plain))
     )
     assert_close(own[1], fedavg[1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import FedDPA
 from tests.conftest import (
@@ -39,7 +39,7 @@ def test_a_quantile_counts_within_each_tensor(net, federation):
 def test_scores_are_those_of_a_loop_over_samples(backend, federation):
     for norm in (False, True):
         net, method = tiny(norm), FedDPA(**JOINT)
-        state = begin(method, net, 10, CPU)
+        state = make_initial_state(method, net, 10, CPU)
         part = participate(method, net, federation, state, [0], engine=backend)
         params = tree.map(lambda leaf: leaf[0].clone().requires_grad_(), part.uploads)
         buffers = tree.take(part.buffers, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
 from fedpfl.methods.shared.pool import choose_candidates, validation_loss
@@ -33,7 +33,7 @@ def played(net, held):
 
 def begun(method, net, federation, state, client, **more):
     """What a client finds out before it trains, given what the server sends it."""
-    shard = training_shard(federation, client, 32, Draws(0, "train", 9))
+    shard = make_shard(federation, client, 32, Draws(0, "train", 9))
     return method.before_training(
         state.server, state.client(client) | more, net.bind({"main": {}}, True), shard
     )
@@ -50,7 +50,7 @@ def offer(models):
 
 
 def loss(method, net, federation, model, client):
-    shard = training_shard(federation, client, 32, Draws(0, "train", 9))
+    shard = make_shard(federation, client, 32, Draws(0, "train", 9))
     return float(validation_loss(net.bind({"main": {}}), model, {}, shard))
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedPAC
 from fedpfl.methods.fedpac import minimal_shares, mixture_shares
@@ -30,7 +30,7 @@ def draw(*shape, seed=0):
 
 
 def found_before(method, net, federation, state, client):
-    shard = training_shard(federation, client, 32, Draws(0, "train", 1))
+    shard = make_shard(federation, client, 32, Draws(0, "train", 1))
     return method.before_training(
         state.server, state.client(client), net.bind(state.server_buffers, training=True), shard
     )
@@ -161,7 +161,7 @@ def test_collecting_statistics_moves_no_batch_normalisation(federation):
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     bound = net.bind(state.server_buffers, training=True)
     method.before_training(
-        state.server, state.client(0), bound, training_shard(federation, 0, 32, None)
+        state.server, state.client(0), bound, make_shard(federation, 0, 32, None)
     )
     assert_same(bound.buffers, state.server_buffers)
 
@@ -236,7 +236,7 @@ def test_each_phase_moves_its_part_alone(backend, net, federation):
 
 
 def test_the_head_has_a_pace_of_its_own(net, federation):
-    state = begin(FedPAC(), net, 10, CPU)
+    state = make_initial_state(FedPAC(), net, 10, CPU)
     fast, slow = (
         participate(HeadPhase(head_lr=lr), net, federation, state, [8]).uploads["head"]
         for lr in (0.1, 0.01)
@@ -251,7 +251,7 @@ def test_the_head_has_a_pace_of_its_own(net, federation):
 def test_missing_prototypes_are_the_clients_own(net, federation):
     """With no other class seen than 0, a client without class 0 is pulled to its own means."""
     method = FedPAC()
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     client = state.client(0) | found_before(method, net, federation, state, 0)
     seen = torch.tensor([True] + [False] * 4)
     far = {"mean": torch.full_like(state.server["prototypes"]["mean"], 9.0), "seen": seen}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, FedPHP
 from fedpfl.methods.fedphp import squared_mmd
@@ -126,7 +127,7 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
         runner = make(as_engine(backend), net, CPU)
         for t, cohort in enumerate(TWICE):
             before, after = (
-                runner.evaluate(method(momentum=1.0), federation, s, cohort)
+                runner.evaluate(EvalCall(method(momentum=1.0), federation, s, cohort))
                 for s in states[t : t + 2]
             )
             assert_close(outcomes[t].before.loss, before.loss)
@@ -140,9 +141,11 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
             "server_buffers": {"main": mixed.server_buffers["w"]},
         }
         plain = runner.evaluate(
-            FedAvg(), federation, dataclasses.replace(fedavg, **held), [UNSEEN, 4]
+            EvalCall(FedAvg(), federation, dataclasses.replace(fedavg, **held), [UNSEEN, 4])
         ).loss
-        assert_close(runner.evaluate(method(), federation, mixed, [UNSEEN, 4]).loss, plain)
+        assert_close(
+            runner.evaluate(EvalCall(method(), federation, mixed, [UNSEEN, 4])).loss, plain
+        )
 
 
 def test_statistics_are_inherited_like_weights(backend, federation):

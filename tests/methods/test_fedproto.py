@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from fedpfl.engine import Tuning, make
+from fedpfl.engine import FineTuning, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedProto
@@ -100,13 +101,17 @@ def test_a_sample_is_of_the_class_whose_prototype_is_nearest(net, federation, se
 
 
 def test_before_the_first_round_and_fine_tuned_it_predicts(backend, net, federation):
-    runner, tuning = make(as_engine(backend), net, CPU), Tuning(LOCAL, Draws(0, "finetune", 1))
+    runner, tuning = make(as_engine(backend), net, CPU), FineTuning(LOCAL, Draws(0, "finetune", 1))
     for method in (FedProto(), FedProto(judge="nearest_own")):
         states = trajectory(method, net, federation, COHORTS[:1])
-        head = runner.evaluate(FedProto(judge="head"), federation, states[0], EVERYONE)
-        assert_same(runner.evaluate(method, federation, states[0], EVERYONE).correct, head.correct)
+        head = runner.evaluate(EvalCall(FedProto(judge="head"), federation, states[0], EVERYONE))
+        assert_same(
+            runner.evaluate(EvalCall(method, federation, states[0], EVERYONE)).correct, head.correct
+        )
         assert (
-            runner.evaluate(method, federation, states[1], EVERYONE, tuning).loss.isfinite().all()
+            runner.evaluate(EvalCall(method, federation, states[1], EVERYONE, tuning))
+            .loss.isfinite()
+            .all()
         )
 
 
@@ -116,11 +121,11 @@ def test_what_travels(weights, more, backend, net, federation):
     states, outcomes = rounds(FedProto(weights=weights), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         classes = [len(federation.y[federation.train[i]].unique()) for i in cohort if i != 9]
-        assert outcomes[t].sent.values_up >= (12 + more) * (
+        assert outcomes[t].traffic.values_up >= (12 + more) * (
             sum(classes) - 2
         )  # a dropped lone sample's class
-        assert outcomes[t].sent.values_up <= (12 + more) * sum(classes)
-        assert outcomes[t].sent.values_up % (12 + more) == 0
-        assert outcomes[t].sent.values_down == len(cohort) * 12 * int(
+        assert outcomes[t].traffic.values_up <= (12 + more) * sum(classes)
+        assert outcomes[t].traffic.values_up % (12 + more) == 0
+        assert outcomes[t].traffic.values_down == len(cohort) * 12 * int(
             states[t].server["seen"].sum()
         )

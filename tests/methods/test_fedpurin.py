@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.data import Federation
-from fedpfl.engine import Local, begin
+from fedpfl.engine import Local, make_initial_state
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Masked
 from fedpfl.methods import FedAvg, FedBN, FedCAC, FedPURIN, LocalOnly, Phase
@@ -122,7 +122,9 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
         FedPURIN(score=score, hessian=hessian, judge="dense"),
         Local(epochs=1, batch_size=32, lr=0.05),
     )
-    part = participate(method, net, federation, begin(method, net, 10, CPU), [2], local=local)
+    part = participate(
+        method, net, federation, make_initial_state(method, net, 10, CPU), [2], local=local
+    )
     end = row(part.clients["model"], 0)
 
     class Watching(FedAvg):
@@ -138,7 +140,9 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
             return client
 
     Watching.seen.clear()
-    participate(Watching(), net, federation, begin(Watching(), net, 10, CPU), [2], local=local)
+    participate(
+        Watching(), net, federation, make_initial_state(Watching(), net, 10, CPU), [2], local=local
+    )
     assert len(Watching.seen) == 2
     before, batch = Watching.seen[-1]
     module = Tiny()
@@ -182,7 +186,9 @@ def test_the_change_takes_the_gradients_place_as_it_is():
 
 def test_the_last_gradient_and_the_change_choose_differently(net, federation):
     found = [
-        participate(method, net, federation, begin(method, net, 10, CPU), [4]).clients["mask"]
+        participate(method, net, federation, make_initial_state(method, net, 10, CPU), [4]).clients[
+            "mask"
+        ]
         for method in (FedPURIN(), FedPURIN(score="delta"))
     ]
     assert len(differing(*found)) > 3
@@ -534,18 +540,18 @@ def test_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net, eq
     method, size, half = FedPURIN(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
     states, outcomes = rounds(method, net, equal, EVERYONE * 4, engine=backend)
     for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
-        assert outcome.sent.values_up == 4 * half
-        assert outcome.sent.bits_up == 4 * (32 * half + size)
+        assert outcome.traffic.values_up == 4 * half
+        assert outcome.traffic.bits_up == 4 * (32 * half + size)
         wanted = 0
         for client in range(4):
             own = state.client(client)
             start, alone = begins(method, state.server, own), t > 0 and own["partners"] == 0
             for name, leaf in start.items():
                 wanted += int(((leaf != 0) & ~(own["mask"][name] & alone)).sum())
-        assert outcome.sent.values_down == wanted
-        assert outcome.sent.bits_down > 32 * wanted or wanted == 4 * size
-    assert outcomes[0].sent.values_down == 4 * size
-    assert outcomes[3].sent.values_down < 4 * half < outcomes[1].sent.values_down < 4 * size
+        assert outcome.traffic.values_down == wanted
+        assert outcome.traffic.bits_down > 32 * wanted or wanted == 4 * size
+    assert outcomes[0].traffic.values_down == 4 * size
+    assert outcomes[3].traffic.values_down < 4 * half < outcomes[1].traffic.values_down < 4 * size
     told = outcomes[3].metrics
     assert told == {"critical_share": half / size, "collaborators": 0}
     assert outcomes[1].metrics["collaborators"] > 0
@@ -556,20 +562,20 @@ def test_fedcac_sends_everything_and_a_bit_for_each_entry(backend, net, equal):
     method, size, half = FedCAC(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
     states, outcomes = rounds(method, net, equal, EVERYONE * 4, engine=backend)
     for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
-        assert outcome.sent.values_up == 4 * size
-        assert outcome.sent.bits_up == 4 * 33 * size
+        assert outcome.traffic.values_up == 4 * size
+        assert outcome.traffic.bits_up == 4 * 33 * size
         alone = int((state.clients["partners"] == 0).sum()) if t else 0
-        assert outcome.sent.values_down == 4 * size - alone * half
-        assert outcome.sent.bits_down == 32 * outcome.sent.values_down
-    assert outcomes[3].sent.values_down == 4 * (size - half)
-    assert outcomes[1].sent.values_down > outcomes[3].sent.values_down
+        assert outcome.traffic.values_down == 4 * size - alone * half
+        assert outcome.traffic.bits_down == 32 * outcome.traffic.values_down
+    assert outcomes[3].traffic.values_down == 4 * (size - half)
+    assert outcomes[1].traffic.values_down > outcomes[3].traffic.values_down
 
 
 def test_normalisation_does_not_travel(equal):
     net = tiny(norm=True)
     size = tree.size(net.params)
     for method, travelling in ((FedPURIN(), size - 8), (FedPURIN(include_norm=True), size)):
-        state = begin(method, net, 4, CPU)
+        state = make_initial_state(method, net, 4, CPU)
         part = participate(method, net, equal, state, EVERYONE[0])
         assert tree.size(tree.take(part.uploads["model"].values, 0)) == travelling
         nonzero = sum(
@@ -613,9 +619,9 @@ def counts():
     def play(method):
         for outcome in rounds(method, net, federation, [[0, 1, 2]] * 3, local=local)[1]:
             yield (
-                outcome.sent.values_up / 3,
-                outcome.sent.bits_up / 3 - 32 * outcome.sent.values_up / 3,
-                outcome.sent.values_down / 3,
+                outcome.traffic.values_up / 3,
+                outcome.traffic.bits_up / 3 - 32 * outcome.traffic.values_up / 3,
+                outcome.traffic.values_down / 3,
             )
 
     return play

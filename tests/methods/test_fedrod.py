@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Tuning, begin, make
+from fedpfl.engine import FineTuning, make, make_initial_state
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedRoD
 from tests.conftest import (
@@ -29,7 +30,7 @@ from tests.conftest import (
 
 def informed(method, federation, state, client, net):
     """A client's tree as it enters a round."""
-    own, shard = state.client(client), training_shard(federation, client, 32, None)
+    own, shard = state.client(client), make_shard(federation, client, 32, None)
     return own | method.before_training(state.server, own, net.bind({"main": {}}), shard)
 
 
@@ -47,9 +48,10 @@ def test_the_generic_model_does_not_know_of_personal_heads(backend, net, federat
     alone = trajectory(WithoutPersonalHead(), net, federation, engine=backend)[-1]
     assert_same(both.server, alone.server)
     assert not torch.equal(
-        both.clients["q"]["classifier.weight"][2], alone.clients["q"]["classifier.weight"][2]
+        both.client_states["q"]["classifier.weight"][2],
+        alone.client_states["q"]["classifier.weight"][2],
     )
-    changed = given(both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.clients["q"])})
+    changed = given(both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.client_states["q"])})
     for name in ("loop", "batched"):
         one, other = (
             participate(FedRoD(), net, federation, s, COHORTS[0], engine=name)
@@ -68,7 +70,7 @@ def balanced(federation):
 def test_with_equal_class_counts_the_balanced_loss_is_cross_entropy(net, federation):
     """Up to rounding: the prior shifts all logits alike."""
     federation = balanced(federation)
-    state = begin(FedRoD(), net, 10, CPU)
+    state = make_initial_state(FedRoD(), net, 10, CPU)
     client = informed(FedRoD(), federation, state, 0, net)
     assert client["prior"].unique().tolist() == [torch.tensor(8.0).log().item()]
     own, plain = (
@@ -78,7 +80,7 @@ def test_with_equal_class_counts_the_balanced_loss_is_cross_entropy(net, federat
 
 
 def test_the_prior_matters_where_counts_differ(net, federation):
-    state = begin(FedRoD(), net, 10, CPU)
+    state = make_initial_state(FedRoD(), net, 10, CPU)
     own, plain = (
         participate(m, net, federation, state, [0]) for m in (FedRoD(), FedRoD(gamma=0.0))
     )
@@ -93,7 +95,7 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
     y[federation.train[0]] = torch.tensor([0] * 20 + [1] * 15 + [3] * 5)
     federation = dataclasses.replace(federation, y=y)
     method = FedRoD(gamma=gamma)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     client = informed(method, federation, state, 0, net)
     counts = torch.bincount(federation.y[federation.train[0]], minlength=CLASSES).double()
     assert (counts == 0).sum() == 2
@@ -148,7 +150,7 @@ def test_a_personal_head_changes_only_with_training_and_counts_from_then_on(
 
 def test_the_personal_head_follows_its_own_loss_alone(net, federation):
     """One full-batch step: the gradient of CE(g + q) with respect to q, everything else given."""
-    state = begin(FedRoD(), net, 10, CPU)
+    state = make_initial_state(FedRoD(), net, 10, CPU)
     part = participate(FedRoD(), net, federation, state, [0], local=PLAIN)
     x, y = (
         federation.normalize(federation.x[federation.train[0]]),
@@ -158,12 +160,14 @@ def test_the_personal_head_follows_its_own_loss_alone(net, federation):
     q = {name: net.params[name].clone().requires_grad_() for name in net.parts.head}
     F.cross_entropy(logits.detach() + F.linear(z.detach(), *q.values()), y).backward()
     expected = {name: (leaf - PLAIN.lr * leaf.grad).detach() for name, leaf in q.items()}
-    assert_close(tree.take(part.clients["q"], 0), expected, atol=1e-6)
+    assert_close(tree.take(part.client_states["q"], 0), expected, atol=1e-6)
 
 
 def test_fine_tuning_the_head_moves_both(net):
     federation = federate()
     state = trajectory(FedRoD(), net, federation)[-1]
-    runner, tuning = make(LOOP, net, CPU), Tuning(PLAIN, Draws(0, "finetune", 3), "head")
-    before, after = (runner.evaluate(FedRoD(), federation, state, [2], t) for t in (None, tuning))
+    runner, tuning = make(LOOP, net, CPU), FineTuning(PLAIN, Draws(0, "finetune", 3), "head")
+    before, after = (
+        runner.evaluate(EvalCall(FedRoD(), federation, state, [2], t)) for t in (None, tuning)
+    )
     assert after.loss != before.loss

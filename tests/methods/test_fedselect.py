@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Agreed
@@ -309,7 +309,7 @@ def test_an_unknown_layer_is_told(net):
 
 def test_each_pass_leaves_the_others_entries_alone(backend, net, federation):
     """And in it all entries of its own move."""
-    state = begin(FedSelect(), net, 10, CPU)
+    state = make_initial_state(FedSelect(), net, 10, CPU)
     masks = [random_mask(net, 0.4, client) for client in EVERYONE]
     state = with_masks(state, net, masks)
     starts = tree.stack(
@@ -338,7 +338,9 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
     slow = dataclasses.replace(local, lr=0.01)
     method = FedSelect(lr_v=0.01)
     state = with_masks(
-        begin(method, net, 10, CPU), net, [random_mask(net, 0.4, client) for client in EVERYONE]
+        make_initial_state(method, net, 10, CPU),
+        net,
+        [random_mask(net, 0.4, client) for client in EVERYONE],
     )
     part = participate(method, net, federation, state, [2], local=local)
     mask, client = row(state.clients["mask"], 2), state.client(2)
@@ -353,7 +355,7 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
 
     params = method._begin(state.server, client)
     for one, speed in ((Pass("personal"), slow), (Pass(), local)):
-        at = dataclasses.replace(begin(one, net, 10, CPU), server=params)
+        at = dataclasses.replace(make_initial_state(one, net, 10, CPU), server=params)
         params = row(participate(one, net, federation, at, [2], local=speed).uploads, 0)
     assert_same(row(part.uploads["model"].values, 0), params)
 
@@ -361,8 +363,8 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
 def test_all_personal_is_local_training_without_communication(backend, net, federation):
     everything = tree.full_like(net.params, True)
     method = FedSelect()
-    state = with_masks(begin(method, net, 10, CPU), net, [everything] * 10)
-    alone = given(begin(Alone(), net, 10, CPU), client={"model": state.clients["own"]})
+    state = with_masks(make_initial_state(method, net, 10, CPU), net, [everything] * 10)
+    alone = given(make_initial_state(Alone(), net, 10, CPU), client={"model": state.clients["own"]})
     own, other = (
         participate(m, net, federation, s, EVERYONE, engine=backend)
         for m, s in ((method, state), (Alone(), alone))
@@ -407,7 +409,7 @@ def test_entries_without_anybody_keep_their_value_and_personal_ones_are_never_re
 def test_the_mean_is_over_those_who_share_an_entry(net):
     """Three clients with masks 0, 0, 1: of the first two."""
     method = FedSelect()
-    state = begin(method, net, 3, CPU)
+    state = make_initial_state(method, net, 3, CPU)
     uploads = tree.map(lambda leaf: torch.stack([leaf, leaf + 1, leaf + 7]), net.params)
     shared = tree.full_like(uploads, True)
     shared["fc.weight"][2] = False
@@ -423,7 +425,7 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     federation = federate((40, 33), (8, 8))
     mask = random_mask(net, 0.5)
     method = FedSelect(p=0.0)
-    state = with_masks(begin(method, net, 2, CPU), net, [mask, tree.invert(mask)])
+    state = with_masks(make_initial_state(method, net, 2, CPU), net, [mask, tree.invert(mask)])
     part = participate(method, net, federation, state, [0, 1], engine=backend)
     server, kept = method.aggregate(
         state.server, part.clients, None, part.uploads, torch.tensor([0.9, 0.1]), None
@@ -489,10 +491,18 @@ def test_shared_entries_travel_and_a_mask_when_it_is_another(backend, net, feder
     size, weights = tree.size(net.params), 36 + 432 + 60
     _, outcomes = rounds(FedSelect(p=0.5, alpha=0.5), net, federation, OFTEN[:3], engine=backend)
     personal = weights // 2
-    assert [o.sent.values_down // 4 for o in outcomes] == [size, size - personal, size - personal]
-    assert [o.sent.values_up for o in outcomes] == [o.sent.values_down for o in outcomes]
-    assert [o.sent.bits_down for o in outcomes] == [32 * o.sent.values_down for o in outcomes]
-    assert [(o.sent.bits_up - 32 * o.sent.values_up) // 4 for o in outcomes] == [weights, 0, 0]
+    assert [o.traffic.values_down // 4 for o in outcomes] == [
+        size,
+        size - personal,
+        size - personal,
+    ]
+    assert [o.traffic.values_up for o in outcomes] == [o.traffic.values_down for o in outcomes]
+    assert [o.traffic.bits_down for o in outcomes] == [32 * o.traffic.values_down for o in outcomes]
+    assert [(o.traffic.bits_up - 32 * o.traffic.values_up) // 4 for o in outcomes] == [
+        weights,
+        0,
+        0,
+    ]
     told = outcomes[1].metrics
     assert told["personal_share"] == pytest.approx(personal / size)
     assert [told[f"personal/{name}"] for name in WEIGHTS] == [18, 216, 30]

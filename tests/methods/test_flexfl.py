@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -67,8 +67,8 @@ def test_with_equal_shares_and_without_distillation_it_is_heterofl(backend, fede
         assert_same(
             (ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss)
         )
-        assert ours.sent.values_up == theirs.sent.values_up
-        assert ours.sent.values_down == 5 * tree.size(net.params)
+        assert ours.traffic.values_up == theirs.traffic.values_up
+        assert ours.traffic.values_down == 5 * tree.size(net.params)
     assert not kept.all()
 
 
@@ -131,7 +131,7 @@ def test_the_first_gamma_within_the_tolerance_is_taken():
 
 def test_as_far_from_the_target_as_the_tolerance_is_within_it():
     """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
-    state = begin(
+    state = make_initial_state(
         FlexFL(levels=(60 / 549, 1.0), devices=(1, 1), tolerance=169 / 549 - 60 / 549),
         tiny(),
         1,
@@ -199,7 +199,7 @@ def test_a_level_of_a_trained_network_is_a_slice_of_it(backend, net, federation)
                 assert not (masks[lower][name] & ~masks[level][name]).any()
     assert len({int(level) for level in states[-1].clients["level"]}) == 3
     assert all(
-        outcome.sent.values_down == outcome.sent.values_up for outcome in outcomes
+        outcome.traffic.values_down == outcome.traffic.values_up for outcome in outcomes
     )  # everyone is strong
 
 
@@ -207,21 +207,21 @@ def test_a_level_of_a_trained_network_is_a_slice_of_it(backend, net, federation)
 
 
 def test_devices_come_in_blocks_or_at_random(net):
-    blocks = begin(FlexFL(), net, 100, CPU).clients
+    blocks = make_initial_state(FlexFL(), net, 100, CPU).clients
     assert blocks["device"].tolist() == [0] * 40 + [1] * 30 + [2] * 30
     assert torch.equal(blocks["level"], blocks["device"])
-    three = begin(FlexFL(devices=(1, 1, 1)), net, 10, CPU).clients["device"]
+    three = make_initial_state(FlexFL(devices=(1, 1, 1)), net, 10, CPU).clients["device"]
     assert three.tolist() == [i * 3 // 10 for i in range(10)]
-    drawn = begin(FlexFL(assign="random", devices=(0, 3, 1)), net, 1000, CPU, seed=1).clients[
-        "device"
-    ]
+    drawn = make_initial_state(
+        FlexFL(assign="random", devices=(0, 3, 1)), net, 1000, CPU, seed=1
+    ).clients["device"]
     assert 680 < int((drawn == 1).sum()) < 820
     assert int((drawn == 0).sum()) == 0
 
 
 def test_levels_are_drawn_for_each_client_and_round(net):
     method = FlexFL()
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     drawn = [
         [
             int(method.sample(state.server, Draws(0, "train", t).server(client))["sent"])
@@ -250,11 +250,11 @@ def test_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
             for i, level in zip(cohort, sent, strict=True)
         ]
         assert state.clients["level"][cohort].tolist() == own
-        assert outcome.sent.values_down == sum(size[level] for level in sent)
-        assert outcome.sent.values_up == sum(size[level] for level in own)
-        assert (outcome.sent.bits_down, outcome.sent.bits_up) == (
-            32 * outcome.sent.values_down,
-            32 * outcome.sent.values_up,
+        assert outcome.traffic.values_down == sum(size[level] for level in sent)
+        assert outcome.traffic.values_up == sum(size[level] for level in own)
+        assert (outcome.traffic.bits_down, outcome.traffic.bits_up) == (
+            32 * outcome.traffic.values_down,
+            32 * outcome.traffic.values_up,
         )
         cut += sent != own
     assert cut
@@ -290,7 +290,7 @@ def test_entries_beyond_the_level_hold_still(backend, federation):
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_the_loss_is_the_formula(level, federation):
     net, method = tiny(norm=True), FlexFL(gamma=6.0, temperature=2.0)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     client = method.prepare(state.server, {**state.client(9), "sent": torch.tensor(level)})
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     start = method._begin(state.server, client)
@@ -335,7 +335,7 @@ def test_the_loss_is_the_formula(level, federation):
 
 def test_padded_samples_teach_nothing(federation):
     net, method = tiny(), FlexFL()
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     client = method.prepare(state.server, {**state.client(9), "sent": torch.tensor(2)})
     x, y = federation.normalize(federation.x[:6]), federation.y[:6]
     weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
@@ -352,7 +352,13 @@ def test_distillation_moves_what_is_above_the_lowest_level(backend, net, federat
     local = replace(LOCAL, epochs=1)
     with_, without = (
         participate(
-            m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend, local=local
+            m,
+            net,
+            federation,
+            make_initial_state(m, net, 10, CPU),
+            EVERYONE,
+            engine=backend,
+            local=local,
         ).uploads["model"]
         for m in (Highest(), Highest(gamma=0.0))
     )

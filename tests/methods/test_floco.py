@@ -10,7 +10,8 @@ import torch
 from torch.func import grad
 
 from fedpfl import models
-from fedpfl.engine import begin, make
+from fedpfl.engine import make, make_initial_state
+from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -229,7 +230,9 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert_same(after.clients["beta"], states[3].clients["beta"])
     assert len(after.clients["beta"].unique(dim=0)) > 5
     runner = make(as_engine(backend), net, CPU)
-    part = runner.participate(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
+    part = runner.participate(
+        TrainCall(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
+    )
     turn = method.turns(1, COHORTS[1], 10, None)[0]
     assert turn.clients == EVERYONE
     server, client = turn.survey(before.server, before.clients, part.uploads)
@@ -240,7 +243,14 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert_close(client["beta"], client_centres(points, 3).float())
     # Round 2 itself goes on from the model before it.
     alone = runner.participate(
-        method, federation, given(before, client=client), COHORTS[1], LOCAL, Draws(0, "train", 2)
+        TrainCall(
+            method,
+            federation,
+            given(before, client=client),
+            COHORTS[1],
+            LOCAL,
+            Draws(0, "train", 2),
+        )
     )
     shares = federation.train_sizes[COHORTS[1]].double()
     weight = (shares / shares.sum()).float()
@@ -307,12 +317,12 @@ def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(
 
 def test_without_a_pull_the_private_copy_is_local_training(net, federation):
     """From the initial model, at the points that a FLOCO client would draw."""
-    state = begin(Floco(endpoints=3), net, 10, CPU)
+    state = make_initial_state(Floco(endpoints=3), net, 10, CPU)
     plus = participate(
         FlocoPlus(endpoints=3, pers_epochs=2, lam=0.0),
         net,
         federation,
-        begin(FlocoPlus(endpoints=3, pers_epochs=2), net, 10, CPU),
+        make_initial_state(FlocoPlus(endpoints=3, pers_epochs=2), net, 10, CPU),
         [0],
     )
     plain = participate(Floco(endpoints=3), net, federation, state, [0])
@@ -329,13 +339,17 @@ def test_what_travels(net, federation):
     assert tree.size(server) == 924_618
     outcomes = rounds(Floco(endpoints=3, tau=1), net, federation, COHORTS)[1]
     size = tree.size(net.params) + 2 * CLASSES * 12
-    assert [o.sent.values_up for o in outcomes] == [5 * size, 15 * size, 5 * size]
-    assert [o.sent.values_down for o in outcomes] == [5 * size, 15 * size + 5 * 3, 5 * (size + 3)]
+    assert [o.traffic.values_up for o in outcomes] == [5 * size, 15 * size, 5 * size]
+    assert [o.traffic.values_down for o in outcomes] == [
+        5 * size,
+        15 * size + 5 * 3,
+        5 * (size + 3),
+    ]
 
 
 def test_numbers_that_are_not_finite_are_one_line(net, federation):
     method = Floco(endpoints=3, tau=1)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     uploads = tree.repeat(state.server, 10)
     uploads["endpoints"][NAME][4] = math.nan
     with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import FLUTE, FedPer, Phase
 from fedpfl.methods.flute import collapse_distance
@@ -119,7 +119,7 @@ def replied(method, state, part):
 
 
 def test_the_servers_step(net, federation):
-    state = begin(FLUTE(), net, 10, CPU)
+    state = make_initial_state(FLUTE(), net, 10, CPU)
     part = participate(FLUTE(), net, federation, state, COHORTS[0])
     heads = part.uploads["head"]
     assert_same(replied(FLUTE(server_lr=0.0), state, part), heads)
@@ -147,7 +147,12 @@ def test_the_servers_step(net, federation):
 
 def test_present_classes_are_those_of_the_training_labels(backend, net, federation):
     part = participate(
-        FLUTE(), net, federation, begin(FLUTE(), net, 10, CPU), list(range(10)), engine=backend
+        FLUTE(),
+        net,
+        federation,
+        make_initial_state(FLUTE(), net, 10, CPU),
+        list(range(10)),
+        engine=backend,
     )
     for client, present in enumerate(part.uploads["present"]):
         assert (
@@ -190,7 +195,7 @@ def test_what_travels():
 
 def test_batch_normalisation_moves_in_the_second_phase_alone(backend, federation):
     net = tiny(norm=True)
-    state = begin(FLUTE(), net, 10, CPU)
+    state = make_initial_state(FLUTE(), net, 10, CPU)
     first = participate(HeadPhase(), net, federation, state, COHORTS[0], engine=backend)
     for client in range(5):
         assert_same(tree.take(first.buffers["main"], client), state.server_buffers["main"])

@@ -158,7 +158,7 @@ def test_what_travels_and_what_is_drawn(net, federation):
     assert (weight - server["valve"]["beta"]["weight"]).abs().max() > 0.01
     states, outcomes = rounds(GPFL(), net, federation, COHORTS[:1])
     size = 5 * tree.size(states[0].server)
-    assert (outcomes[0].sent.values_down, outcomes[0].sent.values_up) == (size, size)
+    assert (outcomes[0].traffic.values_down, outcomes[0].traffic.values_up) == (size, size)
 
 
 def test_alone_a_clients_upload_comes_back_and_no_other_head_moves(backend, net, federation):

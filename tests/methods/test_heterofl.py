@@ -14,7 +14,8 @@ from torch import nn
 
 from fedpfl import models
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Tuning, begin, make
+from fedpfl.engine import Engine, FineTuning, make, make_initial_state
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
@@ -167,7 +168,7 @@ def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
         assert_close(
             cut(net, one.buffers["main"], kept), other.buffers["main"], atol=1e-5, rtol=1e-4
         )
-    state = begin(method, net, 3, CPU)
+    state = make_initial_state(method, net, 3, CPU)
     if shift:
         state.server["rounds"] += shift
     part = participate(method, net, federation, state, [0, 1], engine=backend, local=local)
@@ -175,7 +176,7 @@ def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
         Equal(),
         small,
         federation,
-        begin(Equal(), small, 3, CPU),
+        make_initial_state(Equal(), small, 3, CPU),
         [0, 1],
         engine=backend,
         local=local,
@@ -267,7 +268,7 @@ def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
 
 def test_dynamic_widths_are_drawn_for_each_client_and_round(net):
     method = HeteroFL(dynamic=True)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     seen = [
         float(method.sample(state.server, Draws(0, "train", t).server(client))["width"])
         for t in range(1, 21)
@@ -356,7 +357,7 @@ def test_rows_that_nobody_has_a_class_for_do_not_change(backend, net, federation
 
 
 def prepared(method, net, federation, client):
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     labels = torch.tensor([c in classes(federation, client) for c in range(5)])
     own = {**state.client(client), **({"labels": labels} if method.masked else {})}
     return state.server, method.prepare(state.server, own)
@@ -443,7 +444,13 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
     judge = make(Engine(backend), net, CPU)
     for part in ("all", "head"):
         tuned = judge.evaluate(
-            method, federation, state, EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1), part)
+            EvalCall(
+                method,
+                federation,
+                state,
+                EVERYONE,
+                FineTuning(LOCAL, Draws(0, "finetune", 1), part),
+            )
         )
         assert tuned.loss.isfinite().all()
     plain = kind(masked=False)
@@ -476,7 +483,7 @@ def test_a_client_that_never_trained_has_its_part_of_the_initial_model(
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
 def test_the_small_networks_values_travel(kind):
     net, method = models.build("cnn4", (1, 28, 28), 10, 0), kind()
-    state = begin(method, net, 5, CPU)
+    state = make_initial_state(method, net, 5, CPU)
     for client, rate in enumerate(RATES):
         client = method.prepare(state.server, state.client(client))
         a, b, c = (round(rate * width) for width in (32, 64, 512))

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import IFCA, FedAvg, LocalOnly
 from tests.conftest import (
@@ -72,7 +72,7 @@ def test_clusters_that_are_given_train_apart(backend, played, net, federation):
 
 
 def test_models_begin_with_the_same_numbers_in_another_order(net):
-    models = begin(IFCA(clusters=3), net, 10, CPU).server["models"]
+    models = make_initial_state(IFCA(clusters=3), net, 10, CPU).server["models"]
     assert_same(tree.take(models, 0), net.params)
     for name, leaf in models.items():
         flat = leaf.flatten(1)
@@ -81,12 +81,13 @@ def test_models_begin_with_the_same_numbers_in_another_order(net):
         assert (flat[1] != flat[2]).any()
         assert name in net.params
     assert_same(
-        begin(IFCA(clusters=4), net, 10, CPU).server["models"]["fc.weight"][:3], models["fc.weight"]
+        make_initial_state(IFCA(clusters=4), net, 10, CPU).server["models"]["fc.weight"][:3],
+        models["fc.weight"],
     )
 
 
 def test_a_model_without_a_finite_loss_is_nobodys(net, federation):
-    state = begin(IFCA(clusters=3), net, 10, CPU)
+    state = make_initial_state(IFCA(clusters=3), net, 10, CPU)
     for broken in (0, 1):
         state.server["models"]["fc.bias"][broken] = torch.nan
     assert_same(
@@ -100,7 +101,7 @@ def test_a_model_is_judged_by_its_own_statistics(federation):
     method, net = Equal(), tiny(norm=True)
     trained = trajectory(Equal(clusters=1), net, federation, [[0, 2, 4]] * 3)[-1].server
     for fits in (0, 1):
-        state = begin(method, net, 10, CPU)
+        state = make_initial_state(method, net, 10, CPU)
         state.server["models"].update(
             tree.map(lambda leaf: leaf.repeat(2, *[1] * (leaf.dim() - 1)), trained["models"])
         )
@@ -113,5 +114,5 @@ def test_a_model_is_judged_by_its_own_statistics(federation):
 @pytest.mark.parametrize(("layers", "down"), [(None, 2 * 549), (1, 549 + 65)])
 def test_all_models_travel_down_and_one_up(layers, down, net, federation):
     outcome = rounds(IFCA(layers=layers), net, federation, COHORTS[:1])[1][0]
-    assert (outcome.sent.values_down, outcome.sent.values_up) == (5 * down, 5 * 549)
-    assert outcome.sent.bits_up == 5 * (32 * 549 + 2)
+    assert (outcome.traffic.values_down, outcome.traffic.values_up) == (5 * down, 5 * 549)
+    assert outcome.traffic.bits_up == 5 * (32 * 549 + 2)

@@ -2,10 +2,11 @@
 
 import torch
 
-from fedpfl.engine import Tuning, make
+from fedpfl.engine import FineTuning, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.participation import One
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.participation import OneClient
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground.tree import Ragged
 from fedpfl.methods import Batch, FedAvg, KNNPer
 from tests.conftest import (
@@ -34,9 +35,9 @@ def kept(z, y, real=None):
 
 
 def laid_by(method, net, federation, client, state):
-    shard = training_shard(federation, client, 32, Draws(0, "adapt", 1))
+    shard = make_shard(federation, client, 32, Draws(0, "adapt", 1))
     own = state.client(client)
-    found = One(client).one_by_one(
+    found = OneClient(client).one_by_one(
         lambda number, own: method.before_evaluation(
             state.server, own, net.bind({"main": {}}, True), shard
         ),
@@ -135,6 +136,6 @@ def test_fine_tuning_moves_the_head_alone(backend, net, federation):
     (phase,) = method.finetuning(params, net.parts, 2)
     assert {name for name, moves in phase.mask["model"].items() if moves} == {*HEAD}
     assert phase.mask["memory"] is phase.mask["lam"] is False
-    runner, tuning = make(as_engine(backend), net, CPU), Tuning(LOCAL, Draws(0, "finetune", 1))
-    tuned = runner.evaluate(method, federation, state, EVERYONE, tuning)
-    assert (tuned.loss != runner.evaluate(method, federation, state, EVERYONE).loss).any()
+    runner, tuning = make(as_engine(backend), net, CPU), FineTuning(LOCAL, Draws(0, "finetune", 1))
+    tuned = runner.evaluate(EvalCall(method, federation, state, EVERYONE, tuning))
+    assert (tuned.loss != runner.evaluate(EvalCall(method, federation, state, EVERYONE)).loss).any()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from fedpfl.engine import Local, begin
+from fedpfl.engine import Local, make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import FedALT, FedAvg, FedSALoRA, FFALoRA, LocalOnly, SDFLoRA
 from fedpfl.methods.sdflora import compress_pair, stack_pairs
@@ -65,9 +65,11 @@ def test_what_travels(three):
     }
     for name, (method, wanted) in sent.items():
         outcomes = rounds(method, tiny(pairs=method.pairs), three, [[0, 1], [0, 1]])[1]
-        found = [(outcome.sent.values_down / 2, outcome.sent.values_up / 2) for outcome in outcomes]
+        found = [
+            (outcome.traffic.values_down / 2, outcome.traffic.values_up / 2) for outcome in outcomes
+        ]
         assert found == wanted, name
-        assert [outcome.sent.bits_down for outcome in outcomes] == [
+        assert [outcome.traffic.bits_down for outcome in outcomes] == [
             2 * 32 * down for down, _ in wanted
         ], name
 
@@ -75,7 +77,7 @@ def test_what_travels(three):
 def test_the_first_step_moves_b_alone(backend, three):
     """Its gradient is zero in A while B is zero."""
     net = tiny(pairs=1)
-    start = begin(FedSALoRA(), net, 3, CPU)
+    start = make_initial_state(FedSALoRA(), net, 3, CPU)
     part = participate(FedSALoRA(), net, three, start, [0, 1], engine=backend, local=PLAIN)
     assert_same(part.uploads, tree.repeat(of(net.params, "lora_A"), 2))
     assert all(
@@ -90,7 +92,7 @@ def test_the_first_step_moves_b_alone(backend, three):
 def test_the_average_of_adapted_weights_is_exact_where_a_is_fixed_alone(three):
     net, weight = tiny(pairs=1), torch.tensor([40, 33, 65]) / 138
     for method, exact in ((FFALoRA(), True), (FedAvg(), False)):
-        first = begin(method, net, 3, CPU)
+        first = make_initial_state(method, net, 3, CPU)
         uploads = participate(method, net, three, first, [0, 1, 2]).uploads
         after = judged(
             method, net, three, trajectory(method, net, three, [[0, 1, 2]])[-1], 0
@@ -202,7 +204,7 @@ def test_the_rest_of_the_world_are_the_others_last_uploads():
     alone = federate((40,), (10,))
     states, outcomes = rounds(method, net.told(clients=1), alone, [[0]] * 2)
     assert not any(leaf.any() for leaf in rest(method, states[-1], 0).values())
-    assert [outcome.sent.values_down for outcome in outcomes] == [0, 0]
+    assert [outcome.traffic.values_down for outcome in outcomes] == [0, 0]
 
 
 def test_the_rest_of_the_world_is_the_mean_of_the_others_alone(three):

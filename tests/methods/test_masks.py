@@ -49,7 +49,7 @@ def counted(own: dict[int, set[tuple[int, ...]]], entries: int) -> dict[str, Any
 def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
     method = METHODS[name](**values)
     state = rounds(method, tiny(norm=True), federate(), COHORTS)[0][-1]
-    found = engine.compared(method, state)
+    found = engine.compare_masks(method, state)
     assert found is not None
     assert found["clients"] == TOOK_PART
     for tensor, told in found["tensors"].items():
@@ -70,7 +70,7 @@ def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
     state = rounds(method, tiny(), federate(), [[0, 1, 2]])[0][-1]
     sizes = [
         np.diagonal(one["both"]).tolist()
-        for one in engine.compared(method, state)["tensors"].values()
+        for one in engine.compare_masks(method, state)["tensors"].values()
     ]
     assert sizes == [[18] * 3, [216] * 3, [30] * 3]  # half of each weight, after one round
 
@@ -78,10 +78,10 @@ def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
 def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS["fedselect"]()
     state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
-    whole = engine.compared(method, state)
+    whole = engine.compare_masks(method, state)
     monkeypatch.setattr(masks, "MOST", 3)
     monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
-    few = engine.compared(method, state)
+    few = engine.compare_masks(method, state)
     assert few["clients"] == TOOK_PART[:3]
     for name, told in few["tensors"].items():
         assert np.array_equal(told["both"], np.array(whole["tensors"][name]["both"])[:3, :3])
@@ -97,18 +97,18 @@ def test_of_what_processes_collect_so_many_clients_are_compared(
     state.rows.mine = lambda client: True
     given: list[Any] = []
     monkeypatch.setattr(masks.ranks, "collect", lambda own: given.extend(own) or own)
-    whole = engine.compared(method, state)
+    whole = engine.compare_masks(method, state)
     monkeypatch.setattr(masks.ranks, "collect", lambda own: given[1::2] + given[::2])
-    assert engine.compared(method, state) == whole
+    assert engine.compare_masks(method, state) == whole
     monkeypatch.setattr(masks, "MOST", 3)
-    assert engine.compared(method, state)["clients"] == TOOK_PART[:3]
+    assert engine.compare_masks(method, state)["clients"] == TOOK_PART[:3]
 
 
 def test_without_masks_or_clients_there_is_nothing_to_compare() -> None:
     net, federation = tiny(), federate()
     for name, cohorts in (("fedavg", COHORTS), ("fedselect", [])):
         method = METHODS[name]()
-        assert engine.compared(method, rounds(method, net, federation, cohorts)[0][-1]) is None
+        assert engine.compare_masks(method, rounds(method, net, federation, cohorts)[0][-1]) is None
 
 
 def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:

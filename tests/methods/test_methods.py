@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl.engine import Engine, Local, Tuning, begin, make
+from fedpfl.engine import Engine, FineTuning, Local, make, make_initial_state
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -82,7 +83,7 @@ def local_only(backend, net, federation):
 
 
 def test_fedavg_with_one_client_takes_its_model_bit_for_bit(backend, net, federation):
-    state = begin(FedAvg(), net, 10, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
     part = participate(FedAvg(), net, federation, state, [2], engine=backend)
     after = trajectory(FedAvg(), net, federation, [[2]], engine=backend)[-1]
     assert_same(after.server, row(part.uploads, 0))
@@ -139,7 +140,7 @@ class Watched(FedAvg):
 def tuned(method, net, federation, state, client, draws, part="all"):
     method.seen.clear()
     make(Engine("loop"), net, CPU).evaluate(
-        method, federation, state, [client], Tuning(LOCAL, draws, part)
+        EvalCall(method, federation, state, [client], FineTuning(LOCAL, draws, part))
     )
     (params,) = method.seen
     return params
@@ -160,19 +161,23 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
 def test_evaluated_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
     old, new = trajectory(FedAvg(), net, federation, [[2]], engine=backend)
     runner = make(Engine(backend), net, CPU)
-    after = runner.evaluate(FedAvg(), federation, old, [2], Tuning(LOCAL, Draws(0, "train", 1)))
-    assert_same(after, runner.evaluate(FedAvg(), federation, new, [2]))
-    assert not torch.equal(after.loss, runner.evaluate(FedAvg(), federation, old, [2]).loss)
+    after = runner.evaluate(
+        EvalCall(FedAvg(), federation, old, [2], FineTuning(LOCAL, Draws(0, "train", 1)))
+    )
+    assert_same(after, runner.evaluate(EvalCall(FedAvg(), federation, new, [2])))
+    assert not torch.equal(
+        after.loss, runner.evaluate(EvalCall(FedAvg(), federation, old, [2])).loss
+    )
 
 
 def test_fine_tuning_only_the_head_leaves_the_body_bit_for_bit(net, federation):
-    state = begin(FedAvg(), net, 10, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
     params = tuned(Watched(), net, federation, state, 0, Draws(0, "finetune", 0), part="head")
     assert differing(params, net.params) == sorted((f"/{name}" for name in HEAD), reverse=True)
 
 
 def test_fine_tuning_a_client_of_one_sample_changes_nothing(net, federation):
-    state = begin(FedAvg(), net, 10, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
     assert TRAIN[9] == 1
     assert_same(tuned(Watched(), net, federation, state, 9, Draws(0, "finetune", 0)), net.params)
 
@@ -430,7 +435,9 @@ def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, lar
 
 def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
     method = FedOBP(q=0.9, score="fisher", classifier_only=True)
-    part = participate(method, net, large, begin(method, net, 3, CPU), [1], engine=backend)
+    part = participate(
+        method, net, large, make_initial_state(method, net, 3, CPU), [1], engine=backend
+    )
     expected = fisher_by_hand(large, 1, row(part.uploads, 0), batch=False)
     assert_close(
         row(part.clients["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4
@@ -460,7 +467,7 @@ def test_more_layers_than_the_network_has_are_refused(method, net):
     with pytest.raises(
         FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"
     ):
-        begin(method, net, 10, CPU)
+        make_initial_state(method, net, 10, CPU)
 
 
 # Ditto
@@ -521,7 +528,7 @@ def test_everybody_learns_this_easy_task(method):
     states = trajectory(method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2))
     runner = make(Engine("loop"), net, CPU)
     first, last = (
-        runner.evaluate(method, federation, state, [0, 1, 2, 3]).correct.sum()
+        runner.evaluate(EvalCall(method, federation, state, [0, 1, 2, 3])).correct.sum()
         for state in (states[0], states[-1])
     )
     assert last > 110

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, Moon
 from tests.conftest import (
@@ -56,7 +56,7 @@ def test_who_trains_first_has_no_contrast(backend, net, federation):
     fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)
     (assert_same if backend == "loop" else assert_close)(states[1].server, fedavg[1].server)
     assert differing(states[2].server, fedavg[2].server)
-    fresh = dataclasses.replace(begin(FedAvg(), net, 10, CPU), server=states[2].server)
+    fresh = dataclasses.replace(make_initial_state(FedAvg(), net, 10, CPU), server=states[2].server)
     part = participate(Moon(mu=5.0), net, federation, states[2], [UNSEEN, 9], engine=backend)
     plain = participate(
         FedAvg(), net, federation, dataclasses.replace(fresh, round=2), [UNSEEN, 9], engine=backend

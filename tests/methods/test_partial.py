@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Local, Tuning, begin, make
+from fedpfl.engine import FineTuning, Local, make, make_initial_state
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
@@ -44,7 +45,7 @@ def body(params):
 
 
 def test_lg_fedavg_shares_what_fedper_keeps(net, federation):
-    lg, per = (begin(method, net, 10, CPU) for method in (LGFedAvg(), FedPer()))
+    lg, per = (make_initial_state(method, net, 10, CPU) for method in (LGFedAvg(), FedPer()))
     shared, personal = set(lg.server), set(per.clients["head"])
     assert shared == personal == set(HEAD)
     assert set(lg.clients["own"]) | shared == set(net.params)
@@ -93,7 +94,7 @@ def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation
     """Momentum and weight decay too: phase 1 alone leaves the body, phase 2 leaves the head that
     phase 1 made.
     """
-    state = begin(FedRep(), net, 10, CPU)
+    state = make_initial_state(FedRep(), net, 10, CPU)
     first = participate(
         FedRep(head_epochs=1, body_epochs=0), net, federation, state, [0, 2, 3], engine=backend
     )
@@ -132,7 +133,7 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
     state = played(base)[-1]
     kept, client = tree.clone(state.server), state.client(2)
     make(LOOP, net, CPU).evaluate(
-        method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3))
+        EvalCall(method, federation, state, [2], FineTuning(LOCAL, Draws(0, "finetune", 3)))
     )
     moved = {path.strip("/") for path in differing(seen[-1], method._begin(state.server, client))}
     assert (
@@ -152,7 +153,9 @@ def test_fedbn_without_batch_normalisation_is_fedavg(backend, played):
 
 def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
     net = tiny(norm=True)
-    part = participate(FedBN(), net, federation, begin(FedBN(), net, 10, CPU), COHORTS[0])
+    part = participate(
+        FedBN(), net, federation, make_initial_state(FedBN(), net, 10, CPU), COHORTS[0]
+    )
     assert set(part.uploads) == set(net.params) - {"norm.weight", "norm.bias"}
     states = trajectory(FedBN(), net, federation)
     assert states[-1].server_buffers == {}
@@ -192,7 +195,7 @@ def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not(backend, net, fede
 
 
 def test_more_pull_keeps_clients_nearer(net, federation):
-    state = begin(FedAvg(), net, 10, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
 
     def distance(mu):
         part = participate(FedProx(mu=mu), net, federation, state, COHORTS[0])
@@ -208,7 +211,7 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
     """
     local = Local(epochs=2, batch_size=512, lr=0.05)
     once = dataclasses.replace(local, epochs=1)
-    state = begin(FedAvg(), net, 10, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
     after_one = participate(FedProx(mu=20.0), net, federation, state, [2], local=once).uploads
     after_two = participate(FedProx(mu=20.0), net, federation, state, [2], local=local).uploads
     there = dataclasses.replace(state, server=tree.take(after_one, 0))

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Engine, Local, Tuning, begin, make, play
+from fedpfl.engine import Engine, FineTuning, Local, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, PerFedAvg
@@ -155,7 +156,7 @@ def test_both_versions_are_exact_on_a_quadratic(delta):
 def test_a_first_order_step_by_hand(backend, net, federation):
     """Client 0: 40 samples, minibatches of 32 and 8."""
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.5)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     part = participate(
         method, net, federation, state, [0], engine=backend, local=replace(LOCAL, epochs=1)
     )
@@ -196,10 +197,10 @@ def test_backends_agree_with_three_minibatches_and_more(method, norm, federation
     product.
     """
     net = tiny(norm)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     for cohort in COHORTS:
         loop, batched = (
-            play(
+            play_round(
                 make(Engine(b), net, CPU),
                 method,
                 federation,
@@ -236,7 +237,13 @@ def test_a_client_with_too_few_minibatches_trains_nothing(method, backend, net, 
 
 def test_the_mean_is_uniform(backend, net, federation):
     part = participate(
-        FO, net, federation, begin(FO, net, 10, CPU), COHORTS[0], engine=backend, local=SMALL
+        FO,
+        net,
+        federation,
+        make_initial_state(FO, net, 10, CPU),
+        COHORTS[0],
+        engine=backend,
+        local=SMALL,
     )
     state = played(FO, backend)[1]
     assert_close(
@@ -261,7 +268,7 @@ def test_statistics_move_once_a_step(method, backend, equal):
 
 def judged(method, net, federation, state, backend, tuning=None, before=None):
     return make(Engine(backend), net, CPU).evaluate(
-        method, federation, state, EVERYONE, tuning, before
+        EvalCall(method, federation, state, EVERYONE, tuning, before)
     )
 
 
@@ -270,14 +277,16 @@ def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, 
     state = played(method, backend)[-1]
     kept = copy.deepcopy(state)
     draws = Draws(0, "finetune", 3)
-    plain = Tuning(replace(LOCAL, lr=method.inner_lr, momentum=0.0), draws)
-    tuned = judged(method, net, federation, state, backend, Tuning(LOCAL, draws))
+    plain = FineTuning(replace(LOCAL, lr=method.inner_lr, momentum=0.0), draws)
+    tuned = judged(method, net, federation, state, backend, FineTuning(LOCAL, draws))
     assert_same(tuned, judged(FedAvg(), net, federation, state, backend, plain))
-    assert differing(tuned, judged(FedAvg(), net, federation, state, backend, Tuning(LOCAL, draws)))
+    assert differing(
+        tuned, judged(FedAvg(), net, federation, state, backend, FineTuning(LOCAL, draws))
+    )
     still = replace(method, inner_lr=0.0)
     tuned, kept_still = (
         judged(still, net, federation, state, backend, tuning)
-        for tuning in (Tuning(LOCAL, draws), None)
+        for tuning in (FineTuning(LOCAL, draws), None)
     )
     assert_close(tuned, kept_still, atol=1e-5)  # another memory layout
     assert_same(state, kept)
@@ -298,7 +307,7 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
     method = PerFedAvg(inner_lr=0.4, outer_lr=0.05, adapt_steps=steps)
     state = played(FO, backend, LOCAL)[-1]
     kept, draws = copy.deepcopy(state), Draws(0, "adapt", 3)
-    losses = judged(method, net, federation, state, backend, before=Tuning(LOCAL, draws)).loss
+    losses = judged(method, net, federation, state, backend, before=FineTuning(LOCAL, draws)).loss
     assert_same(state, kept)
     for client in EVERYONE[:9]:
         orders = [draws.order(client, "main", epoch, TRAIN[client]).split(32) for epoch in range(3)]
@@ -311,14 +320,16 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
             losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=2e-5
         )
     alone = make(Engine(backend), net, CPU).evaluate(
-        method,
-        replace(federation, test=federation.test[::-1]),
-        state,
-        [9],
-        before=Tuning(LOCAL, draws),
+        EvalCall(
+            method,
+            replace(federation, test=federation.test[::-1]),
+            state,
+            [9],
+            before_evaluation=FineTuning(LOCAL, draws),
+        )
     )
     meta = make(Engine(backend), net, CPU).evaluate(
-        FO, replace(federation, test=federation.test[::-1]), state, [9]
+        EvalCall(FO, replace(federation, test=federation.test[::-1]), state, [9])
     )
     assert_same(alone, meta)
     assert alone.total.tolist() == [10]
@@ -327,9 +338,9 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
 def test_one_step_is_fine_tuning_for_an_epoch_of_one_minibatch(backend, net, federation):
     state = played(FO, backend, LOCAL)[-1]
     tuned = judged(
-        FO, net, federation, state, backend, Tuning(Local(1, 512, 9.0), Draws(0, "finetune", 3))
+        FO, net, federation, state, backend, FineTuning(Local(1, 512, 9.0), Draws(0, "finetune", 3))
     )
-    adapting = Tuning(Local(1, 512, 9.0), Draws(0, "adapt", 3))
+    adapting = FineTuning(Local(1, 512, 9.0), Draws(0, "adapt", 3))
     adapted = judged(replace(FO, adapt_steps=1), net, federation, state, backend, before=adapting)
     assert_close(adapted.loss, tuned.loss, atol=1e-5)
     assert differing(adapted.loss, judged(FO, net, federation, state, backend).loss)
@@ -340,7 +351,7 @@ def test_adaptation_uses_the_models_statistics_and_leaves_them(backend, federati
     net, method = tiny(norm=True), PerFedAvg(inner_lr=0.4, outer_lr=0.05, adapt_steps=1)
     state = played(FO, backend, LOCAL, norm=True)[-1]
     draws, buffers = Draws(0, "adapt", 3), state.server_buffers
-    losses = judged(method, net, federation, state, backend, before=Tuning(LOCAL, draws)).loss
+    losses = judged(method, net, federation, state, backend, before=FineTuning(LOCAL, draws)).loss
     rows = federation.train[0][draws.order(0, "main", 0, 40)[:32]]
     params = tree.map(lambda leaf: leaf.clone().requires_grad_(), state.server)
     logits = net.bind(buffers, training=True)(params, federation.normalize(federation.x[rows]))

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Data, PFedFDA, Shard
 from fedpfl.methods.shared.gaussian import (
@@ -270,13 +271,13 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     heads = []
     for client in (1, 4):  # never sampled
-        shard = training_shard(federation, client, 32, Draws(0, "adapt", 1))
+        shard = make_shard(federation, client, 32, Draws(0, "adapt", 1))
         own = state.client(client)
         own |= method.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
         heads.append(method.personal(state.server, own))
     assert not torch.equal(heads[0]["classifier.weight"], heads[1]["classifier.weight"])
     assert_same(heads[0]["fc.weight"], state.server["body"]["fc.weight"])
-    tally = make(LOOP, net, CPU).evaluate(method, federation, state, [1, 4])
+    tally = make(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [1, 4]))
     for k, client in enumerate((1, 4)):
         x = federation.normalize(federation.x[federation.test[client]])
         own = net.bind({"main": {}})(heads[k], x)
@@ -287,7 +288,7 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
 def test_features_are_judged_in_evaluation_mode(federation):
     net, method = tiny(norm=True), PFedFDA()
     state = trajectory(method, net, federation)[-1]
-    shard, client = training_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
+    shard, client = make_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
     training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
     assert_same(
         method.before_evaluation(state.server, client, training, shard),

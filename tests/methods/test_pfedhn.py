@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, LocalOnly, PFedHN
 from tests.conftest import (
@@ -32,7 +32,7 @@ def made(method, state, client):
 
 def after(method, net, federation, learned, cohort, backend="loop"):
     """The server's state after a round from such a hypernetwork."""
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     state = dataclasses.replace(state, server={**state.server, "learned": learned})
     part = participate(method, net, federation, state, cohort, engine=backend)
     clients = {**part.clients, **state.facts(cohort)}
@@ -47,11 +47,16 @@ def test_one_model_for_all_is_fedavg_with_uniform_weights(backend, net, federati
     differences.
     """
     method = PFedHN(lr=1.0, **PURE)
-    learned = tree.full_like(begin(method, net, 10, CPU).server["learned"], 0.0)
+    learned = tree.full_like(make_initial_state(method, net, 10, CPU).server["learned"], 0.0)
     learned["bias"] = net.params
     end = after(method, net, federation, learned, COHORTS[0], backend)
     trained = participate(
-        FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), COHORTS[0], engine=backend
+        FedAvg(),
+        net,
+        federation,
+        make_initial_state(FedAvg(), net, 10, CPU),
+        COHORTS[0],
+        engine=backend,
     ).uploads
     want = tree.map(lambda leaf: leaf.mean(0), trained)
     assert_close(end["bias"], want, atol=1e-7)
@@ -63,7 +68,7 @@ def test_a_row_that_is_the_model_takes_the_step_of_local_only(backend, net, fede
     size = tree.size(net.params)
     values = PURE | {"hidden": size, "embedding": size, "depth": 0}
     method = PFedHN(lr=1e-30, embedding_lr=1.0, **values)
-    learned = tree.full_like(begin(method, net, 10, CPU).server["learned"], 0.0)
+    learned = tree.full_like(make_initial_state(method, net, 10, CPU).server["learned"], 0.0)
     through = torch.eye(size)
     learned["mlp"]["0"]["weight"] = through
     rows = iter(through.split([leaf.numel() for leaf in net.params.values()]))
@@ -100,7 +105,7 @@ def test_whose_embeddings_move(rows, backend, net, federation):
 
 def test_equal_embeddings_make_equal_models_and_others_do_not(net):
     method = PFedHN(hidden=20)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     table = state.server["learned"]["v"]
     table[4] = table[1]
     assert_same(made(method, state, 1), made(method, state, 4))
@@ -109,7 +114,7 @@ def test_equal_embeddings_make_equal_models_and_others_do_not(net):
 
 def test_a_newcomer_has_the_mean_embedding(net):
     method = PFedHN(hidden=20)
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     table = state.server["learned"]["v"]
     table[0] = table[1:].mean(0)  # which is that of all
     new = made(method, dataclasses.replace(state, members=state.rows), 3)
@@ -146,7 +151,9 @@ def test_of_one_client_both_orders_are_the_same(net, federation):
 @pytest.mark.parametrize("variant", ["full", "pc"])
 def test_a_model_travels_and_the_hypernetwork_never(variant, net, federation):
     method = PFedHN(variant=variant, hidden=6)
-    part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0])
+    part = participate(
+        method, net, federation, make_initial_state(method, net, 10, CPU), COHORTS[0]
+    )
     size = tree.size(net.params) - (
         tree.size(tree.select(net.params, HEAD)) if variant == "pc" else 0
     )

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Engine, Tuning, begin, make
+from fedpfl.engine import Engine, FineTuning, make, make_initial_state
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, PFedMe
@@ -76,9 +77,17 @@ def test_without_a_pull_the_global_model_never_moves(backend, net, federation):
     state = trajectory(method, net, federation, engine=backend)[-1]
     assert_close(state.server, net.params, atol=0, rtol=1e-6)
     alone = participate(
-        FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), [2], engine=backend, local=plain
+        FedAvg(),
+        net,
+        federation,
+        make_initial_state(FedAvg(), net, 10, CPU),
+        [2],
+        engine=backend,
+        local=plain,
     )
-    part = participate(method, net, federation, begin(method, net, 10, CPU), [2], engine=backend)
+    part = participate(
+        method, net, federation, make_initial_state(method, net, 10, CPU), [2], engine=backend
+    )
     assert_same(only(part, "clients")["th"], only(alone, "uploads"))
     assert differing(only(part, "clients")["th"], net.params)
 
@@ -87,7 +96,13 @@ def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_length
     backend, net, federation
 ):
     part = participate(
-        ONE, net, federation, begin(ONE, net, 10, CPU), [0], engine=backend, local=PLAIN
+        ONE,
+        net,
+        federation,
+        make_initial_state(ONE, net, 10, CPU),
+        [0],
+        engine=backend,
+        local=PLAIN,
     )
     module, rows = Tiny(), federation.train[0]
     module.load_state_dict(net.params)
@@ -104,7 +119,12 @@ def test_where_outer_lr_times_lam_is_1_the_global_copy_is_the_private_model(
 ):
     method = PFedMe(lam=20.0, outer_lr=0.05)
     part = participate(
-        method, net, federation, begin(method, net, 10, CPU), COHORTS[0], engine=backend
+        method,
+        net,
+        federation,
+        make_initial_state(method, net, 10, CPU),
+        COHORTS[0],
+        engine=backend,
     )
     assert_close(part.uploads, part.clients["th"], atol=1e-6, rtol=0)
     assert differing(only(part, "uploads"), net.params)
@@ -112,7 +132,7 @@ def test_where_outer_lr_times_lam_is_1_the_global_copy_is_the_private_model(
 
 def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
     """What clients send does not depend on it, nor on how they are averaged."""
-    first, total = begin(PFedMe(), net, 10, CPU), sum(TRAIN[i] for i in COHORTS[0])
+    first, total = make_initial_state(PFedMe(), net, 10, CPU), sum(TRAIN[i] for i in COHORTS[0])
     part = participate(PFedMe(), net, federation, first, COHORTS[0], engine=backend)
     samples = [TRAIN[i] / total for i in COHORTS[0]]
     for beta, average in itertools.product((0.0, 0.5, 1.0, 2.0), ("uniform", "samples")):
@@ -170,7 +190,15 @@ def test_the_private_model_carries_on_from_minibatch_to_minibatch(
 
     local = replace(PLAIN, batch_size=batch_size)
     warm, fresh = (
-        participate(m, net, federation, begin(m, net, 10, CPU), [0], engine=backend, local=local)
+        participate(
+            m,
+            net,
+            federation,
+            make_initial_state(m, net, 10, CPU),
+            [0],
+            engine=backend,
+            local=local,
+        )
         for m in (PFedMe(), Fresh())
     )
     assert bool(differing(warm.clients["th"], fresh.clients["th"])) == (batch_size < TRAIN[0])
@@ -211,7 +239,7 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
                 assert bool(differing(old, new)) == (client in cohort)
     assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), states[2].server)
     judge = make(Engine(backend), net, CPU)
-    losses = judge.evaluate(method, federation, states[2], EVERYONE).loss
+    losses = judge.evaluate(EvalCall(method, federation, states[2], EVERYONE)).loss
     for client in EVERYONE[:9]:
         model = states[2].server if client == UNSEEN else row(states[2].clients["th"], client)
         rows = federation.test[client]
@@ -223,12 +251,17 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
 
 def test_fine_tuning_moves_the_private_model_by_sgd(backend, net, federation):
     """Of an unseen client: FedAvg's global model, fine-tuned."""
-    state, tuning = begin(PFedMe(), net, 10, CPU), Tuning(LOCAL, Draws(0, "finetune", 0))
-    fedavg = begin(FedAvg(), net, 10, CPU)
+    state, tuning = (
+        make_initial_state(PFedMe(), net, 10, CPU),
+        FineTuning(LOCAL, Draws(0, "finetune", 0)),
+    )
+    fedavg = make_initial_state(FedAvg(), net, 10, CPU)
     judge = make(Engine(backend), net, CPU)
-    tuned = judge.evaluate(PFedMe(), federation, state, EVERYONE, tuning)
-    assert_same(tuned, judge.evaluate(FedAvg(), federation, fedavg, EVERYONE, tuning))
-    assert not torch.equal(tuned.loss, judge.evaluate(PFedMe(), federation, state, EVERYONE).loss)
+    tuned = judge.evaluate(EvalCall(PFedMe(), federation, state, EVERYONE, tuning))
+    assert_same(tuned, judge.evaluate(EvalCall(FedAvg(), federation, fedavg, EVERYONE, tuning)))
+    assert not torch.equal(
+        tuned.loss, judge.evaluate(EvalCall(PFedMe(), federation, state, EVERYONE)).loss
+    )
 
 
 def test_statistics_follow_the_private_model_and_are_averaged(backend, federation):
@@ -236,7 +269,7 @@ def test_statistics_follow_the_private_model_and_are_averaged(backend, federatio
     state = trajectory(method, net, federation, [[2]], engine=backend, local=PLAIN)[-1]
     assert state.client_buffers == {}
     assert state.server_buffers["main"]["norm.num_batches_tracked"] == 3
-    both = begin(method, net, 10, CPU)
+    both = make_initial_state(method, net, 10, CPU)
     part = participate(method, net, federation, both, [0, 2], engine=backend, local=PLAIN)
     mean = {k: (40 * leaf[0] + 65 * leaf[1]) / 105 for k, leaf in part.buffers["main"].items()}
     state = trajectory(method, net, federation, [[0, 2]], engine=backend, local=PLAIN)[-1]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad
 
-from fedpfl.engine import Local, begin
+from fedpfl.engine import Local, make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, PFedSD
 from fedpfl.methods.pfedsd import kl_divergence
@@ -110,7 +110,7 @@ def test_who_trains_first_has_no_teacher(backend, net, federation):
     (assert_same if backend == "loop" else assert_close)(own[1].server, fedavg[1].server)
     assert differing(own[2].server, fedavg[2].server)
     part, plain = (
-        participate(m, net, federation, dataclasses.replace(begin(m, net, 10, CPU), server=own[1].server), [1, 4],
+        participate(m, net, federation, dataclasses.replace(make_initial_state(m, net, 10, CPU), server=own[1].server), [1, 4],
                     engine=backend)
         for m in (PFedSD(), FedAvg())
     )  # fmt: skip

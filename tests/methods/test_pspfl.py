@@ -155,11 +155,15 @@ def test_shared_entries_travel(upload, backend, net, federation):
     method = PSPFL(0.5, upload)
     _, outcomes = rounds(method, net, federation, OFTEN, engine=backend)
     shared = size - importance.personal_count(0.5, size)
-    assert [o.sent.values_down for o in outcomes] == [3 * size, 3 * shared, 3 * shared]
-    assert [o.sent.bits_down - 32 * o.sent.values_down for o in outcomes] == [0, 3 * size, 3 * size]
+    assert [o.traffic.values_down for o in outcomes] == [3 * size, 3 * shared, 3 * shared]
+    assert [o.traffic.bits_down - 32 * o.traffic.values_down for o in outcomes] == [
+        0,
+        3 * size,
+        3 * size,
+    ]
     up = 3 * (shared if upload == "shared" else size)
-    assert [o.sent.values_up for o in outcomes] == [3 * size, up, up]
-    assert [o.sent.bits_up for o in outcomes] == [32 * o.sent.values_up for o in outcomes]
+    assert [o.traffic.values_up for o in outcomes] == [3 * size, up, up]
+    assert [o.traffic.bits_up for o in outcomes] == [32 * o.traffic.values_up for o in outcomes]
     told = [sum(v for k, v in o.metrics.items() if k.startswith("personal/")) for o in outcomes]
     assert told == pytest.approx([0, size - shared, size - shared])
     assert outcomes[1].metrics["personal_share"] == pytest.approx((size - shared) / size)

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedpfl.engine import Local, begin
+from fedpfl.engine import Local, make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Scaffold
 from tests.conftest import (
@@ -46,7 +46,7 @@ def test_a_new_control_is_option_twos_formula(backend, net, federation):
     wanted = tree.map(
         lambda own, c, dy: own - c - dy / (steps * LOCAL.lr), old, state.server["control"], change
     )
-    assert_close(tree.take(part.clients["control"], 0), wanted, atol=1e-5, rtol=1e-3)
+    assert_close(tree.take(part.client_states["control"], 0), wanted, atol=1e-5, rtol=1e-3)
     assert_close(
         tree.take(part.uploads["control"], 0),
         tree.map(torch.sub, wanted, old),
@@ -58,14 +58,14 @@ def test_a_new_control_is_option_twos_formula(backend, net, federation):
 def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
     """Of one step: the gradient itself, whatever the momentum."""
     one = Local(epochs=1, batch_size=512, lr=0.05)
-    state = begin(METHOD, net, 10, CPU)
+    state = make_initial_state(METHOD, net, 10, CPU)
     plain, heavy = (
         participate(METHOD, net, federation, state, [2], local=dataclasses.replace(one, momentum=m))
         for m in (0.0, 0.9)
     )
-    assert_same(plain.clients["control"], heavy.clients["control"])
+    assert_same(plain.client_states["control"], heavy.clients["control"])
     change = tree.take(plain.uploads["model"], 0)
-    control = tree.take(plain.clients["control"], 0)
+    control = tree.take(plain.client_states["control"], 0)
     assert_close(control, tree.map(lambda dy: -dy / one.lr, change), atol=1e-5, rtol=1e-3)
 
 
@@ -82,6 +82,6 @@ def test_a_client_without_a_step_changes_nothing(backend, federation):
     net = tiny()
     state = trajectory(METHOD, net, federation, COHORTS[:2], engine=backend, local=LOCAL)[-1]
     part = participate(METHOD, net, federation, state, [9], engine=backend, local=LOCAL)
-    assert_same(tree.take(part.clients["control"], 0), row(state.clients["control"], 9))
+    assert_same(tree.take(part.client_states["control"], 0), row(state.clients["control"], 9))
     for leaf in tree.leaves(part.uploads):
         assert not leaf.any()

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, SeqFedEDT, Turn
@@ -130,7 +130,9 @@ def test_a_first_participation_compares_with_the_initial_model(net, federation):
     assert moved[chosen].min() > moved[~chosen].max()
     start = tree.ravel(method._begin(state.server, client))
     assert torch.equal(start[chosen], tree.ravel(net.params)[chosen])
-    first = begin(method, net, 10, CPU)  # where all models are equal, and nothing is personal
+    first = make_initial_state(
+        method, net, 10, CPU
+    )  # where all models are equal, and nothing is personal
     assert not tree.ravel(method.prepare(first.server, first.client(0))["mask"]).any()
 
 

@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Batch, FjORD, LocalOnly, SubFLOT
@@ -632,8 +632,8 @@ def test_dense_networks_travel_and_nothing_else(backend, net, federation):
         size = 10 * a + (9 * a + 1) * b + 5 * b + 5
         sizes.append(size)
         for outcome in (first, second):
-            assert outcome.sent.values_down == outcome.sent.values_up == 2 * size
-            assert outcome.sent.bits_down == outcome.sent.bits_up == 64 * size
+            assert outcome.traffic.values_down == outcome.traffic.values_up == 2 * size
+            assert outcome.traffic.bits_down == outcome.traffic.bits_up == 64 * size
             assert outcome.metrics["trained_share"] == pytest.approx(size / tree.size(net.params))
     assert sizes[0] == tree.size(net.params)
 
@@ -646,7 +646,7 @@ def test_sizes_of_the_four_layer_network(rate, size):
     a, b, c = (round((1 - rate) * width) for width in (32, 64, 512))
     assert size == 76 * a + (25 * a + 1) * b + (25 * b + 1) * c + 10 * c + 10
     method, net = SubFLOT(rates=(rate,)), models.build("cnn4", (3, 32, 32), 10, 0)
-    state = begin(method, net, 1, CPU)
+    state = make_initial_state(method, net, 1, CPU)
     client = state.client(0) | method.sample(state.server, torch.Generator())
     client = received(method, state.server, client)
     assert int(count_traffic(method.download(state.server, client)).values) == size
@@ -674,7 +674,7 @@ def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(
     these.
     """
     method = SubFLOT(rates=(rate,), initial=initial)
-    state = begin(method, net, 1, CPU)
+    state = make_initial_state(method, net, 1, CPU)
     client = state.client(0) | method.sample(state.server, torch.Generator().manual_seed(3))
     own = received(method, state.server, client)["own"]
     assert [int(own[:4].sum()), int(own[4:].sum())] == [channels, units]
@@ -684,7 +684,7 @@ def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(
 
 
 def test_rates_come_in_blocks_or_at_random(net):
-    blocks = begin(SubFLOT(assign="blocks"), net, 20, CPU).clients["rate"]
+    blocks = make_initial_state(SubFLOT(assign="blocks"), net, 20, CPU).clients["rate"]
     assert blocks.tolist() == [0.0] * 5 + [0.25] * 5 + [0.5] * 5 + [0.75] * 5
-    drawn = begin(SubFLOT(), net, 1000, CPU, seed=5).clients["rate"]
+    drawn = make_initial_state(SubFLOT(), net, 1000, CPU, seed=5).clients["rate"]
     assert all(200 < int((drawn == rate).sum()) < 300 for rate in (0.0, 0.25, 0.5, 0.75))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl import models
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
@@ -120,7 +120,7 @@ def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(
 @pytest.mark.parametrize("kind", [FedSPU, RandomDropout, FjORD])
 def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     net, method = models.build(name, shape, classes, 0), kind()
-    state = begin(method, net, 5, CPU)
+    state = make_initial_state(method, net, 5, CPU)
     for client, expected in enumerate(values):
         own = state.client(client) | method.sample(
             state.server, Draws(0, "train", 1).server(client)
@@ -139,7 +139,7 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
 
 def test_random_neurons_are_new_every_round_and_for_every_client(net, federation):
     method = FedSPU(widths=(0.5,))
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     seen = set()
     for t in (1, 2, 3):
         for client in (0, 1, 2):
@@ -176,7 +176,7 @@ def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
     weights["fc.weight"][:3, :4] = torch.tensor([[-5.0, 0, 0, 0], [2, 2, -2, 2], [1, 0, 0, 0]])
     slopes["fc.weight"][1:4, :4] = torch.tensor([[1.0, 0, 0, 0], [0, 5, 0, 0], [2, -2, 2, 2]])
     method = kind(widths=(0.1,))
-    plan = begin(method, net, 1, CPU).server["plan"]
+    plan = make_initial_state(method, net, 1, CPU).server["plan"]
     score = sum_incoming(plan, method._scores(weights, slopes))[4:]
     assert int(score.argmax()) == best
 
@@ -225,9 +225,9 @@ def test_dropout_judges_by_the_global_model_or_the_own_part(net, federation):
 
 
 def test_widths_come_in_blocks_or_at_random(net):
-    blocks = begin(FedSPU(), net, 100, CPU).clients["width"]
+    blocks = make_initial_state(FedSPU(), net, 100, CPU).clients["width"]
     assert [blocks[i].item() for i in (0, 19, 20, 59, 60, 99)] == [0.2, 0.2, 0.4, 0.6, 0.8, 1.0]
-    drawn = begin(FedSPU(assign="random"), net, 1000, CPU, seed=5).clients["width"]
+    drawn = make_initial_state(FedSPU(assign="random"), net, 1000, CPU, seed=5).clients["width"]
     assert all(150 < int((drawn == width).sum()) < 250 for width in (0.2, 0.4, 0.6, 0.8, 1.0))
 
 
@@ -243,7 +243,7 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
         dataclasses.replace(LOCAL, epochs=1, batch_size=512, momentum=0, weight_decay=0),
     )
     widest, seen = {}, {}
-    state = begin(method, net, 10, CPU)
+    state = make_initial_state(method, net, 10, CPU)
     for seed in range(12):
         part = participate(
             method, net, federation, state, EVERYONE, engine=backend, local=local, seed=seed
@@ -262,7 +262,7 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
 
 def test_distillation_is_the_formula(net, federation):
     method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
-    state = begin(method, net, 2, CPU)
+    state = make_initial_state(method, net, 2, CPU)
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
@@ -290,7 +290,7 @@ def test_distillation_does_not_differentiate_the_teacher(net, federation):
     of its own cross-entropy, in the entries that the drawn width lacks.
     """
     method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
-    state = begin(method, net, 2, CPU)
+    state = make_initial_state(method, net, 2, CPU)
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})

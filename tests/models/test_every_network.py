@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, Tuning, begin, make, play
+from fedpfl.engine import Engine, FineTuning, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
@@ -57,17 +58,17 @@ FRONT = {
 def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)
     method = METHODS[name](**SETTINGS.get(name, [{}])[0])
-    tuning = Tuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
+    tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     ends = []
     for backend in BACKENDS:
-        engine, state = make(Engine(backend), net, CPU), begin(method, net, 3, CPU)
-        state, outcome = play(engine, method, federation, state, [0, 2], LOCAL, 0)
+        engine, state = make(Engine(backend), net, CPU), make_initial_state(method, net, 3, CPU)
+        state, outcome = play_round(engine, method, federation, state, [0, 2], LOCAL, 0)
         assert outcome.finite.all()
         ends.append(
             (
                 outcome.loss,
-                outcome.sent.values_up,
-                engine.evaluate(method, federation, state, [0, 1, 2], tuning),
+                outcome.traffic.values_up,
+                engine.evaluate(EvalCall(method, federation, state, [0, 1, 2], tuning)),
             )
         )
     assert ends[0][1] == pytest.approx(

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.engine import begin, cohorts, make
-from fedpfl.engine.evaluate import pooled
+from fedpfl.engine import draw_cohorts, make, make_initial_state
+from fedpfl.engine.calls import EvalCall
+from fedpfl.engine.evaluate import pooled_accuracy
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedAvg
@@ -270,7 +271,7 @@ def test_tiny_norm_differs_from_tiny():
 
 
 def test_cohorts_are_the_published_ones():
-    drawn = list(cohorts(42, 100, 0.1, 400))
+    drawn = list(draw_cohorts(42, 100, 0.1, 400))
     assert drawn[9] == sorted([77, 81, 21, 68, 93, 31, 20, 59, 48, 34])
     assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in drawn)
 
@@ -288,6 +289,6 @@ def test_the_published_initial_model_has_the_published_accuracy():
     federation = build(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))
     net = models.build("cnn4", (1, 28, 28), 10, 42)
     method = FedAvg()
-    state, cohort = begin(method, net, 100, CPU), next(cohorts(42, 100, 0.1, 1))
-    counts = make(LOOP, net, CPU).evaluate(method, federation, state, cohort)
-    assert pooled(counts) == 26.191989828353464
+    state, cohort = make_initial_state(method, net, 100, CPU), next(draw_cohorts(42, 100, 0.1, 1))
+    counts = make(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, cohort))
+    assert pooled_accuracy(counts) == 26.191989828353464

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local, begin, make, play
+from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch, FedAvg
@@ -320,9 +320,11 @@ def test_loop_equals_batched_for_fedspus_network():
     net, method = models.build("fedspu_emnist", (1, 8, 8), 5, 0), FedAvg()
     ends = []
     for backend in BACKENDS:
-        state = begin(method, net, 3, CPU)
+        state = make_initial_state(method, net, 3, CPU)
         ends.append(
-            play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0]
+            play_round(
+                make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0
+            )[0]
         )
     for part in ("server", "server_buffers", "client_buffers"):
         assert_close(getattr(ends[0], part), getattr(ends[1], part), atol=2e-6, rtol=1e-4)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local, begin, make, play
+from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
 from fedpfl.ground import vision
 from fedpfl.methods import FedAvg, FedPer
 from tests.command import TINY, call
@@ -218,9 +218,11 @@ def test_loop_equals_batched(norm, method):
     net = models.build("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
     ends = []
     for backend in BACKENDS:
-        state = begin(method, net, 3, CPU)
+        state = make_initial_state(method, net, 3, CPU)
         ends.append(
-            play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0]
+            play_round(
+                make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0
+            )[0]
         )
     loop, batched = ends
     for part in ("server", "clients", "server_buffers", "client_buffers"):

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local, Tuning, begin, make, play
-from fedpfl.engine.backend import EvalCall, TrainCall
-from fedpfl.engine.evaluate import accuracies, per_client, unsound
+from fedpfl.engine import Engine, FineTuning, Local, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall, TrainCall
+from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients, summarize_accuracy
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
@@ -92,14 +92,15 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
     place.
     """
     net, federation = tiny(norm), federate().to(device)
-    runner, state = make(engine, net, device), begin(method, net, 10, device)
+    runner, state = make(engine, net, device), make_initial_state(method, net, 10, device)
     for cohort in cohorts:
         seen.waits.clear()
-        state, _ = play(runner, method, federation, state, cohort, local, 0)
-    waits, adapt = Counter(seen.waits), Tuning(local, Draws(0, "adapt", 1))
-    tunings = (None, Tuning(local, Draws(0, "finetune", 1)))
+        state, _ = play_round(runner, method, federation, state, cohort, local, 0)
+    waits, adapt = Counter(seen.waits), FineTuning(local, Draws(0, "adapt", 1))
+    tunings = (None, FineTuning(local, Draws(0, "finetune", 1)))
     counts = [
-        runner.evaluate(method, federation, state, EVERYONE, tuning, adapt) for tuning in tunings
+        runner.evaluate(EvalCall(method, federation, state, EVERYONE, tuning, adapt))
+        for tuning in tunings
     ]
     assert {leaf.device for leaf in flatten(state).values()} == {device}
     return {"state": tree.to(flatten(state), CPU), "counts": dict(enumerate(counts))}, waits
@@ -143,10 +144,10 @@ def test_no_step_makes_the_host_wait(method, graphs):
     for epochs in (1, 3):
         runner, state = (
             make(Engine("batched", graphs=graphs), net, GPU),
-            begin(method, net, 10, GPU),
+            make_initial_state(method, net, 10, GPU),
         )
         seen.waits.clear()
-        play(
+        play_round(
             runner, method, federation, state, [0, 3], dataclasses.replace(LOCAL, epochs=epochs), 0
         )
         waits.append(Counter(seen.waits))
@@ -162,10 +163,12 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
     for device in (GPU, CPU):
         federation, net = federate().to(device), tiny()
         runner = make(Engine("batched", graphs=device is GPU), net, device)
-        state = begin(method, net, 10, device)
+        state = make_initial_state(method, net, 10, device)
         for number in range(1, 5):
             seen.reset()
-            state, _ = play(runner, method, federation, state, COHORTS[0], local.at(number, 4), 0)
+            state, _ = play_round(
+                runner, method, federation, state, COHORTS[0], local.at(number, 4), 0
+            )
         waits.append(set(seen.waits) - set(REASONS))
         ends.append(tree.to(flatten(state), CPU))
         assert device is CPU or (seen.replays and not seen.captures)
@@ -175,12 +178,12 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
 
 def test_an_evaluation_is_fetched_at_once():
     federation, net = federate().to(GPU), tiny()
-    runner, state = make(Engine("batched"), net, GPU), begin(FedAvg(), net, 10, GPU)
+    runner, state = make(Engine("batched"), net, GPU), make_initial_state(FedAvg(), net, 10, GPU)
     seen.reset()
-    counts = runner.evaluate(FedAvg(), federation, state, EVERYONE)
-    assert accuracies(counts)["accuracy"] > 0
-    assert not unsound(counts)
-    assert len(per_client(counts)["accuracy"]) == 10
+    counts = runner.evaluate(EvalCall(FedAvg(), federation, state, EVERYONE))
+    assert summarize_accuracy(counts)["accuracy"] > 0
+    assert not non_finite_clients(counts)
+    assert len(accuracy_per_client(counts)["accuracy"]) == 10
     assert seen.waits == {"engine/backend.py Backend.judge: copy from cuda to cpu": 1}
 
 
@@ -194,9 +197,12 @@ def test_a_step_launches_and_moves_little():
     federation = dataclasses.replace(federation, x=x, mean=(0.5,) * 3, std=(0.25,) * 3).to(GPU)
     net, found = models.build("cnn4", (3, 32, 32), 10, 1), []
     for epochs in (1, 2):  # of two steps each
-        runner, state = make(Engine("batched"), net, GPU), begin(FedAvg(), net, 10, GPU)
+        runner, state = (
+            make(Engine("batched"), net, GPU),
+            make_initial_state(FedAvg(), net, 10, GPU),
+        )
         seen.reset()
-        play(runner, FedAvg(), federation, state, EVERYONE, Local(epochs, 32, 0.01, 0.7), 0)
+        play_round(runner, FedAvg(), federation, state, EVERYONE, Local(epochs, 32, 0.01, 0.7), 0)
         found.append((seen.launches.total(), seen.moved / 2**20))
     launches, moved = ((longer - shorter) / 2 for shorter, longer in zip(*found, strict=True))
     assert launches <= 61  # it was 85
@@ -264,8 +270,8 @@ def test_the_flags_of_a_backend_hold_while_it_runs(backend):
     }
     for precision, runner in runners.items():
         Watcher.found.clear()
-        state = begin(Watcher(), net, 10, GPU)
-        play(runner, Watcher(), federation, state, COHORTS[0], LOCAL, 0)
+        state = make_initial_state(Watcher(), net, 10, GPU)
+        play_round(runner, Watcher(), federation, state, COHORTS[0], LOCAL, 0)
         assert set(Watcher.found) == {(precision == "tf32", precision == "tf32", True, False)}
         assert flags() == before
 
@@ -282,7 +288,8 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
     federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make(Engine("batched"), net, GPU)
     calls = [
-        EvalCall(FedAvg(), federation, begin(FedAvg(), net, 10, GPU), EVERYONE) for _ in range(4)
+        EvalCall(FedAvg(), federation, make_initial_state(FedAvg(), net, 10, GPU), EVERYONE)
+        for _ in range(4)
     ]
     one, together = (peak(lambda some=some: runner.run(some)) for some in (calls[:1], calls))
     held, room = seen.now, 1.2 * one
@@ -298,7 +305,7 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
 def test_programs_that_are_kept_make_room_for_what_has_none():
     federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make(Engine("batched", graphs=True), net, GPU)
-    state = begin(FedAvg(), net, 10, GPU)
+    state = make_initial_state(FedAvg(), net, 10, GPU)
     judge = EvalCall(FedAvg(), federation, state, EVERYONE)
     needed = peak(lambda: runner.run([judge]))
     for method in (FedAvg(), *(Ditto(lam=k / 10) for k in range(1, 7))):
@@ -307,7 +314,7 @@ def test_programs_that_are_kept_make_room_for_what_has_none():
                 TrainCall(
                     method,
                     federation,
-                    begin(method, net, 10, GPU),
+                    make_initial_state(method, net, 10, GPU),
                     EVERYONE,
                     LOCAL,
                     Draws(0, "train", 1),

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.engine import Local, begin, clipping, make, play, reference
-from fedpfl.engine.keys import cohorts, secret_cohorts
+from fedpfl.engine import (
+    Local,
+    make,
+    make_initial_state,
+    make_privacy_state,
+    play_round,
+    untrained_upload,
+)
+from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, SEES, Turn
@@ -39,11 +46,11 @@ def account(cohort=4, clients=6, **given):
 
 
 def one_round(method, federation, own, backend="loop", seed=0, state=None):
-    state = state or begin(method, tiny(), len(EVERYONE), CPU)
+    state = state or make_initial_state(method, tiny(), len(EVERYONE), CPU)
     if own and not state.privacy:
-        state = dataclasses.replace(state, privacy=clipping(own, CPU))
+        state = dataclasses.replace(state, privacy=make_privacy_state(own, CPU))
     runner = make(as_engine(backend), tiny(), CPU)
-    return play(
+    return play_round(
         runner,
         method,
         federation,
@@ -75,7 +82,7 @@ def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend
 def test_weights_are_equal_whatever_clients_have():
     method = METHODS["fedavg"]()
     state, _ = one_round(method, small(), account(noise=0.0, clip=None))
-    part = participate(method, tiny(), small(), begin(method, tiny(), 6, CPU), COHORT)
+    part = participate(method, tiny(), small(), make_initial_state(method, tiny(), 6, CPU), COHORT)
     assert len({TRAIN[client] for client in COHORT}) > 1
     assert_same(state.server, tree.mean(part.uploads, torch.full((4,), 0.25)))
 
@@ -86,9 +93,11 @@ def test_weights_are_equal_whatever_clients_have():
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "apfl", "scaffold"])
 def test_clipping_is_that_of_a_plain_loop(name):
     method, clip = METHODS[name](), 0.7 if name == "scaffold" else 0.15
-    before = begin(method, tiny(), 6, CPU)
+    before = make_initial_state(method, tiny(), 6, CPU)
     part = participate(method, tiny(), small(), before, COHORT)
-    known = reference(method, before.server, before.rows.initial["client"], before.buffers(0))
+    known = untrained_upload(
+        method, before.server, before.rows.initial["client"], before.buffers(0)
+    )
     want, norms = [], []
     for row in range(len(COHORT)):
         upload, length = tree.take(part.uploads, row), 0.0
@@ -108,7 +117,7 @@ def test_clipping_is_that_of_a_plain_loop(name):
         assert float(tree.squared_distance(own, known)) ** 0.5 <= clip * 1.00001
         if norm <= clip:
             assert_same(own, tree.take(part.uploads, row))
-    again = dataclasses.replace(begin(method, tiny(), 6, CPU))
+    again = dataclasses.replace(make_initial_state(method, tiny(), 6, CPU))
     state, outcome = one_round(method, small(), account(noise=0.0, clip=clip), state=again)
     assert outcome.metrics["clipped_share"] == sum(norm > clip for norm in norms) / 4
     assert outcome.metrics["update_norm"] == pytest.approx(sum(norms) / 4)
@@ -139,7 +148,7 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
     """It is noise * clip / cohort for each entry; mean, variance and kurtosis are within 4 standard
     errors.
     """
-    method, before = METHODS["fedavg"](), begin(METHODS["fedavg"](), tiny(), 6, CPU)
+    method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
     clip, own = 0.15, account(noise=2.0, clip=0.15)
     quiet, _ = one_round(method, small(), account(noise=0.0, clip=clip))
     drawn = []
@@ -179,11 +188,11 @@ def test_the_noise_is_a_function_of_seed_and_round(backend):
 
 
 def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
-    drawn = list(cohorts(0, 50, 0.2, 400, True))
+    drawn = list(draw_cohorts(0, 50, 0.2, 400, True))
     sizes = torch.tensor([len(own) for own in drawn]).double()
     assert abs(float(sizes.mean()) - 10) < 4 * math.sqrt(8 / 400)
     assert abs(float(sizes.var()) / 8 - 1) < 4 * math.sqrt(2 / 400)
-    method, before = METHODS["fedavg"](), begin(METHODS["fedavg"](), tiny(), 6, CPU)
+    method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
     state, _ = one_round(
         method, small(), account(cohort=2, noise=0.0, clip=None, sampling="poisson")
     )
@@ -196,12 +205,12 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     """Its deviation is noise * clip / expected cohort; no client's row moves, and a moving bound
     does.
     """
-    method, before = METHODS["fedper"](), begin(METHODS["fedper"](), tiny(), 6, CPU)
+    method, before = METHODS["fedper"](), make_initial_state(METHODS["fedper"](), tiny(), 6, CPU)
     own = account(cohort=2, noise=2.0, clip=0.3, sampling="poisson", quantile=0.5, count_noise=1.0)
-    before = dataclasses.replace(before, privacy=clipping(own, CPU))
+    before = dataclasses.replace(before, privacy=make_privacy_state(own, CPU))
     clients = before.clients
     round = make(LOOP, tiny(), CPU), method, small(), before, [], LOCAL, 0
-    state, outcome = play(*round, account=own, secret=Secret.of_seed(1))
+    state, outcome = play_round(*round, account=own, secret=Secret.of_seed(1))
     moved = tree.ravel(tree.map(torch.sub, state.server, before.server))
     assert float(moved.std()) == pytest.approx(2.0 * 0.3 / 2, rel=4 / math.sqrt(2 * len(moved)))
     assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
@@ -216,17 +225,19 @@ def test_a_round_without_anybody_gets_the_noise_alone():
 def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
     """Poisson's are nobody as often as they should be, and fixed ones take each client as often."""
     secret = Secret.of_seed(0)
-    sizes = torch.tensor([len(own) for own in secret_cohorts(secret, 20, 0.1, 2000, True)]).double()
+    sizes = torch.tensor(
+        [len(own) for own in draw_secret_cohorts(secret, 20, 0.1, 2000, True)]
+    ).double()
     assert abs(float(sizes.mean()) - 2) < 4 * math.sqrt(1.8 / 2000)
     empty = 0.9**20
     assert abs(float((sizes == 0).double().mean()) - empty) < 4 * math.sqrt(
         empty * (1 - empty) / 2000
     )
-    drawn = list(secret_cohorts(secret, 20, 0.25, 2000))
+    drawn = list(draw_secret_cohorts(secret, 20, 0.25, 2000))
     assert all(len(own) == 5 and own == sorted({*own}) for own in drawn)
     counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=20).double()
     assert float((counts - 500).abs().max()) < 4.5 * math.sqrt(2000 * 0.25 * 0.75)
-    assert drawn[:5] != list(secret_cohorts(Secret.of_seed(1), 20, 0.25, 5))
+    assert drawn[:5] != list(draw_secret_cohorts(Secret.of_seed(1), 20, 0.25, 5))
 
 
 def test_an_update_that_is_not_finite_counts_as_none():
@@ -276,7 +287,7 @@ def test_uploads_that_nobody_can_foresee_are_refused():
         method = METHODS[name]()
         server, client = method.init(net.params, net.parts)
         with pytest.raises(FedpflError, match=told):
-            reference(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
+            untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
 
 
 def test_of_all_others_it_can_be_foreseen():
@@ -287,7 +298,7 @@ def test_of_all_others_it_can_be_foreseen():
             continue
         net = tiny(pairs=method.pairs)
         server, client = method.init(net.params, net.parts)
-        reference(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
+        untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
 
 
 # The account
@@ -406,11 +417,13 @@ def test_nor_does_an_attacker_of_a_trained_federation():
 
     def model(federation, noise, seed):
         method, own = METHODS["fedavg"](), account(**given, noise=noise)
-        state = dataclasses.replace(begin(method, tiny(), 6, CPU), privacy=clipping(own, CPU))
+        state = dataclasses.replace(
+            make_initial_state(method, tiny(), 6, CPU), privacy=make_privacy_state(own, CPU)
+        )
         local = Local(epochs=1, batch_size=512, lr=0.5)
         for _ in range(2):
             round = make(LOOP, tiny(), CPU), method, federation, state, EVERYONE, local, seed
-            state, _ = play(*round, account=own, secret=Secret.of_seed(seed))
+            state, _ = play_round(*round, account=own, secret=Secret.of_seed(seed))
         return tree.ravel(state.server)
 
     still, moved = (model(federation, 0.0, 0) for federation in worlds)

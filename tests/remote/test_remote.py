@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Tuning, begin, make, play
+from fedpfl.engine import Engine, FineTuning, make, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -59,14 +60,14 @@ class Played:
         self.state = self.remote.begun(self.first())
 
     def first(self):
-        return begin(self.method, self.net, 6, CPU)
+        return make_initial_state(self.method, self.net, 6, CPU)
 
     def node(self, clients, folder=None, key=KEY) -> Node:
         net = tiny(norm=True, pairs=self.method.pairs)
         return Node(make(LOOP, net, CPU), self.method, self.federation, key, clients, 0, folder)
 
     def round(self, cohort):
-        self.state, outcome = play(
+        self.state, outcome = play_round(
             self.remote, self.method, self.federation, self.state, cohort, ONE, 0
         )
         return outcome
@@ -76,17 +77,17 @@ class Played:
 
 
 def judged(backend, method, state):
-    return backend.judge(
-        method, small(), state, ALL, None, Tuning(ONE, Draws(0, "adapt", state.round))
+    return backend.evaluate_splits(
+        EvalCall(method, small(), state, ALL, None, FineTuning(ONE, Draws(0, "adapt", state.round)))
     )
 
 
 def in_one_place(method: Method, cohorts=COHORTS):
     """What the loop backend makes of it: the state, the outcomes, and an evaluation in the end."""
     backend = make(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
-    state, outcomes = begin(method, backend.net, 6, CPU), []
+    state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
     for cohort in cohorts:
-        state, outcome = play(backend, method, small(), state, cohort, ONE, 0)
+        state, outcome = play_round(backend, method, small(), state, cohort, ONE, 0)
         outcomes.append(outcome)
     return state, outcomes, judged(backend, method, state)
 
@@ -120,8 +121,8 @@ def test_every_method_as_on_the_loop_backend(name: str, values: dict):
 def assert_played(played: Played, outcomes, judgement):
     for cohort, known in zip(COHORTS, outcomes, strict=True):
         outcome = played.round(cohort)
-        assert (outcome.sent, outcome.metrics, outcome.sound) == (
-            known.sent,
+        assert (outcome.traffic, outcome.metrics, outcome.state_is_finite) == (
+            known.traffic,
             known.metrics,
             known.sound,
         )
@@ -213,7 +214,7 @@ def test_a_round_goes_on_without_a_node_that_fails(fault, said: str, caplog):
         outcome = played.round([2, 3, 4])
     known = in_one_place(method, [[0, 2], [2, 4]])
     assert_same(played.state.server, known[0].server)
-    assert (len(outcome.loss), outcome.sent) == (2, known[1][1].sent)
+    assert (len(outcome.loss), outcome.traffic) == (2, known[1][1].traffic)
     (line,) = (record.getMessage() for record in caplog.records)
     assert re.fullmatch(f"node 1, client 3: .*{said}.*; round 2 goes on without it", line)
 

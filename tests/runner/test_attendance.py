@@ -13,7 +13,7 @@ import torch
 
 import fedpfl
 from fedpfl.config import plugins
-from fedpfl.engine.round import no_outcome
+from fedpfl.engine.round import empty_outcome
 from fedpfl.record.columns import STATISTICS, column_name
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main as report
@@ -136,7 +136,7 @@ def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_
 def outcome(cohort, trained):
     """A round's outcome as far as it is counted."""
     return dataclasses.replace(
-        no_outcome([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool)
+        empty_outcome([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool)
     )
 
 

@@ -209,8 +209,8 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
         played.append(None)
         return play_round(*about, **more)
 
-    play_round = engine.play
-    monkeypatch.setattr(engine, "play", interrupted)
+    play_round = engine.play_round
+    monkeypatch.setattr(engine, "play_round", interrupted)
     words = {"directory": tmp_path / "run", "progress": False, "method": "fedobp"}
     with pytest.raises(KeyboardInterrupt):
         fedpfl.run(*SMALL, **words)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl.engine.backend import Answer, Backend, Call, Engine, Participation, TrainCall
+from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.selection import make
+from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
 from fedpfl.ground import tree
 from fedpfl.ground.errors import error_text
 from fedpfl.ground.tree import Tree
@@ -158,7 +159,7 @@ class Chosen(Backend):
 
 
 def _trains(call: Call) -> bool:
-    return isinstance(call, TrainCall) and (call.turn is None or call.turn.trains)
+    return isinstance(call, TrainCall) and (call.survey is None or call.survey.trains)
 
 
 def choose(
@@ -204,7 +205,10 @@ def apart(answer: Any, reference: Any) -> float:
     if isinstance(reference, Participation):
         tested = (answer.before, reference.before), (answer.after, reference.after)
         losses += [(own.loss / own.total, other.loss / other.total) for own, other in tested]
-        trees = [(answer.uploads, reference.uploads), (answer.clients, reference.clients)]
+        trees = [
+            (answer.uploads, reference.uploads),
+            (answer.client_states, reference.client_states),
+        ]
     far = [((own - other).abs() / (other.abs() + 0.1)).max() for own, other in map(_finite, losses)]
     for own, other in trees:
         pairs = [_finite(pair) for pair in zip(tree.leaves(own), tree.leaves(other), strict=True)]

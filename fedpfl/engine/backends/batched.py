@@ -20,23 +20,25 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
+from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
 from fedpfl.engine.backends.planning import passes
-from fedpfl.engine.backends.programs import CudaGraphs, Programs, each
-from fedpfl.engine.keys import seeded_by_key, watched
-from fedpfl.engine.measures import measured
-from fedpfl.engine.training.hook_checks import Found
+from fedpfl.engine.backends.programs import CudaGraphs, Programs
+from fedpfl.engine.calls import Answer, Call, Counts, TrainCall
+from fedpfl.engine.keys import seeded_by_key, track_global_draws
+from fedpfl.engine.measures import compute_measures
+from fedpfl.engine.training.hook_checks import AnswerForms
 from fedpfl.engine.training.jobs import (
-    End,
     EvalJob,
     TrainJob,
-    by_kind,
-    concatenate,
-    divide,
-    join,
-    part,
+    TrainResult,
+    concatenate_rows,
+    divide_rows,
+    join_jobs,
+    run_by_kind,
+    split_result,
 )
-from fedpfl.engine.training.participation import Many, evaluation, participation
+from fedpfl.engine.training.participation import ManyClients, run_evaluation, run_participation
+from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.tree import Tree
@@ -58,7 +60,7 @@ class Batched(Backend):
         self._autocast = partial(
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
         )
-        self._arithmetic = partial(arithmetic, device, engine.precision)
+        self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
         graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = Programs(net, self._autocast, graphs, room)
@@ -81,7 +83,9 @@ class Batched(Backend):
 
     def _drawing(self, call: Call) -> Answer:
         """Answer one call, with random numbers of its own."""
-        with watched(call.method, *call.draws.own(), network_draws=self.net.traits.draws):
+        with track_global_draws(
+            call.method, *call.draws.own(), network_draws=self.net.traits.draws
+        ):
             return self._answers([call])[0]
 
     def _answers(self, calls: Sequence[Call], again: bool = True) -> list[Answer]:
@@ -123,7 +127,7 @@ class Batched(Backend):
         slices: list[_Slice] = []
         orders: list[Tensor] = []
         for number, call in enumerate(calls):
-            found: Found = {}
+            found: AnswerForms = {}
             trains = isinstance(call, TrainCall) or call.tuning
             sizes = call.federation.train_sizes if trains else call.federation.test_sizes
             order = sorted(
@@ -146,7 +150,7 @@ class Batched(Backend):
             for done, answer in zip(program, self._follow(program), strict=True):
                 parts[done.number].append(answer)
         return [
-            tree.take(concatenate(own), order.argsort())
+            tree.take(concatenate_rows(own), order.argsort())
             for own, order in zip(parts, orders, strict=True)
         ]
 
@@ -155,8 +159,8 @@ class Batched(Backend):
         done together.
         """
         works = [
-            (participation if isinstance(own.call, TrainCall) else evaluation)(
-                own.call, Many(own.clients, own.found), self.net, self._autocast
+            (run_participation if isinstance(own.call, TrainCall) else run_evaluation)(
+                own.call, ManyClients(own.clients, own.found), self.net, self._autocast
             )
             for own in slices
         ]
@@ -173,7 +177,7 @@ class Batched(Backend):
             for kind, together in ((TrainJob, self._train), (EvalJob, self._evaluate)):
                 chosen = [number for number, job in jobs.items() if isinstance(job, kind)]
                 answers |= zip(
-                    chosen, by_kind(together, [jobs[number] for number in chosen]), strict=True
+                    chosen, run_by_kind(together, [jobs[number] for number in chosen]), strict=True
                 )
         return results
 
@@ -181,8 +185,8 @@ class Batched(Backend):
         """Evaluate jobs of one kind as one program."""
         method, rows = jobs[0].method, [row for job in jobs for row in job.rows]
         params, buffers = (
-            concatenate([job.params for job in jobs]),
-            concatenate([job.buffers for job in jobs]),
+            concatenate_rows([job.params for job in jobs]),
+            concatenate_rows([job.buffers for job in jobs]),
         )
         device = rows[0].federation.x.device
         correct = torch.zeros(len(rows), dtype=torch.int64, device=device)
@@ -211,7 +215,7 @@ class Batched(Backend):
         with torch.no_grad(), self._autocast():
             for now, batch in passes(rows[0].federation, owned, random):
                 own = (tree.take(part, now) for part in (params, buffers, barred))
-                hits, losses, *logits = each(one, *own, batch)
+                hits, losses, *logits = vmap_clients(one, *own, batch)
                 correct[now] += hits
                 loss[now] += losses
                 kept += [(now, *logits)] if logits else []
@@ -222,14 +226,14 @@ class Batched(Backend):
             if metrics
         ]
         more = _measured(metrics, kept, labels)
-        return divide(Counts(correct, loss, total, more), [len(job.rows) for job in jobs])
+        return divide_rows(Counts(correct, loss, total, more), [len(job.rows) for job in jobs])
 
-    def _train(self, jobs: list[TrainJob]) -> list[End]:
+    def _train(self, jobs: list[TrainJob]) -> list[TrainResult]:
         """Take all steps of jobs of one kind as one program."""
         if len(jobs) == 1:
             return [self._programs.run(jobs[0])]
-        joined, places = join(jobs)
-        return part(self._programs.run(joined), places, jobs)
+        joined, places = join_jobs(jobs)
+        return split_result(self._programs.run(joined), places, jobs)
 
 
 def _measured(
@@ -245,7 +249,7 @@ def _measured(
         ):
             parts[row].append(own)
     each = [
-        measured(metrics, torch.cat(own)[: len(y)] if own else y, y)
+        compute_measures(metrics, torch.cat(own)[: len(y)] if own else y, y)
         for own, y in zip(parts, labels, strict=True)
     ]
     return tree.stack(each) if each else {}
@@ -257,4 +261,4 @@ class _Slice(NamedTuple):
     number: int
     call: Any
     clients: list[int]
-    found: Found
+    found: AnswerForms

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedpfl.engine import Backend, Engine
-from fedpfl.engine.backend import Answer, Call
+from fedpfl.engine.calls import Answer, Call
 from fedpfl.models import Net
 
 T = TypeVar("T")

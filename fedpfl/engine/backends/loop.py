@@ -21,27 +21,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
+from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
 from fedpfl.engine.backends.ranks import cores
-from fedpfl.engine.keys import generator, seeded_by_key, watched
-from fedpfl.engine.measures import measured
-from fedpfl.engine.training.hook_checks import Found, alike
-from fedpfl.engine.training.jobs import End, EvalJob, TrainJob
-from fedpfl.engine.training.participation import One, evaluation, participation
+from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
+from fedpfl.engine.keys import generator, seeded_by_key, track_global_draws
+from fedpfl.engine.measures import compute_measures
+from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
+from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
+from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
 from fedpfl.engine.training.sgd import (
     Local,
-    at_rest,
-    bits,
-    complete,
-    idle,
-    movement,
-    numbered,
-    parked,
-    steps,
-    uneven,
-    update_,
+    as_bitmask,
+    clients_without_trainable_entries,
+    complete_gradients,
+    find_trainable_leaves,
+    initial_moments,
+    masked_moments,
+    optimizer_step_,
+    plan_steps,
+    streams_with_differing_masks,
+    with_epoch_numbers,
 )
-from fedpfl.engine.training.shard import gathered
+from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.tree import Tree
@@ -64,7 +65,7 @@ class Loop(Backend):
         self._autocast = partial(
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
         )
-        self._arithmetic = partial(arithmetic, device, engine.precision)
+        self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
         # A network that draws from torch's generator alone has one for each client, so that clients
         # go side by side.
@@ -94,15 +95,15 @@ class Loop(Backend):
 
     def _answers(self, calls: Sequence[Call]) -> list[Answer]:
         units = sorted(
-            (-work(call, client), number, client)
+            (-estimate_work(call, client), number, client)
             for number, call in enumerate(calls)
             for client in call.clients
         )
         stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
-        found: list[Found] = [{} for _ in calls]
+        found: list[AnswerForms] = [{} for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            row = One(client, common[number], found[number])
+            row = OneClient(client, common[number], found[number])
             answer = self._answer if self._alone is None else self._drawing
             futures[number, client] = self._pool.submit(answer, calls[number], row, stops[number])
         answers: list[Answer] = []
@@ -111,7 +112,7 @@ class Loop(Backend):
                 try:
                     ended = [futures[number, client].result() for client in call.clients]
                     for hook, forms in found[number].items():
-                        alike(hook, forms)
+                        require_equal_forms(hook, forms)
                     answers.append(tree.stack(ended))
                 except (Exception, SystemExit) as error:
                     stops[number].set()  # its other clients end within a step, or are not begun
@@ -126,7 +127,7 @@ class Loop(Backend):
             raise
         return answers
 
-    def _drawing(self, call: Call, row: One, stop: threading.Event) -> Any:
+    def _drawing(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
         """Do `_answer` for one client at a time, with random numbers of its own: no order and no
         cohort matters.
         """
@@ -134,15 +135,18 @@ class Loop(Backend):
         drawn = self.net.traits.draws
         with (
             self._alone,
-            watched(call.method, *call.draws.own(row.clients[0]), network_draws=drawn),
+            track_global_draws(call.method, *call.draws.own(row.clients[0]), network_draws=drawn),
         ):
-            return self._answer(call, One(row.clients[0], found=row.found), stop)
+            return self._answer(call, OneClient(row.clients[0], found=row.found), stop)
 
-    def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
+    def _answer(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
         if not hasattr(self._local, "net"):
             self._local.net = self.net.copy()
-        net, follow = self._local.net, participation if isinstance(call, TrainCall) else evaluation
+        net, follow = (
+            self._local.net,
+            run_participation if isinstance(call, TrainCall) else run_evaluation,
+        )
         if net.traits.draws and self._alone is None:
             net.generator = generator(*call.draws.own(row.clients[0]))
         else:
@@ -163,7 +167,7 @@ class Loop(Backend):
     def _evaluate(self, net: Net, job: EvalJob) -> Counts:
         ((federation, client),) = job.rows
         data, bound = (
-            gathered(federation, getattr(federation, job.split)[client]),
+            gather_data(federation, getattr(federation, job.split)[client]),
             net.bind(job.buffers),
         )
         barred = federation.barred
@@ -180,14 +184,14 @@ class Loop(Backend):
                 correct += (allowed.argmax(1) == batch.y).sum()
                 loss += F.cross_entropy(logits, batch.y, reduction="sum")
                 kept += [allowed] if job.metrics else []
-        more = measured(job.metrics, torch.cat(kept), data.y) if kept else {}
+        more = compute_measures(job.metrics, torch.cat(kept), data.y) if kept else {}
         return Counts(correct, loss, torch.tensor(len(data.y), device=data.y.device), more)
 
-    def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> End:
+    def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
         training = _Training(net, job, self._autocast, stop)
-        for phase, epochs in numbered(job.plan.phases):
-            flag = idle(phase)
+        for phase, epochs in with_epoch_numbers(job.plan.phases):
+            flag = clients_without_trainable_entries(phase)
             if flag is None or not bool(flag):
                 training.play(phase, epochs)
         return training.end()
@@ -205,13 +209,16 @@ class _Training:
     ):
         self._net, self._job, self._autocast, self._stop = net, job, autocast, stop
         ((federation, number),) = job.rows
-        self._data = gathered(federation, federation.train[number])
+        self._data = gather_data(federation, federation.train[number])
         self._params, self._client, self._buffers = (
             tree.map(working_copy, job.start),
             job.client,
             job.buffers,
         )
-        self._memory, self._uneven = at_rest(job.plan, self._params), uneven(job.plan.phases)
+        self._memory, self._uneven = (
+            initial_moments(job.plan, self._params),
+            streams_with_differing_masks(job.plan.phases),
+        )
         self._total, self._by_sample, self._samples = torch.zeros(
             3, device=self._data.y.device
         ).unbind()
@@ -220,7 +227,7 @@ class _Training:
     def play(self, phase: Phase, epochs: range) -> None:
         """Take the steps of a phase."""
         job, leaves = self._job, tree.leaves(self._params)
-        moves, local = movement(phase, self._params), job.plan.local.during(phase)
+        moves, local = find_trainable_leaves(phase, self._params), job.plan.local.during(phase)
         for i, leaf in enumerate(leaves):
             leaf.requires_grad_(i in moves.moving)
         moving, moments = (
@@ -228,10 +235,14 @@ class _Training:
             self._memory[phase.stream].of(moves.moving),
         )
         masks = [
-            None if mask is None else bits(mask, leaf)
+            None if mask is None else as_bitmask(mask, leaf)
             for mask, leaf in zip(moves.masks, moving, strict=True)
         ]
-        with parked(moments, moves.masks, local) if phase.stream in self._uneven else nullcontext():
+        with (
+            masked_moments(moments, moves.masks, local)
+            if phase.stream in self._uneven
+            else nullcontext()
+        ):
             for batches in _batches(job, self._data, phase, epochs, local):
                 if self._stop.is_set():
                     raise CancelledError
@@ -241,11 +252,11 @@ class _Training:
                 else:
                     loss, grads = self._gradient(phase, bound, batches[0], leaves, moves.moving)
                     with torch.no_grad():
-                        update_(moving, moments, grads, masks, local)
+                        optimizer_step_(moving, moments, grads, masks, local)
                 self._buffers = bound.buffers
                 self._count(loss, len(batches[0].y))
 
-    def end(self) -> End:
+    def end(self) -> TrainResult:
         """Return what is left after the last phase."""
         params = tree.map(finished, self._params)
         joined = tree.map(lambda *parts: torch.cat(parts), *self._records) if self._records else {}
@@ -254,7 +265,7 @@ class _Training:
             self._by_sample / self._samples.clamp(min=1),
         )
         stepped = torch.full_like(loss, self._steps > 0, dtype=torch.bool)
-        return End(params, self._client, self._buffers, loss, by_sample, stepped, [joined])
+        return TrainResult(params, self._client, self._buffers, loss, by_sample, stepped, [joined])
 
     def _stepped(self, phase: Phase, bound: Bound, batches: list[Batch]) -> Tensor:
         """Take a step of the phase's own; return the loss."""
@@ -282,7 +293,10 @@ class _Training:
         grads = self._differentiate(loss, [leaves[i] for i in moving])
         loss = loss.detach()
         if phase.after_gradient:
-            now, gradient = tree.map(Tensor.detach, self._params), complete(grads, leaves, moving)
+            now, gradient = (
+                tree.map(Tensor.detach, self._params),
+                complete_gradients(grads, leaves, moving),
+            )
             with torch.no_grad():
                 whole = tree.rebuild(self._params, gradient)
                 self._client = phase.after_gradient(
@@ -318,7 +332,7 @@ def _batches(
     ((federation, client),), (draws,), device = job.rows, job.draws, data.y.device
     for epoch in epochs:
         now = range(epoch, epoch + 1)
-        plan = steps(
+        plan = plan_steps(
             phase, now, local.batch_size, draws, federation, client, local.steps, job.randoms
         )
         sizes = (plan.positions >= 0).sum(-1).tolist()

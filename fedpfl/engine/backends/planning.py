@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import TrainJob
-from fedpfl.engine.training.sgd import steps
+from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, Phase
 
@@ -31,7 +31,7 @@ def train_steps(
     the least `batch`.
     """
     plans = [
-        steps(
+        plan_steps(
             phase,
             epochs,
             batch_size,

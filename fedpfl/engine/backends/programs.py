@@ -15,23 +15,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.planning import train_steps
-from fedpfl.engine.training.jobs import End, TrainJob, alike
+from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
 from fedpfl.engine.training.sgd import (
     Local,
-    Movement,
-    at_rest,
-    complete,
-    idle,
-    movement,
-    numbered,
-    parked,
-    uneven,
-    update_,
+    TrainableLeaves,
+    clients_without_trainable_entries,
+    complete_gradients,
+    find_trainable_leaves,
+    initial_moments,
+    masked_moments,
+    optimizer_step_,
+    streams_with_differing_masks,
+    with_epoch_numbers,
 )
+from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import error_text
 from fedpfl.ground.tree import Tree
@@ -65,7 +66,7 @@ class Programs:
         self._kept: list[tuple[Any, Program]] = []
         self._failed = False
 
-    def run(self, job: TrainJob) -> End:
+    def run(self, job: TrainJob) -> TrainResult:
         """Take all steps of a job, whose rows are sorted, the longest first."""
         if self._capture is None:
             return Program(self._net, self._autocast, job).run(job)
@@ -123,12 +124,12 @@ class Program:
             self._own = replace(self._own, client={}, server={})
         elif capture or watched:
             self._own = replace(self._own, client=tree.clone(job.client))
-        self._phases = [phase for phase, _ in numbered(job.plan.phases)]
+        self._phases = [phase for phase, _ in with_epoch_numbers(job.plan.phases)]
         self._slots = list(
             range(len(self._phases))
         )  # of the phase whose memory and graphs each phase uses
         if capture:  # graphs read everything from where it was at first
-            forms = [alike(phase)._replace(epochs=1) for phase in self._phases]
+            forms = [phase_structure(phase)._replace(epochs=1) for phase in self._phases]
             self._slots = [forms.index(form) for form in forms]
             copied = partial(
                 tree.map, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf
@@ -137,7 +138,7 @@ class Program:
             servers = None if job.servers is None else tree.clone(job.servers)
             self._own = replace(self._own, server=tree.clone(self._own.server), servers=servers)
         leaves = tree.leaves(self._own.start)
-        self._moments = at_rest(job.plan, self._own.start, stacked=True)
+        self._moments = initial_moments(job.plan, self._own.start, stacked=True)
         device, rows = leaves[0].device, len(job.rows)
         self._total, self._steps, self._by_sample, self._samples, self._rates = torch.zeros(
             5, rows, device=device
@@ -179,13 +180,19 @@ class Program:
             [*self._remembered(), self._total, self._steps, self._by_sample, self._samples]
         )
 
-    def run(self, job: TrainJob) -> End:
+    def run(self, job: TrainJob) -> TrainResult:
         """Take all steps; what is returned is the program's own memory."""
         own, federation, device = self._own, self._own.rows[0].federation, self._total.device
-        phases, parks = list(numbered(job.plan.phases)), uneven(job.plan.phases)
+        phases, parks = (
+            list(with_epoch_numbers(job.plan.phases)),
+            streams_with_differing_masks(job.plan.phases),
+        )
         if job.plan.local.scheduled:
             self._rates.copy_(tree.send(torch.tensor(job.rates), device))
-        idles = {number: idle(phase, len(job.rows)) for number, (phase, _) in enumerate(phases)}
+        idles = {
+            number: clients_without_trainable_entries(phase, len(job.rows))
+            for number, (phase, _) in enumerate(phases)
+        }
         told = tree.fetch(  # at once, as a GPU is waited for
             {
                 number: torch.stack([flags.all(), flags.any()])
@@ -210,7 +217,7 @@ class Program:
                     phase.mask,
                     given.mask,
                 )
-            moves, local = movement(phase, own.start), job.plan.local.during(phase)
+            moves, local = find_trainable_leaves(phase, own.start), job.plan.local.during(phase)
             # Graphs want one shape in every round, also where no client has a full batch.
             least = local.batch_size if self._capture else 0
             inputs, active = train_steps(job, phase, epochs, local.batch_size, least)
@@ -221,7 +228,11 @@ class Program:
                 ]
                 self._graphs.clear()
             moments = self._moments[given.stream].of(moves.moving)
-            with parked(moments, moves.masks, local) if given.stream in parks else nullcontext():
+            with (
+                masked_moments(moments, moves.masks, local)
+                if given.stream in parks
+                else nullcontext()
+            ):
                 ended, still = [], len(job.rows)
                 for *now, rows in zip(
                     *(tree.send(part, device) for part in inputs), active, strict=True
@@ -243,7 +254,7 @@ class Program:
             self._total / self._steps.clamp(min=1),
             self._by_sample / self._samples.clamp(min=1),
         )
-        return End(
+        return TrainResult(
             own.start, client, own.buffers, loss, by_sample, self._steps > 0, self._records()
         )
 
@@ -292,7 +303,7 @@ class Program:
         federation: Federation,
         slot: int,
         phase: Phase,
-        moves: Movement,
+        moves: TrainableLeaves,
         local: Local,
         rows: int,
         some_idle: bool,
@@ -329,15 +340,15 @@ class Program:
             buffers, client, servers = stacked
             if phase.step:
                 with torch.no_grad(), self._autocast():
-                    new, loss, after = each(one, leaves, batches, buffers, client, servers)
+                    new, loss, after = vmap_clients(one, leaves, batches, buffers, client, servers)
                 for leaf, value in zip(leaves, new, strict=True):
                     leaf.copy_(moved(value, leaf))
             else:
                 with self._autocast():
-                    grads, loss, after, seen, kept = each(
+                    grads, loss, after, seen, kept = vmap_clients(
                         one, moving, leaves, batches[0], buffers, client, servers
                     )
-                update_(moving, moments, grads, masks, local, stacked=True, rates=rates)
+                optimizer_step_(moving, moments, grads, masks, local, stacked=True, rates=rates)
                 if phase.after_gradient:
                     tree.put_(own.client, now, moved(seen, client))
                 if kept and own.records:
@@ -406,7 +417,7 @@ class Program:
             if phase.after_gradient:
                 now, gradient = (
                     tree.rebuild(own.start, part)
-                    for part in (leaves, complete(grads, leaves, moving))
+                    for part in (leaves, complete_gradients(grads, leaves, moving))
                 )
                 seen = phase.after_gradient(server, client, now, gradient, batch, loss, kept)
             return grads, loss, after, seen, kept
@@ -447,19 +458,3 @@ def width(rows: int) -> int:
     """
     power = 1 << (rows - 1).bit_length()
     return power * 3 // 4 if 4 * rows <= 3 * power else power
-
-
-def each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
-    """Apply one-client `f` to every row of the stacked trees."""
-    rows = (
-        count
-        if count is not None
-        else next(leaf.shape[0] for part in stacked for leaf in _tensors(part))
-    )
-    # The row numbers make sure that something is mapped over even where a method keeps nothing per
-    # client.
-    return vmap(lambda _, *parts: f(*parts), randomness="different")(torch.arange(rows), *stacked)
-
-
-def _tensors(part: Any) -> list[Tensor]:
-    return list(part) if isinstance(part, list) else tree.leaves(part)

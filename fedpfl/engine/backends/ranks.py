@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -34,7 +34,8 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from fedpfl.data import fingerprint
-from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
+from fedpfl.engine.backends.backend import Backend, Engine
+from fedpfl.engine.calls import Answer, Call, estimate_work
 from fedpfl.ground import interrupts, tree
 from fedpfl.ground.errors import FedpflError, error_text, original_error
 from fedpfl.ground.tree import Tree
@@ -266,13 +267,15 @@ class Ranks(Backend):
         if call.state.rows.mine:
             owners = [client % dist.get_world_size() for client in call.clients]
         else:
-            owners = deal([work(call, client) for client in call.clients], dist.get_world_size())
+            owners = deal(
+                [estimate_work(call, client) for client in call.clients], dist.get_world_size()
+            )
         dealt: list[list[int]] = [[] for _ in range(dist.get_world_size())]
         for place, owner in enumerate(owners):
             dealt[owner].append(place)
         here, mine, failed = dealt[dist.get_rank()], None, None
         try:
-            mine = self._backend._one(_some(call, here)) if here else None
+            mine = self._backend.run_one(_some(call, here)) if here else None
         except Exception as error:
             failed = error
         said = (
@@ -325,8 +328,8 @@ class Ranks(Backend):
 
 def _some(call: Call, places: list[int]) -> Call:
     """Return the call about some of its clients."""
-    laid = None if call.laid is None else tree.take(call.laid, torch.tensor(places))
-    return call._replace(clients=[call.clients[place] for place in places], laid=laid)
+    laid = None if call.overlay is None else tree.take(call.overlay, torch.tensor(places))
+    return replace(call, clients=[call.clients[place] for place in places], overlay=laid)
 
 
 @dataclass(frozen=True)

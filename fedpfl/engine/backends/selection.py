@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.backends import ranks
+from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.batched import Batched
 from fedpfl.engine.backends.loop import Loop
 from fedpfl.ground.errors import FedpflError

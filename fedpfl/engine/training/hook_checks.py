@@ -24,10 +24,10 @@ from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, argument_or
 from fedpfl.models import Net
 
 Faults = Iterator[str]
-Found = dict[str, dict[int, dict[str, Any]]]
+AnswerForms = dict[str, dict[int, dict[str, Any]]]
 """By hook and client, the `form` of what the client found out."""
 
-UNSEEN = (
+VMAP_ERRORS = (
     "vmap: It looks like",
     "dynamic shape",
     "Cannot access data pointer",
@@ -35,11 +35,11 @@ UNSEEN = (
     "torch.allclose isn't",
 )
 """What PyTorch says where a vectorised function asks for the values of a tensor."""
-ONE_HOT = (
+ONE_HOT_ADVICE = (
     "calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write "
     "(y[:, None] == torch.arange(classes, device=y.device)).float()"
 )
-INSTEAD = (
+VMAP_ADVICE = (
     "looks at the values of a tensor (if, while, int(), .item(), x[mask], x[number]), but it is asked about many "
     "clients at once: use torch.where, x[number[None]][0], or find it out in before_training or after_training, "
     "which may look"
@@ -47,7 +47,7 @@ INSTEAD = (
 
 
 @dataclass
-class About:
+class Expected:
     """Hold what answers are compared with, as far as it is known.
 
     seen: which of the hooks that every step asks have answered.
@@ -64,7 +64,7 @@ class About:
         return all(getattr(type(self.method), hook) is getattr(Method, hook) for hook in hooks)
 
 
-class Rule(NamedTuple):
+class HookRule(NamedTuple):
     """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an
     answer.
 
@@ -76,34 +76,34 @@ class Rule(NamedTuple):
     often: bool = False
 
 
-def asked(method: Method, *about: Any) -> Method:
+def with_hook_checks(method: Method, *about: Any) -> Method:
     """Return the method with hooks that raise MethodError where they break their rule; type and equality
     are the same.
     """
-    same, known = copy.copy(method), About(method, *about)
-    for name, rule in RULES.items():
-        vars(same)[name] = Question(
+    same, known = copy.copy(method), Expected(method, *about)
+    for name, rule in HOOK_RULES.items():
+        vars(same)[name] = CheckedHook(
             getattr(method, name), f"{type(method).__name__}.{name}", rule, known
         )
     return same
 
 
-def unseen(error: BaseException) -> str:
+def vmap_advice(error: BaseException) -> str:
     """Return what to do about an error by which a vectorised hook looked at values; "" of other
     errors.
     """
-    if not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in UNSEEN):
+    if not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in VMAP_ERRORS):
         return ""
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    return ONE_HOT if last and "one_hot(" in (last[0].line or "") else INSTEAD
+    return ONE_HOT_ADVICE if last and "one_hot(" in (last[0].line or "") else VMAP_ADVICE
 
 
-def kept(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
+def persistent_entries(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
     """Return the entries of a client's state that last: those that `init` gave it."""
     return {name: client[name] for name in initial if name in client}
 
 
-def difference(new: Tree, old: Tree) -> str:
+def describe_form_change(new: Tree, old: Tree) -> str:
     """Tell an entry in which a tree has another form than it had; "" if there is none."""
     now, then = tree.specs(new), tree.specs(old)
     if now == then:
@@ -116,7 +116,7 @@ def difference(new: Tree, old: Tree) -> str:
     return f"{name or 'it'} was {was} and is {became}"
 
 
-def form(found: dict[str, Tree]) -> dict[str, Any]:
+def answer_form(found: dict[str, Tree]) -> dict[str, Any]:
     """Return type and shape of what a client found out, by name; of what is Ragged, those without
     any rows.
     """
@@ -125,7 +125,7 @@ def form(found: dict[str, Tree]) -> dict[str, Any]:
     )
 
 
-def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
+def require_equal_forms(hook: str, forms: dict[int, dict[str, Any]]) -> None:
     """Raise MethodError where a hook has answered one client in another form than the first of them."""
     first, *others = sorted(forms)
     for other in others:
@@ -144,15 +144,15 @@ def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
 
 
 @dataclass(frozen=True)
-class Question:
+class CheckedHook:
     """Ask a hook, and raise MethodError where it changes its arguments, looks at values it may not, or
     breaks its rule.
     """
 
     hook: Callable[..., Any]
     name: str = field(compare=False)
-    rule: Rule = field(compare=False)
-    about: About = field(compare=False)
+    rule: HookRule = field(compare=False)
+    about: Expected = field(compare=False)
 
     def __call__(self, *given: Any) -> Any:
         """Return the hook's answer."""
@@ -165,11 +165,11 @@ class Question:
             for name, own in zip(names, given, strict=False)
             if isinstance(own, dict | Tensor)
         }
-        before = versions(trees)
+        before = tensor_versions(trees)
         try:
             answer = self.hook(*given)
         except RuntimeError as error:
-            if not (instead := unseen(error)):
+            if not (instead := vmap_advice(error)):
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise MethodError(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
@@ -178,7 +178,7 @@ class Question:
                 raise
             has = f"the tree that is trained, which has {', '.join(own)}"
             raise MethodError(f"{self.name} looks for {error} in {has}: {instead}") from error
-        unchanged(trees, before, self.name)
+        require_unchanged(trees, before, self.name)
         try:
             fault = next(self.rule.faults(answer, self.about, *given), "")
         except RecursionError:
@@ -206,11 +206,11 @@ class Question:
         for name, rule in {"loss": LOSS, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
-                new[name] = Question(hook, of, rule, self.about)
+                new[name] = CheckedHook(hook, of, rule, self.about)
         return phase._replace(**new)
 
 
-def versions(shown: Tree) -> dict[str, tuple[int, int]]:
+def tensor_versions(shown: Tree) -> dict[str, tuple[int, int]]:
     """Return which tensors a method is shown, by name, and how often each was changed in place."""
     return {
         name: (id(leaf), leaf._version)
@@ -219,9 +219,9 @@ def versions(shown: Tree) -> dict[str, tuple[int, int]]:
     }
 
 
-def unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
+def require_unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
     """Raise MethodError where what `who` is shown has other `versions` than before."""
-    if after := versions(shown).items() ^ before.items():
+    if after := tensor_versions(shown).items() ^ before.items():
         raise MethodError(
             f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given"
         )
@@ -241,7 +241,7 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _tree(value: Any, about: About, *given: Any, at: str = "", ragged: bool = False) -> Faults:
+def _tree(value: Any, about: Expected, *given: Any, at: str = "", ragged: bool = False) -> Faults:
     """A tree has tensors for leaves, and strings for names. ragged: and may have what is Ragged,
     not completed yet.
     """
@@ -262,13 +262,13 @@ def _tree(value: Any, about: About, *given: Any, at: str = "", ragged: bool = Fa
         yield from _tree(own, about, at=f"{at}.{name}" if at else name, ragged=ragged)
 
 
-def _dict(value: Any, about: About, *given: Any) -> Faults:
+def _dict(value: Any, about: Expected, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     yield from _tree(value, about)
 
 
-def _found(value: Any, about: About, *given: Any) -> Faults:
+def _found(value: Any, about: Expected, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     yield from _tree(value, about, ragged=True)
@@ -279,7 +279,7 @@ def _pair(value: Any) -> Faults:
         yield _kind(value)
 
 
-def _model(value: Any, about: About, *given: Any) -> Faults:
+def _model(value: Any, about: Expected, *given: Any) -> Faults:
     """Where FedAvg's `predict` has it, a tree holds the whole network."""
     yield from _tree(value, about)
     if about.net is not None:
@@ -291,29 +291,29 @@ def _model(value: Any, about: About, *given: Any) -> Faults:
                 yield f"{name} of shape {list(named[name].shape)}, which the network has as {list(leaf.shape)}"
 
 
-def _start(value: Any, about: About, *given: Any) -> Faults:
+def _start(value: Any, about: Expected, *given: Any) -> Faults:
     yield from (_model if about.default("evaluated", "predict", "loss") else _tree)(value, about)
 
 
-def _judged(value: Any, about: About, *given: Any) -> Faults:
+def _judged(value: Any, about: Expected, *given: Any) -> Faults:
     yield from (_model if about.default("predict") else _tree)(value, about)
 
 
-def _states(value: Any, about: About, *given: Any) -> Faults:
+def _states(value: Any, about: Expected, *given: Any) -> Faults:
     """The server's and a client's, or an upload and a client's."""
     yield from _pair(value)
     yield from _tree(value[0], about)
     yield from _dict(value[1], about)
 
 
-def _init(value: Any, about: About, *given: Any) -> Faults:
+def _init(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _states(value, about)
     if known := [name for name in FACTS if name in value[1]]:
         yield f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave it out here"
 
 
 def _before_turn(
-    value: Any, about: About, server: Any, clients: dict[str, Tree], *given: Any
+    value: Any, about: Expected, server: Any, clients: dict[str, Tree], *given: Any
 ) -> Faults:
     yield from _dict(value, about)
     cohort = len(clients["number"])
@@ -322,19 +322,19 @@ def _before_turn(
             yield f"{name} as a tensor {list(leaf.shape)} for {cohort} clients"
 
 
-def _finish(value: Any, about: About, *given: Any) -> Faults:
+def _finish(value: Any, about: Expected, *given: Any) -> Faults:
     ragged: list[tree.Ragged] = []
     yield from _states(value, about)
     tree.at_ragged(ragged.append, value[0])
     if ragged:
         yield "an upload with a tree.Ragged in it; what goes up has one form for all"
     if about.client is not None and (
-        told := difference(kept(value[1], about.client), about.client)
+        told := describe_form_change(persistent_entries(value[1], about.client), about.client)
     ):
         yield f"a client state in another form than init's, {told}"
 
 
-def _aggregate(value: Any, about: About, *given: Any) -> Faults:
+def _aggregate(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _states(value, about)
     cohort = len(given[4])
     for name, leaf in tree.items(value[1]):
@@ -342,7 +342,7 @@ def _aggregate(value: Any, about: About, *given: Any) -> Faults:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
 
 
-def _init_clients(value: Any, about: About, *given: Any) -> Faults:
+def _init_clients(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _dict(value, about)
     known = dict(tree.items(about.client))
     for name, leaf in tree.items(value):
@@ -352,7 +352,7 @@ def _init_clients(value: Any, about: About, *given: Any) -> Faults:
             yield f"{name} of shape {list(leaf.shape)} for {given[0]} clients that have {list(known[name].shape)} each"
 
 
-def _buffers(value: Any, about: About, *given: Any) -> Faults:
+def _buffers(value: Any, about: Expected, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     for where in value.values():
@@ -361,7 +361,7 @@ def _buffers(value: Any, about: About, *given: Any) -> Faults:
 
 
 def _turns(
-    value: Any, about: About, played: int, cohort: list[int], clients: int, *given: Any
+    value: Any, about: Expected, played: int, cohort: list[int], clients: int, *given: Any
 ) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
@@ -388,7 +388,7 @@ def _turns(
         yield "no turn in which clients train"
 
 
-def _phases(value: Any, about: About, *given: Any) -> Faults:
+def _phases(value: Any, about: Expected, *given: Any) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
     params = next(own for own in (*given[2:3], given[0]) if isinstance(own, dict | Tensor))
@@ -441,7 +441,7 @@ def _detached(value: Tensor, params: Tree) -> Faults:
 
 
 def _loss(
-    value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Batch
+    value: Any, about: Expected, server: Any, client: Any, net: Any, params: Tree, batch: Batch
 ) -> Faults:
     """A loss, and perhaps a tree of what is kept of each sample beside it."""
     if isinstance(value, tuple):
@@ -455,21 +455,21 @@ def _loss(
     yield from _detached(value, params)
 
 
-def _step(value: Any, about: About, *given: Any) -> Faults:
+def _step(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _pair(value)
     yield from _tree(value[0], about)
-    if told := difference(value[0], given[3]):
+    if told := describe_form_change(value[0], given[3]):
         yield f"a trained tree in another form, {told}"
     yield from _scalar(value[1])
 
 
-def _after_gradient(value: Any, about: About, *given: Any) -> Faults:
+def _after_gradient(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _dict(value, about)
-    if told := difference(value, given[1]):
+    if told := describe_form_change(value, given[1]):
         yield f"a client state in another form, {told}"
 
 
-def _updated(value: Any, about: About, *given: Any) -> Faults:
+def _updated(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _dict(value, about)
     for role, own in value.items():
         if role not in about.method.buffers():
@@ -482,7 +482,7 @@ def _updated(value: Any, about: About, *given: Any) -> Faults:
             yield f"{role}.{wrong[0]} too many or too few"
 
 
-def _predict(value: Any, about: About, net: Any, params: Tree, batch: Batch) -> Faults:
+def _predict(value: Any, about: Expected, net: Any, params: Tree, batch: Batch) -> Faults:
     if about.default("predict"):
         return  # what the network answers is no matter of the method
     yield from _detached(value, params) if isinstance(value, Tensor) else ()
@@ -494,14 +494,14 @@ def _predict(value: Any, about: About, net: Any, params: Tree, batch: Batch) -> 
         yield f"{_kind(value)} for {len(batch.x)} samples of {about.classes} classes"
 
 
-def _metrics(value: Any, about: About, *given: Any) -> Faults:
+def _metrics(value: Any, about: Expected, *given: Any) -> Faults:
     yield from _dict(value, about)
     for name, leaf in tree.items(value):
         if leaf.dim():
             yield f"{_kind(leaf)} as {name}"
 
 
-def _masks(value: Any, about: About, *given: Any) -> Faults:
+def _masks(value: Any, about: Expected, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     for mask in value.values():
@@ -509,65 +509,65 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
             yield f"{_kind(mask)} as a mask"
 
 
-FOUND = Rule("a dict of trees, to be laid over the client's state", _found)
-MODEL = Rule(
+FOUND = HookRule("a dict of trees, to be laid over the client's state", _found)
+MODEL = HookRule(
     "a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name",
     _judged,
 )
-PHASES = Rule(
+PHASES = HookRule(
     "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
     _phases,
 )
-LOSS = Rule(
+LOSS = HookRule(
     "the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss, often=True
 )
-STEP = Rule(
+STEP = HookRule(
     "two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor",
     _step,
     often=True,
 )
-AFTER_GRADIENT = Rule(
+AFTER_GRADIENT = HookRule(
     "the client's state, in the form in which it was given", _after_gradient, often=True
 )
 
-RULES = {
-    "init": Rule("two things: the server's tree and a client's state, a dict", _init),
-    "init_clients": Rule(
+HOOK_RULES = {
+    "init": HookRule("two things: the server's tree and a client's state, a dict", _init),
+    "init_clients": HookRule(
         "a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients
     ),
-    "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
-    "turns": Rule("a list of Turn, in which clients train, each once", _turns),
-    "before_turn": Rule(
+    "buffers": HookRule("a dict of 'aggregate' or 'local' by model role", _buffers),
+    "turns": HookRule("a list of Turn, in which clients train, each once", _turns),
+    "before_turn": HookRule(
         "a dict of trees, stacked `[cohort, ...]`, to be laid over the clients' states",
         _before_turn,
     ),
     "sample": FOUND._replace(faults=_dict),
     "before_training": FOUND,
-    "prepare": Rule("the client's state, a dict of trees", _dict),
-    "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
-    "start": Rule(
+    "prepare": HookRule("the client's state, a dict of trees", _dict),
+    "download": HookRule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
+    "start": HookRule(
         "a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start
     ),
     "phases": PHASES,
     "loss": LOSS,
     "after_training": FOUND,
-    "updated_buffers": Rule(
+    "updated_buffers": HookRule(
         "by model role a tree of bools in the form of its statistics", _updated
     ),
-    "finish": Rule(
+    "finish": HookRule(
         "two things: the upload, a tree, and the client's state, a dict in the form of init's",
         _finish,
     ),
-    "aggregate": Rule(
+    "aggregate": HookRule(
         "two things: the server's tree and the clients' states, stacked, in the form of init's",
         _aggregate,
     ),
     "evaluated": MODEL,
     "before_evaluation": FOUND,
     "personal": MODEL,
-    "predict": Rule("logits `[batch, classes]`", _predict, often=True),
+    "predict": HookRule("logits `[batch, classes]`", _predict, often=True),
     "finetuning": PHASES,
-    "metrics": Rule("a dict of 0-dimensional tensors", _metrics),
-    "masks": Rule("a dict of bool tensors", _masks),
+    "metrics": HookRule("a dict of 0-dimensional tensors", _metrics),
+    "masks": HookRule("a dict of bool tensors", _masks),
 }
 """By hook."""

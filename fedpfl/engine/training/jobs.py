@@ -20,7 +20,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase
 
 
-class Row(NamedTuple):
+class ClientRow(NamedTuple):
     """One client in a job."""
 
     federation: Federation
@@ -35,7 +35,7 @@ class EvalJob:
     """
 
     method: Method
-    rows: list[Row]
+    rows: list[ClientRow]
     draws: list[Draws]
     params: Tree
     buffers: dict[str, Tree]
@@ -71,7 +71,7 @@ class TrainJob:
     """
 
     method: Method
-    rows: list[Row]
+    rows: list[ClientRow]
     draws: list[Draws]
     plan: TrainPlan
     start: Tree
@@ -114,7 +114,7 @@ class TrainJob:
         """
         # Whose functions they are, `asker` says.
         phases = [
-            alike(phase._replace(loss=None, step=None, after_gradient=None))
+            phase_structure(phase._replace(loss=None, step=None, after_gradient=None))
             for phase in self.plan.phases
         ]
         local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
@@ -135,7 +135,7 @@ class TrainJob:
 
 
 @dataclass(frozen=True)
-class End:
+class TrainResult:
     """Hold trained trees, states and buffers after a job, stacked.
 
     loss, sample_loss: mean over each client's steps, and over the samples of these (0 unless the
@@ -154,7 +154,7 @@ class End:
     kept: list[Tree]
 
 
-def by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
+def run_by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
     """Return the results of `work`, in order, which is given all items of a kind together."""
     kinds: list[tuple[Any, list[int]]] = []
     for place, item in enumerate(items):
@@ -169,7 +169,7 @@ def by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> lis
     return [results[place] for place in range(len(items))]
 
 
-def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
+def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     """Make jobs of one kind one, the clients with most samples first; and say where each row went,
     `[rows]`.
     """
@@ -181,7 +181,7 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     order = sizes.argsort(descending=True, stable=True)
 
     def joined(trees: Sequence[Tree]) -> Tree:
-        return tree.take(concatenate(trees), order)
+        return tree.take(concatenate_rows(trees), order)
 
     def joined_masks(*leaves: Any) -> Any:
         return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
@@ -215,7 +215,7 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     return job, order.argsort()
 
 
-def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
+def split_result(end: TrainResult, places: Tensor, jobs: list[TrainJob]) -> list[TrainResult]:
     """Undo `join`: return each job's own rows. The states of plain jobs have not changed."""
     stacked = {name: value for name, value in vars(end).items() if name != "kept"}
     counts, kept = (
@@ -223,15 +223,15 @@ def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
         iter([end.kept[place] for place in places.tolist()]),
     )
     return [
-        End(
+        TrainResult(
             **{**own, "client": job.client if job.plain else own["client"]},
             kept=list(islice(kept, len(job.rows))),
         )
-        for job, own in zip(jobs, divide(tree.take(stacked, places), counts), strict=True)
+        for job, own in zip(jobs, divide_rows(tree.take(stacked, places), counts), strict=True)
     ]
 
 
-def alike(phase: Phase) -> Phase:
+def phase_structure(phase: Phase) -> Phase:
     """Return a phase with all that a program depends on: of its masks it is not the values."""
     mask = [
         (name, Tensor if isinstance(leaf, Tensor) else leaf)
@@ -240,12 +240,12 @@ def alike(phase: Phase) -> Phase:
     return phase._replace(mask=mask, sgd=dict(phase.sgd))
 
 
-def concatenate(stacked: Sequence[Tree]) -> Tree:
+def concatenate_rows(stacked: Sequence[Tree]) -> Tree:
     """Put stacked trees of one form one after another on axis 0; a single one stays as it is."""
     return tree.map(lambda *leaves: torch.cat(leaves), *stacked) if len(stacked) > 1 else stacked[0]
 
 
-def divide(stacked: Tree, counts: list[int]) -> list[Tree]:
+def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
     """Undo `concatenate`: return views of `counts` rows each."""
     ends = torch.tensor(counts).cumsum(0).tolist()
     return [
@@ -253,7 +253,7 @@ def divide(stacked: Tree, counts: list[int]) -> list[Tree]:
     ]
 
 
-def _images(rows: list[Row]) -> tuple[Any, ...]:
+def _images(rows: list[ClientRow]) -> tuple[Any, ...]:
     federation = rows[0].federation
     return id(federation.x), federation.mean, federation.std, federation.augment
 

@@ -15,8 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.training.jobs import alike
-from fedpfl.engine.training.sgd import TrainPlan, movement, numbered, passed
+from fedpfl.engine.training.jobs import phase_structure
+from fedpfl.engine.training.sgd import (
+    TrainPlan,
+    count_samples,
+    find_trainable_leaves,
+    with_epoch_numbers,
+)
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
@@ -26,7 +31,7 @@ _places: weakref.WeakKeyDictionary[Net, dict[str, int]] = weakref.WeakKeyDiction
 _steps: weakref.WeakKeyDictionary[Net, list[tuple[Any, float]]] = weakref.WeakKeyDictionary()
 
 
-class Meter(TorchDispatchMode):
+class FlopMeter(TorchDispatchMode):
     """Count the operations of matrix products and convolutions, backward ones too; `total` grows
     while it is entered.
 
@@ -46,7 +51,7 @@ class Meter(TorchDispatchMode):
         return answer
 
 
-def operations(
+def count_training_flops(
     method: Method,
     net: Bound,
     plan: TrainPlan,
@@ -63,9 +68,9 @@ def operations(
     (`share`).
     """
     total, samples = 0.0, int(federation.train_sizes[number])
-    for phase, epochs in numbered(plan.phases):
-        seen = passed(phase, epochs, plan.local.batch_size, samples, plan.local.steps)
-        if seen and (part := share(net.net, phase, start, federation)):
+    for phase, epochs in with_epoch_numbers(plan.phases):
+        seen = count_samples(phase, epochs, plan.local.batch_size, samples, plan.local.steps)
+        if seen and (part := trainable_share(net.net, phase, start, federation)):
             total += (
                 seen
                 * part
@@ -74,7 +79,7 @@ def operations(
     return total
 
 
-def share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
+def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
     """Return the part that a phase's element-wise masks leave of its operations: 1.0 without any,
     0.0 if none moves.
 
@@ -82,7 +87,7 @@ def share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
     the layer's inputs, so do those that hold still and are not zero, as FedSPU's frozen ones: one
     that is zero and never moves computes nothing, as outside a sub-model.
     """
-    moves = movement(phase, start)
+    moves = find_trainable_leaves(phase, start)
     masks = dict(zip(moves.moving, moves.masks, strict=True))
     if all(mask is None for mask in moves.masks):
         return float(bool(masks))
@@ -145,7 +150,7 @@ def _per_sample(
     A step is taken on samples of zeros, and what comes of it is dropped.
     """
     functions = [getattr(own, "__qualname__", repr(own)) for own in (phase.loss, phase.step)]
-    bare = alike(phase._replace(loss=None, step=None, after_gradient=None, epochs=0))
+    bare = phase_structure(phase._replace(loss=None, step=None, after_gradient=None, epochs=0))
     kind = method, functions, bare, plan.local.batch_size, tree.specs(start), tree.specs(client)
     known = _steps.setdefault(net.net, [])
     if found := [count for own, count in known if own == kind]:
@@ -155,8 +160,8 @@ def _per_sample(
     y, random = torch.zeros(size, dtype=torch.int64), torch.zeros(size, method.randoms)
     parts = _zeros(federation, size), y, None, random, torch.arange(size)
     batch = Batch(*(part if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
-    moving = [leaves[i].requires_grad_() for i in movement(phase, start).moving]
-    with Meter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+    moving = [leaves[i].requires_grad_() for i in find_trainable_leaves(phase, start).moving]
+    with FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
         if phase.step:
             with torch.no_grad():
                 phase.step(

@@ -16,13 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.backend import AnyCall, Counts, EvalCall, Participation, TrainCall
-from fedpfl.engine.backends.programs import each
-from fedpfl.engine.training.hook_checks import Found, alike, asked, difference, form
-from fedpfl.engine.training.jobs import End, EvalJob, Row, TrainJob
-from fedpfl.engine.training.operations import Meter, operations
-from fedpfl.engine.training.sgd import TrainPlan, fine_tuning, training
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.calls import AnyCall, Counts, EvalCall, Participation, TrainCall
+from fedpfl.engine.training.hook_checks import (
+    AnswerForms,
+    answer_form,
+    describe_form_change,
+    require_equal_forms,
+    with_hook_checks,
+)
+from fedpfl.engine.training.jobs import ClientRow, EvalJob, TrainJob, TrainResult
+from fedpfl.engine.training.operations import FlopMeter, count_training_flops
+from fedpfl.engine.training.sgd import TrainPlan, make_fine_tuning_plan, make_training_plan
+from fedpfl.engine.training.shard import make_shard
+from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import traffic, tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.ground.traffic import Traffic
@@ -31,23 +37,23 @@ from fedpfl.methods import FACTS
 from fedpfl.models import Net
 
 
-class One:
+class OneClient:
     """Apply hooks to a single client, whose trees are as hooks see them.
 
     found: the forms of what each client of the call has found out, by hook.
     """
 
     def __init__(
-        self, client: int, common: dict[str, Any] | None = None, found: Found | None = None
+        self, client: int, common: dict[str, Any] | None = None, found: AnswerForms | None = None
     ):
         self.clients = [client]
         self._common = {} if common is None else common
-        self.found: Found = {} if found is None else found
+        self.found: AnswerForms = {} if found is None else found
 
     def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
         """Return the clients' states, with what the server laid over them."""
-        laid = tree.take(call.laid or {}, call.clients.index(self.clients[0]))
-        return laid_over(call.state.client(self.clients[0]), laid)
+        laid = tree.take(call.overlay or {}, call.clients.index(self.clients[0]))
+        return apply_overlay(call.state.client(self.clients[0]), laid)
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Apply a pure hook."""
@@ -79,7 +85,7 @@ class One:
         self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]
     ) -> dict[str, Tree]:
         """Note the form of what a client has found out; return it with what is Ragged completed."""
-        self.found.setdefault(hook.__name__, {})[client] = form(answer)
+        self.found.setdefault(hook.__name__, {})[client] = answer_form(answer)
         return tree.mark_real(answer)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
@@ -87,10 +93,10 @@ class One:
         return make(*trees)
 
 
-class Many(One):
+class ManyClients(OneClient):
     """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
 
-    def __init__(self, clients: list[int], found: Found | None = None):
+    def __init__(self, clients: list[int], found: AnswerForms | None = None):
         super().__init__(clients[0], found=found)
         self.clients = clients
 
@@ -105,11 +111,11 @@ class Many(One):
                 else leaf[tree.send(rows, leaf.device)]
             )
 
-        return laid_over(call.state.client(self.clients), tree.map(taken, call.laid or {}))
+        return apply_overlay(call.state.client(self.clients), tree.map(taken, call.overlay or {}))
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Vectorise it."""
-        return each(hook, *trees, count=len(self.clients))
+        return vmap_clients(hook, *trees, count=len(self.clients))
 
     def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
         """Apply that hook to all."""
@@ -125,7 +131,7 @@ class Many(One):
                 [kept[row]] if kept is not None else []
             )
             answers.append(self._noted(hook, client, hook(client, *own)))
-        alike(hook.__name__, self.found[hook.__name__])
+        require_equal_forms(hook.__name__, self.found[hook.__name__])
         return tree.stack_padded(answers)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
@@ -150,12 +156,12 @@ class Many(One):
         return replace(common[0], phases=phases)
 
 
-def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:
+def apply_overlay(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:
     """Return a state with what was found; of the FACTS the statistics alone may be other ones, of
     the same form.
     """
     own = client["statistics"]
-    if told := difference(new := found.get("statistics", own), own):
+    if told := describe_form_change(new := found.get("statistics", own), own):
         raise MethodError(f"statistics were found in another form than the network's, {told}")
     return {**client, **found, **tree.select(client, FACTS), "statistics": new}
 
@@ -166,7 +172,7 @@ _first: dict[
 ] = {}  # the round in which a call of a kind was first answered here
 
 
-def newly(call: AnyCall, net: Net) -> AnyCall:
+def with_first_checks(call: AnyCall, net: Net) -> AnyCall:
     """Return the call with its method `asked`, unless this process has answered one of its kind in
     an earlier round.
     """
@@ -174,24 +180,31 @@ def newly(call: AnyCall, net: Net) -> AnyCall:
     kind = type(method), type(call), isinstance(call, EvalCall) and call.tuning is None
     if state.round > _first.setdefault(kind, state.round):
         return call
-    return call._replace(
-        method=asked(method, net, state.rows.initial["client"], federation.classes)
+    return replace(
+        call, method=with_hook_checks(method, net, state.rows.initial["client"], federation.classes)
     )
 
 
-def participation(
-    call: TrainCall, rows: One, net: Net, autocast: Autocast
+def run_participation(
+    call: TrainCall, rows: OneClient, net: Net, autocast: Autocast
 ) -> Generator[TrainJob | EvalJob, Any, Participation]:
     """Take clients through a round in the order of the Method's hooks."""
-    call = newly(call, net)
-    method, federation, state, _, local, draws, stopping, turn, _, counted = call
+    call = with_first_checks(call, net)
+    method, federation, state, local, draws = (
+        call.method,
+        call.federation,
+        call.state,
+        call.local,
+        call.draws,
+    )
+    stopping, turn, counted = call.wants_stopping_loss, call.survey, call.flop_settings
     server, device = state.server, federation.x.device
     places, drawing = (
-        [Row(federation, number) for number in rows.clients],
+        [ClientRow(federation, number) for number in rows.clients],
         [draws] * len(rows.clients),
     )
     meters: dict[int, Any] = {
-        number: Meter() if counted else nullcontext() for number in rows.clients
+        number: FlopMeter() if counted else nullcontext() for number in rows.clients
     }
 
     def sample(number: int) -> dict[str, Tree]:
@@ -206,7 +219,7 @@ def participation(
     def before_training(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
-        shard = training_shard(federation, number, local.batch_size, draws)
+        shard = make_shard(federation, number, local.batch_size, draws)
         with autocast(), meters[number]:
             return method.before_training(server, client, net.bind(buffers, training=True), shard)
 
@@ -214,9 +227,9 @@ def participation(
         number: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
         bound = net.bind(buffers, training=True)
-        plans = [training(method, own, server, client, start) for own in counted]
+        plans = [make_training_plan(method, own, server, client, start) for own in counted]
         found = [
-            operations(method, bound, plan, server, client, start, federation, number)
+            count_training_flops(method, bound, plan, server, client, start, federation, number)
             for plan in plans
         ]
         return {"operations": torch.tensor(found, dtype=torch.float64)}
@@ -227,7 +240,7 @@ def participation(
     def after_training(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree], params: Tree, kept: Tree
     ) -> dict[str, Tree]:
-        shard = training_shard(federation, number, local.batch_size, draws)
+        shard = make_shard(federation, number, local.batch_size, draws)
         with meters[number]:
             return method.after_training(server, client, net.bind(buffers), params, shard, kept)
 
@@ -244,8 +257,8 @@ def participation(
     evaluated = partial(method.evaluated, server)
 
     client = rows.states(call)
-    client = laid_over(client, rows.one_by_one(sample))
-    client = laid_over(client, rows.one_by_one(before_training, client, client["statistics"]))
+    client = apply_overlay(client, rows.one_by_one(sample))
+    client = apply_overlay(client, rows.one_by_one(before_training, client, client["statistics"]))
     facts = tree.select(client, FACTS)  # which stay as they are, whatever hooks return
     buffers = facts["statistics"]
     client = {**rows.each(partial(method.prepare, server), client), **facts}
@@ -262,12 +275,12 @@ def participation(
     client = tree.drop(client, ["statistics"])
     plan = TrainPlan(method.loss, [], local)
     if turn is None or turn.trains:
-        plan = rows.plan(partial(training, method, local, server), client, start)
+        plan = rows.plan(partial(make_training_plan, method, local, server), client, start)
     plan = replace(plan, by_sample=stopping)
     spent = torch.zeros((*facts["number"].shape, 0), dtype=torch.float64)
     if counted:
         spent = rows.one_by_one(planned, client, start, buffers)["operations"]
-    end: End = yield TrainJob(method, places, drawing, plan, start, server, client, buffers)
+    end: TrainResult = yield TrainJob(method, places, drawing, plan, start, server, client, buffers)
     facts |= {"trained": facts["trained"] | end.stepped, "statistics": end.buffers}
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
@@ -277,7 +290,7 @@ def participation(
     }
     client["statistics"] = {**end.buffers, **moved}
     found = rows.one_by_one(after_training, client, client["statistics"], end.params, kept=end.kept)
-    client = laid_over(client, found)
+    client = apply_overlay(client, found)
     params, buffers = rows.each(evaluated, client, end.params), client["statistics"]
     after = nobody if turn else (yield EvalJob(method, places, drawing, params, buffers))
     held_out = torch.zeros_like(after.loss)
@@ -304,31 +317,37 @@ def participation(
     return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
 
 
-def evaluation(
-    call: EvalCall, rows: One, net: Net, autocast: Autocast
+def run_evaluation(
+    call: EvalCall, rows: OneClient, net: Net, autocast: Autocast
 ) -> Generator[TrainJob | EvalJob, Any, dict[str, Counts]]:
     """Evaluate clients' personal models, or copies fine-tuned on their training data."""
-    call = newly(call, net)
-    method, federation, state, _, tuning, before, _, metrics, common = call
-    server, places = state.server, [Row(federation, number) for number in rows.clients]
+    call = with_first_checks(call, net)
+    method, federation, state = call.method, call.federation, call.state
+    tuning, before, metrics, common = (
+        call.tuning,
+        call.before_evaluation,
+        call.measures,
+        call.common_federation,
+    )
+    server, places = state.server, [ClientRow(federation, number) for number in rows.clients]
     draws, batch_size = call.draws, before.local.batch_size if before else 32
 
     def before_evaluation(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
-        shard = training_shard(federation, number, batch_size, draws)
+        shard = make_shard(federation, number, batch_size, draws)
         with autocast():
             return method.before_evaluation(server, client, net.bind(buffers, training=True), shard)
 
     client = rows.states(call)
-    client = laid_over(
+    client = apply_overlay(
         client, found := rows.one_by_one(before_evaluation, client, client["statistics"])
     )
-    params, buffers = rows.personal(call, client, bool(found or call.laid)), client["statistics"]
+    params, buffers = rows.personal(call, client, bool(found or call.overlay)), client["statistics"]
     if tuning:
         client = tree.drop(client, ["statistics"])
-        plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
-        end: End = yield TrainJob(
+        plan = rows.plan(partial(make_fine_tuning_plan, method, tuning, net.parts), params)
+        end: TrainResult = yield TrainJob(
             method, places, [tuning.draws] * len(places), plan, params, server, client, buffers
         )
         params, buffers = end.params, end.buffers
@@ -344,7 +363,7 @@ def evaluation(
             each.append(
                 (
                     yield EvalJob(
-                        method, [Row(common, other)] * len(places), drawing, params, buffers
+                        method, [ClientRow(common, other)] * len(places), drawing, params, buffers
                     )
                 )
             )

@@ -129,7 +129,7 @@ class Moments(NamedTuple):
         return [leaf for own in self for leaf in own]
 
 
-def at_rest(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Moments]:
+def initial_moments(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Moments]:
     """Return what the optimiser remembers before its first step, by stream; nothing of leaves that
     none moves there.
 
@@ -137,14 +137,18 @@ def at_rest(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Mo
     """
     return {
         stream: _at_rest(own, plan.local, start, stacked)
-        for stream, own in by_stream(plan.phases).items()
+        for stream, own in group_by_stream(plan.phases).items()
     }
 
 
 def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> Moments:
     """Return those of one stream."""
     adam = local.optimizer != "sgd"
-    moves = [movement(phase, start) for phase in phases if adam or local.during(phase).momentum]
+    moves = [
+        find_trainable_leaves(phase, start)
+        for phase in phases
+        if adam or local.during(phase).momentum
+    ]
     moving = {i for own in moves for i in own.moving}
     masked = {
         i
@@ -171,7 +175,7 @@ def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> M
     return Moments(zeros(), zeros(), counts)
 
 
-def clipped(
+def clip_gradients(
     grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool
 ) -> list[Tensor]:
     """Gradients scaled down to norm `limit` over the entries that move, as by
@@ -179,15 +183,15 @@ def clipped(
 
     stacked: axis 0 of every tensor is the client, and each has a norm of its own.
     """
-    moving = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
+    moving = [zero_outside_mask(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
     squares = [
         leaf.square().flatten(1).sum(1) if stacked else leaf.square().sum() for leaf in moving
     ]
     scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-    return [leaf * (_beside(scale, leaf) if stacked else scale) for leaf in grads]
+    return [leaf * (per_client_shape(scale, leaf) if stacked else scale) for leaf in grads]
 
 
-def update_(
+def optimizer_step_(
     params: list[Tensor],
     moments: Moments,
     grads: list[Tensor],
@@ -204,15 +208,15 @@ def update_(
     rates: each client's learning rate `[clients]`, in place of `local.lr`.
     """
     if local.clip:
-        grads = clipped(grads, masks, local.clip, stacked)
+        grads = clip_gradients(grads, masks, local.clip, stacked)
     if local.weight_decay and local.optimizer != "adamw":
         grads = list(torch._foreach_add(grads, params, alpha=local.weight_decay))
-    grads = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
+    grads = [zero_outside_mask(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
     if local.optimizer != "sgd":
         for leaf, grad, mask, mean, square, count in zip(
             params, grads, masks, *moments, strict=True
         ):
-            lr = local.lr if rates is None else _beside(rates, leaf)
+            lr = local.lr if rates is None else per_client_shape(rates, leaf)
             _adam_(leaf, grad, mask, mean, square, count, local, lr)
         return
     if local.momentum:
@@ -228,7 +232,7 @@ def update_(
         torch._foreach_add_(params, grads, alpha=-local.lr)
         return
     for leaf, grad in zip(params, grads, strict=True):
-        leaf.addcmul_(grad, _beside(rates, leaf), value=-1)
+        leaf.addcmul_(grad, per_client_shape(rates, leaf), value=-1)
 
 
 def _adam_(
@@ -264,12 +268,12 @@ def _adam_(
     leaf.sub_(mean / (square.sqrt() / second.sqrt()).add_(local.eps) * (lr / first))
 
 
-def _beside(rates: Tensor, leaf: Tensor) -> Tensor:
+def per_client_shape(rates: Tensor, leaf: Tensor) -> Tensor:
     """Numbers per client `[clients]`, in a shape that goes with a stacked leaf."""
     return rates.view(-1, *[1] * (leaf.dim() - 1))
 
 
-def bits(mask: Tensor, like: Tensor) -> Tensor:
+def as_bitmask(mask: Tensor, like: Tensor) -> Tensor:
     """A mask of float32 tensors as integers with all bits set or none, laid out as `like`.
 
     On a CPU a bitwise `and` with it takes a twentieth of torch.where's time and gives the same,
@@ -278,7 +282,7 @@ def bits(mask: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like, dtype=torch.int32).copy_(-mask.int())
 
 
-def _only(mask: Tensor | None, grad: Tensor) -> Tensor:
+def zero_outside_mask(mask: Tensor | None, grad: Tensor) -> Tensor:
     """Zero where the mask is False."""
     if mask is None:
         return grad
@@ -288,7 +292,7 @@ def _only(mask: Tensor | None, grad: Tensor) -> Tensor:
 
 
 @contextmanager
-def parked(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterator[None]:
+def masked_moments(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterator[None]:
     """While a phase lasts: no moments where a mask is False. They are put back afterwards, as they
     were.
     """
@@ -307,19 +311,19 @@ def parked(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterat
         buffer.add_(own)  # one of the two is zero
 
 
-def uneven(phases: list[Phase]) -> set[str]:
+def streams_with_differing_masks(phases: list[Phase]) -> set[str]:
     """Name the streams whose phases have masks of their own, so that some of them park what others
     remember.
     """
     return {
         stream
-        for stream, own in by_stream(phases).items()
+        for stream, own in group_by_stream(phases).items()
         if any(one.mask is not own[0].mask for one in own)
     }
 
 
 @dataclass(frozen=True)
-class Movement:
+class TrainableLeaves:
     """Which leaves of a trained tree a phase differentiates, by position, and their element-wise
     masks.
     """
@@ -328,16 +332,18 @@ class Movement:
     masks: list[Tensor | None]
 
 
-def movement(phase: Phase, trained: Tree) -> Movement:
+def find_trainable_leaves(phase: Phase, trained: Tree) -> TrainableLeaves:
     """Read a phase's mask. Leaves masked with a plain False are left out of differentiation
     altogether.
     """
     mask = tree.leaves(tree.expand(True if phase.mask is None else phase.mask, trained))
     moving = [i for i, leaf in enumerate(mask) if leaf is not False]
-    return Movement(moving, [mask[i] if isinstance(mask[i], Tensor) else None for i in moving])
+    return TrainableLeaves(
+        moving, [mask[i] if isinstance(mask[i], Tensor) else None for i in moving]
+    )
 
 
-def idle(phase: Phase, rows: int | None = None) -> Tensor | None:
+def clients_without_trainable_entries(phase: Phase, rows: int | None = None) -> Tensor | None:
     """Tell which clients leave a phase out, as nothing of theirs moves in it: `[rows]` or
     0-dimensional; None: nobody.
 
@@ -352,7 +358,7 @@ def idle(phase: Phase, rows: int | None = None) -> Tensor | None:
     return ~torch.stack(moving).any(0) if moving else torch.ones(rows or (), dtype=torch.bool)
 
 
-def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
+def with_epoch_numbers(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
     """Give phases with the numbers of their epochs, which count up per stream; those without epochs
     are dropped.
     """
@@ -364,10 +370,10 @@ def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
             yield phase, range(first, first + phase.epochs)
 
 
-def by_stream(phases: list[Phase]) -> dict[str, list[Phase]]:
+def group_by_stream(phases: list[Phase]) -> dict[str, list[Phase]]:
     """Group those phases that have epochs."""
     found: dict[str, list[Phase]] = {}
-    for phase, _ in numbered(phases):
+    for phase, _ in with_epoch_numbers(phases):
         found.setdefault(phase.stream, []).append(phase)
     return found
 
@@ -387,7 +393,7 @@ class TrainPlan:
     by_sample: bool = False
 
 
-def training(
+def make_training_plan(
     method: Method, local: Local, server: Tree, client: dict[str, Tree], start: Tree
 ) -> TrainPlan:
     """Return the plan of a method's own local training.
@@ -397,11 +403,11 @@ def training(
     """
     phases = method.phases(server, client, start, local.epochs or 1)
     if not local.plain and any(phase.step for phase in phases):
-        raise FedpflError(own_steps(type(method).__name__, local))
+        raise FedpflError(unused_optimizer_text(type(method).__name__, local))
     return TrainPlan(method.loss, phases, local)
 
 
-def own_steps(method: str, local: Local) -> str:
+def unused_optimizer_text(method: str, local: Local) -> str:
     """Say that a method which makes its own steps has no use for an optimiser or a schedule."""
     key = "optimizer" if local.optimizer != "sgd" else "decay"
     return (
@@ -410,7 +416,7 @@ def own_steps(method: str, local: Local) -> str:
     )
 
 
-class Steps(NamedTuple):
+class StepPlan(NamedTuple):
     """Hold what the steps of one client take, in order.
 
     positions: of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those of
@@ -425,7 +431,7 @@ class Steps(NamedTuple):
     random: Tensor
 
 
-def steps(
+def plan_steps(
     phase: Phase,
     epochs: range,
     batch_size: int,
@@ -434,7 +440,7 @@ def steps(
     client: int,
     fixed: int | None = None,
     randoms: int = 0,
-) -> Steps:
+) -> StepPlan:
     """Deal a client's samples to the steps of some epochs of a phase, reshuffled each epoch.
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step
@@ -466,11 +472,11 @@ def steps(
     # The numbers of all first samples are drawn first, then those of all second ones.
     random = [own.view(phase.batches, batch, count, randoms).permute(2, 0, 1, 3) for own in drawn]
     shape = (len(epochs) * count, phase.batches, batch)
-    whole = Steps(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
-    return Steps(*(part[now] for part in whole))
+    whole = StepPlan(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
+    return StepPlan(*(part[now] for part in whole))
 
 
-def passed(
+def count_samples(
     phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
 ) -> int:
     """Count the samples of a client that has so many which `steps` deals, each as often as it is
@@ -488,7 +494,7 @@ def passed(
     return until(fixed * epochs.stop) - until(fixed * epochs.start)
 
 
-class Tuning(NamedTuple):
+class FineTuning(NamedTuple):
     """How judged models are fine-tuned: all their entries or the head's alone (`part`)."""
 
     local: Local
@@ -496,7 +502,9 @@ class Tuning(NamedTuple):
     part: str = "all"
 
 
-def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> TrainPlan:
+def make_fine_tuning_plan(
+    method: Method, tuning: FineTuning, parts: Parts, params: Tree
+) -> TrainPlan:
     """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
     def loss(
@@ -517,7 +525,9 @@ def _named(params: Tree, names: tuple[str, ...]) -> Tree:
     return {name: name in names or _named(value, names) for name, value in params.items()}
 
 
-def complete(grads: list[Tensor], leaves: list[Tensor], moving: list[int]) -> list[Tensor]:
+def complete_gradients(
+    grads: list[Tensor], leaves: list[Tensor], moving: list[int]
+) -> list[Tensor]:
     """Gradients of all leaves, from those of the moving ones: zero for the others."""
     known = dict(zip(moving, grads, strict=True))
     return [known[i] if i in known else torch.zeros_like(leaf) for i, leaf in enumerate(leaves)]

@@ -11,13 +11,13 @@ from fedpfl.ground import tree
 from fedpfl.methods import Data, Shard
 
 
-def gathered(federation: Federation, indices: Tensor) -> Data:
+def gather_data(federation: Federation, indices: Tensor) -> Data:
     """Samples `indices`, laid out."""
     indices = tree.send(indices, federation.x.device)
-    return Data(laid_out(federation, federation.x[indices]), federation.y[indices])
+    return Data(normalize_samples(federation, federation.x[indices]), federation.y[indices])
 
 
-def laid_out(federation: Federation, samples: Tensor) -> Tensor:
+def normalize_samples(federation: Federation, samples: Tensor) -> Tensor:
     """Return samples `[samples, ...]` normalised; images in memory channels last, as convolutions
     like them.
     """
@@ -27,15 +27,15 @@ def laid_out(federation: Federation, samples: Tensor) -> Tensor:
     )
 
 
-def training_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
+def make_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
     """Return a client's training data with its batch orders, and what it holds out; gathered when
     looked at.
     """
     indices = federation.train[client]
     held = federation.validation[client] if federation.validation else indices[:0]
     return Shard(
-        lambda: gathered(federation, indices),
+        lambda: gather_data(federation, indices),
         batch_size,
         lambda stream, epoch: draws.order(client, stream, epoch, len(indices)),
-        lambda: gathered(federation, held),
+        lambda: gather_data(federation, held),
     )

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.methods import FedALA
 from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
@@ -42,7 +42,7 @@ def test_three_rounds_equal_the_plain_loops(method, layers, backend, expected, n
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, want.shared[t], atol=5e-6, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            shard = training_shard(federation, client, 32, Draws(SEED, "adapt", t + 1))
+            shard = make_shard(federation, client, 32, Draws(SEED, "adapt", t + 1))
             own = state.client(client)
             own |= method.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             assert_close(method.personal(state.server, own), personal, atol=5e-6, rtol=0.0)

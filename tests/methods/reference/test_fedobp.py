@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fedpfl.engine.backend import EvalCall
-from fedpfl.engine.training.participation import One, evaluation
+from fedpfl.engine.calls import EvalCall
+from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.methods import FedOBPAdaptive
 from tests.conftest import COHORTS, assert_close, federate, holding, rounds
 from tests.methods.reference import plain
@@ -35,7 +35,7 @@ def expected(net, federation):
 def personal(method, net, federation, state, client):
     """The model that the engine evaluates."""
     call = EvalCall(method, federation, state, [client])
-    return next(evaluation(call, One(client), net, nullcontext)).params
+    return next(run_evaluation(call, OneClient(client), net, nullcontext)).params
 
 
 def test_five_rounds_equal_the_plain_loops(backend, expected, net, federation):

@@ -3,6 +3,7 @@
 import pytest
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import FedProto
 from tests.conftest import CPU, as_engine, assert_close, rounds
 from tests.methods.reference.conftest import SEED
@@ -33,7 +34,7 @@ def test_three_rounds_equal_the_plain_loops(
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
         tally = make(as_engine(backend), net, CPU).evaluate(
-            method, federation, state, list(range(10))
+            EvalCall(method, federation, state, list(range(10)))
         )
         right = [
             int((own == c.test_y).sum()) for own, c in zip(labels[t], setting.clients, strict=True)

@@ -3,6 +3,7 @@
 import pytest
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import GPFL
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds, row
 from tests.methods.reference.conftest import SEED
@@ -46,7 +47,7 @@ def test_three_rounds_equal_the_plain_loops(
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
         tally = make(as_engine(backend), net, CPU).evaluate(
-            method, federation, state, list(range(10))
+            EvalCall(method, federation, state, list(range(10)))
         )
         right = [
             int((o.argmax(1) == c.test_y).sum())

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedpfl.engine import Engine, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedRolex, HeteroFL
 from fedpfl.models import Net
@@ -137,7 +138,7 @@ def test_clients_are_judged_by_the_small_network_with_masked_logits(backend, set
     want = play(setting, fixed)
     state = rounds(method, net, federation, setting.cohorts, engine=backend, seed=SEED)[0][-1]
     runner = make(Engine(backend), net, CPU)
-    counts = runner.evaluate(method, federation, state, list(range(10)))
+    counts = runner.evaluate(EvalCall(method, federation, state, list(range(10))))
     expected, unmasked = [], []
     for i in range(10):
         own = first(width(1, i))

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import begin
+from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import IFCA
 from tests.conftest import CPU, assert_close, rounds
@@ -40,7 +40,7 @@ def expected(setting, normed, net):
     def play(name):
         method, norm, shared = CASES[name]
         own, given = normed if norm else (net, setting)
-        return ifca(given, models(method, begin(method, own, 10, CPU)), shared)
+        return ifca(given, models(method, make_initial_state(method, own, 10, CPU)), shared)
 
     return cache(play)
 

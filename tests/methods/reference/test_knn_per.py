@@ -3,6 +3,7 @@
 import pytest
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import KNNPer
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, holding, rounds
 from tests.methods.reference.conftest import SEED, described
@@ -42,7 +43,7 @@ def agree(values, backend, net, federation, setting):
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
         tally = make(as_engine(backend), net, CPU).evaluate(
-            method, federation, state, list(range(10))
+            EvalCall(method, federation, state, list(range(10)))
         )
         got = tally["test"] if isinstance(tally, dict) else tally
         assert got.correct.tolist() == everyone[t]

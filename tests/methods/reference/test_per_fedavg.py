@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl.engine import Engine, Tuning, make
+from fedpfl.engine import Engine, FineTuning, make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import PerFedAvg
 from tests.conftest import CPU, LOCAL, Tiny, assert_close, rounds, tiny
@@ -73,9 +74,9 @@ def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, se
     )
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
     state = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)[0][-1]
-    everyone, before = list(range(10)), Tuning(SMALL, Draws(SEED, "adapt", 3))
+    everyone, before = list(range(10)), FineTuning(SMALL, Draws(SEED, "adapt", 3))
     counts = make(Engine(backend), net, CPU).evaluate(
-        method, federation, state, everyone, before=before
+        EvalCall(method, federation, state, everyone, before_evaluation=before)
     )
     shared = {**state.server, **state.server_buffers["main"]}
     for i, client in enumerate(setting.clients):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fedpfl.engine import make
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import training_shard
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.methods import Batch, PFedFDA
 from fedpfl.methods.shared.gaussian import unpack_symmetric
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
@@ -40,7 +41,7 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
         body = {name: servers[t]["body"][name] for name in state.server["body"]}
         assert_close(state.server["body"], body, atol=1e-5 if t else 2e-6, rtol=0.0)
         for client in range(10):
-            shard = training_shard(federation, client, 32, Draws(0, "adapt", t))
+            shard = make_shard(federation, client, 32, Draws(0, "adapt", t))
             own = state.client(client)
             own |= METHOD.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             params = METHOD.personal(state.server, own)
@@ -52,7 +53,7 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
 
 def test_judging_uses_those_heads(backend, played, expected, setting, net, federation):
     tally = make(as_engine(backend), net, CPU).evaluate(
-        METHOD, federation, played(backend)[-1], list(range(10))
+        EvalCall(METHOD, federation, played(backend)[-1], list(range(10)))
     )
     hits = [
         int((own.argmax(1) == client.test_y).sum())

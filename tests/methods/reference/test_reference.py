@@ -358,7 +358,7 @@ def test_fedobp_sends_what_is_not_personal(expected, net, federation):
         rounds(CASES["fedobp"].method, net, federation, seed=SEED)[1],
     )
     personal = [
-        tree.size(net.params) * len(cohort) - outcome.sent.values_down
+        tree.size(net.params) * len(cohort) - outcome.traffic.values_down
         for cohort, outcome in zip(COHORTS, outcomes, strict=True)
     ]
     assert personal == [sum(want.counts[5 * t : 5 * t + 5]) for t in range(3)]

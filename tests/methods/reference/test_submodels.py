@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import Stopping, pick
+from fedpfl.engine import Stopping, pick_cohort
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedMP, FedSPU, FjORD, Hermes, PruneFL, RandomDropout
 from tests.conftest import COHORTS, LOCAL, assert_close, rounds, row, tiny
@@ -83,7 +83,9 @@ def test_fedspu_with_early_stopping(backend, world, federation):
     states, outcomes = rounds(
         method, net, federation, planned, engine=backend, seed=SEED, local=local, stopping=stopping
     )
-    played = [pick(state, cohort, SEED) for state, cohort in zip(states[:-1], planned, strict=True)]
+    played = [
+        pick_cohort(state, cohort, SEED) for state, cohort in zip(states[:-1], planned, strict=True)
+    ]
     want, losses, stopped = fedspu(replace(setting, cohorts=played), drawn, lam=0.7)
     compare(method, want, states, outcomes)
     for state, last, gone in zip(states[1:], losses, stopped, strict=True):

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Engine
+from fedpfl.engine.backends.backend import Engine
 from fedpfl.engine.backends.loop import working_copy
 from fedpfl.engine.keys import seeded_by_key
-from fedpfl.engine.training.shard import gathered
+from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Data
@@ -23,7 +23,7 @@ TRIES = 10  # steps each way, of which the fastest counts
 SAME = 1.1  # times the seconds, within which one way is as good as the other
 
 
-class Pace(NamedTuple):
+class PrecisionTimes(NamedTuple):
     """Hold the seconds that a step of so many samples takes each way: forward and backward on one
     client's batch.
     """
@@ -45,9 +45,9 @@ class Pace(NamedTuple):
         return f"a step of {self.samples} samples takes {took}: {faster} here"
 
 
-def pace(
+def time_precisions(
     engine: Engine, on: torch.device, net: Net, federation: Federation, batch_size: int
-) -> Pace | None:
+) -> PrecisionTimes | None:
     """Time a step in bf16 and in fp32, for a run in bf16 on a CPU; None for others.
 
     Where a step of `batch_size` samples would be slow fewer are taken, so that all ends within a
@@ -57,7 +57,7 @@ def pace(
     if on.type != "cpu" or engine.precision != "bf16":
         return None
     client = int(federation.train_sizes.argmax())
-    data = gathered(federation, federation.train[client][:batch_size])
+    data = gather_data(federation, federation.train[client][:batch_size])
     began, few, tries = time.perf_counter(), min(2, len(data.y)), TRIES
     with seeded_by_key("pace"):
         try:
@@ -73,7 +73,7 @@ def pace(
                 best = {way: min(best[way], again[way]) for way in best}
         except Exception:
             return None
-    return Pace(samples, **best)
+    return PrecisionTimes(samples, **best)
 
 
 def _timed(net: Net, params: Tree, data: Data, samples: int) -> dict[str, float]:

@@ -1,0 +1,131 @@
+"""A backend's interface: it answers calls, each about some clients of one run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+
+from fedpfl.engine.calls import (
+    Answer,
+    Call,
+    Counts,
+    EvalCall,
+    Participation,
+    TrainCall,
+    with_before_turn,
+)
+from fedpfl.engine.state import State
+from fedpfl.engine.training.hook_checks import require_unchanged, tensor_versions
+from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.models import Net
+
+
+@dataclass(frozen=True)
+class Engine(Checked):
+    """Say how the arithmetic is done; never what is computed, beyond rounding.
+
+    Attributes:
+        backend: loop (one client after another in worker threads), batched (the cohort as one
+            program), or auto (by device).
+        workers: Threads of the loop backend; 0 is one per core, or per core of this process's
+            share under torchrun.
+        precision: fp32, tf32 (CUDA only) or bf16 (autocast).
+        graphs: Replay the batched backend's steps as CUDA graphs; without effect on a CPU.
+        width: Clients that the batched backend trains at once; 0 is all that there are to train.
+    """
+
+    backend: Literal["auto", "loop", "batched"] = "auto"
+    workers: Annotated[int, AtLeast(0)] = 0
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    width: Annotated[int, AtLeast(0)] = 0
+    graphs: bool = False
+
+
+@contextmanager
+def reproducible_arithmetic(device: torch.device, precision: str) -> Iterator[None]:
+    """Hold a GPU to a precision and to deterministic kernels while a backend runs.
+
+    The flags belong to the process, which may have other backends, and are put back afterwards.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    use_tf32 = precision == "tf32"
+    # PyTorch lets convolutions use tf32 unless it is told otherwise.
+    flags: list[tuple[Any, str, bool]] = [
+        (cudnn, "allow_tf32", use_tf32),
+        (matmul, "allow_tf32", use_tf32),
+        (cudnn, "deterministic", True),
+        (cudnn, "benchmark", False),
+    ]
+    old_values = [getattr(module, name) for module, name, _ in flags]
+    try:
+        for module, name, value in flags:
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name, _), value in zip(flags, old_values, strict=True):
+            setattr(module, name, value)
+
+
+class Backend(ABC):
+    """Run one-client hooks of a Method over many clients, and change nothing in a call's state.
+
+    Attributes:
+        engine: How it does so; a backend that runs out of memory may narrow its width.
+        net: The network that it trains.
+    """
+
+    name: str
+    engine: Engine
+    net: Net
+
+    @abstractmethod
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """Answer calls of one run or of several side by side; an error is its call's own answer.
+
+        Where a method draws from the generators of the process, whose order is not fixed when calls
+        run side by side, they are answered again, and from then on one after another
+        (`track_global_draws`).
+        """
+
+    def select_local_state(self, state: State) -> State:
+        """Return the part of an initial state that is kept beside this backend; by default all."""
+        return state
+
+    def participate(self, call: TrainCall) -> Participation:
+        """Answer one call of training."""
+        return self.run_one(call)
+
+    def evaluate_splits(self, call: EvalCall) -> dict[str, Counts]:
+        """Answer one call of evaluation, on the host."""
+        return tree.fetch(self.run_one(call))
+
+    def evaluate(self, call: EvalCall) -> Counts:
+        """Return the answer to one call of evaluation for the test samples."""
+        return self.evaluate_splits(call)["test"]
+
+    def run_one(self, call: Any) -> Any:
+        """Answer one call; raise its error, or MethodError where a hook changed the state in place."""
+        state = call.state
+        call = with_before_turn(call)
+        shown_trees = {
+            "server": state.server,
+            "buffers": state.server_buffers,
+            "rows": dict(enumerate(state.rows.trees)),
+        }
+        old_versions = tensor_versions(shown_trees)
+        answer = self.run([call])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        require_unchanged(shown_trees, old_versions, type(call.method).__name__)
+        return answer

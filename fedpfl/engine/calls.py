@@ -1,0 +1,183 @@
+"""The calls that the engine makes of a backend, each about some clients of one run, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine.keys import Draws, generator, track_global_draws
+from fedpfl.engine.state import State
+from fedpfl.engine.training.hook_checks import with_hook_checks
+from fedpfl.engine.training.sgd import FineTuning, Local
+from fedpfl.ground.traffic import Traffic
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Method, Turn
+
+
+class Counts(NamedTuple):
+    """Hold test results per client, `[clients]`.
+
+    A named tuple, so that it is a tree of tensors: answers are stacked, moved and sent as trees.
+
+    Attributes:
+        correct: Number of correct predictions.
+        loss: Summed cross-entropy.
+        total: Number of test samples.
+        measures: The measures that were asked for, as shares; nan where one is undefined.
+    """
+
+    correct: Tensor
+    loss: Tensor
+    total: Tensor
+    measures: Mapping[str, Tensor] = {}
+
+
+class Participation(NamedTuple):
+    """Hold what a turn's clients bring back, stacked in their order, `[clients, ...]`.
+
+    A tree of tensors like Counts. It is always built by keyword.
+
+    Attributes:
+        uploads: What each client sends to the server.
+        client_states: The states that clients keep, in init's form.
+        trained: Whether a client has ever made a step.
+        buffers: BatchNorm statistics after training, by model role.
+        updated_buffers: Which statistics of a role each client updated, where the method says so.
+        before: Evaluation before local training.
+        after: Evaluation after local training.
+        down: Traffic from the server to each client.
+        up: Traffic from each client to the server.
+        metrics: The method's own metrics.
+        loss: Mean training loss over a client's steps.
+        sample_loss: Mean training loss over the samples of these steps; 0 unless asked for.
+        validation_loss: Mean cross-entropy of the trained model on validation samples (on test
+            samples in a run without any); 0 unless asked for.
+        client_ids: The clients that answered, all those of the call unless a node failed to.
+        flops: FLOPs of each client's training for each of `TrainCall.flop_settings`, float64
+            `[clients, settings]`.
+    """
+
+    uploads: Tree
+    client_states: dict[str, Tree]
+    trained: Tensor
+    buffers: dict[str, Tree]
+    updated_buffers: dict[str, Tree]
+    before: Counts
+    after: Counts
+    down: Traffic
+    up: Traffic
+    metrics: dict[str, Tensor]
+    loss: Tensor
+    sample_loss: Tensor
+    validation_loss: Tensor
+    client_ids: Tensor
+    flops: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TrainCall:
+    """Ask to prepare, train and finish clients, each evaluated before and after: a Participation.
+
+    Attributes:
+        clients: The clients of a turn, in the order of the answer's rows.
+        local: How they train.
+        draws: The random draws of this round.
+        wants_stopping_loss: Whether the losses that early stopping goes by are asked for.
+        survey: The turn, where it is no plain one: in a survey nobody is evaluated, and perhaps
+            nobody trains.
+        overlay: What `Method.before_turn` returned for the clients, stacked in their order; None
+            before it was called.
+        flop_settings: Values of `local` for which the FLOPs of training are counted, whether or
+            not anybody trains.
+    """
+
+    method: Method
+    federation: Federation
+    state: State
+    clients: list[int]
+    local: Local
+    draws: Draws
+    wants_stopping_loss: bool = False
+    survey: Turn | None = None
+    overlay: dict[str, Tree] | None = None
+    flop_settings: tuple[Local, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class EvalCall:
+    """Ask to evaluate personal models on the clients' own samples, fine-tuned copies if asked.
+
+    The answer is a dict of Counts by split: `test`, `validation` where the federation has
+    validation samples, and `common` where `common_federation` is given.
+
+    Attributes:
+        tuning: How the models are fine-tuned; None evaluates them as they are.
+        before_evaluation: Batch size and draws for methods whose hook of this name looks at
+            training data.
+        overlay: As in TrainCall.
+        measures: Names of `measures.MEASURES` to compute for each client as well.
+        common_federation: Clients on whose test samples each model is evaluated too; their counts
+            are `[clients, clients of common_federation]`.
+    """
+
+    method: Method
+    federation: Federation
+    state: State
+    clients: list[int]
+    tuning: FineTuning | None = None
+    before_evaluation: FineTuning | None = None
+    overlay: dict[str, Tree] | None = None
+    measures: tuple[str, ...] = ()
+    common_federation: Federation | None = None
+
+    @property
+    def draws(self) -> Draws:
+        """Return the random draws of `before_evaluation`."""
+        if self.before_evaluation:
+            return self.before_evaluation.draws
+        return Draws(0, "adapt", self.state.round)
+
+
+Call = TrainCall | EvalCall
+AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
+Answer = Participation | dict[str, Counts] | Exception
+
+
+def estimate_work(call: Call, client: int) -> float:
+    """Estimate how long a client takes, in training samples; evaluating one takes a third."""
+    train_samples = int(call.federation.train_sizes[client])
+    evaluation_work = int(call.federation.test_sizes[client]) / 3
+    if isinstance(call, TrainCall):
+        local = call.local
+    elif call.tuning:
+        local = call.tuning.local
+    else:
+        return evaluation_work
+    if local.epochs:
+        return local.epochs * train_samples + evaluation_work
+    return (local.steps or 0) * min(local.batch_size, train_samples) + evaluation_work
+
+
+def with_before_turn(call: AnyCall) -> AnyCall:
+    """Return the call with the overlay that `Method.before_turn` gives, unless it has one.
+
+    Raises:
+        MethodError: The hook breaks its rule.
+    """
+    method = call.method
+    state = call.state
+    if call.overlay is not None or type(method).before_turn is Method.before_turn:
+        return call
+    key = call.draws.seed, call.draws.purpose, call.draws.round, "before_turn"
+    with track_global_draws(method, *key, "process"), torch.no_grad():
+        clients = state.client(call.clients)
+        checked_method = with_hook_checks(method, None, state.rows.initial["client"])
+        # An evaluation draws nothing, so that it gives the same numbers however often it is asked.
+        hook_generator = generator(*key) if isinstance(call, TrainCall) else None
+        overlay = checked_method.before_turn(state.server, clients, state.others(), hook_generator)
+        return replace(call, overlay=overlay)
