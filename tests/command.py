@@ -69,13 +69,13 @@ def _environment() -> dict[str, str]:
 
 
 @functools.cache
-def composed(*overrides: str) -> DictConfig:
+def compose_once(*overrides: str) -> DictConfig:
     register_resolver()
     with initialize_config_dir(train.CONF, version_base="1.3"):
         return compose("train", overrides=list(overrides))
 
 
-def call(*arguments: str, cwd: Path) -> Result:
+def run_command(*arguments: str, cwd: Path) -> Result:
     """`python -m fedpfl.train` in this process.
 
     A traceback that a user would see is raised here.
@@ -103,7 +103,7 @@ def call(*arguments: str, cwd: Path) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
-def play(folder: Path, *overrides: str) -> str:
+def play_run(folder: Path, *overrides: str) -> str:
     """What the command does, without what takes longest: composing the configuration.
 
     Returns what it says on the terminal; raises what it raises. folder: the run directory.
@@ -113,11 +113,11 @@ def play(folder: Path, *overrides: str) -> str:
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(told),
     ):
-        session.play(composed(*overrides), folder)
+        session.play(compose_once(*overrides), folder)
     return told.getvalue()
 
 
-def start(
+def start_process(
     *arguments: str, cwd: Path, script: str | None = None, alone: bool = False
 ) -> subprocess.Popen[str]:
     """The command, or a script that ends in it, as a process of its own. alone: in a process group
@@ -145,7 +145,7 @@ def _heed_interrupts() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def wait(process: subprocess.Popen[str]) -> Result:
+def wait_for(process: subprocess.Popen[str]) -> Result:
     out, err = process.communicate(timeout=120)
     return Result(process.returncode, out, err)
 
@@ -161,7 +161,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def table(path: Path) -> list[dict[str, str]]:
+def read_table(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV file without the columns that a clock wrote."""
     with path.open(newline="") as file:
         return [
@@ -170,7 +170,7 @@ def table(path: Path) -> list[dict[str, str]]:
         ]
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
@@ -178,7 +178,7 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
     """As a run would have written it: with its digest, where that is not among what is left out."""
     told = {
         key: value
-        for key, value in {**summary(folder), **changes}.items()
+        for key, value in {**read_summary(folder), **changes}.items()
         if key not in ("digest", *without)
     }
     if "digest" not in without:
@@ -186,7 +186,7 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
     (folder / "summary.json").write_text(json.dumps(told))
 
 
-def state(folder: Path) -> dict[str, Any]:
+def read_checkpoint(folder: Path) -> dict[str, Any]:
     """The trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)
     return {

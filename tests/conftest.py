@@ -295,14 +295,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 HEAD = ("classifier.weight", "classifier.bias")
 
 
-def federate(
+def make_federation(
     train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0
 ) -> Federation:
     """Images of five noisy patterns, label-skewed over the clients."""
     return toy.federate(train, test, seed)
 
 
-def holding(whole: Federation) -> Federation:
+def hold_out_quarter(whole: Federation) -> Federation:
     """The federation that holds the first quarter of each client's training samples out."""
     parts = [(own[: len(own) // 4], own[len(own) // 4 :]) for own in whole.train]
     return dataclasses.replace(
@@ -310,7 +310,7 @@ def holding(whole: Federation) -> Federation:
     )
 
 
-def rounds(
+def record_rounds(
     method: Method,
     net: Net,
     federation: Federation,
@@ -321,12 +321,14 @@ def rounds(
     return toy.rounds(method, net, federation, cohorts, **more)
 
 
-def trajectory(*args: Any, **kwargs: Any) -> list[State]:
+def record_states(*args: Any, **kwargs: Any) -> list[State]:
     """The states of `rounds`."""
-    return rounds(*args, **kwargs)[0]
+    return record_rounds(*args, **kwargs)[0]
 
 
-def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> EvalJob:
+def find_eval_job(
+    method: Method, net: Net, federation: Federation, state: State, client: int
+) -> EvalJob:
     """What a client is evaluated by between rounds: its parameters and statistics."""
     job = next(
         run_evaluation(
@@ -340,16 +342,16 @@ def judged(method: Method, net: Net, federation: Federation, state: State, clien
     return job
 
 
-def row(stacked: Any, client: int) -> Any:
+def client_row(stacked: Any, client: int) -> Any:
     """Return one client's tree."""
     return (
-        {k: row(v, client) for k, v in stacked.items()}
+        {k: client_row(v, client) for k, v in stacked.items()}
         if isinstance(stacked, dict)
         else stacked[client]
     )
 
 
-def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
+def entries_between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
     """Which entries of parameters and buffers lie between the active neurons of each group."""
     plan, chosen = (
         neurons.build_plan(net.params, net.parts),
@@ -361,7 +363,7 @@ def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def given(
+def with_client_states(
     state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None
 ) -> State:
     """The state where all clients hold these entries, facts included, or these statistics, beside
@@ -394,7 +396,7 @@ def assert_close(a: Any, b: Any, atol: float = 1e-6, rtol: float = 1e-5) -> None
 
 @pytest.fixture(scope="session")
 def federation() -> Federation:
-    return federate()
+    return make_federation()
 
 
 @pytest.fixture(scope="session")

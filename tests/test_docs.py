@@ -27,8 +27,8 @@ from fedpfl.report.__main__ import main as report
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import runs
 from fedpfl.train import CONF
-from tests.command import call, format_override, summary
-from tests.conftest import ROOT, assert_close, assert_same, differing, keep_quick, trajectory
+from tests.command import format_override, read_summary, run_command
+from tests.conftest import ROOT, assert_close, assert_same, differing, keep_quick, record_states
 from tests.papers.test_experiments import assert_fits, swept
 from tests.report.test_report import write_run
 
@@ -152,13 +152,13 @@ def test_commands_run(command: str, seeds: str, checkout):
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set((checkout / "outputs").rglob("summary.json"))
     line = try_docs.runnable(command).text.replace("seed=1,2,3", seeds)
-    result = call(
+    result = run_command(
         *shlex.split(line)[3:], format_override("data_dir", checkout / "made_up"), cwd=checkout
     )
     assert result.code == 0, result.err
     made = set((checkout / "outputs").rglob("summary.json")) - before
     assert made
-    assert {summary(path.parent)["status"] for path in made} == {"finished"}
+    assert {read_summary(path.parent)["status"] for path in made} == {"finished"}
 
 
 @pytest.mark.parametrize("every", keep_quick([20, 1]))
@@ -217,14 +217,14 @@ def test_the_tutorials_method_works(net, federation):
     exec(compile(source, "docs/extend.md", "exec"), module.__dict__)
     fedprox = module.FedProx
     assert_same(
-        trajectory(fedprox(mu=0.0), net, federation)[-1].server,
-        trajectory(FedAvg(), net, federation)[-1].server,
+        record_states(fedprox(mu=0.0), net, federation)[-1].server,
+        record_states(FedAvg(), net, federation)[-1].server,
     )
-    loop = trajectory(fedprox(mu=1.0), net, federation, engine="loop")[-1].server
-    assert differing(loop, trajectory(FedAvg(), net, federation)[-1].server)
+    loop = record_states(fedprox(mu=1.0), net, federation, engine="loop")[-1].server
+    assert differing(loop, record_states(FedAvg(), net, federation)[-1].server)
     assert_close(
         loop,
-        trajectory(fedprox(mu=1.0), net, federation, engine="batched")[-1].server,
+        record_states(fedprox(mu=1.0), net, federation, engine="batched")[-1].server,
         atol=2e-6,
         rtol=1e-4,
     )

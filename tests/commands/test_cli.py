@@ -35,14 +35,14 @@ from fedpfl.runner.faults import user_errors
 from tests.command import (
     FILES,
     TINY,
-    call,
     format_override,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    run_command,
     snapshot,
-    start,
-    state,
-    summary,
-    table,
-    wait,
+    start_process,
+    wait_for,
 )
 from tests.conftest import keep_quick
 
@@ -507,7 +507,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
     base = [
         key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))
     ]
-    result = call(*base, *overrides.split(" "), cwd=place)
+    result = run_command(*base, *overrides.split(" "), cwd=place)
     assert result.code == 2, result
     assert result.err.endswith("\n")
     assert result.err[:-1].isprintable(), result.err  # one line, which a terminal shows as it is
@@ -536,7 +536,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
 )
 def test_bad_input_of_a_real_process_is_one_line(words: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = wait(start(*words.split(), cwd=tmp_path))
+    result = wait_for(start_process(*words.split(), cwd=tmp_path))
     assert (result.code, result.out, result.err) == (2, "", f"fedpfl: {says}\n")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
@@ -605,7 +605,7 @@ for line in sys.argv[1:]:
     except SystemExit as end:
         print(end.code, "torch" in sys.modules)
 """
-    result = wait(start(*MISTAKES, cwd=tmp_path, script=script))
+    result = wait_for(start_process(*MISTAKES, cwd=tmp_path, script=script))
     assert result.out.splitlines() == ["2 False"] * len(MISTAKES)
     for line, says in zip(result.err.splitlines(), MISTAKES.values(), strict=True):
         assert line.startswith("fedpfl: ")
@@ -615,7 +615,7 @@ for line in sys.argv[1:]:
 
 @pytest.mark.parametrize(("overrides", "says"), keep_quick(SWEPT, 2))
 def test_bad_input_of_a_sweep_leaves_nothing(overrides: str, says: str, tmp_path: Path) -> None:
-    result = call("-m", *overrides.split(" "), cwd=tmp_path)
+    result = run_command("-m", *overrides.split(" "), cwd=tmp_path)
     assert result.code == 2, result
     assert says in result.err
     assert "Traceback" not in result.err
@@ -674,7 +674,7 @@ def test_what_the_machine_lacks_is_one_line(
         monkeypatch.setitem(METHODS, "fedavg", Greedy)
     else:
         monkeypatch.setattr("threading.Thread.start", start)
-    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    result = run_command("method=fedavg", *TINY, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1)
     assert result.complaints[0].startswith(f"fedpfl: {says}")
 
@@ -711,25 +711,25 @@ def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> Non
 
 
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
-    result = call("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
+    result = run_command("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
     assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (
         0,
         True,
         True,
     ), result
-    result = call("seed=-1,-2", "-m", cwd=tmp_path)
+    result = run_command("seed=-1,-2", "-m", cwd=tmp_path)
     assert "2 of 2 jobs failed" in result.err
 
 
 def test_bad_input_leaves_the_users_empty_directories(tmp_path: Path) -> None:
     (tmp_path / "work" / "run").mkdir(parents=True)
-    call("rounds=0", "hydra.run.dir=run", cwd=tmp_path / "work")
-    call("rounds=0", cwd=tmp_path / "work" / "run")
+    run_command("rounds=0", "hydra.run.dir=run", cwd=tmp_path / "work")
+    run_command("rounds=0", cwd=tmp_path / "work" / "run")
     assert set(snapshot(tmp_path)) == {"work", "work/run"}
 
 
 def test_a_directory_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
-    assert call(*TINY, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    assert run_command(*TINY, "hydra.run.dir=here", cwd=tmp_path).code == 0
     before = snapshot(tmp_path)
     others = {
         "rounds=3": "rounds 2 there, 3 here",
@@ -738,7 +738,7 @@ def test_a_directory_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
         "local.clip=0.5": "local.clip 0.0 there, 0.5 here",
     }
     for other, differing in others.items():
-        result = call(*TINY, "hydra.run.dir=here", other, cwd=tmp_path)
+        result = run_command(*TINY, "hydra.run.dir=here", other, cwd=tmp_path)
         assert result.code == 2, (other, result)
         assert "; choose another with hydra.run.dir=" in result.err
         assert f"holds a different run ({differing}); " in result.err
@@ -748,7 +748,7 @@ def test_a_directory_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with rundir.RunDirectory.open(tmp_path / "here", "", "someone"):
-        result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
+        result = run_command(*TINY, "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 2
     assert "is in use by process" in result.err
 
@@ -764,7 +764,7 @@ PLAIN = sorted(
 @pytest.mark.parametrize("method", keep_quick(PLAIN, 2))
 def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
     tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
-    result = call(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
+    result = run_command(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
     assert result.code == 0, result
     (folder,) = (tmp_path / "outputs" / "digits").glob("*/*/seed42")
     masks = {"masks.json"} if METHODS[method].masks is not Method.masks else set()
@@ -790,7 +790,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
         )  # two clients; what is personal does not travel
         assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
 
-    clients = table(folder / "clients.csv")
+    clients = read_table(folder / "clients.csv")
     assert [(row["client"], row["train"], row["test"]) for row in clients] == [
         (str(k), "18", "6") for k in range(4)
     ]
@@ -801,7 +801,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
     mean = np.mean([float(row["accuracy"]) for row in clients])
     assert mean == pytest.approx(float(rows[1]["accuracy"]))
 
-    told = summary(folder)
+    told = read_summary(folder)
     assert (told["status"], told["last"]["round"], told["parameters"]) == ("finished", 2, 44426)
     assert told["best"]["accuracy"] == max(float(row["accuracy"]) for row in rows)
     assert torch.load(folder / "state.pt", weights_only=True)["round"] == 2
@@ -821,8 +821,8 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
         *overrides,
         *("local.lr=0.5", "eval.every=1000", "checkpoint.seconds=1000", "hydra.run.dir=run"),
     )
-    assert call(*overrides, cwd=tmp_path).code == 0
-    rows, told = table(tmp_path / "run/rounds.csv"), summary(tmp_path / "run")
+    assert run_command(*overrides, cwd=tmp_path).code == 0
+    rows, told = read_table(tmp_path / "run/rounds.csv"), read_summary(tmp_path / "run")
     played = len(rows)
     assert 2 <= played < 60
     assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
@@ -831,12 +831,12 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
         (1.0, told["parameters"])
     ]
     assert rows[-1]["accuracy"]
-    assert state(tmp_path / "run")["stopping"]["stopped"].all()
-    assert "already finished" in call(*overrides, cwd=tmp_path).out
+    assert read_checkpoint(tmp_path / "run")["stopping"]["stopped"].all()
+    assert "already finished" in run_command(*overrides, cwd=tmp_path).out
 
 
 def test_the_first_lines_say_what_runs(tmp_path: Path) -> None:
-    result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
+    result = run_command(*TINY, "hydra.run.dir=here", cwd=tmp_path)
     for text in (
         *("1,797 samples 1x28x28", "min/median/max 24/24/24", "582,026 parameters", "MiB"),
         str(tmp_path / "here"),
@@ -845,13 +845,13 @@ def test_the_first_lines_say_what_runs(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
-    assert call(*TINY, cwd=tmp_path).code == 0
+    assert run_command(*TINY, cwd=tmp_path).code == 0
     (folder,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
     before, times = (
         snapshot(tmp_path),
         {path: path.stat().st_mtime_ns for path in map(folder.joinpath, FILES)},
     )
-    again = call(*TINY, "device=cpu", "checkpoint.seconds=5", cwd=tmp_path)
+    again = run_command(*TINY, "device=cpu", "checkpoint.seconds=5", cwd=tmp_path)
     assert again.code == 0
     assert again.out.startswith(f"already finished: {folder}")
     assert snapshot(tmp_path) == before
@@ -860,21 +860,26 @@ def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
     for said in ("finished after round 2", "already finished"):
-        result = call(*TINY, "partition.test_fraction=0", "hydra.run.dir=here", cwd=tmp_path)
+        result = run_command(*TINY, "partition.test_fraction=0", "hydra.run.dir=here", cwd=tmp_path)
         assert result.code == 0
         assert said in result.err + result.out
         assert "nan" not in result.err + result.out
-    rows, clients = table(tmp_path / "here/rounds.csv"), table(tmp_path / "here/clients.csv")
+    rows, clients = (
+        read_table(tmp_path / "here/rounds.csv"),
+        read_table(tmp_path / "here/clients.csv"),
+    )
     assert {
         row[name] for row in rows for name in ("cohort_before", "cohort_after", "accuracy", "loss")
     } == {""}
     assert {row["accuracy"] for row in clients} == {""}
-    assert summary(tmp_path / "here")["best"] == {}
+    assert read_summary(tmp_path / "here")["best"] == {}
 
 
 def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
     assert (
-        call(*TINY, format_override("hydra.run.dir", tmp_path / "some/where"), cwd=tmp_path).code
+        run_command(
+            *TINY, format_override("hydra.run.dir", tmp_path / "some/where"), cwd=tmp_path
+        ).code
         == 0
     )
     assert set(snapshot(tmp_path)) == {
@@ -894,14 +899,14 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
-        result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
+        result = run_command(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
     assert (result.code, played) == (130, [1, 2, 2]), (
         result
     )  # an interrupt saves what is left to save
 
 
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
-    result = call("method=fedper", "--cfg", "job", cwd=tmp_path)
+    result = run_command("method=fedper", "--cfg", "job", cwd=tmp_path)
     assert result.code == 0
     assert "name: fedper" in result.out
     assert snapshot(tmp_path) == {}
@@ -913,12 +918,12 @@ def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
 def test_a_diverging_run_stops_with_status_three_and_one_complaint(
     when: tuple[str, str], tmp_path: Path
 ) -> None:
-    result = call(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
+    result = run_command(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 3, result
     assert len(result.complaints) == 1
     assert "training diverged" in result.complaints[0]
     assert "local.lr" in result.complaints[0]
-    told = summary(tmp_path / "here")
+    told = read_summary(tmp_path / "here")
     assert told["status"] == "diverged"
     assert "diverged" in told["error"]
 
@@ -964,7 +969,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     hook: str, backend: str, faulty: tuple[str, ...], tmp_path: Path
 ) -> None:
-    result = call(
+    result = run_command(
         *faulty, f"+method.where={hook}", f"engine={backend}", "hydra.run.dir=here", cwd=tmp_path
     )
     assert result.code == 1, result
@@ -975,14 +980,14 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     assert line.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised {raised} ({__file__}:")
     assert line.endswith(f"; its traceback is in {log}")
     assert f"in {hook}\n    self._fail(" in log.read_text()
-    assert summary(tmp_path / "here")["status"] == "failed"
+    assert read_summary(tmp_path / "here")["status"] == "failed"
 
 
 @pytest.mark.parametrize("hook", ["__post_init__", "init"])
 def test_a_fault_before_the_first_round_leaves_nothing(
     hook: str, faulty: tuple[str, ...], tmp_path: Path
 ) -> None:
-    result = call(*faulty, f"+method.where={hook}", cwd=tmp_path)
+    result = run_command(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
     raised = "SystemExit: 0" if hook == "init" else "KeyError: "
     assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised {raised}")
@@ -994,7 +999,7 @@ def test_a_fault_before_the_first_round_leaves_nothing(
     os.utime(
         tmp_path / "here/run.log", (0, 0)
     )  # of an earlier attempt: it says nothing of this one
-    result = call(*faulty, f"+method.where={hook}", "hydra.run.dir=here", cwd=tmp_path)
+    result = run_command(*faulty, f"+method.where={hook}", "hydra.run.dir=here", cwd=tmp_path)
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
@@ -1003,13 +1008,13 @@ def test_a_fault_of_the_program_keeps_its_traceback(
 ) -> None:
     monkeypatch.setattr(loop, "_trained", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        call(*TINY, cwd=tmp_path)
+        run_command(*TINY, cwd=tmp_path)
 
 
 def test_a_fault_in_a_method_does_not_stop_the_other_jobs(
     faulty: tuple[str, ...], tmp_path: Path
 ) -> None:
-    result = call("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
+    result = run_command("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
     assert result.code == 1, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
     assert "Traceback" not in result.err
@@ -1022,7 +1027,7 @@ def test_a_fault_in_a_method_does_not_stop_the_other_jobs(
 def seeds(folder: Path) -> dict[str, list[str]]:
     """The runs that a sweep finished: seeds by method."""
     done = [path.parent for path in folder.glob("outputs/*/*/*/seed*/state.pt")]
-    assert all(summary(path)["status"] == "finished" for path in done)
+    assert all(read_summary(path)["status"] == "finished" for path in done)
     return {
         method: sorted(p.name for p in done if p.parts[-3] == method)
         for method in {p.parts[-3] for p in done}
@@ -1030,7 +1035,7 @@ def seeds(folder: Path) -> dict[str, list[str]]:
 
 
 def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
-    result = call("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2", cwd=tmp_path)
+    result = run_command("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2", cwd=tmp_path)
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert (
@@ -1051,8 +1056,8 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     )
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
-    again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
-    rate = summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
+    again = run_command("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
+    rate = read_summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
     done = f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %, already finished\n"
     assert done in again.err  # nothing tells how long a job takes
     assert "sweep: run" not in again.err  # none begins
@@ -1100,7 +1105,7 @@ def test_which_run_of_a_sweep_begins() -> None:
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
     words = ("experiment=demo", "+method.foo=0", "method=fedavg,ditto")
-    alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
+    alone, swept = run_command(*words, cwd=tmp_path), run_command("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
     # Which differ, else it were told once for both
@@ -1110,7 +1115,7 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
-    result = call(
+    result = run_command(
         "-m", *TINY, "method=heterofl,fedrolex", "method.widths=[1.0,0.5]", "seed=1", cwd=tmp_path
     )
     assert result.code == 0, result
@@ -1120,7 +1125,7 @@ def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_pa
 
 
 def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path) -> None:
-    result = call("-m", *TINY, "method=fedprox,fedavg", "method.mu=0.1", cwd=tmp_path)
+    result = run_command("-m", *TINY, "method=fedprox,fedavg", "method.mu=0.1", cwd=tmp_path)
     assert result.code == 2, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
     assert "method.mu is not a key here; known keys: statistics" in result.err
@@ -1165,7 +1170,7 @@ def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    result = call("--multirun", *TINY, "method=fedavg", "clients=5000,4", cwd=tmp_path)
+    result = run_command("--multirun", *TINY, "method=fedavg", "clients=5000,4", cwd=tmp_path)
     assert result.code == 2, result
     assert "clients=5000" in result.err
     assert "clients must be at most the number of samples, 1797, got 5000" in result.err
@@ -1182,7 +1187,7 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_a_failing_batch_does_not_stop_the_next(tmp_path: Path) -> None:
-    result = call(
+    result = run_command(
         "-m",
         *TINY,
         "method=fedavg",
@@ -1196,12 +1201,12 @@ def test_a_failing_batch_does_not_stop_the_next(tmp_path: Path) -> None:
 
 
 def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    result = call(
+    result = run_command(
         "--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path
     )
     assert result.code == 3, result
     statuses = {
-        summary(path.parent)["status"]: path
+        read_summary(path.parent)["status"]: path
         for path in tmp_path.glob("outputs/*/*/*/*/summary.json")
     }
     assert sorted(statuses) == ["diverged", "finished"]
@@ -1214,8 +1219,8 @@ def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    result = wait(
-        start(
+    result = wait_for(
+        start_process(
             "--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path
         )
     )
@@ -1248,21 +1253,21 @@ def test_a_signal_saves_the_run_and_has_a_status(
         *("method=fedavg", "rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6"),
         "hydra.run.dir=here",
     )
-    process = start(*TINY, *words, cwd=tmp_path)
+    process = start_process(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
     while (
         not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline
     ):
         time.sleep(0.05)
     process.send_signal(number)
-    result = wait(process)
+    result = wait_for(process)
     assert result.code == code, result
     assert result.complaints == [
         f"fedpfl: {told}; the same command goes on from the last checkpoint"
     ]
     assert "Traceback" not in result.err
     with rundir.RunDirectory.open(
-        tmp_path / "here", "", summary(tmp_path / "here")["identity"]
+        tmp_path / "here", "", read_summary(tmp_path / "here")["identity"]
     ) as directory:
         assert directory.status == "interrupted"
         past = directory.restore()
@@ -1293,5 +1298,5 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
 def test_a_signal_while_modules_are_imported_is_one_line(
     name: str, number: int, code: int, told: str, tmp_path: Path
 ) -> None:
-    result = wait(start(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
+    result = wait_for(start_process(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
     assert (result.code, result.err) == (code, f"fedpfl: {told} before anything was done\n")

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Result, call, start, state, summary, wait
+from tests.command import (
+    Result,
+    read_checkpoint,
+    read_summary,
+    run_command,
+    start_process,
+    wait_for,
+)
 from tests.runner.test_resume import assert_ends_alike
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
@@ -38,14 +45,14 @@ JOBLIB = ("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
 def playing(process: subprocess.Popen[str], folder: Path, runs: int, rounds: int = 3) -> None:
     """Wait until so many runs have played so many rounds."""
     while sum(file.read_text().count("\n") > rounds for file in folder.rglob("rounds.csv")) < runs:
-        assert process.poll() is None, wait(process).err
+        assert process.poll() is None, wait_for(process).err
         time.sleep(0.02)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[Result, float]:
     """How it ended, and the seconds that it took."""
     begun = time.monotonic()
-    return wait(process), time.monotonic() - begun
+    return wait_for(process), time.monotonic() - begun
 
 
 def left(folder: Path) -> int:
@@ -54,8 +61,8 @@ def left(folder: Path) -> int:
     """
     logs = [path.read_text() for path in folder.rglob("run.log")]
     places = [path.parent for path in folder.rglob("state.pt")]
-    assert {summary(place)["status"] for place in places} == {"running"}
-    assert all(int(state(place)["round"]) > 0 for place in places)
+    assert {read_summary(place)["status"] for place in places} == {"running"}
+    assert all(int(read_checkpoint(place)["round"]) > 0 for place in places)
     return sum(log.endswith(" interrupted\n") for log in logs)
 
 
@@ -86,7 +93,9 @@ def test_a_sweep_that_is_told_to_end_saves_all_its_runs(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    process = start(*words, *LONG, "seed=1,2,3", "plugins=[slow.py]", cwd=tmp_path, alone=True)
+    process = start_process(
+        *words, *LONG, "seed=1,2,3", "plugins=[slow.py]", cwd=tmp_path, alone=True
+    )
     playing(process, tmp_path, runs)
     tell(process, number)
     result, seconds = ended(process)
@@ -102,7 +111,7 @@ def test_a_sweep_that_is_told_to_end_saves_all_its_runs(
 def test_a_search_that_is_told_to_end_saves_its_trial(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="needs the extra tune")
     words = (*LONG, "method=fedprox", "trials=3", "seeds=2")
-    process = start(*words, cwd=tmp_path, script="from fedpfl import tune; tune.main()")
+    process = start_process(*words, cwd=tmp_path, script="from fedpfl import tune; tune.main()")
     playing(process, tmp_path, 1)
     process.send_signal(signal.SIGUSR2)
     result, _ = ended(process)
@@ -123,7 +132,7 @@ def test_a_job_of_submitit_whose_time_is_up_is_queued_again_and_goes_on_bit_for_
     """By submitit's local executor, which does with its jobs what Slurm does."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
     words = (*LONG, "rounds=100", "eval.every=100", "method=ditto", "seed=1")
-    process = start("-m", "hydra/launcher=submitit_local", *words, cwd=tmp_path)
+    process = start_process("-m", "hydra/launcher=submitit_local", *words, cwd=tmp_path)
     playing(process, tmp_path, 1)
     (run,) = (path.parent for path in tmp_path.rglob("rounds.csv"))
     os.kill(holder(run), signal.SIGUSR2)
@@ -133,14 +142,14 @@ def test_a_job_of_submitit_whose_time_is_up_is_queued_again_and_goes_on_bit_for_
     assert log.read_text().count(LINE.format("terminated")) == 1
     (done,) = re.findall(r"resumed +after round (\d+) of 100", log.read_text())
     assert 3 <= int(done) < 100
-    assert call(*words, "hydra.run.dir=alone", cwd=tmp_path).code == 0
+    assert run_command(*words, "hydra.run.dir=alone", cwd=tmp_path).code == 0
     assert_ends_alike(run, tmp_path / "alone")
 
 
 def ray(*words: str, cwd: Path) -> subprocess.Popen[str]:
     """A sweep on a cluster of this machine, with room for two jobs."""
     cluster = ("+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.remote.num_cpus=1")
-    return start("-m", "hydra/launcher=ray", *cluster, *words, cwd=cwd)
+    return start_process("-m", "hydra/launcher=ray", *cluster, *words, cwd=cwd)
 
 
 def test_a_sweep_on_ray_outlives_its_own_end_and_that_of_a_worker(
@@ -168,5 +177,8 @@ def test_a_sweep_on_ray_outlives_its_own_end_and_that_of_a_worker(
     assert len(ends) == 3
     for run in ends:
         seed = run.name.removeprefix("seed")
-        assert call(*words, f"seed={seed}", f"hydra.run.dir=alone/{seed}", cwd=tmp_path).code == 0
+        assert (
+            run_command(*words, f"seed={seed}", f"hydra.run.dir=alone/{seed}", cwd=tmp_path).code
+            == 0
+        )
         assert_ends_alike(run, tmp_path / "alone" / seed)

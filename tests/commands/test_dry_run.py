@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpfl.runner import timing
-from tests.command import TINY, call, snapshot, start, wait
+from tests.command import TINY, run_command, snapshot, start_process, wait_for
 
 WORDS = ("dataset=digits", "model=mlp", "method=fedavg", *TINY, "rounds=8")
 
@@ -15,7 +15,7 @@ WORDS = ("dataset=digits", "model=mlp", "method=fedavg", *TINY, "rounds=8")
 def foretold(*words: str, cwd: Path) -> str:
     """What it says of a command that would run."""
     before = snapshot(cwd)
-    result = call("--dry-run", *words, cwd=cwd)
+    result = run_command("--dry-run", *words, cwd=cwd)
     assert result.code == 0, result.err
     assert snapshot(cwd) == before
     assert result.out.endswith("dry run     nothing was trained or written\n")
@@ -48,7 +48,7 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
     assert sum(map(int, split.groups())) == 4 * 24
     assert "status      new" in lines
 
-    result = call(*words, cwd=tmp_path)
+    result = run_command(*words, cwd=tmp_path)
     header = [line for line in result.err.splitlines() if re.match(r"\w+( set)?  +\S", line)]
     assert len(header) > 7
     for line in header[: header.index(next(one for one in header if one.startswith("directory")))]:
@@ -59,12 +59,14 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
-    process = start(*WORDS, "rounds=5000", "checkpoint.seconds=0", "eval.every=5000", cwd=tmp_path)
+    process = start_process(
+        *WORDS, "rounds=5000", "checkpoint.seconds=0", "eval.every=5000", cwd=tmp_path
+    )
     assert process.stderr is not None
     while "round 1/" not in process.stderr.readline():
         pass
     process.terminate()
-    assert wait(process).code == 143
+    assert wait_for(process).code == 143
     told = foretold(*WORDS, "rounds=5000", "eval.every=5000", cwd=tmp_path)
     done = int(
         re.search(r"status      interrupted after round (\d+), from where it goes on", told)[1]
@@ -82,7 +84,7 @@ def test_a_sweep_has_a_line_a_run_and_a_total(
         return timing.Forecast(2.0 if timed[-1] == "fedavg" else 4.0, 1.0, 0.0)
 
     monkeypatch.setattr(timing, "forecast_run", forecast)
-    assert call(*WORDS, "hydra.sweep.dir=outputs", "seed=1", cwd=tmp_path).code == 0
+    assert run_command(*WORDS, "hydra.sweep.dir=outputs", "seed=1", cwd=tmp_path).code == 0
     timed.clear()
     told = foretold("-m", *WORDS, "eval.every=8", "method=fedavg,ditto", "seed=1,2", cwd=tmp_path)
     ends = {"fedavg": "about 0:00:17: 8 rounds of 2 s", "ditto": "about 0:00:33: 8 rounds of 4 s"}
@@ -134,7 +136,7 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
 def test_what_the_command_would_refuse_is_refused(
     words: tuple[str, ...], line: str, tmp_path: Path
 ) -> None:
-    result = call("--dry-run", *WORDS, *words, cwd=tmp_path)
+    result = run_command("--dry-run", *WORDS, *words, cwd=tmp_path)
     assert result.code == 2
     (told,) = result.complaints
     assert re.search(line, told)
@@ -143,8 +145,8 @@ def test_what_the_command_would_refuse_is_refused(
 
 
 def test_a_directory_of_another_run_is_told(tmp_path: Path) -> None:
-    assert call(*WORDS, "rounds=1", "hydra.run.dir=run", cwd=tmp_path).code == 0
-    result = call("--dry-run", *WORDS, "hydra.run.dir=run", cwd=tmp_path)
+    assert run_command(*WORDS, "rounds=1", "hydra.run.dir=run", cwd=tmp_path).code == 0
+    result = run_command("--dry-run", *WORDS, "hydra.run.dir=run", cwd=tmp_path)
     assert (result.code, result.err) == (
         2,
         "fedpfl: run directory run holds a different run; choose another with hydra.run.dir=...\n",
@@ -167,7 +169,7 @@ def test_data_that_would_be_downloaded_are_not(
 
 def test_the_command_itself_takes_it(tmp_path: Path) -> None:
     """Before torch is loaded the words are looked at, too."""
-    result = wait(start("--dry-run", *WORDS, cwd=tmp_path))
+    result = wait_for(start_process("--dry-run", *WORDS, cwd=tmp_path))
     assert result.code == 0, result.err
     assert "nothing was trained or written" in result.out
     assert snapshot(tmp_path) == {}

@@ -15,7 +15,7 @@ import torch
 from fedpfl.config.plan import check_config
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
-from tests.command import composed
+from tests.command import compose_once
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -216,7 +216,7 @@ def test_the_workload_is_written_once_for_all(task, monkeypatch):
 @pytest.mark.parametrize("method", ["FedAvg", "FedPer"])
 def test_fedpfls_command_is_one(task, method):
     told = versus.fedpfl(task, method).command[3:]
-    plan = check_config(composed(*(word for word in told if not word.startswith("hydra."))))
+    plan = check_config(compose_once(*(word for word in told if not word.startswith("hydra."))))
     assert (plan.settings.rounds, plan.local.epochs, plan.local.lr, plan.local.momentum) == (
         *(3, 5, 0.05, 0.0),
     )

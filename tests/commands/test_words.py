@@ -20,7 +20,7 @@ from fedpfl.config.overrides import quote_word
 from fedpfl.ground.words import DASHES, check_words, replaced_words
 from fedpfl.report import __main__ as report
 from fedpfl.runner import session
-from tests.command import TINY, call, snapshot, start, wait
+from tests.command import TINY, run_command, snapshot, start_process, wait_for
 
 COMMANDS = {
     **{"board": board.main, "check": check.main, "export": export.main, "federate": federate.main},
@@ -136,7 +136,7 @@ def told(
     """Give a command line in this process; returns its status and what standard error says."""
     command, *words = shlex.split(line)
     if command == "train":
-        result = call(*words, cwd=folder)
+        result = run_command(*words, cwd=folder)
         return result.code, result.err
     monkeypatch.chdir(folder)
     capsys.readouterr()
@@ -189,7 +189,7 @@ def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(text: str, tmp_path: Pa
     shell = ["bash", "-c", f"printf %s {quote_word('name', text)}"]
     word = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
     with mock.patch.object(session, "play") as play:
-        assert call(word, cwd=tmp_path).code == 0
+        assert run_command(word, cwd=tmp_path).code == 0
     assert play.call_args.args[0].name == text
 
 
@@ -225,14 +225,16 @@ SEARCH = "hydra/sweeper=optuna local.lr=0.1,0.2 validation=0.1"
     ],
 )
 def test_what_all_runs_of_a_sweep_lack_is_told_once(words: str, says: str, tmp_path: Path) -> None:
-    result = call("-m", *words.split(), cwd=tmp_path)
+    result = run_command("-m", *words.split(), cwd=tmp_path)
     assert result.code == 2
     assert re.fullmatch(rf"fedpfl: {says}[^\n]*\n", result.err), result.err
     assert snapshot(tmp_path) == {}
 
 
 def test_data_that_one_of_several_lacks_are_told_before_the_first_run(tmp_path, monkeypatch):
-    result = call("-m", *TINY, "dataset=digits,mnist", "dataset.download=false", cwd=tmp_path)
+    result = run_command(
+        "-m", *TINY, "dataset=digits,mnist", "dataset.download=false", cwd=tmp_path
+    )
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert "data set mnist is not in data_dir=data" in result.err
     monkeypatch.chdir(tmp_path)
@@ -254,14 +256,14 @@ def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
             (("local.lr=1",), "seed"),
             (("seed=3",), "local.lr"),
         ):
-            result = call(*words, *given, cwd=tmp_path)
+            result = run_command(*words, *given, cwd=tmp_path)
             assert result.code == 2
             each = " ".join(f"{key}=..." for key in keys.split(", "))
             about = f"experiment=mine sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
             assert result.err == f"fedpfl: {about}\n"
         play.assert_not_called()
-        assert call(*words, "seed=3", "local.lr=1", cwd=tmp_path).err == ""
-        one = call(*words, "hydra.mode=RUN", cwd=tmp_path)
+        assert run_command(*words, "seed=3", "local.lr=1", cwd=tmp_path).err == ""
+        one = run_command(*words, "hydra.mode=RUN", cwd=tmp_path)
         assert (one.code, play.call_count) == (0, 2)
         assert (
             "experiment=mine sweeps over seed, local.lr, which this one run (hydra.mode=RUN) has as"
@@ -320,7 +322,7 @@ for number, line in enumerate(sys.argv[1:]):
     if code != 2 * ("outputs" in line):
         print(line, code, file=sys.stderr)
 """
-    result = wait(start(*PRINTING, cwd=tmp_path, script=script))
+    result = wait_for(start_process(*PRINTING, cwd=tmp_path, script=script))
     absent = (
         "fedpfl: no such directory: outputs; give the folder that holds the runs, such as outputs"
     )

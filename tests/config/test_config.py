@@ -35,7 +35,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
-from tests.command import TINY, call, format_override
+from tests.command import TINY, format_override, run_command
 from tests.conftest import assert_same, keep_one_of_each, keep_quick
 
 CONF = Path(train.CONF)
@@ -659,7 +659,7 @@ def test_groups_that_no_client_is_made_of_are_told(tmp_path):
 @pytest.mark.parametrize("key", ["name", "checkpoint.seconds"])
 def test_no_key_of_a_run_asks_where_the_run_belongs(key, tmp_path):
     """Which follows from all of its keys: it would ask itself without end."""
-    result = call(*TINY, f"{key}='${{fedpfl.run_subdir:}}'", cwd=tmp_path)
+    result = run_command(*TINY, f"{key}='${{fedpfl.run_subdir:}}'", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
         f"fedpfl: {key}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of them may ask for it"
@@ -668,7 +668,7 @@ def test_no_key_of_a_run_asks_where_the_run_belongs(key, tmp_path):
 
 @pytest.mark.parametrize("place", ["outputs/${fedpfl.run_subdir:}", "${fedpfl.run_subdir:}/below"])
 def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(place, tmp_path):
-    result = call(
+    result = run_command(
         *TINY, "name='${hydra:runtime.output_dir}'", f"hydra.run.dir='{place}'", cwd=tmp_path
     )
     assert (result.code, len(result.complaints), list(tmp_path.iterdir())) == (2, 1, [])
@@ -682,7 +682,7 @@ def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(place, tmp_p
     "value", ["${oc.select:KEY}", "${oc.decode:${oc.select:KEY}}", "a${oc.select:KEY,b}c"]
 )
 def test_a_value_that_asks_for_itself_is_one_line(key, value, tmp_path):
-    result = call(*TINY, f"{key}='{value.replace('KEY', key)}'", cwd=tmp_path)
+    result = run_command(*TINY, f"{key}='{value.replace('KEY', key)}'", cwd=tmp_path)
     assert (result.code, list(tmp_path.iterdir())) == (2, [])
     assert result.complaints == [
         f"fedpfl: {key}: Recursive interpolation: its value asks for itself; give it a plain one"
@@ -690,7 +690,7 @@ def test_a_value_that_asks_for_itself_is_one_line(key, value, tmp_path):
 
 
 def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
-    assert call(*TINY, "hydra.sweep.dir='${hydra:sweep.dir}'", cwd=tmp_path).code == 0
+    assert run_command(*TINY, "hydra.sweep.dir='${hydra:sweep.dir}'", cwd=tmp_path).code == 0
 
 
 def test_runs_ask_for_their_places_side_by_side():
@@ -704,7 +704,7 @@ def test_runs_ask_for_their_places_side_by_side():
 
 def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     """Hydra encodes a job's text without quotes, and refuses such letters without them."""
-    result = call(
+    result = run_command(
         "-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out", cwd=tmp_path
     )
     assert result.code == 0, result.err

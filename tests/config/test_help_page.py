@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from fedpfl.config import help_page, overrides
 from fedpfl.methods import METHODS
-from tests.command import call
+from tests.command import run_command
 from tests.conftest import ROOT, keep_quick
 
 WORDS = ("method=fedobp", "dataset=cifar100", "rounds=7")
@@ -84,10 +84,10 @@ def test_a_methods_page_says_what_the_server_sees():
 
 
 def test_the_command_prints_it_and_does_nothing(tmp_path):
-    result = call("--help", "method=fedper", cwd=tmp_path)
+    result = run_command("--help", "method=fedper", cwd=tmp_path)
     assert (result.code, result.err) == (0, "")
     assert "method.layers=1 " in result.out
     assert not list(tmp_path.iterdir())
-    bad = call("method=fedpre", "--help", cwd=tmp_path)
+    bad = run_command("method=fedpre", "--help", cwd=tmp_path)
     assert (bad.code, len(bad.complaints)) == (2, 1)
     assert "did you mean fedrep" in bad.complaints[0]

@@ -15,7 +15,7 @@ from fedpfl.config import overrides, plan, plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from tests.command import TINY, call, composed, format_override, summary
+from tests.command import TINY, compose_once, format_override, read_summary, run_command
 from tests.conftest import ROOT
 
 MINE = (ROOT / "docs/mine.py").read_text()
@@ -41,7 +41,7 @@ def folder(tmp_path: Path):
 
 
 def test_the_documented_file_runs_whole_and_part_by_part(folder: Path) -> None:
-    result = call(*ALL, *SMALL, "model.width=7", "method.share=0.25", cwd=folder)
+    result = run_command(*ALL, *SMALL, "model.width=7", "method.share=0.25", cwd=folder)
     assert result.code == 0, result.err
     for line in (
         "method      halfway (share=0.25)",
@@ -50,10 +50,12 @@ def test_the_documented_file_runs_whole_and_part_by_part(folder: Path) -> None:
     ):
         assert line in result.err
     assert (
-        call("plugins=[mine.py]", *TINY, "method=halfway", "hydra.run.dir=other", cwd=folder).code
+        run_command(
+            "plugins=[mine.py]", *TINY, "method=halfway", "hydra.run.dir=other", cwd=folder
+        ).code
         == 0
     )
-    kept = summary(folder / "run")["code"][0]
+    kept = read_summary(folder / "run")["code"][0]
     assert kept.keys() == {"fedpfl", "method", "mine.py"}
 
 
@@ -73,7 +75,7 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """To look at a run's models is not to run the code that its config.yaml names."""
-    assert call(*ALL, *SMALL, cwd=folder).code == 0
+    assert run_command(*ALL, *SMALL, cwd=folder).code == 0
     plugins.load_plugins([])
     (folder / "mine.py").write_text("raise SystemExit('ran')")
     run = fedpfl.load(folder / "run")
@@ -125,7 +127,7 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
     def made(state: int, *more: str) -> plan.Run:
         np.random.seed(state)
         torch.manual_seed(state)
-        return plan.build_run(plan.check_config(composed(*words, *more)))
+        return plan.build_run(plan.check_config(compose_once(*words, *more)))
 
     one, again, other = made(1), made(2), made(3, "seed=43")
     assert one.fingerprint == again.fingerprint
@@ -141,14 +143,14 @@ def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -
     )
     (folder / "mine.py").write_text(text)
     words = ("plugins=[mine.py]", "method=mine", *TINY)
-    (line,) = call(*words, cwd=folder).complaints
+    (line,) = run_command(*words, cwd=folder).complaints
     assert line == "fedpfl: method.clients has no value; set it with method.clients=..."
-    (line,) = call(*words, "method.clients=3", cwd=folder).complaints
+    (line,) = run_command(*words, "method.clients=3", cwd=folder).complaints
     assert "Mine.init raised ZeroDivisionError" in line
 
 
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
-    result = call("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
+    result = run_command("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
     assert result.code == 0, result.err
     assert {path.name for path in (folder / "outputs/stripes").iterdir()} == {"halfway", "fedavg"}
 
@@ -156,7 +158,7 @@ def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
 def test_a_folder_of_yaml_has_other_values(folder: Path) -> None:
     (folder / "my_conf/method").mkdir(parents=True)
     (folder / "my_conf/method/halfway.yaml").write_text("name: halfway\nshare: 0.125\n")
-    result = call("--config-dir", "my_conf", *ALL, *SMALL, cwd=folder)
+    result = run_command("--config-dir", "my_conf", *ALL, *SMALL, cwd=folder)
     assert result.code == 0, result.err
     assert "halfway (share=0.125)" in result.err
 
@@ -175,7 +177,7 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
         ]
         plugins.load_plugins([])
         assert [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
-    result = call("method=halfway", *SMALL, cwd=folder)
+    result = run_command("method=halfway", *SMALL, cwd=folder)
     assert (
         result.complaints
         == [line for line in result.complaints if "method must be one of" in line]
@@ -184,12 +186,14 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
 
 
 def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None:
-    assert call(*ALL, *SMALL, cwd=folder).code == 0
+    assert run_command(*ALL, *SMALL, cwd=folder).code == 0
     (folder / "mine.py").write_text(MINE.replace("Between(0, 1)", "Between(-1, 1)"))
-    result = call(*ALL, *SMALL, cwd=folder)
+    result = run_command(*ALL, *SMALL, cwd=folder)
     assert "already finished" in result.out
     assert "code        of the method changed" in result.out
-    assert call(*ALL, "method.share=-0.5", *SMALL[:-1], "hydra.run.dir=b", cwd=folder).code == 0
+    assert (
+        run_command(*ALL, "method.share=-0.5", *SMALL[:-1], "hydra.run.dir=b", cwd=folder).code == 0
+    )
 
 
 LEAN = """
@@ -269,10 +273,10 @@ def test_a_module_that_made_a_plugin_fail_is_imported_anew(beside: Path) -> None
 
 def test_a_changed_module_beside_a_plugin_is_told(beside: Path) -> None:
     words = ("plugins=[mine.py]", *TINY, "method=mine", "hydra.run.dir=run")
-    assert call(*words, cwd=beside).code == 0
-    assert "code   " not in call(*words, cwd=beside).out
+    assert run_command(*words, cwd=beside).code == 0
+    assert "code   " not in run_command(*words, cwd=beside).out
     (beside / "lean.py").write_text("half = lambda: 0.75")
-    assert "code        of the method changed" in call(*words, cwd=beside).out
+    assert "code        of the method changed" in run_command(*words, cwd=beside).out
 
 
 def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
@@ -356,7 +360,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(
         plugins.load_plugins([str(file)])
     assert str(error.value).startswith(message.format(file)), error.value
     assert [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
-    result = call(format_override("plugins", [file]), *SMALL, cwd=tmp_path)
+    result = run_command(format_override("plugins", [file]), *SMALL, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1)
     assert not (tmp_path / "run").exists()
 
@@ -381,7 +385,7 @@ def test_a_method_that_fails_is_one_line_with_its_hook(folder: Path) -> None:
     (folder / "mine.py").write_text(
         METHOD.format("def finish(self, server, client, start, end): return end, client['own']")
     )
-    result = call("plugins=[mine.py]", "method=mine", *TINY, "hydra.run.dir=run", cwd=folder)
+    result = run_command("plugins=[mine.py]", "method=mine", *TINY, "hydra.run.dir=run", cwd=folder)
     assert result.code == 1
     assert len(result.complaints) == 1
     assert (

@@ -30,9 +30,9 @@ from tests.conftest import (
     assert_same,
     differing,
     flatten,
-    rounds,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 from tests.engine.test_hooks import Pairs
 from tests.engine.test_program import Capture, played
@@ -159,7 +159,8 @@ def test_all_shifts_are_equally_likely():
 def test_backends_see_the_same(method, federation):
     federation = replace(federation, augment=ALL)
     loop, batched = (
-        trajectory(method, tiny(), federation, engine=engine)[-1] for engine in ("loop", "batched")
+        record_states(method, tiny(), federation, engine=engine)[-1]
+        for engine in ("loop", "batched")
     )
     assert_close(flatten(loop.server), flatten(batched.server), atol=2e-5, rtol=1e-4)
 
@@ -167,7 +168,7 @@ def test_backends_see_the_same(method, federation):
 def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federation, backend):
     augmented = replace(federation, augment=ALL)
     client = COHORTS[0][1]
-    states, _ = rounds(FedAvg(), net, augmented, [[client]], engine=backend)
+    states, _ = record_rounds(FedAvg(), net, augmented, [[client]], engine=backend)
     module = tiny().module
     module.load_state_dict(dict(net.params))
     optimizer = torch.optim.SGD(
@@ -187,7 +188,7 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()
             optimizer.step()
     assert_close(states[-1].server, dict(module.named_parameters()), atol=1e-5)
-    plain, _ = rounds(FedAvg(), net, federation, [[client]], engine=backend)
+    plain, _ = record_rounds(FedAvg(), net, federation, [[client]], engine=backend)
     assert differing(plain[-1].server, states[-1].server)
 
 
@@ -196,7 +197,7 @@ def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(
 ):
     augmented = replace(federation, augment=ALL)
     runner = make(as_engine(backend), net, CPU)
-    state = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
     everyone = list(range(federation.clients))
     plain, other = (
         runner.evaluate(EvalCall(FedAvg(), own, state, everyone)) for own in (federation, augmented)
@@ -230,7 +231,7 @@ def test_captured_steps_see_what_eager_ones_do(federation):
 
 def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
     federations = [replace(federation, augment=own) for own in (None, ALL, Augment(crop=1))]
-    states = [trajectory(FedAvg(), net, own, COHORTS[:1])[-1] for own in federations]
+    states = [record_states(FedAvg(), net, own, COHORTS[:1])[-1] for own in federations]
     calls = [
         TrainCall(FedAvg(), own, state, COHORTS[1], LOCAL, Draws(0, "train", 2))
         for own, state in zip(federations, states, strict=True)

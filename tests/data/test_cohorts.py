@@ -9,7 +9,16 @@ import torch
 from fedpfl.engine import Store, make_initial_state
 from fedpfl.engine.keys import generator
 from fedpfl.methods import FedAvg, Turn
-from tests.conftest import COHORTS, CPU, assert_close, assert_same, participate, rounds, row, tiny
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    assert_close,
+    assert_same,
+    client_row,
+    participate,
+    record_rounds,
+    tiny,
+)
 
 EVERYONE = list(range(10))
 
@@ -48,9 +57,10 @@ def test_what_a_client_has_from_the_beginning_is_its_own(backend, net, federatio
     )
     for client in EVERYONE:
         expected = {
-            k: v * state.clients["share"][client] for k, v in row(plain.uploads, client).items()
+            k: v * state.clients["share"][client]
+            for k, v in client_row(plain.uploads, client).items()
         }
-        assert_close(row(part.uploads, client), expected)
+        assert_close(client_row(part.uploads, client), expected)
 
 
 # Turns
@@ -71,13 +81,15 @@ def test_turns_are_rounds_of_one_client_each_in_a_drawn_order(backend, federatio
     net, cohort = tiny(norm), [0, 2, 3, 5, 9]
     order = [cohort[i] for i in torch.randperm(5, generator=generator(0, "turns", 1)).tolist()]
     assert order != cohort
-    (_, end), (outcome,) = rounds(Travelling(), net, federation, [cohort], engine=backend)
+    (_, end), (outcome,) = record_rounds(Travelling(), net, federation, [cohort], engine=backend)
     state = make_initial_state(FedAvg(), net, 10, CPU)
     losses, correct = {}, {}
     for client in order:  # all in round 1, so that the minibatches are the same
         part = participate(FedAvg(), net, federation, state, [client], engine=backend)
-        buffers = {role: row(part.buffers[role], 0) for role in state.server_buffers}
-        state = dataclasses.replace(state, server=row(part.uploads, 0), server_buffers=buffers)
+        buffers = {role: client_row(part.buffers[role], 0) for role in state.server_buffers}
+        state = dataclasses.replace(
+            state, server=client_row(part.uploads, 0), server_buffers=buffers
+        )
         losses[client], correct[client] = part.loss[0], part.after.correct[0]
     assert end.round == 1
     assert_same((end.server, end.server_buffers), (state.server, state.server_buffers))
@@ -87,7 +99,8 @@ def test_turns_are_rounds_of_one_client_each_in_a_drawn_order(backend, federatio
 
 def test_turns_are_told_and_paid_like_any_cohort(net, federation):
     _, (turns, together) = zip(
-        *(rounds(m, net, federation, COHORTS[:1]) for m in (Travelling(), FedAvg())), strict=True
+        *(record_rounds(m, net, federation, COHORTS[:1]) for m in (Travelling(), FedAvg())),
+        strict=True,
     )
     assert turns[0].traffic == together[0].traffic
     assert turns[0].before.total.tolist() == together[0].before.total.tolist()

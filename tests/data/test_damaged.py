@@ -42,7 +42,7 @@ from fedpfl.data.datasets import (
 )
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, call
+from tests.command import TINY, run_command
 from tests.data.test_datasets import idx, md5, pack, write
 from tests.data.test_formats import picture, sound, tone
 from tests.data.test_leaf import written
@@ -715,7 +715,7 @@ def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, case):
 
 def test_on_the_command_line(tmp_path):
     path = archive(tmp_path / "own.npz", x=CLAIMS["negative"])
-    result = call(*TINY, "dataset=npz", "dataset.path=own.npz", cwd=tmp_path)
+    result = run_command(*TINY, "dataset=npz", "dataset.path=own.npz", cwd=tmp_path)
     assert result.code == 2
     assert [line.split(" (")[0] for line in result.complaints] == [
         "fedpfl: own.npz cannot be read as an .npz archive of plain arrays"

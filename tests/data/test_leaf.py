@@ -12,8 +12,8 @@ import torch
 
 from fedpfl.config.plan import Run, build_run, check_config
 from fedpfl.data.datasets import femnist, load, shakespeare
-from tests.command import composed, format_override
-from tests.conftest import BACKENDS, assert_close, rounds
+from tests.command import compose_once, format_override
+from tests.conftest import BACKENDS, assert_close, record_rounds
 from tests.data.promises import assert_promises
 from tests.data.test_formats import cinic, one_line, write  # noqa: F401
 
@@ -265,13 +265,13 @@ METHODS = pytest.mark.parametrize(
 
 
 def built(*overrides: str) -> Run:
-    return build_run(check_config(composed("clients=3", *overrides)))
+    return build_run(check_config(compose_once("clients=3", *overrides)))
 
 
 def play_on_both(run: Run) -> None:
     """Two rounds of all clients; the second one's losses are those of what the first one left."""
     ends = [
-        rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend)
+        record_rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend)
         for backend in BACKENDS
     ]
     assert all(bool(outcome.finite.all()) for _, outcomes in ends for outcome in outcomes)

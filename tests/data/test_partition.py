@@ -22,8 +22,8 @@ from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
-from tests.command import TINY, call
-from tests.conftest import DATA, federate
+from tests.command import TINY, run_command
+from tests.conftest import DATA, make_federation
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
 DEFAULTS = {
@@ -426,7 +426,7 @@ def test_clients_that_never_train(batch, together, idle):
     """Those for which not one step's minibatches of two samples or more can be made, as in
     training.
     """
-    federation = federate((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
+    federation = make_federation((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
     assert federation.idle(batch, together) == idle
     phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
     counts = [
@@ -440,7 +440,7 @@ def test_clients_that_never_train_are_told(tmp_path):
     options = (
         *("partition.samples_per_client=2", "partition.test_fraction=0.5", "model=mlp", "rounds=1"),
     )
-    result = call(*TINY, *options, cwd=tmp_path)
+    result = run_command(*TINY, *options, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "samples min/median/max 2/2/2; 4 never train, for lack of samples" in result.err
 

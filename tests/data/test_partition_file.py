@@ -12,7 +12,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build as federation_of
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, call, composed, format_override, table
+from tests.command import TINY, compose_once, format_override, read_table, run_command
 
 Y = np.arange(40) % 4
 TRAIN, TEST, HELD = ([3, 9, 1], [0, 5], [22]), ([2], [], [30, 31]), ([8], [4], [])
@@ -109,13 +109,13 @@ def test_samples_alone_are_split_by_the_seed(write, numbered):
 
 def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     """Its validation samples too; the seed may be another."""
-    first = call(
+    first = run_command(
         *TINY, "method=fedavg", "model=mlp", "validation=0.2", "hydra.run.dir=first", cwd=tmp_path
     )
     assert first.code == 0, first.err
     keys = [key for key in TINY if not key.startswith("partition.")]
     path = format_override("partition.path", tmp_path / "first/partition.npz")
-    again = call(
+    again = run_command(
         *keys,
         "method=fedavg",
         "model=mlp",
@@ -125,9 +125,11 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         cwd=tmp_path,
     )
     assert again.code == 0, again.err
-    assert table(tmp_path / "first" / "rounds.csv") == table(tmp_path / "again" / "rounds.csv")
+    assert read_table(tmp_path / "first" / "rounds.csv") == read_table(
+        tmp_path / "again" / "rounds.csv"
+    )
     runs = [
-        build_run(check_config(composed(*keys, "model=mlp", *own, "seed=42")))
+        build_run(check_config(compose_once(*keys, "model=mlp", *own, "seed=42")))
         for own in (
             ("partition.samples_per_client=24", "validation=0.2"),
             ("partition=file", path, "partition.seed=7"),
@@ -139,7 +141,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     message = r"^validation must be 0, as the partition holds samples out itself, got 0\.1; set validation=0$"
     with pytest.raises(FedpflError, match=message):
         build_run(
-            check_config(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1"))
+            check_config(compose_once(*keys, "model=mlp", "partition=file", path, "validation=0.1"))
         )
 
 

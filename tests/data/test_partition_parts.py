@@ -20,7 +20,7 @@ from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
 from fedpfl.data.partition.parts import allotted
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedAvg
-from tests.conftest import assert_same, federate, tiny, trajectory
+from tests.conftest import assert_same, make_federation, record_states, tiny
 from tests.data.test_partition import configured
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
@@ -471,7 +471,7 @@ def test_somebody_with_one_sample_keeps_it():
 
 
 def test_training_does_not_see_what_is_held_out():
-    federation = federate()
+    federation = make_federation()
     parts = Partition(
         *(tuple(i.numpy() for i in own) for own in (federation.train, federation.test))
     )
@@ -483,6 +483,7 @@ def test_training_does_not_see_what_is_held_out():
     spoilt[torch.cat(held.validation)] = 255
     net = tiny()
     states = [
-        trajectory(FedAvg(), net, build(replace(own, x=x), parts, 0.3))[-1] for x in (own.x, spoilt)
+        record_states(FedAvg(), net, build(replace(own, x=x), parts, 0.3))[-1]
+        for x in (own.x, spoilt)
     ]
     assert_same(*states)

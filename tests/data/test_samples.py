@@ -16,7 +16,7 @@ from fedpfl.data.datasets.shared.samples import moments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
-from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, rounds
+from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, record_rounds
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
@@ -261,7 +261,8 @@ def test_the_backends_agree(tmp_path, kind, name):
     method = METHODS[name](**SETTINGS.get(name, [{}])[0])
     cohorts = [[0, 1, 3], [0, 2]]
     loop, batched = (
-        rounds(method, net, federation, cohorts, engine=engine) for engine in ("loop", "batched")
+        record_rounds(method, net, federation, cohorts, engine=engine)
+        for engine in ("loop", "batched")
     )
     assert_close(loop[0][-1], batched[0][-1], atol=2e-5, rtol=1e-3)
     for a, b in zip(loop[1], batched[1], strict=True):
@@ -272,7 +273,7 @@ def test_the_backends_agree(tmp_path, kind, name):
 def test_training_learns(tmp_path, kind):
     """A full batch of one client is the plain gradient step on its scaled samples."""
     net, federation = world(kind, tmp_path)
-    states, _ = rounds(FedAvg(), net, federation, [[0]], local=PLAIN)
+    states, _ = record_rounds(FedAvg(), net, federation, [[0]], local=PLAIN)
     module = WORLDS[kind][1]()
     module.load_state_dict(net.params)
     index = federation.train[0]
@@ -297,7 +298,7 @@ def test_the_registered_models_take_them(tmp_path, model, x):
     samples = own(tmp_path, x=x)
     federation = build(samples, partition.iid(samples.y.numpy(), 3, 0))
     net = models.build(model, federation.shape, federation.classes, 0)
-    states, _ = rounds(FedAvg(), net, federation, [[0, 1]], local=PLAIN)
+    states, _ = record_rounds(FedAvg(), net, federation, [[0, 1]], local=PLAIN)
     assert all(bool(torch.isfinite(leaf).all()) for leaf in states[-1].server.values())
 
 

@@ -27,11 +27,11 @@ from fedpfl.ground.errors import MethodError
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
 from fedpfl.methods.shared.method import hook_names
 from fedpfl.runner.faults import user_errors
-from tests.command import TINY, call
-from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, federate, rounds, tiny
+from tests.command import TINY, run_command
+from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, make_federation, record_rounds, tiny
 
 COHORT = [0, 1, 2]
-FEDERATION = federate((20, 7, 12), (5, 3, 1))
+FEDERATION = make_federation((20, 7, 12), (5, 3, 1))
 SHORT = replace(LOCAL, epochs=1)
 
 
@@ -494,7 +494,7 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path):
     """
     (tmp_path / "mine.py").write_text(text.replace("\n        ", "\n"))
     try:
-        result = call("plugins=[mine.py]", "method=mine", *TINY, cwd=tmp_path)
+        result = run_command("plugins=[mine.py]", "method=mine", *TINY, cwd=tmp_path)
     finally:
         plugins.load_plugins([])
     assert result.code == 1
@@ -524,7 +524,9 @@ METHODS = {"mine": Mine}
 """
     )
     try:
-        result = call("plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path)
+        result = run_command(
+            "plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path
+        )
     finally:
         plugins.load_plugins([])
     assert result.code == 1
@@ -574,7 +576,7 @@ def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_pat
         plugins.load_plugins([str(tmp_path / "mine.py")])
         cfg = OmegaConf.create({"method": {"name": "leaving"}})
         with pytest.raises(MethodError, match=told), user_errors(cfg, tmp_path):
-            rounds(
+            record_rounds(
                 METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
             )
     finally:

@@ -22,12 +22,12 @@ from tests.conftest import (
     LOCAL,
     as_engine,
     assert_same,
-    federate,
+    make_federation,
     state_trees,
     tiny,
 )
 
-FEDERATION = federate()
+FEDERATION = make_federation()
 EVERYONE = range(FEDERATION.clients)
 FORWARD = {
     "conv": 2 * 36 * 36,

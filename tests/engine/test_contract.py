@@ -54,16 +54,16 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    federate,
+    client_row,
     flatten,
-    rounds,
-    row,
+    make_federation,
+    record_rounds,
     tiny,
 )
 from tests.methods.expectations import EXPECTED
 
 LOW_PRECISION = ENGINES[2:]
-ANOTHER_SEED = dataclasses.replace(federate(TRAIN, TEST, seed=2), x=small().x, y=small().y)
+ANOTHER_SEED = dataclasses.replace(make_federation(TRAIN, TEST, seed=2), x=small().x, y=small().y)
 """Another partition of the same images."""
 
 KEEPS_STATISTICS = ("fedalt", "fedamp")
@@ -289,7 +289,7 @@ def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
 
 @cache
 def fedavg_states(engine: str, pairs: int) -> list[Any]:
-    return rounds(METHODS["fedavg"](), tiny(pairs=pairs), small(), COHORTS, engine=engine)[0]
+    return record_rounds(METHODS["fedavg"](), tiny(pairs=pairs), small(), COHORTS, engine=engine)[0]
 
 
 def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
@@ -353,7 +353,8 @@ def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
             parts = ["client_buffers"] if client in surveyed else ["client_buffers", "clients"]
             for part in parts:
                 before, after = (
-                    row(getattr(state, part), client) for state in states[played : played + 2]
+                    client_row(getattr(state, part), client)
+                    for state in states[played : played + 2]
                 )
                 assert_same(before, after)
 
@@ -365,7 +366,7 @@ def tells_that_training_diverged(named: NamedTrial, engine: str) -> None:
     if any(phase.step for phase in planned_phases(named, state, 0)):
         return  # its steps have lengths of their own
     local = dataclasses.replace(LOCAL, lr=1e30)
-    outcome = rounds(method, net, federation, COHORTS[:1], engine=engine, local=local)[1][0]
+    outcome = record_rounds(method, net, federation, COHORTS[:1], engine=engine, local=local)[1][0]
     finite = dict(zip(COHORTS[0], outcome.finite.tolist(), strict=True))
     assert not finite[0]
     if len(drawn_turns(method, 0)) == 1:  # else a client may receive what an earlier one made

@@ -44,16 +44,16 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    client_row,
     differing,
     every_method,
-    federate,
     flatten,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     state_trees,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -116,18 +116,18 @@ def test_everybody_is_drawn_about_equally_often():
 
 def test_training_leaves_global_generators_alone(net, federation, backend):
     state, python = torch.get_rng_state(), random.getstate()
-    trajectory(FedOBP(q=0.9), net, federation, COHORTS[:1], engine=backend)
+    record_states(FedOBP(q=0.9), net, federation, COHORTS[:1], engine=backend)
     assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == python
 
 
 def test_the_seed_and_the_round_decide_the_batches(net, federation, backend):
     same, other = (
-        trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=s)[-1]
+        record_states(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=s)[-1]
         for s in (1, 2)
     )
     assert differing(same.clients, other.clients)
-    again = trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=1)[-1]
+    again = record_states(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=1)[-1]
     assert_same(same.clients, again.clients)
 
 
@@ -139,7 +139,7 @@ def test_everybody_begins_with_the_initial_model(net):
     assert state.round == 0
     assert_same(state.server, net.params)
     for client in range(4):
-        assert_same(row(state.clients["model"], client), net.params)
+        assert_same(client_row(state.clients["model"], client), net.params)
     state.rows.put_([0], {"client": tree.map(lambda leaf: leaf + 1, state.client([0]))})
     assert torch.equal(state.clients["model"]["fc.bias"][0], net.params["fc.bias"] + 1)
     assert torch.equal(state.clients["model"]["fc.bias"][1], net.params["fc.bias"])
@@ -157,7 +157,7 @@ def test_buffers_live_where_their_role_says():
 
 
 def test_rounds_count_up(net, federation):
-    assert [state.round for state in trajectory(FedAvg(), net, federation)] == [0, 1, 2, 3]
+    assert [state.round for state in record_states(FedAvg(), net, federation)] == [0, 1, 2, 3]
 
 
 def test_the_old_server_tree_survives_a_round(net, federation, backend):
@@ -171,7 +171,7 @@ def test_the_old_server_tree_survives_a_round(net, federation, backend):
 def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backend):
     """Nothing but the state is carried over: resuming needs no more."""
     method = FedOBP(q=0.9, ema=0.5)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     resumed, _ = play_round(
         make(Engine(backend), tiny(), CPU),
         method,
@@ -193,7 +193,7 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
     """
     local = Local(epochs=1, batch_size=512, lr=1e-20)
     cohort = [0, 5, 9]
-    _, (outcome,) = rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
+    _, (outcome,) = record_rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
     module = Tiny()
     module.load_state_dict(net.params)
     expected = [
@@ -203,7 +203,7 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
 
 
 def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
-    large = federate((4, 5, 6), (600, 0, 257))
+    large = make_federation((4, 5, 6), (600, 0, 257))
     counts = make(Engine(backend), net, CPU).evaluate(
         EvalCall(FedAvg(), large, make_initial_state(FedAvg(), net, 3, CPU), [2, 0, 1])
     )
@@ -226,7 +226,7 @@ def test_evaluating_all_together_gives_what_evaluating_each_alone_does(
 ):
     """Those in the initial state share their personal model on the loop backend; so do no others."""
     method, net = METHODS[name](**values), tiny(norm=True)
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     judge = make(Engine(backend), net, CPU)
     before = FineTuning(LOCAL, Draws(0, "adapt", 2))
     together = judge.evaluate(
@@ -251,7 +251,7 @@ def test_a_model_that_many_share_is_made_once(federation, net, monkeypatch):
             return super().personal(server, client)
 
     method = Counted(q=0.9)
-    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    state = record_states(method, net, federation, COHORTS[:1])[-1]
     made.clear()
     make(Engine("loop", workers=1), net, CPU).evaluate(
         EvalCall(method, federation, state, EVERYONE)
@@ -266,7 +266,7 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
     """By a plain loop; the loss is over all classes, and who has no training samples is judged over
     all.
     """
-    whole = federate()
+    whole = make_federation()
     train = tuple(
         own[whole.y[own] % 5 < kept + client % 2] for client, own in enumerate(whole.train)
     )
@@ -363,10 +363,10 @@ def test_entries_outside_an_element_wise_mask_hold_still_bit_for_bit(
     first, second, net, federation, backend
 ):
     """In spite of momentum and weight decay."""
-    state = trajectory(TwoPhases(first, second), net, federation, engine=backend)[-1]
+    state = record_states(TwoPhases(first, second), net, federation, engine=backend)[-1]
     for client in EVERYONE:
         mask, start, end = (
-            tree.ravel(row(state.clients[key], client)) for key in ("mask", "start", "end")
+            tree.ravel(client_row(state.clients[key], client)) for key in ("mask", "start", "end")
         )
         frozen = mask if second else ~mask
         assert torch.equal(start[frozen], end[frozen])
@@ -403,7 +403,7 @@ def masked_by_hand(net, federation, start, mask, client, t):
 
 
 def test_masked_phases_with_streams_of_their_own(net, federation, backend):
-    states = trajectory(TwoPhases(), net, federation, COHORTS[:2], engine=backend)
+    states = record_states(TwoPhases(), net, federation, COHORTS[:2], engine=backend)
     for t, cohort in enumerate(COHORTS[:2], 1):
         for client in cohort:
             own = states[t].client(client)
@@ -412,13 +412,17 @@ def test_masked_phases_with_streams_of_their_own(net, federation, backend):
 
 
 def test_draws_are_the_clients_and_the_rounds_own(net, federation, backend):
-    states = trajectory(TwoPhases(), net, federation, [[0, 1], [0]], engine=backend)
+    states = record_states(TwoPhases(), net, federation, [[0, 1], [0]], engine=backend)
     for t, client in ((1, 0), (1, 1), (2, 0)):
         g = generator(0, "train", t, client, "draw")
         expected = {name: torch.rand(p.shape, generator=g) < 0.3 for name, p in net.params.items()}
-        assert_same(row(states[t].clients["mask"], client), expected)
-    assert differing(row(states[1].clients["mask"], 0), row(states[2].clients["mask"], 0))
-    assert differing(row(states[1].clients["mask"], 0), row(states[1].clients["mask"], 1))
+        assert_same(client_row(states[t].clients["mask"], client), expected)
+    assert differing(
+        client_row(states[1].clients["mask"], 0), client_row(states[2].clients["mask"], 0)
+    )
+    assert differing(
+        client_row(states[1].clients["mask"], 0), client_row(states[1].clients["mask"], 1)
+    )
 
 
 @dataclass(frozen=True)
@@ -460,7 +464,7 @@ def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backe
     state = make_initial_state(Observer(), net, 10, CPU)
     part = participate(Observer(), net, federation, state, EVERYONE, engine=backend, local=GENTLE)
     for client in EVERYONE:
-        own, n = row(part.client_states, client), TRAIN[client]
+        own, n = client_row(part.client_states, client), TRAIN[client]
         assert own["steps"] == steps(n)
         assert own["samples"] == 2 * (n - (n % 32 == 1))
         assert_close(own["moved"], tree.map(lambda g: -0.05 * g, own["gradient"]), atol=1e-6)
@@ -512,15 +516,17 @@ class Summarizer(Method):
 @pytest.mark.parametrize("norm", [False, True])
 def test_after_training_sees_all_training_samples_and_the_trained_model(norm, backend):
     """In evaluation mode, by the statistics as they are after training."""
-    large, net = federate((300, 5, 1, 130), (2, 2, 2, 2)), tiny(norm)
+    large, net = make_federation((300, 5, 1, 130), (2, 2, 2, 2)), tiny(norm)
     state = make_initial_state(Summarizer(), net, 4, CPU)
     part = participate(Summarizer(), net, large, state, [0, 1, 2, 3], engine=backend)
     for client in range(4):
-        found, (x, y) = row(part.client_states, client), images(large, client)
+        found, (x, y) = client_row(part.client_states, client), images(large, client)
         assert found["samples"] == len(y)
         assert_close(found["mean"], x.mean(0), atol=1e-5)
         module = Tiny(norm).eval()
-        module.load_state_dict(row(part.uploads, client) | row(part.buffers["main"], client))
+        module.load_state_dict(
+            client_row(part.uploads, client) | client_row(part.buffers["main"], client)
+        )
         assert_close(found["logits"], module(x).sum(0).detach(), atol=1e-3, rtol=1e-4)
 
 
@@ -538,10 +544,10 @@ class Replying(Method):
 
 
 def test_aggregate_may_reply_to_each_client(net, federation, backend):
-    before, after = trajectory(Replying(), net, federation, COHORTS[:1], engine=backend)
+    before, after = record_states(Replying(), net, federation, COHORTS[:1], engine=backend)
     part = participate(Replying(), net, federation, before, COHORTS[0], engine=backend)
     for k, client in enumerate(COHORTS[0]):
-        upload = row(part.uploads, k)
+        upload = client_row(part.uploads, k)
         gap = sum(float((upload[name] - after.server[name]).abs().sum()) for name in upload)
         assert float(after.clients["gap"][client]) == pytest.approx(gap, rel=1e-4)
     assert [float(after.clients["gap"][i]) for i in EVERYONE if i not in COHORTS[0]] == [0] * 5
@@ -577,7 +583,7 @@ def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
     for k, client in enumerate([0, 4, 9]):
         factor = 0.95 ** steps(TRAIN[client], epochs=1)
         expected = {name: leaf * factor for name, leaf in net.params.items()}
-        assert_close(row(part.uploads, k), expected, atol=1e-6)
+        assert_close(client_row(part.uploads, k), expected, atol=1e-6)
 
 
 @dataclass(frozen=True)
@@ -593,7 +599,7 @@ class Weigher(FedAvg):
 
 def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
     Weigher.shares.clear()
-    trajectory(Weigher(), net, federation, engine=backend)
+    record_states(Weigher(), net, federation, engine=backend)
     for weight, cohort in zip(Weigher.shares, COHORTS, strict=True):
         sizes = torch.tensor([TRAIN[i] for i in cohort], dtype=torch.float64)
         assert_close(weight, (sizes / sizes.sum()).float(), atol=1e-9)
@@ -620,7 +626,7 @@ class Sparse(Method):
 
 
 def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backend):
-    states, (outcome,) = rounds(Sparse(), net, federation, COHORTS[:1], engine=backend)
+    states, (outcome,) = record_rounds(Sparse(), net, federation, COHORTS[:1], engine=backend)
     chosen = sum(-(-p.numel() // 10) for p in net.params.values())
     assert outcome.traffic.values_up == 5 * chosen
     assert outcome.traffic.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
@@ -649,7 +655,7 @@ class Prepared(Method):
 
 
 def test_prepare_runs_once_per_participation(net, federation, backend):
-    state = trajectory(Prepared(), net, federation, engine=backend)[-1]
+    state = record_states(Prepared(), net, federation, engine=backend)[-1]
     assert state.clients["times"].tolist() == [
         sum(client in cohort for cohort in COHORTS) for client in EVERYONE
     ]
@@ -660,10 +666,10 @@ def test_prepare_runs_once_per_participation(net, federation, backend):
 
 
 def test_bf16_differs_from_fp32_and_keeps_states_in_fp32(net, federation, backend):
-    half = trajectory(
+    half = record_states(
         FedAvg(), net, federation, COHORTS[:1], engine=Engine(backend, precision="bf16")
     )[-1]
-    full = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
+    full = record_states(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
     assert differing(half.server, full.server)
     assert_close(half.server, full.server, atol=5e-3)
     assert {leaf.dtype for leaf in flatten(half).values()} == {torch.float32}
@@ -675,7 +681,7 @@ def test_a_failing_method_fails_the_round(net, federation, backend):
             raise RuntimeError("broken on purpose")
 
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        trajectory(Broken(), net, federation, COHORTS[:1], engine=backend)
+        record_states(Broken(), net, federation, COHORTS[:1], engine=backend)
 
 
 @pytest.mark.parametrize("field", ["workers", "width"])
@@ -722,7 +728,7 @@ def exact_products():
 def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation, exact_products):
     """Each round from the CPU's state; 1e-4 after two epochs."""
     method, gpu, net = METHODS[name](**values), torch.device("cuda"), tiny(norm)
-    there, states = federation.to(gpu), trajectory(method, net, federation)
+    there, states = federation.to(gpu), record_states(method, net, federation)
     runner = make(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
         before = {
@@ -771,7 +777,7 @@ def test_auto_is_batched_on_cuda(net):
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation, exact_products):
     gpu = torch.device("cuda")
-    full = trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
+    full = record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
     backend = make(Engine(name, precision=precision), net, gpu)
     state, _ = play_round(
         backend,
@@ -810,7 +816,7 @@ def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left
     """With steps too short to move a parameter, the statistics alone tell it from the model as it
     was.
     """
-    net, federation = tiny(norm=True), federate((64, 40), (30, 20))
+    net, federation = tiny(norm=True), make_federation((64, 40), (30, 20))
     state, judge = make_initial_state(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
     still = FineTuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
     plain, tuned = (

@@ -24,8 +24,8 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    rounds,
-    row,
+    client_row,
+    record_rounds,
     tiny,
 )
 
@@ -54,7 +54,7 @@ class Counting(FedAvg):
 
 
 def test_every_hook_is_told_whom_it_is_about(backend, net, federation):
-    states, _ = rounds(Counting(), net, federation, COHORTS[:1], engine=backend)
+    states, _ = record_rounds(Counting(), net, federation, COHORTS[:1], engine=backend)
     told = [client if client in COHORTS[0] else -1 for client in EVERYONE]
     assert states[1].clients["told"].tolist() == told
     late = replace(
@@ -120,7 +120,7 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
     net = tiny(norm)
     models = [{"w": net.params, "main": net.buffers}] * 10
     runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
-    states, _ = rounds(Neighbours(), net, federation, engine=backend)
+    states, _ = record_rounds(Neighbours(), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         before, models = models, [*models]
         for number in cohort:
@@ -129,7 +129,10 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
             part = runner.participate(
                 TrainCall(FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1))
             )
-            models[number] = {"w": row(part.uploads, 0), "main": row(part.buffers["main"], 0)}
+            models[number] = {
+                "w": client_row(part.uploads, 0),
+                "main": client_row(part.buffers["main"], 0),
+            }
         for number in EVERYONE:
             assert_close(
                 states[t + 1].client(number)["model"], models[number]["w"], atol=3e-6, rtol=1e-4
@@ -141,7 +144,7 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
     net, world = tiny(norm=True), federation.of([0, 2, 4])
-    state = rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
+    state = record_rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
     runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
     late = replace(
         state, rows=make_initial_state(Neighbours(), net, 3, CPU).rows, members=state.rows
@@ -259,12 +262,12 @@ class Asking(FedAvg):
 
 
 def test_a_survey_may_ask_without_training(backend, net, federation):
-    states, _ = rounds(
+    states, _ = record_rounds(
         Asking(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
     )
     labels = federation.y[torch.cat(federation.train)]
     assert states[1].server["counts"].tolist() == torch.bincount(labels, minlength=CLASSES).tolist()
-    plain, _ = rounds(
+    plain, _ = record_rounds(
         FedAvg(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
     )
     assert_same(states[1].server["w"], plain[1].server)
@@ -279,7 +282,7 @@ def test_a_client_may_have_nothing_to_train(backend, net, federation):
         def finetuning(self, params, parts, epochs):
             return []
 
-    states, (outcome, *_) = rounds(Idle(), net, federation, COHORTS[:1], engine=backend)
+    states, (outcome, *_) = record_rounds(Idle(), net, federation, COHORTS[:1], engine=backend)
     assert_close(states[1].server, net.params, atol=1e-7)
     assert not states[1].client(EVERYONE)["trained"].any()
     assert not outcome.loss.any()
@@ -306,4 +309,4 @@ def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federati
             return super().finish(server, client, start, end)
 
     assert 1 in net.params["conv.weight"].shape
-    rounds(Measured(), net, federation, COHORTS[:1], engine=backend)
+    record_rounds(Measured(), net, federation, COHORTS[:1], engine=backend)

@@ -23,13 +23,13 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    federate,
-    holding,
+    client_row,
+    hold_out_quarter,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
@@ -73,7 +73,7 @@ def test_the_server_has_a_still_network_and_numbers_of_the_round(backend, federa
     change by round.
     """
     net, method = tiny(norm=True), Distilling()
-    states = trajectory(method, net, federation, [[0, 4], [2]], engine=backend)
+    states = record_states(method, net, federation, [[0, 4], [2]], engine=backend)
     (training, buffers, first, logits), (_, moved, second, _), (_, last, third, _) = method.seen
     assert not training
     drawn = generator(0, "aggregate", 1)
@@ -96,7 +96,7 @@ class Blind(FedAvg):
 
 def test_an_evaluation_shows_no_labels(backend, net, federation):
     """Neither in a round, nor between rounds, nor after fine-tuning, which sees them."""
-    state, (outcome,) = rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
+    state, (outcome,) = record_rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
     runner = make(as_engine(backend), net, CPU)
     tuned = runner.evaluate(
         EvalCall(
@@ -152,7 +152,7 @@ def test_before_training_sees_the_clients_training_data_in_the_order_of_training
 def test_before_training_moves_no_statistics_and_nothing_else(backend, federation):
     for norm in (False, True):
         plain, own = (
-            trajectory(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1]
+            record_states(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1]
             for m in (FedAvg(), Looking())
         )
         assert_same((plain.server, plain.server_buffers), (own.server, own.server_buffers))
@@ -184,7 +184,7 @@ class Adapter(FedAvg):
 
 def test_before_evaluation_the_client_looks_at_its_training_data(backend, federation):
     net = tiny(norm=True)
-    state = trajectory(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
     before = FineTuning(LOCAL, Draws(5, "adapt", 2))
     runner = make(as_engine(backend), net, CPU)
     found = runner.evaluate(
@@ -203,7 +203,7 @@ def test_before_evaluation_the_client_looks_at_its_training_data(backend, federa
 
 
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
-    state = trajectory(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
     runner = make(as_engine(backend), net, CPU)
     before, after = (
@@ -311,7 +311,7 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
 
 def test_keeping_records_changes_no_training(backend, net, federation):
     plain, own = (
-        trajectory(m, net, federation, engine=backend)[-1] for m in (FedAvg(), Recorder())
+        record_states(m, net, federation, engine=backend)[-1] for m in (FedAvg(), Recorder())
     )
     assert_same(plain.server, own.server)
 
@@ -347,7 +347,7 @@ class Stepper(FedAvg):
 def test_sgd_as_a_step_is_sgd(norm, backend, federation):
     net = tiny(norm)
     own, plain = (
-        rounds(m, net, federation, engine=backend, local=PLAIN)
+        record_rounds(m, net, federation, engine=backend, local=PLAIN)
         for m in (Stepper(lr=PLAIN.lr), FedAvg())
     )
     for a, b in zip(own[0], plain[0], strict=True):
@@ -404,7 +404,7 @@ def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backen
                 params = {
                     n: p - 0.05 * g / 2 for (n, p), g in zip(params.items(), total, strict=True)
                 }
-        assert_close(row(part.uploads, client), params, atol=1e-6)
+        assert_close(client_row(part.uploads, client), params, atol=1e-6)
     moved = [
         client
         for client in EVERYONE
@@ -469,7 +469,7 @@ def test_each_sample_has_numbers_and_a_place(net, federation):
     """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round,
     client, split).
     """
-    held = holding(federation)
+    held = hold_out_quarter(federation)
     state = make_initial_state(Shaken(), net, 10, CPU)
     loop, batched = (
         participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched")
@@ -511,9 +511,9 @@ class Paced(Method):
 
 def test_a_phases_own_pace_is_that_pace(backend, net, federation):
     local = dataclasses.replace(LOCAL, lr=0.02, momentum=0.3)
-    own = trajectory(Paced(), net, federation, engine=backend)[-1]
+    own = record_states(Paced(), net, federation, engine=backend)[-1]
     assert_same(
-        own.server, trajectory(FedAvg(), net, federation, engine=backend, local=local)[-1].server
+        own.server, record_states(FedAvg(), net, federation, engine=backend, local=local)[-1].server
     )
 
 
@@ -546,8 +546,8 @@ class Surveyor(FedAvg):
 
 
 def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, net, federation):
-    states, outcomes = rounds(Surveyor(), net, federation, engine=backend)
-    plain, counts = rounds(FedAvg(), net, federation, engine=backend)
+    states, outcomes = record_rounds(Surveyor(), net, federation, engine=backend)
+    plain, counts = record_rounds(FedAvg(), net, federation, engine=backend)
     for own, other in zip(states, plain, strict=True):
         assert_same(own.server["w"], other.server)
     assert not states[1].clients["told"].any()
@@ -576,14 +576,14 @@ def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, ne
 
 def test_a_survey_counts_averaged_statistics(backend, federation):
     net = tiny(norm=True)
-    outcomes = rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
+    outcomes = record_rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
     each = tree.size(net.params) + 8  # running mean and variance of four channels
     assert [outcome.traffic.values_up for outcome in outcomes] == [5 * each, 15 * each]
 
 
 def test_a_survey_with_client_states_elsewhere(net):
     """It sees the stacked rows wherever the store keeps them; they are overwritten there."""
-    federation = federate()
+    federation = make_federation()
     ends = []
     for store in (Store(), Store("disk")):
         state = make_initial_state(Surveyor(), net, 10, CPU, store)

@@ -23,11 +23,11 @@ from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, seeded_by_key
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
-from tests.command import TINY, call, table
-from tests.conftest import BACKENDS, CPU, LOCAL, assert_same, federate, tiny
+from tests.command import TINY, read_table, run_command
+from tests.conftest import BACKENDS, CPU, LOCAL, assert_same, make_federation, tiny
 
 COHORTS = [[0, 1, 2, 3], [3, 0, 4, 1], [2, 4, 1, 0]]
-FEDERATION = federate((20, 7, 33, 12, 9), (5, 3, 1, 0, 4))
+FEDERATION = make_federation((20, 7, 33, 12, 9), (5, 3, 1, 0, 4))
 SHORT = replace(LOCAL, epochs=1)
 
 
@@ -213,13 +213,13 @@ def test_seeds_are_of_the_key_and_end_with_it():
 
 def test_a_run_tells_once_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "fedavg", Looking)
-    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    result = run_command("method=fedavg", *TINY, cwd=tmp_path)
     assert result.code == 0
     (line,) = [line for line in result.err.splitlines() if "random" in line]
     assert line.startswith("method=fedavg draws global random numbers (numpy): they are seeded")
     (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
     assert (path / "run.log").read_text().count("global random numbers") == 1
-    assert len(table(path / "rounds.csv")) == 2
+    assert len(read_table(path / "rounds.csv")) == 2
     loaded = fedpfl.load(path)
     assert_same(loaded.personal(1), loaded.personal(1))  # which draws in before_evaluation
     x, y = loaded.samples(1)

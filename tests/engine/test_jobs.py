@@ -26,9 +26,9 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
-    federate,
+    make_federation,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(len(TRAIN)))
@@ -47,7 +47,7 @@ METHODS = [
 @pytest.fixture(scope="module")
 def federations():
     """One data set dealt out in as many ways as there are runs."""
-    first = federate()
+    first = make_federation()
     turns = (
         (first.train[k:] + first.train[:k], first.test[k:] + first.test[:k])
         for k in range(len(METHODS))
@@ -58,7 +58,7 @@ def federations():
 def states(methods, federations, net):
     """Each run after one round, of its own seed."""
     zipped = enumerate(zip(methods, federations, strict=False))
-    return [trajectory(m, net, f, COHORTS[:1], seed=seed)[-1] for seed, (m, f) in zipped]
+    return [record_states(m, net, f, COHORTS[:1], seed=seed)[-1] for seed, (m, f) in zipped]
 
 
 def trainings(methods, federations, net):
@@ -154,7 +154,7 @@ def test_plain_methods_train_as_one_program_and_others_with_their_equals(
 def test_another_learning_rate_or_data_set_is_another_program(federations, net, monkeypatch):
     a, b, c, d = trainings(METHODS[:4], federations, net)
     b = dataclasses.replace(b, local=dataclasses.replace(LOCAL, lr=0.01))
-    c = dataclasses.replace(c, federation=federate(seed=5))
+    c = dataclasses.replace(c, federation=make_federation(seed=5))
     seen = programs(monkeypatch)
     compare("batched", [a, b, c, d])
     assert seen[:3] == [10, 5, 5]

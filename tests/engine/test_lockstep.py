@@ -11,7 +11,15 @@ import pytest
 from fedpfl.engine.backends import lockstep
 from fedpfl.engine.backends.backend import Backend
 from fedpfl.engine.backends.lockstep import Shared, Stage
-from tests.command import TINY, call, start, state, summary, table, wait
+from tests.command import (
+    TINY,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    run_command,
+    start_process,
+    wait_for,
+)
 from tests.conftest import assert_same
 
 SWEEP = ("-m", *TINY, "hydra/launcher=lockstep")
@@ -157,13 +165,13 @@ def test_outside_a_sweep_there_is_no_stage():
 
 def same_runs(cwd, arguments, *, ended="finished"):
     """Every run of the sweep equals the one without the launcher, in rows, checkpoint and summary."""
-    alone = call("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=cwd)
+    alone = run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=cwd)
     runs = sorted(path.parent for path in (cwd / "alone").rglob("rounds.csv"))
     for run in runs:
         twin = cwd / "outputs" / run.relative_to(cwd / "alone")
-        assert table(run / "rounds.csv") == table(twin / "rounds.csv")
-        assert summary(twin)["status"] == summary(run)["status"] == ended
-        assert_same(state(run), state(twin))
+        assert read_table(run / "rounds.csv") == read_table(twin / "rounds.csv")
+        assert read_summary(twin)["status"] == read_summary(run)["status"] == ended
+        assert_same(read_checkpoint(run), read_checkpoint(twin))
     return alone, runs
 
 
@@ -171,13 +179,13 @@ ARGUMENTS = ("method=fedobp,ditto", "seed=1,2", "eval.finetune_epochs=1", "eval.
 
 
 def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
-    result = call(*SWEEP, *ARGUMENTS, cwd=tmp_path)
+    result = run_command(*SWEEP, *ARGUMENTS, cwd=tmp_path)
     assert result.code == 0, result.err
     assert len(same_runs(tmp_path, ARGUMENTS)[1]) == 4
     told = [line for line in result.err.splitlines() if not line.startswith("sweep: run ")]
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
-    value = f"all clients {summary(folder)['last']['accuracy']:.2f} % (fine-tuned "
+    value = f"all clients {read_summary(folder)['last']['accuracy']:.2f} % (fine-tuned "
     assert sum(f"  method=ditto seed=2: {value}" in line for line in told) == 1
     log = (folder / "run.log").read_text()
     assert "of a sweep method=ditto seed=2" in log
@@ -188,24 +196,26 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
 
 @pytest.mark.full
 def test_jobs_one_by_one_end_the_same(tmp_path):
-    assert call(*SWEEP, *SMALL, "hydra.launcher.jobs=1", "seed=1,2", cwd=tmp_path).code == 0
+    assert run_command(*SWEEP, *SMALL, "hydra.launcher.jobs=1", "seed=1,2", cwd=tmp_path).code == 0
     same_runs(tmp_path, (*SMALL, "seed=1,2"))
 
 
 def test_batched_backend_in_lockstep(tmp_path):
     arguments = ("method=fedobp,fedavg", "engine=batched")
-    assert call(*SWEEP, *arguments, cwd=tmp_path).code == 0
-    call("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=tmp_path)
+    assert run_command(*SWEEP, *arguments, cwd=tmp_path).code == 0
+    run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=tmp_path)
     for run in (path.parent for path in (tmp_path / "alone").rglob("rounds.csv")):
         twin = tmp_path / "outputs" / run.relative_to(tmp_path / "alone")
-        for one, other in zip(table(run / "rounds.csv"), table(twin / "rounds.csv"), strict=True):
+        for one, other in zip(
+            read_table(run / "rounds.csv"), read_table(twin / "rounds.csv"), strict=True
+        ):
             assert float(one["cohort_after"]) == pytest.approx(float(other["cohort_after"]), abs=5)
             assert float(one["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-3)
             assert one["bits_up"] == other["bits_up"]
 
 
 def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
-    result = call(
+    result = run_command(
         *SWEEP, *SMALL, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path
     )
     assert result.code in (2, 3)
@@ -222,7 +232,9 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
             sum(f"seed={seed} local.lr=1e+30: failed: training diverged" in line for line in told)
             == 1
         )
-    statuses = sorted(summary(path.parent)["status"] for path in tmp_path.rglob("summary.json"))
+    statuses = sorted(
+        read_summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")
+    )
     assert statuses == ["diverged", "diverged", "finished", "finished"]
 
 
@@ -230,37 +242,37 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
 def test_killed_and_started_again_each_job_resumes(tmp_path):
     own = (*SMALL, "rounds=12", "seed=1,2,3")
     arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")
-    process = start(*arguments, cwd=tmp_path)
+    process = start_process(*arguments, cwd=tmp_path)
     while len(list(tmp_path.rglob("state.pt"))) < 2:
-        assert process.poll() is None, wait(process).err
+        assert process.poll() is None, wait_for(process).err
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    result = call(*arguments, cwd=tmp_path)
+    result = run_command(*arguments, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "resumed" in result.err
     same_runs(tmp_path, own)
-    again = call(*arguments, cwd=tmp_path)
+    again = run_command(*arguments, cwd=tmp_path)
     assert again.err.count("already finished") == 3
 
 
 @pytest.mark.full
 def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
-    process = start(
+    process = start_process(
         *SWEEP, *SMALL, "rounds=3000", "seed=1,2", "checkpoint.seconds=1e6", cwd=tmp_path
     )
     while sum(file.read_text().count("\n") > 2 for file in tmp_path.rglob("rounds.csv")) < 2:
-        assert process.poll() is None, wait(process).err
+        assert process.poll() is None, wait_for(process).err
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    result = wait(process)
+    result = wait_for(process)
     assert result.code == 143
     assert len(list(tmp_path.rglob("state.pt"))) == 2
     assert result.complaints == [
         "fedpfl: terminated; the same command goes on from the last checkpoint",
     ]
     assert "Traceback" not in result.err
-    assert [summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == [
+    assert [read_summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == [
         "running",
         "running",
     ]
@@ -274,7 +286,7 @@ def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
     ],
 )
 def test_what_cannot_work_is_one_line(tmp_path, argument, message):
-    result = call(*SWEEP, argument, cwd=tmp_path)
+    result = run_command(*SWEEP, argument, cwd=tmp_path)
     assert result.code == 2
     assert len(result.complaints) == 1
     assert message in result.complaints[0]
@@ -284,8 +296,10 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
 @pytest.mark.full
 def test_wandb_keeps_the_jobs_apart(tmp_path):
     pytest.importorskip("wandb")
-    result = wait(
-        start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path)
+    result = wait_for(
+        start_process(
+            *SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path
+        )
     )
     assert result.code == 0, result.err
     for run in (path.parent for path in tmp_path.rglob("rounds.csv")):

@@ -23,8 +23,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
 from fedpfl.remote.app import FederateSettings, find_disclosure
 from fedpfl.report import load
-from tests.command import TINY, composed
-from tests.conftest import CPU, LOCAL, as_engine, judged
+from tests.command import TINY, compose_once
+from tests.conftest import CPU, LOCAL, as_engine, find_eval_job
 
 NAMES = tuple(MEASURES)
 needed = pytest.mark.usefixtures("library")
@@ -158,7 +158,10 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
         told[engine] = asked
         for client in everyone:
             own = federation.test[client]
-            job, data = judged(method, net, federation, state, client), gather_data(federation, own)
+            job, data = (
+                find_eval_job(method, net, federation, state, client),
+                gather_data(federation, own),
+            )
             logits = method.predict(
                 net.bind(job.buffers), job.params, Batch(data.x, data.y)
             ).detach()
@@ -234,6 +237,6 @@ def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
 
 def test_a_federation_of_nodes_refuses_them():
     """A node tells accuracies alone: columns would silently stay empty."""
-    run = build_run(check_config(composed(*SMALL, "validation=0", "eval.common=true")))
+    run = build_run(check_config(compose_once(*SMALL, "validation=0", "eval.common=true")))
     with pytest.raises(FedpflError, match=r"leave out metrics and eval\.common"):
         find_disclosure(run, FederateSettings())

@@ -18,8 +18,8 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from tests.command import TINY, composed, table
-from tests.command import play as run
+from tests.command import TINY, compose_once, read_table
+from tests.command import play_run as run
 from tests.conftest import (
     CLASSES,
     CPU,
@@ -27,8 +27,8 @@ from tests.conftest import (
     assert_same,
     differing,
     every_method,
-    federate,
-    holding,
+    hold_out_quarter,
+    make_federation,
 )
 
 COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
@@ -48,7 +48,7 @@ def worlds():
     There are two of these: with other validation samples, and with other test samples for those who
     validate.
     """
-    whole = holding(federate())
+    whole = hold_out_quarter(make_federation())
     away = data.newcomers(10, 3, seed=0)
     clean = whole.apart(away)
     assert [own.clients for own in clean] == [7, 3]
@@ -124,7 +124,7 @@ def test_who_validates_learns_from_validation_samples_alone(name, values, net, w
 
 def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
     """As in every run so far."""
-    whole = federate()
+    whole = make_federation()
     away = data.newcomers(10, 3, seed=5)
     assert (away, data.newcomers(100, 5, seed=0)) == ([0, 2, 4], [27, 62, 65, 75, 88])
     seen, unseen = whole.apart(away)
@@ -152,7 +152,7 @@ def percent(trained, client, split):
 @pytest.mark.parametrize("method", ["fedobp", "heterofl", "local_only"])
 def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
     run(tmp_path, *SETTINGS, *JUDGED, f"method={method}")
-    trained, last = fedpfl.load(tmp_path), table(tmp_path / "rounds.csv")[-1]
+    trained, last = fedpfl.load(tmp_path), read_table(tmp_path / "rounds.csv")[-1]
     clients = trained.clients
     unseen = clients["unseen"] == 1
     with np.load(tmp_path / "partition.npz") as file:
@@ -188,7 +188,7 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
 
 def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
     plans = [
-        build_run(check_config(composed(*SETTINGS, "partition.seed=3", f"seed={seed}")))
+        build_run(check_config(compose_once(*SETTINGS, "partition.seed=3", f"seed={seed}")))
         for seed in (1, 2)
     ]
     assert plans[0].unseen.numbers == plans[1].unseen.numbers
@@ -197,7 +197,7 @@ def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
 
 
 def test_samples_are_scaled_by_what_those_who_take_part_train_on():
-    plan = build_run(check_config(composed(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
+    plan = build_run(check_config(compose_once(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
     assert plan.unseen.clients == 2
     assert plan.federation.validation
     pixels = plan.federation.x[torch.cat(plan.federation.train)] / 255
@@ -208,19 +208,23 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
 
 
 def test_scaffold_counts_those_who_take_part():
-    run = build_run(check_config(composed(*SETTINGS, "method=scaffold")))
+    run = build_run(check_config(compose_once(*SETTINGS, "method=scaffold")))
     assert run.settings.clients == 6
     assert run.method.init(run.net.params, run.net.parts)[0]["clients"] == 4
 
 
 def test_it_tells_runs_apart_and_0_is_what_all_had_before():
-    plain, zero = (check_config(composed(*TINY, *more)).identity for more in ((), ("unseen=0",)))
+    plain, zero = (
+        check_config(compose_once(*TINY, *more)).identity for more in ((), ("unseen=0",))
+    )
     assert plain == zero
-    others = {check_config(composed(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)}
+    others = {
+        check_config(compose_once(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)
+    }
     assert len({plain, *others}) == 3
 
 
 @pytest.mark.parametrize("share", ["0.1", "1", "-0.1"])
 def test_a_share_that_is_nobody_or_all(share):
     with pytest.raises(FedpflError, match="unseen must be "):
-        check_config(composed(*TINY, f"unseen={share}"))
+        check_config(compose_once(*TINY, f"unseen={share}"))

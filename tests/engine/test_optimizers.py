@@ -39,11 +39,11 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
-    federate,
     keep_quick,
-    rounds,
+    make_federation,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 from tests.engine.test_hooks import Stepper
 from tests.engine.test_program import Capture, played
@@ -174,7 +174,7 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
 def test_local_training_is_that_of_a_plain_loop_bit_for_bit(kind, net, federation):
     """Of one client, as whose weighted mean the server takes its model."""
     client, local = 4, local_of(kind)
-    states = trajectory(FedAvg(), net, federation, [[client]], local=local)
+    states = record_states(FedAvg(), net, federation, [[client]], local=local)
     module = tiny().module
     module.load_state_dict(dict(net.params))
     module.to(memory_format=torch.channels_last)
@@ -244,7 +244,7 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
                     params[name].data = torch.where(half[name], params[name].data, before[name])
     expected = {name: p.detach() for name, p in params.items()}
     for engine in (LOOP, "batched"):
-        states = trajectory(Streams(), net, federation, [[client]], local=local, engine=engine)
+        states = record_states(Streams(), net, federation, [[client]], local=local, engine=engine)
         if engine is LOOP:
             assert_close(dict(states[-1].server), expected)
         else:
@@ -315,7 +315,7 @@ def test_backends_agree(method, net, federation):
         local_of("nesterov", epochs=None, steps=5),
     ):
         ends = [
-            trajectory(method, net, federation, engine=engine, local=local)[-1]
+            record_states(method, net, federation, engine=engine, local=local)[-1]
             for engine in (LOOP, "batched")
         ]
         assert_close(*ends, atol=1e-5, rtol=1e-4)
@@ -434,7 +434,9 @@ def test_a_rate_never_becomes_zero():
 
 
 def positions(samples, phase, epochs, fixed, batch=8):
-    return plan_steps(phase, epochs, batch, DRAWS, federate((samples,), (1,)), 0, fixed).positions
+    return plan_steps(
+        phase, epochs, batch, DRAWS, make_federation((samples,), (1,)), 0, fixed
+    ).positions
 
 
 @pytest.mark.parametrize(("samples", "count"), [(24, 3), (26, 4), (25, 3), (5, 1)])
@@ -474,17 +476,17 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
             ]
 
     local = Local(None, 32, 0.05, steps=7)
-    state = trajectory(Counting(), net, federation, [list(range(10))], engine=engine, local=local)[
-        -1
-    ]
+    state = record_states(
+        Counting(), net, federation, [list(range(10))], engine=engine, local=local
+    )[-1]
     assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
 
 
 def test_steps_equal_epochs_where_all_clients_have_as_many(net):
     """Where every client has three minibatches, six steps are two epochs."""
-    federation = federate((80, 96, 65 + 1), (4, 4, 4))
+    federation = make_federation((80, 96, 65 + 1), (4, 4, 4))
     ends = [
-        rounds(
+        record_rounds(
             FedAvg(), net, federation, [[0, 1, 2]] * 2, local=dataclasses.replace(LOCAL, **length)
         )[0][-1]
         for length in ({"epochs": 2}, {"epochs": None, "steps": 6})
@@ -503,7 +505,7 @@ def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(
     with pytest.raises(
         FedpflError, match=f"local.{key}={value} has no part in Stepper, which makes its own steps"
     ):
-        trajectory(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
+        record_states(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from fedpfl.engine import Engine, PrecisionTimes, time_precisions
 from fedpfl.ground import tree
 from fedpfl.models import Net
 from fedpfl.runner import header
-from tests.command import TINY, play, state, table
-from tests.conftest import CPU, assert_same, federate
+from tests.command import TINY, play_run, read_checkpoint, read_table
+from tests.conftest import CPU, assert_same, make_federation
 
 module = importlib.import_module("fedpfl.engine.precision_timing")
 BF16 = Engine("loop", precision="bf16")
-FEDERATION = federate((40, 33, 20), (10, 8, 16))
+FEDERATION = make_federation((40, 33, 20), (10, 8, 16))
 RUN = ("method=fedavg", "dataset=digits", "model=mlp", *TINY, "rounds=1")
 
 
@@ -108,17 +108,19 @@ def test_the_run_says_it_once_and_is_the_same_without(tmp_path, monkeypatch, fp3
     monkeypatch.setattr(header.engine, "time_precisions", timed)
     lines = [
         line
-        for line in play(tmp_path / "own", *RUN, "engine.precision=bf16").splitlines()
+        for line in play_run(tmp_path / "own", *RUN, "engine.precision=bf16").splitlines()
         if " ms in " in line
     ]
     told = str(PrecisionTimes(32, 2.0, fp32))
     warned = f"slow: {told}; use engine.precision=fp32"
     assert lines == ([f"precision   {told}"] if fp32 > 2 else [warned])
-    assert not any(" ms in " in line for line in play(tmp_path / "full", *RUN).splitlines())
+    assert not any(" ms in " in line for line in play_run(tmp_path / "full", *RUN).splitlines())
     assert [bool(one) for one in asked] == [True, False]
     monkeypatch.setattr(header.engine, "time_precisions", lambda *about: None)
-    play(tmp_path / "without", *RUN, "engine.precision=bf16")
-    assert table(tmp_path / "own" / "rounds.csv") == table(tmp_path / "without" / "rounds.csv")
-    assert_same(state(tmp_path / "own"), state(tmp_path / "without"))
+    play_run(tmp_path / "without", *RUN, "engine.precision=bf16")
+    assert read_table(tmp_path / "own" / "rounds.csv") == read_table(
+        tmp_path / "without" / "rounds.csv"
+    )
+    assert_same(read_checkpoint(tmp_path / "own"), read_checkpoint(tmp_path / "without"))
     with pytest.raises(AssertionError):
-        assert_same(state(tmp_path / "own"), state(tmp_path / "full"))
+        assert_same(read_checkpoint(tmp_path / "own"), read_checkpoint(tmp_path / "full"))

@@ -19,11 +19,11 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    client_row,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -133,7 +133,7 @@ class Careful(FedAvg):
 def test_statistics_that_are_not_updated_hold_still(backend, federation):
     net = tiny(norm=True)
     start, end = (
-        trajectory(Careful(), net, federation, [EVERYONE], engine=backend)[i] for i in (0, -1)
+        record_states(Careful(), net, federation, [EVERYONE], engine=backend)[i] for i in (0, -1)
     )
     for name in ("norm.running_mean", "norm.running_var"):
         before, after = start.client_buffers["main"][name], end.client_buffers["main"][name]
@@ -145,7 +145,7 @@ def test_statistics_that_are_not_updated_hold_still(backend, federation):
 
 def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backend, federation):
     net, cohort, method = tiny(norm=True), [0, 1, 5], Careful("aggregate")
-    states, (outcome,) = rounds(method, net, federation, [cohort], engine=backend)
+    states, (outcome,) = record_rounds(method, net, federation, [cohort], engine=backend)
     part = participate(method, net, federation, states[0], cohort, engine=backend)
     for name in ("norm.running_mean", "norm.running_var"):
         old, new = states[0].server_buffers["main"][name], states[1].server_buffers["main"][name]
@@ -196,7 +196,7 @@ class Watching(FedAvg):
 
 def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
     net = tiny(norm=True)
-    state = trajectory(Watching(), net, federation, COHORTS[:1], engine=backend)[
+    state = record_states(Watching(), net, federation, COHORTS[:1], engine=backend)[
         -1
     ]  # statistics differ by client
     part = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
@@ -205,7 +205,7 @@ def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
     for place, client in enumerate(COHORTS[0]):
         if federation.train_sizes[client] % LOCAL.batch_size == 1:
             continue  # a lone sample is left out of every epoch
-        own = row(state.client_buffers, client)
+        own = client_row(state.client_buffers, client)
         x = federation.normalize(federation.x[federation.train[client]])
         expected = LOCAL.epochs * net.bind({"main": own["main"]})(state.server, x).sum()
         assert_close(part.client_states["sum"][place], expected, atol=1e-3, rtol=1e-4)
@@ -214,7 +214,7 @@ def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
 def test_a_look_aside_leaves_the_statistics_as_they_are(backend, federation):
     """It is a look in training mode: with the batch's own statistics."""
     net, method = tiny(norm=True), Watching(aside=True)
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     part = participate(method, net, federation, state, COHORTS[0], engine=backend)
     plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
     assert_same((part.uploads, part.buffers), (plain.uploads, plain.buffers))
@@ -257,7 +257,7 @@ def test_clipping_is_torchs(backend, net, federation):
         assert float(torch.nn.utils.clip_grad_norm_(module.parameters(), local.clip)) > local.clip
         optimizer.step()
         expected = {name: p.detach() for name, p in module.named_parameters()}
-        assert_close(row(part.uploads, client), expected, atol=1e-6)
+        assert_close(client_row(part.uploads, client), expected, atol=1e-6)
 
 
 def _module(net: Net) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from fedpfl.engine.training.jobs import ClientRow, TrainJob
 from fedpfl.engine.training.sgd import Local, TrainPlan
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models.pool import max_pool
-from tests.conftest import assert_close, assert_same, federate
+from tests.conftest import assert_close, assert_same, make_federation
 
 DRAWS = Draws(3, "train", 2)
 
@@ -30,7 +30,7 @@ class Drawing(FedAvg):
 
 
 def planned(sizes, phase, epochs, batch, width, augment):
-    federation = replace(federate(sizes, (1,) * len(sizes)), augment=augment)
+    federation = replace(make_federation(sizes, (1,) * len(sizes)), augment=augment)
     rows = [ClientRow(federation, client) for client in range(len(sizes))]
     job = TrainJob(
         Drawing(),
@@ -94,7 +94,7 @@ def test_steps_side_by_side_are_those_of_a_plain_loop(sizes, width, together):
 @pytest.mark.parametrize("sizes", [(9, 3, 12, 0, 8), (0, 2), (5,), (0, 0)])
 def test_passes_give_every_sample_once(sizes, chunk, monkeypatch):
     monkeypatch.setattr(planning, "CHUNK", chunk)
-    federation = federate(sizes, (1,) * len(sizes))
+    federation = make_federation(sizes, (1,) * len(sizes))
     found = [[] for _ in sizes]
     random = [torch.rand(size, 3) for size in sizes]
     for rows, batch in passes(federation, federation.train, random):

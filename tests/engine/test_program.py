@@ -25,10 +25,10 @@ from tests.conftest import (
     assert_close,
     assert_same,
     every_method,
-    federate,
     keep_quick,
+    make_federation,
+    record_states,
     tiny,
-    trajectory,
 )
 from tests.engine.test_hooks import Gambler, Pairs, Stepper
 
@@ -140,7 +140,7 @@ def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_mo
     """Twelve clients that all end at another step: one capture per width and kind of phase, not per
     number of rows.
     """
-    federation, capture = federate(tuple(range(16, 208, 16)), (2,) * 12), Capture()
+    federation, capture = make_federation(tuple(range(16, 208, 16)), (2,) * 12), Capture()
     local = Local(epochs=2, batch_size=8, lr=0.05, momentum=0.7, weight_decay=1e-4)
     captured, eager = (
         played(method, federation, how, [list(range(12))] * 2, True, local)
@@ -221,7 +221,7 @@ def test_a_capture_that_fails_changes_no_bit_and_is_one_line(federation, caplog)
 def test_on_a_cpu_the_switch_changes_nothing(federation):
     net = tiny()
     on, off = (
-        trajectory(FedOBP(q=0.9), net, federation, engine=Engine("batched", graphs=g))
+        record_states(FedOBP(q=0.9), net, federation, engine=Engine("batched", graphs=g))
         for g in (True, False)
     )
     assert_same(on[-1], off[-1])

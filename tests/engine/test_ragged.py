@@ -17,7 +17,16 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.testing.toy import AGREE, COHORTS, EVERYONE, TEST, TRAIN, agree, small
-from tests.conftest import BACKENDS, CPU, LOCAL, assert_close, assert_same, federate, rounds, tiny
+from tests.conftest import (
+    BACKENDS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    make_federation,
+    record_rounds,
+    tiny,
+)
 from tests.engine.test_program import Capture, played
 
 SHORT = replace(LOCAL, epochs=1)
@@ -87,8 +96,8 @@ class Remembering(FedAvg):
 @pytest.mark.parametrize("width", [0, 1, 4])
 def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(width):
     method, net = Remembering(), tiny()
-    loop = rounds(method, net, small(), COHORTS, local=SHORT)
-    other = rounds(
+    loop = record_rounds(method, net, small(), COHORTS, local=SHORT)
+    other = record_rounds(
         method, net, small(), COHORTS, local=SHORT, engine=Engine("batched", width=width)
     )
     for t in range(len(COHORTS)):
@@ -111,7 +120,7 @@ def _order(client):
 )
 def test_a_personal_model_may_be_ragged(tuning):
     method, net = Remembering(), tiny()
-    state = rounds(method, net, small(), COHORTS[:1], local=SHORT)[0][-1]
+    state = record_rounds(method, net, small(), COHORTS[:1], local=SHORT)[0][-1]
     engines = [Engine("loop"), Engine("batched"), Engine("batched", width=2)]
     counts = [
         make(engine, net, CPU).evaluate(EvalCall(method, small(), state, EVERYONE, tuning))
@@ -126,7 +135,7 @@ def test_a_personal_model_may_be_ragged(tuning):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_whose_longest_client_differs_go_side_by_side(backend):
     """Fewer of the same images, so that the other run's padding is another."""
-    method, net, other = Remembering(), tiny(), federate(TRAIN, TEST, seed=2)
+    method, net, other = Remembering(), tiny(), make_federation(TRAIN, TEST, seed=2)
     other = replace(other, x=small().x, y=small().y, train=tuple(own[:30] for own in other.train))
     runner, calls, tuning = (
         make(Engine(backend), net, CPU),
@@ -212,7 +221,7 @@ UNMARKED = [
 def whole(method, backend):
     """A round, and an evaluation."""
     net = tiny()
-    state = rounds(method, net, small(), COHORTS[:1], local=SHORT, engine=backend)[0][-1]
+    state = record_rounds(method, net, small(), COHORTS[:1], local=SHORT, engine=backend)[0][-1]
     make(backend, net, CPU).evaluate(EvalCall(method, small(), state, EVERYONE))
 
 
@@ -282,7 +291,7 @@ def test_what_is_ragged_where_it_may_not_be_is_told(hooks, word, backend):
         }
     }
     with pytest.raises(MethodError) as told:
-        rounds(
+        record_rounds(
             type("Wrong", (FedAvg,), seen | hooks)(),
             tiny(),
             small(),

@@ -34,11 +34,11 @@ from tests.command import (
     Result,
     _environment,
     _heed_interrupts,
-    call,
+    read_checkpoint,
+    read_summary,
     rewrite_summary,
-    state,
-    summary,
-    wait,
+    run_command,
+    wait_for,
 )
 from tests.conftest import (
     CASES,
@@ -46,9 +46,9 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
-    federate,
     flatten,
-    rounds,
+    make_federation,
+    record_rounds,
     tiny,
 )
 from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
@@ -168,17 +168,17 @@ def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Resul
         )
         for rank in range(count)
     ]
-    return [wait(process) for process in started]
+    return [wait_for(process) for process in started]
 
 
 def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
     """Every state, outcome and evaluation of two rounds of each method, with BatchNorm and early
     stopping.
     """
-    found, federation, net = {}, federate(TRAIN, TEST), tiny(norm=True)
+    found, federation, net = {}, make_federation(TRAIN, TEST), tiny(norm=True)
     for name, values in (first_case(name) for name in names):
         method, told = METHODS[name](**values), Engine(engine, workers=1)
-        states, outcomes = rounds(
+        states, outcomes = record_rounds(
             method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True)
         )
         last, adapt = states[-1], FineTuning(LOCAL, Draws(0, "adapt", 2))
@@ -321,7 +321,7 @@ def torchrun(
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of one process."""
     place = tmp_path_factory.mktemp("alone")
-    assert call(*RUN, cwd=place).code == 0
+    assert run_command(*RUN, cwd=place).code == 0
     return place / "run"
 
 
@@ -329,7 +329,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_talks(
     tmp_path, alone
 ):
-    result = wait(torchrun(2, *RUN, "hydra.output_subdir=.hydra", cwd=tmp_path))
+    result = wait_for(torchrun(2, *RUN, "hydra.output_subdir=.hydra", cwd=tmp_path))
     assert result.code == 0, result.err
     assert_ends_alike(tmp_path / "run", alone)
     assert (
@@ -348,7 +348,7 @@ def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_ta
 def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(tmp_path, alone):
     whole = rows_by_client(alone)
     for count, keys in ((2, ("state.sharded=true",)), (3, ()), (1, ("state.sharded=true",))):
-        result = wait(torchrun(count, *RUN, *keys, cwd=tmp_path))
+        result = wait_for(torchrun(count, *RUN, *keys, cwd=tmp_path))
         assert result.code == 0, result.err
         assert_same(rows_by_client(tmp_path / "run"), whole)
         for name in ("clients.csv", "masks.json"):
@@ -364,7 +364,7 @@ def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_on
     shutil.copytree(alone, tmp_path / "run")
     rewrite_summary(tmp_path / "run", status="running")
     for count, said in ((3, "resumed     after round 4 of 4"), (2, "already finished")):
-        result = wait(torchrun(count, *RUN, f"state.device={device}", cwd=tmp_path))
+        result = wait_for(torchrun(count, *RUN, f"state.device={device}", cwd=tmp_path))
         assert (result.code, (result.out + result.err).count(said)) == (0, 1), result
         assert_ends_alike(tmp_path / "run", alone)
 
@@ -396,7 +396,7 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
     method = "method = METHODS['fedobp']\n"
     script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
     begun = time.monotonic()
-    result = wait(torchrun(2, *RUN, cwd=cwd, script=script))
+    result = wait_for(torchrun(2, *RUN, cwd=cwd, script=script))
     assert time.monotonic() - begun < 60
     assert result.code != 0
     assert "Signal 9 (SIGKILL)" in result.err
@@ -415,11 +415,15 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
     assert len(result.complaints) == 1, result.err
     assert result.complaints[0].endswith("; the same command goes on from the last checkpoint")
     run = tmp_path / "run"
-    assert not (run / "summary.json").exists() or summary(run)["status"] == "running"
+    assert not (run / "summary.json").exists() or read_summary(run)["status"] == "running"
     assert not list(run.glob(".*.tmp")) or rank == 0
     if moment == "at a checkpoint":
-        assert int(state(run)["round"]) == 1 + rank  # process 0 saves what is left
-    resumed = call(*RUN, cwd=tmp_path) if then == 1 else wait(torchrun(then, *RUN, cwd=tmp_path))
+        assert int(read_checkpoint(run)["round"]) == 1 + rank  # process 0 saves what is left
+    resumed = (
+        run_command(*RUN, cwd=tmp_path)
+        if then == 1
+        else wait_for(torchrun(then, *RUN, cwd=tmp_path))
+    )
     assert resumed.code == 0, resumed.err
     assert ("resumed" in resumed.err) == (moment != "before round 1")
     assert_ends_alike(run, alone)
@@ -441,16 +445,16 @@ def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
     )
     rounds = tmp_path / "run" / "rounds.csv"
     while not (rounds.exists() and rounds.read_text().count("\n") > 2):
-        assert process.poll() is None, wait(process).err
+        assert process.poll() is None, wait_for(process).err
         time.sleep(0.05)
     process.send_signal(number)
-    result = wait(process)
+    result = wait_for(process)
     assert result.code != 0
     assert result.complaints == [
         f"fedpfl: {told}; the same command goes on from the last checkpoint"
     ]
-    assert summary(tmp_path / "run")["status"] == "running"
-    assert int(state(tmp_path / "run")["round"]) > 1
+    assert read_summary(tmp_path / "run")["status"] == "running"
+    assert int(read_checkpoint(tmp_path / "run")["round"]) > 1
 
 
 def ip(*words: str) -> bool:
@@ -529,7 +533,7 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
         time.sleep(0.05)
     assert ip("-n", machines[lost], "link", "set", "here", "down")
     begun = time.monotonic()
-    result = wait(started[1 - lost])
+    result = wait_for(started[1 - lost])
     assert time.monotonic() - begun < 60
     (told,) = (line for line in result.complaints if "FAILED" not in line)
     assert told.startswith("fedpfl: another process of the run cannot be reached (")
@@ -537,9 +541,13 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
     assert result.code == 1
     for pid in subprocess.check_output(["ip", "netns", "pids", machines[lost]], text=True).split():
         os.kill(int(pid), signal.SIGKILL)
-    wait(started[lost])
-    assert int(state(places[0] / "run")["round"]) == 2
-    resumed = call(*RUN, cwd=places[0]) if then == 1 else wait(torchrun(then, *RUN, cwd=places[0]))
+    wait_for(started[lost])
+    assert int(read_checkpoint(places[0] / "run")["round"]) == 2
+    resumed = (
+        run_command(*RUN, cwd=places[0])
+        if then == 1
+        else wait_for(torchrun(then, *RUN, cwd=places[0]))
+    )
     assert resumed.code == 0, resumed.err
     assert "resumed     after round 2" in resumed.err
     assert_ends_alike(places[0] / "run", alone)
@@ -591,7 +599,7 @@ def test_what_fails_in_one_process_is_told_once_and_in_the_log(script, code, lin
     ]
     assert line in told
     assert "Traceback" not in "".join(result.err for result in results)
-    assert summary(tmp_path / "run")["status"] == "failed"
+    assert read_summary(tmp_path / "run")["status"] == "failed"
     log = (tmp_path / "run" / "run.log").read_text()
     assert script is ROUNDS or "in another process:\nTraceback" in log
 

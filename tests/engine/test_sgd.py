@@ -20,7 +20,7 @@ from fedpfl.engine.training.sgd import (
     with_epoch_numbers,
 )
 from fedpfl.methods import Phase
-from tests.conftest import assert_close, assert_same, federate
+from tests.conftest import assert_close, assert_same, make_federation
 
 SETTINGS = list(itertools.product([0.0, 0.7], [0.0, 1e-2]))
 DRAWS = Draws(0, "train", 1)
@@ -137,7 +137,9 @@ def test_gradients_handed_in_are_not_changed():
 
 def dealt_to(samples, size, epochs, phase=Phase(1)):  # noqa: B008
     """The minibatches of one client's steps, without padding, which stands behind all else."""
-    plan = plan_steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0, randoms=3)
+    plan = plan_steps(
+        phase, range(epochs), size, DRAWS, make_federation((samples,), (1,)), 0, randoms=3
+    )
     padding = plan.positions < 0
     assert bool((padding[..., :-1] <= padding[..., 1:]).all())
     assert plan.random.shape == (*plan.positions.shape, 3)

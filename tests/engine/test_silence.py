@@ -14,11 +14,11 @@ from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase
-from tests.command import TINY, call, summary, table
-from tests.conftest import CPU, LOCAL, LOOP, federate, tiny
+from tests.command import TINY, read_summary, read_table, run_command
+from tests.conftest import CPU, LOCAL, LOOP, make_federation, tiny
 
 COHORT = [0, 1, 2]
-FEDERATION = federate((40, 33, 20), (10, 8, 16))
+FEDERATION = make_federation((40, 33, 20), (10, 8, 16))
 
 
 def one_round(method, engine="loop", **local):
@@ -101,13 +101,13 @@ def test_statistics_that_are_not_finite_are_found():
 
 
 def test_a_server_step_that_explodes_ends_the_run(tmp_path):
-    result = call("method=scaffold", "method.server_lr=1e30", *TINY, cwd=tmp_path)
+    result = run_command("method=scaffold", "method.server_lr=1e30", *TINY, cwd=tmp_path)
     assert result.code == 3
     assert len(result.complaints) == 1
     assert "diverged" in result.complaints[0]
     (path,) = tmp_path.glob("outputs/digits/scaffold/*/seed42")
-    assert summary(path)["status"] == "diverged"
-    for row in table(path / "rounds.csv") if (path / "rounds.csv").exists() else ():
+    assert read_summary(path)["status"] == "diverged"
+    for row in read_table(path / "rounds.csv") if (path / "rounds.csv").exists() else ():
         assert row["accuracy"] in ("", *row["accuracy"].split()), row
 
 
@@ -118,19 +118,20 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
             return [Phase(epochs, sgd={"lr": 1e30})]
 
     registered("fedavg", Wild)
-    result = call(
+    result = run_command(
         "method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path
     )
     assert result.code == 0
     assert "fine-tuning diverged at" in result.err
     (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
-    rows = table(path / "rounds.csv")
+    rows = read_table(path / "rounds.csv")
     assert all(row["accuracy"] and not row["ft_accuracy"] and not row["ft_loss"] for row in rows)
     assert all(row["participants"] == "2" for row in rows)
-    clients = table(path / "clients.csv")
+    clients = read_table(path / "clients.csv")
     assert any(row["ft_accuracy"] in ("", "nan") for row in clients)
     assert (
-        "ft_accuracy" not in summary(path)["last"] or summary(path)["last"]["ft_accuracy"] is None
+        "ft_accuracy" not in read_summary(path)["last"]
+        or read_summary(path)["last"]["ft_accuracy"] is None
     )
     assert "fine-tuning diverged" in (path / "run.log").read_text()
 
@@ -222,7 +223,7 @@ def test_evaluation_may_not_change_the_state_either():
 
 def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
     registered("fedavg", InPlace)
-    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    result = run_command("method=fedavg", *TINY, cwd=tmp_path)
     assert result.code == 1
     assert len(result.complaints) == 1
     assert "method=fedavg: InPlace.start changed its argument received." in result.complaints[0]
@@ -264,6 +265,6 @@ def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(mad
 
 
 def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path):
-    told = call("method=fedavg", *TINY, "engine=batched", "rounds=1", cwd=tmp_path).err
+    told = run_command("method=fedavg", *TINY, "engine=batched", "rounds=1", cwd=tmp_path).err
     assert "use engine.backend=auto" in told
     assert select.slow(Engine("loop"), CPU) == []

@@ -24,10 +24,10 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    federate,
-    rounds,
+    make_federation,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_training_and_of_held_out_samples(split, norm, backe
             federation, validation=tuple(own[::3] for own in federation.train)
         )
     stopping = Stopping(early=True, lam=0.3)
-    states = trajectory(
+    states = record_states(
         FedAvg(), tiny(norm), federation, COHORTS[:2], engine=backend, stopping=stopping
     )
     last = [torch.finfo(torch.float32).max] * 10
@@ -107,7 +107,7 @@ def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated
 ):
     net = tiny(norm=True)
     stopping = Stopping(early=True, lam=0.0)
-    states = trajectory(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)
+    states = record_states(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)
     counts = make(as_engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, states[1], COHORTS[0])
     )
@@ -123,7 +123,7 @@ def test_a_constant_loss_never_stops(backend, net, federation):
     """
     planned = [[0], [9], [0], [6], [0], [6]]
     local, stopping = dataclasses.replace(PLAIN, lr=1e-30), Stopping(early=True, lam=0.0)
-    states = trajectory(
+    states = record_states(
         FedAvg(), net, federation, planned, engine=backend, local=local, stopping=stopping
     )
     assert len(states) == 7
@@ -169,8 +169,8 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
 
 
 def test_a_run_ends_with_its_last_client(net):
-    federation, stopping = federate((40, 33, 65, 50), (10, 8, 16, 12)), Stopping(early=True)
-    states = trajectory(
+    federation, stopping = make_federation((40, 33, 65, 50), (10, 8, 16, 12)), Stopping(early=True)
+    states = record_states(
         FedSPU(widths=(0.5, 1.0)),
         net,
         federation,
@@ -250,7 +250,7 @@ def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
 
 
 def test_without_early_stopping_nothing_is_kept(net, federation):
-    states, outcomes = rounds(FedAvg(), net, federation, COHORTS[:1])
+    states, outcomes = record_rounds(FedAvg(), net, federation, COHORTS[:1])
     assert [state.stopping for state in states] == [{}, {}]
     assert outcomes[0].traffic.bits_up == 32 * outcomes[0].traffic.values_up
 

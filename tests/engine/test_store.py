@@ -26,20 +26,28 @@ from fedpfl.engine.keys import generator
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
-from tests.command import TINY, call, snapshot, start, state, table, wait
+from tests.command import (
+    TINY,
+    read_checkpoint,
+    read_table,
+    run_command,
+    snapshot,
+    start_process,
+    wait_for,
+)
 from tests.conftest import (
     BACKENDS,
     COHORTS,
     CPU,
     LOCAL,
     assert_same,
+    client_row,
     differing,
     every_method,
-    federate,
     keep_quick,
-    row,
+    make_federation,
+    record_states,
     tiny,
-    trajectory,
 )
 
 OBP = FedOBP(q=0.9, ema=0.3)
@@ -98,7 +106,7 @@ def test_who_never_took_part_is_not_stored_and_has_the_initial_state(
     bit.
     """
     method, net = METHODS[name](**values), tiny(norm=True)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     took_part: set[int] = set()
     for t, now in enumerate(states):
         if t:
@@ -107,13 +115,16 @@ def test_who_never_took_part_is_not_stored_and_has_the_initial_state(
         assert len(now.rows) == len(took_part)
         for client in set(range(10)) - took_part:
             for part in ("clients", "client_buffers"):
-                assert_same(row(getattr(now, part), client), row(getattr(states[0], part), client))
+                assert_same(
+                    client_row(getattr(now, part), client),
+                    client_row(getattr(states[0], part), client),
+                )
 
 
 @pytest.mark.parametrize("where", ["auto", "disk"])
 def test_memory_grows_with_those_who_took_part(where, tmp_path):
     """Of 10,000 clients; an eighth of the rows may stand empty."""
-    net, few = tiny(), federate((8,) * 4, (2,) * 4)
+    net, few = tiny(), make_federation((8,) * 4, (2,) * 4)
     clients = replace(few, train=few.train * 2500, test=few.test * 2500)
     runner = make(Engine("loop"), net, CPU)
     now = make_initial_state(OBP, net, clients.clients, CPU, Store(where), tmp_path)
@@ -162,7 +173,7 @@ def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_
 def test_rows_of_a_version_whose_methods_kept_flags_go_on_bit_for_bit(federation):
     """One of three rows is a client's that never took part, as a survey leaves it."""
     method, net = Ditto(cold_start="global"), tiny()
-    first = trajectory(method, net, federation, [[0, 1]])[-1]
+    first = record_states(method, net, federation, [[0, 1]])[-1]
     first.rows.put_([2], {"client": first.rows.take("client", [2])})
     old = [
         {**block, "client": {**block["client"], "trained": block["facts"]["participated"]}}
@@ -180,7 +191,7 @@ def test_what_is_not_given_of_a_row_keeps_its_value(federation):
     """As in a round of FLOCO that only places centres: the statistics stay the initial ones."""
     state = make_initial_state(Ditto(), tiny(norm=True), 4, CPU)
     state.rows.put_([2], {"client": tree.map(lambda leaf: leaf + 1, state.client([2]))})
-    assert_same(row(state.client_buffers, 2), row(state.client_buffers, 1))
+    assert_same(client_row(state.client_buffers, 2), client_row(state.client_buffers, 1))
     assert differing(state.client(2), state.client(1))
 
 
@@ -221,12 +232,14 @@ RUN = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[8]")
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_a_run_with_its_states_elsewhere_is_the_same_run(where, tmp_path):
-    assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
-    result = call(*RUN, "hydra.run.dir=there", f"state.device={where}", cwd=tmp_path)
+    assert run_command(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    result = run_command(*RUN, "hydra.run.dir=there", f"state.device={where}", cwd=tmp_path)
     assert result.code == 0, result.err
     assert {"cpu": "in host memory", "disk": "on disk"}[where] in result.err
-    assert_same(state(tmp_path / "here"), state(tmp_path / "there"))
-    assert table(tmp_path / "here" / "rounds.csv") == table(tmp_path / "there" / "rounds.csv")
+    assert_same(read_checkpoint(tmp_path / "here"), read_checkpoint(tmp_path / "there"))
+    assert read_table(tmp_path / "here" / "rounds.csv") == read_table(
+        tmp_path / "there" / "rounds.csv"
+    )
     assert set(snapshot(tmp_path / "here")) == set(snapshot(tmp_path / "there"))
 
 
@@ -244,7 +257,7 @@ def test_what_a_run_will_take_is_told(tmp_path):
         *("method=local_only", "model=mlp", "model.hidden=[4000]", "rounds=2", "clients=8"),
         "participation=0.25",
     )
-    told = call(*TINY, *own, cwd=tmp_path).err
+    told = run_command(*TINY, *own, cwd=tmp_path).err
     cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
     each = 4 * (784 * 4000 + 4000 + 4000 * 10 + 10) / 2**20
     assert len(cohort) == 3
@@ -260,14 +273,14 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(memory, "device_memory", lambda place: (2.0**21, 2.0**21))
-    result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
+    result = run_command(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
         "fedpfl: the states of the 4 clients that will train take up to 15 MiB, and this machine's memory has 2; use "
         "state.device=disk"
     ]
     assert os.listdir(tmp_path) == []
-    assert call(*LARGE, "hydra.run.dir=run", "state.device=disk", cwd=tmp_path).code == 0
+    assert run_command(*LARGE, "hydra.run.dir=run", "state.device=disk", cwd=tmp_path).code == 0
 
 
 def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
@@ -275,7 +288,7 @@ def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch)
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**20, 2**20, 2**20)
     )
-    result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
+    result = run_command(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0
     assert (
         "tight: client states take up to 12 MiB more, and this machine's memory has 0 free; use"
@@ -285,14 +298,14 @@ def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch)
         "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is"
         in result.err
     )
-    result = call(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
+    result = run_command(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
     assert "tight: client states" not in result.err
     assert "tight: checkpoints and client states take up to" in result.err
 
 
 @pytest.mark.full
 def test_killed_with_its_states_on_disk_it_resumes_the_same(tmp_path):
-    assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    assert run_command(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
     killed = """
 import os, signal
 from fedpfl import train
@@ -306,14 +319,14 @@ rundir.RunDirectory.checkpoint = last
 train.main()
 """
     arguments = (*RUN, "hydra.run.dir=there", "state.device=disk")
-    assert wait(start(*arguments, cwd=tmp_path, script=killed)).code == -9
+    assert wait_for(start_process(*arguments, cwd=tmp_path, script=killed)).code == -9
     assert not [path for path in (tmp_path / "there").iterdir() if path.name.startswith(".clients")]
-    result = call(*arguments, cwd=tmp_path)
+    result = run_command(*arguments, cwd=tmp_path)
     assert "resumed     after round 2" in result.err
-    assert_same(state(tmp_path / "here"), state(tmp_path / "there"))
+    assert_same(read_checkpoint(tmp_path / "here"), read_checkpoint(tmp_path / "there"))
 
 
 def test_another_place_is_refused(tmp_path):
-    result = call(*RUN, "state.device=tape", cwd=tmp_path)
+    result = run_command(*RUN, "state.device=tape", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == ["fedpfl: state.device must be one of auto, cpu, disk, got 'tape'"]

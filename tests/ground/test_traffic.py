@@ -11,7 +11,7 @@ from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Known, Masked
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.methods.shared.importance import personal_count
-from tests.conftest import BACKENDS, COHORTS, rounds, tiny, trajectory
+from tests.conftest import BACKENDS, COHORTS, record_rounds, record_states, tiny
 
 N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
 
@@ -89,7 +89,7 @@ def test_the_tiny_net_is_as_large_as_these_tests_believe(net):
     ids=str,
 )
 def test_values_of_the_cohort(method, down, up, engine, net, federation):
-    _, outcomes = rounds(method, net, federation, engine=engine)
+    _, outcomes = record_rounds(method, net, federation, engine=engine)
     for outcome in outcomes:
         assert (outcome.traffic.values_down, outcome.traffic.values_up) == (5 * down, 5 * up)
         assert (outcome.traffic.bits_down, outcome.traffic.bits_up) == (5 * 32 * down, 5 * 32 * up)
@@ -101,7 +101,7 @@ def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
     """In round 1 all scores are zero and nothing is personal; later each client has n_q personal
     entries.
     """
-    _, outcomes = rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
+    _, outcomes = record_rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
     n_q = personal_count(0.98, N)
     assert n_q == 11
     down = [(outcome.traffic.values_down, outcome.traffic.bits_down) for outcome in outcomes]
@@ -115,7 +115,7 @@ def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
 
 def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, federation):
     method = FedOBP(q=0.5, classifier_only=True)
-    _, outcomes = rounds(method, net, federation)
+    _, outcomes = record_rounds(method, net, federation)
     n_q = personal_count(0.5, N_HEAD)
     assert [outcome.traffic.values_down for outcome in outcomes] == [
         5 * N,
@@ -129,7 +129,7 @@ def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, fede
 
 
 def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(net, federation):
-    state = trajectory(FedOBP(q=0.9, cold_start="global"), net, federation, COHORTS[:1])[-1]
+    state = record_states(FedOBP(q=0.9, cold_start="global"), net, federation, COHORTS[:1])[-1]
     method = FedOBP(q=0.9, cold_start="global")
     for client in range(10):
         prepared = method.prepare(state.server, state.client(client))
@@ -139,16 +139,16 @@ def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(n
 
 def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
     normed = tiny(norm=True)  # 8 more parameters, 8 floating statistics
-    _, (outcome, *_) = rounds(FedAvg(), normed, federation, COHORTS[:1])
+    _, (outcome, *_) = record_rounds(FedAvg(), normed, federation, COHORTS[:1])
     assert outcome.traffic.values_down == outcome.traffic.values_up == 5 * (N + 8 + 8)
     assert outcome.traffic.bits_down == outcome.traffic.bits_up == 5 * 32 * (N + 8 + 8)
-    _, (outcome, *_) = rounds(LocalOnly(), normed, federation, COHORTS[:1])
+    _, (outcome, *_) = record_rounds(LocalOnly(), normed, federation, COHORTS[:1])
     assert outcome.traffic.values_down == outcome.traffic.values_up == 0
     for method, own in (
         (FedAvg(statistics="local"), N + 8),
         (FedPer(statistics="local"), N + 8 - N_HEAD),
     ):
-        _, (outcome, *_) = rounds(method, normed, federation, COHORTS[:1])
+        _, (outcome, *_) = record_rounds(method, normed, federation, COHORTS[:1])
         assert outcome.traffic.values_down == outcome.traffic.values_up == 5 * own
 
 
@@ -165,7 +165,7 @@ def test_fedavg_with_local_statistics_sends_what_fedpurin_published():
     sizes = []
     for statistics in ("local", "aggregate"):
         method = FedAvg(statistics=statistics)
-        _, (outcome,) = rounds(
+        _, (outcome,) = record_rounds(
             method, net, federation, [[0, 1]], local=Local(epochs=1, batch_size=4, lr=0.1)
         )
         sizes += [

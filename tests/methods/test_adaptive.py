@@ -20,16 +20,16 @@ from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
-from tests.command import TINY, composed, play, table
+from tests.command import TINY, compose_once, play_run, read_table
 from tests.conftest import (
     CPU,
     LOCAL,
     as_engine,
     assert_same,
-    federate,
-    holding,
+    hold_out_quarter,
     keep_quick,
-    rounds,
+    make_federation,
+    record_rounds,
     tiny,
 )
 from tests.report.test_report import write_run
@@ -39,7 +39,7 @@ N = 549  # entries of the tiny network
 
 @pytest.fixture(scope="module")
 def federation():
-    return holding(federate())
+    return hold_out_quarter(make_federation())
 
 
 # Limits
@@ -49,7 +49,7 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
     """Without what only a choice adds: states; outcomes; what everybody is judged by, also
     fine-tuned.
     """
-    states, outcomes = rounds(method, net, federation, engine=engine)
+    states, outcomes = record_rounds(method, net, federation, engine=engine)
     judged = [
         make(as_engine(engine), net, CPU).evaluate_splits(
             EvalCall(method, federation, states[-1], list(range(10)), tuning)
@@ -184,7 +184,7 @@ def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
     """
     several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
     states, runner = (
-        rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)[0],
+        record_rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)[0],
         make(as_engine(backend), net, CPU),
     )
     for state in states[1:]:
@@ -213,7 +213,7 @@ def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
 def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federation):
     """Whatever is chosen; in round 1 all scores are zero and nothing is withheld."""
     several = (0.3, 0.7, 0.98)
-    states, outcomes = rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)
+    states, outcomes = record_rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)
     withheld = personal_count(several[-1], N)
     down = [(own.traffic.values_down, own.traffic.bits_down) for own in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - withheld), 5 * N * 32)] * 2
@@ -228,8 +228,10 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
 
 def test_the_list_is_the_methods():
     whole = ("method=fedobp_adaptive", "dataset=digits", "validation=0.1")
-    assert check_config(composed(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
-    one, other = (check_config(composed(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
+    assert check_config(compose_once(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
+    one, other = (
+        check_config(compose_once(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]")
+    )
     assert one.method.q == (0.5, 1.0)
     assert identity(one.config) != identity(other.config)
 
@@ -252,13 +254,13 @@ def test_the_list_is_the_methods():
 )
 def test_lists_that_are_refused(values, message):
     with pytest.raises(FedpflError) as caught:
-        check_config(composed("method=fedobp_adaptive", "validation=0.1", *values.split()))
+        check_config(compose_once("method=fedobp_adaptive", "validation=0.1", *values.split()))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
 def test_without_held_out_samples_it_is_refused(share):
-    plan = check_config(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
+    plan = check_config(compose_once(*TINY, "method=fedobp_adaptive", f"validation={share}"))
     with pytest.raises(FedpflError) as caught:
         build_run(plan)
     named = (
@@ -276,8 +278,8 @@ def test_a_run_records_what_was_chosen(tmp_path):
         *("method=fedobp_adaptive", "method.q=[0.5,0.999]", "validation=0.25"),
         "eval.finetune_epochs=0",
     )
-    play(tmp_path, *words, "model=mlp", "model.hidden=[8]")
-    for line in table(tmp_path / "rounds.csv"):
+    play_run(tmp_path, *words, "model=mlp", "model.hidden=[8]")
+    for line in read_table(tmp_path / "rounds.csv"):
         shares = [float(line[f"q_share/{q}"]) for q in (0.5, 0.999)]
         assert sum(shares) == 1
         assert float(line["q_mean"]) == pytest.approx(0.5 * shares[0] + 0.999 * shares[1])

@@ -24,13 +24,13 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    given,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 EVERYONE = list(range(10))
@@ -65,10 +65,10 @@ class Linear(nn.Module):
 def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
     """The private model never moves, in fine-tuning neither."""
     method, fedavg = fixed(0.0, mixing), FedAvg()
-    own = trajectory(method, net, federation, engine=backend, local=NO_DECAY)[-1]
-    shared = trajectory(fedavg, net, federation, engine=backend, local=NO_DECAY)[-1]
+    own = record_states(method, net, federation, engine=backend, local=NO_DECAY)[-1]
+    shared = record_states(fedavg, net, federation, engine=backend, local=NO_DECAY)[-1]
     for client in EVERYONE:
-        assert_same(row(own.clients["v"], client), net.params)
+        assert_same(client_row(own.clients["v"], client), net.params)
     for tuning in (None, TUNED):
         assert_same(
             judged(method, net, federation, own, backend, tuning),
@@ -79,7 +79,7 @@ def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
 def test_in_a_linear_model_both_mixings_are_one(backend, net, federation):
     def private(net):
         return [
-            trajectory(fixed(0.3, m), net, federation, engine=backend)[-1].clients["v"]
+            record_states(fixed(0.3, m), net, federation, engine=backend)[-1].clients["v"]
             for m in ("output", "param")
         ]
 
@@ -87,7 +87,7 @@ def test_in_a_linear_model_both_mixings_are_one(backend, net, federation):
     output, param = private(linear)
     assert_close(output, param, atol=1e-6, rtol=0)
     assert (
-        row(output, 2)["classifier.weight"] - linear.params["classifier.weight"]
+        client_row(output, 2)["classifier.weight"] - linear.params["classifier.weight"]
     ).abs().max() > 0.01
     output, param = private(net)
     assert (output["fc.weight"] - param["fc.weight"]).abs().max() > 1e-4
@@ -100,12 +100,12 @@ def test_in_a_linear_model_both_mixings_are_one(backend, net, federation):
 def test_alpha_moves_by_its_formula_on_the_first_batch(mixing, backend, net, federation):
     """From the models that the client starts with; before round 3 they differ."""
     method = APFL(0.4, mixing=mixing, alpha_lr=0.5, alpha_decay=0.1)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     for client in (0, 1, 5):
         alpha, shared, own = (
             states[2].clients["alpha"][client],
             states[2].server,
-            row(states[2].clients["v"], client),
+            client_row(states[2].clients["v"], client),
         )
         order = Draws(0, "train", 3).order(client, "main", 0, TRAIN[client])[: LOCAL.batch_size]
         rows = federation.train[client][order]
@@ -137,7 +137,7 @@ def test_the_first_batch_is_trained_with_the_old_alpha_and_the_second_with_the_n
     moving, still = APFL(alpha_lr=10.0), fixed(0.5)
     for local, alike in ((PLAIN, True), (replace(PLAIN, epochs=2), False)):
         a, b = (
-            trajectory(m, net, federation, [[0, 2]], engine=backend, local=local)[-1]
+            record_states(m, net, federation, [[0, 2]], engine=backend, local=local)[-1]
             for m in (moving, still)
         )
         assert a.clients["alpha"].tolist()[:3] == pytest.approx(
@@ -148,7 +148,7 @@ def test_the_first_batch_is_trained_with_the_old_alpha_and_the_second_with_the_n
 
 def test_alpha_stays_between_0_and_1(backend, net, federation):
     seen = set()
-    for state in trajectory(
+    for state in record_states(
         APFL(alpha_lr=50.0), net, federation, [*COHORTS, *COHORTS], engine=backend
     ):
         seen |= set(state.clients["alpha"].tolist())
@@ -157,7 +157,7 @@ def test_alpha_stays_between_0_and_1(backend, net, federation):
 
 
 def test_the_rounds_tell_alpha_as_it_was(net, federation):
-    states, outcomes = rounds(APFL(alpha_lr=1.0), net, federation)
+    states, outcomes = record_rounds(APFL(alpha_lr=1.0), net, federation)
     for state, outcome, cohort in zip(states, outcomes, COHORTS, strict=False):
         assert outcome.metrics == {
             "alpha": pytest.approx(float(state.clients["alpha"][cohort].mean()))
@@ -184,11 +184,11 @@ def test_a_client_is_judged_by_the_mixture_with_the_latest_global_model(
     mixing, backend, net, federation
 ):
     method = APFL(mixing=mixing, alpha_lr=5.0)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = record_states(method, net, federation, engine=backend)[-1]
     for client, tally in enumerate(judged(method, net, federation, state, backend).loss):
         alpha, own, rows = (
             state.clients["alpha"][client],
-            row(state.clients["v"], client),
+            client_row(state.clients["v"], client),
             federation.test[client],
         )
         x, y, bound = federation.normalize(federation.x[rows]), federation.y[rows], net.bind({})
@@ -201,7 +201,7 @@ def test_a_client_is_judged_by_the_mixture_with_the_latest_global_model(
 
 def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
     method = Watched(alpha_lr=1.0)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     method.seen.clear()
     make(Engine("loop"), net, CPU).evaluate(EvalCall(method, federation, state, [0], TUNED))
     (tuned,) = method.seen
@@ -213,14 +213,14 @@ def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
 
 def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, net, federation):
     initial, cold = APFL(), APFL(cold_start="global")
-    state = trajectory(cold, net, federation, COHORTS[:2], engine=backend)[-1]
-    assert_same(state, trajectory(initial, net, federation, COHORTS[:2], engine=backend)[-1])
+    state = record_states(cold, net, federation, COHORTS[:2], engine=backend)[-1]
+    assert_same(state, record_states(initial, net, federation, COHORTS[:2], engine=backend)[-1])
     client = state.client(UNSEEN)
     wanted = {"w": state.server, "v": net.params, "alpha": torch.tensor(0.5)}
     assert_same(initial.personal(state.server, client), wanted)
     assert_same(cold.personal(state.server, client), {**wanted, "alpha": torch.tensor(0.0)})
     assert cold.personal(state.server, state.client(2))["alpha"] > 0.4
-    fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
+    fedavg = record_states(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
     own, shared = (
         judged(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg))
     )
@@ -231,11 +231,11 @@ def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, n
 def test_the_first_round_of_a_cold_client_is_judged_like_that_too(backend, net, federation):
     """Before training by the global model, afterwards by the mixture; client 9 takes no step."""
     method = APFL(cold_start="global")
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     cold, initial = (
         participate(m, net, federation, state, [7, 9], engine=backend) for m in (method, APFL())
     )
-    fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
+    fedavg = record_states(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
     shared = participate(FedAvg(), net, federation, fedavg, [7, 9], engine=backend)
     assert_close(cold.before, shared.before)
     assert_same(cold.after, initial.after)
@@ -249,10 +249,12 @@ def test_the_first_round_of_a_cold_client_is_judged_like_that_too(backend, net, 
 @pytest.mark.parametrize("mixing", ["output", "param"])
 def test_mixed_parameters_use_the_private_models_statistics(mixing, backend, federation):
     method, net = fixed(0.5, mixing), tiny(norm=True)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = record_states(method, net, federation, engine=backend)[-1]
     assert set(state.server_buffers) == {"w"}
     assert set(state.client_buffers) == {"v"}
-    assert differing(row(state.client_buffers["v"], 0), row(state.client_buffers["v"], 2))
+    assert differing(
+        client_row(state.client_buffers["v"], 0), client_row(state.client_buffers["v"], 2)
+    )
     kept = judged(method, net, federation, state, backend)
     moved = {
         part: {
@@ -264,6 +266,6 @@ def test_mixed_parameters_use_the_private_models_statistics(mixing, backend, fed
     shared = replace(state, server_buffers=moved["server"])
     for other, matters in (
         (shared, mixing == "output"),
-        (given(state, buffers=moved["clients"]), True),
+        (with_client_states(state, buffers=moved["clients"]), True),
     ):
         assert bool(differing(judged(method, net, federation, other, backend), kept)) == matters

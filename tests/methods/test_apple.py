@@ -11,7 +11,16 @@ import torch
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import APPLE, Batch, FedAvg, LocalOnly
-from tests.conftest import CPU, PLAIN, TRAIN, assert_close, assert_same, federate, row, trajectory
+from tests.conftest import (
+    CPU,
+    PLAIN,
+    TRAIN,
+    assert_close,
+    assert_same,
+    client_row,
+    make_federation,
+    record_states,
+)
 
 SHARES = torch.tensor(TRAIN) / sum(TRAIN)
 
@@ -30,7 +39,7 @@ def test_of_the_own_core_alone_it_is_local_only(backend, net, federation):
     one.
     """
     own, other = (
-        trajectory(m, net, federation, engine=backend) for m in (Alone(rate=0.0), LocalOnly())
+        record_states(m, net, federation, engine=backend) for m in (Alone(rate=0.0), LocalOnly())
     )
     for ours, theirs in zip(own, other, strict=True):
         if backend == "batched":
@@ -40,21 +49,25 @@ def test_of_the_own_core_alone_it_is_local_only(backend, net, federation):
 
 def test_p_begins_as_the_shares_of_samples_and_stays_without_a_rate(backend, net, federation):
     for method in (APPLE(rate=0.0), APPLE()):
-        states = trajectory(method, net, federation, engine=backend)
+        states = record_states(method, net, federation, engine=backend)
         assert_same(states[1].server["shares"], SHARES)
         assert_same(states[3].server["shares"], SHARES)
-        trained = [row(states[-1].clients["p"], client) for client in (0, 2)]
+        trained = [client_row(states[-1].clients["p"], client) for client in (0, 2)]
         for p in trained:
             assert torch.equal(p, SHARES) == (method.rate == 0)
-        assert_same(row(states[-1].clients["p"], 9), SHARES)  # took part, and has one sample
+        assert_same(client_row(states[-1].clients["p"], 9), SHARES)  # took part, and has one sample
     assert not torch.equal(*trained)
 
 
 def test_one_step_a_round_is_fedavg_with_a_shorter_one(backend, net):
     """p_ij = 1 / K: all v_i are the mean of the cores, which move by lr / K."""
-    equal, cohorts, apple = federate((16,) * 4, (4,) * 4), [[0, 1, 2, 3]] * 3, APPLE(rate=0.0)
-    own = trajectory(apple, net, equal, cohorts, engine=backend, local=PLAIN)
-    other = trajectory(
+    equal, cohorts, apple = (
+        make_federation((16,) * 4, (4,) * 4),
+        [[0, 1, 2, 3]] * 3,
+        APPLE(rate=0.0),
+    )
+    own = record_states(apple, net, equal, cohorts, engine=backend, local=PLAIN)
+    other = record_states(
         FedAvg(), net, equal, cohorts, engine=backend, local=replace(PLAIN, lr=PLAIN.lr / 4)
     )
     for ours, theirs in zip(own, other, strict=True):

@@ -12,7 +12,7 @@ from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import CFL, LocalOnly
 from fedpfl.methods.cfl import bipartition_clients
-from tests.conftest import CPU, assert_close, assert_same, tiny, trajectory
+from tests.conftest import CPU, assert_close, assert_same, record_states, tiny
 
 ROOM = {"warmup": 0, "clusters": 3}
 
@@ -29,7 +29,7 @@ class Apart(CFL):
 
 def test_a_cluster_for_each_client_is_local_only(backend, net, federation):
     own, other = (
-        trajectory(m, net, federation, engine=backend) for m in (Apart(clusters=10), LocalOnly())
+        record_states(m, net, federation, engine=backend) for m in (Apart(clusters=10), LocalOnly())
     )
     for ours, theirs in zip(own, other, strict=True):
         assert_same(tree.take(ours.server["models"], slice(10)), theirs.clients["model"])

@@ -18,11 +18,11 @@ from tests.conftest import (
     SETTINGS,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    judged,
-    rounds,
-    row,
+    find_eval_job,
+    make_federation,
+    record_rounds,
     tiny,
 )
 from tests.methods.expectations import COHORT, EXPECTED, Limit, Rounds
@@ -30,8 +30,8 @@ from tests.methods.expectations import COHORT, EXPECTED, Limit, Rounds
 NEVER_TRAINED = 1  # of the clients, after the first round
 FEDERATIONS = {
     "ragged": (small(), COHORTS),
-    "equal": (federate((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
-    "single": (federate((65,), (10,)), [[0]] * 2),
+    "equal": (make_federation((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
+    "single": (make_federation((65,), (10,)), [[0]] * 2),
 }
 
 
@@ -82,7 +82,7 @@ def play_rounds(
 ) -> tuple[list[State], list[Outcome]]:
     """Return states and outcomes of two rounds with BatchNorm, which nobody changes."""
     federation, cohorts = FEDERATIONS[clients]
-    return rounds(method, tiny(norm=True, pairs=pairs), federation, cohorts, engine=engine)
+    return record_rounds(method, tiny(norm=True, pairs=pairs), federation, cohorts, engine=engine)
 
 
 @cache
@@ -162,10 +162,12 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
         assert differing(statistics, initial)
     for role in states[1].client_buffers:
         first, last = (state.client_buffers[role] for state in states[1:])
-        assert_same(row(first, NEVER_TRAINED), initial)
-        assert differing(row(first, 0), row(first, 2))
-        assert_same(row(first, 2), row(last, 2))  # who did not train in the second round
-        assert differing(row(first, 0), row(last, 0))
+        assert_same(client_row(first, NEVER_TRAINED), initial)
+        assert differing(client_row(first, 0), client_row(first, 2))
+        assert_same(
+            client_row(first, 2), client_row(last, 2)
+        )  # who did not train in the second round
+        assert differing(client_row(first, 0), client_row(last, 0))
 
 
 # By what clients are evaluated
@@ -188,9 +190,9 @@ def test_who_never_trained_is_evaluated_by(name, source, values):
     """By the global model as it is now, the initial one, or the global body under the initial head."""
     method = build_method(name, **values)
     net = Trial(method).net()
-    state = rounds(method, net, small(), COHORTS[:1])[0][-1]
+    state = record_rounds(method, net, small(), COHORTS[:1])[0][-1]
     at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
-    for path, leaf in tree.items(judged(method, net, small(), state, NEVER_TRAINED).params):
+    for path, leaf in tree.items(find_eval_job(method, net, small(), state, NEVER_TRAINED).params):
         parameter = name_in(net, path)
         if parameter is None:
             continue

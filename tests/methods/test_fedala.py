@@ -22,10 +22,10 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    given,
-    row,
+    client_row,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 ALL = 3
@@ -34,7 +34,9 @@ ALL = 3
 @pytest.fixture(scope="module")
 def played(net, federation):
     """Three rounds, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_states(method, net, federation, engine=backend)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +58,10 @@ def learned(method, net, federation, state, client, seed=0, buffers=None):
 
 def test_weights_of_zero_keep_the_top_and_share_the_rest(net, federation):
     method = FromZero(eta=0.0)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     model = method.personal(state.server, state.client(2))
     for name in net.params:
-        kept = row(state.clients["top"], 2)[name] if name in HEAD else state.server[name]
+        kept = client_row(state.clients["top"], 2)[name] if name in HEAD else state.server[name]
         assert torch.equal(model[name], kept), name
     assert not torch.equal(model["classifier.weight"], state.server["classifier.weight"])
 
@@ -67,9 +69,9 @@ def test_weights_of_zero_keep_the_top_and_share_the_rest(net, federation):
 def test_weights_of_zero_everywhere_are_local_only(backend, net, federation):
     everyone = [list(range(10))] * 3
     method = FromZero(layers=ALL, eta=0.0)
-    own = trajectory(method, net, federation, everyone, engine=backend)
+    own = record_states(method, net, federation, everyone, engine=backend)
     for state, local in zip(
-        own, trajectory(LocalOnly(), net, federation, everyone, engine=backend), strict=True
+        own, record_states(LocalOnly(), net, federation, everyone, engine=backend), strict=True
     ):
         assert_same(state.clients["top"], local.clients["model"])
 
@@ -85,11 +87,11 @@ def test_merging_is_exact_at_both_ends():
 
 def test_weights_stay_between_zero_and_one_and_equal_entries_stay(net, federation):
     method = FedALA(eta=50.0)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     client = state.client(2)
     own = {name: value.clone() for name, value in client["top"].items()}
     own["classifier.weight"][0] = state.server["classifier.weight"][0]
-    state = given(state, client={"top": tree.repeat(own, 10)})
+    state = with_client_states(state, client={"top": tree.repeat(own, 10)})
     found = learned(method, net, federation, state, 2)["weights"]
     for leaf in tree.leaves(found):
         assert ((leaf >= 0) & (leaf <= 1)).all()
@@ -105,7 +107,7 @@ def test_learning_changes_the_weights_alone(layers, played, net, federation):
     before = tree.clone({"server": state.server, "clients": state.clients})
     client = learned(method, net, federation, state, 2)
     assert_same({"server": state.server, "clients": state.clients}, before)
-    assert_same(client["top"], row(state.clients["top"], 2))
+    assert_same(client["top"], client_row(state.clients["top"], 2))
     start = method._begin(state.server, client)
     for name in net.params:
         if name not in client["top"]:
@@ -168,7 +170,7 @@ def test_losses_that_are_not_finite_end_the_learning_without_an_error(
 ):
     """Training, which goes on from there, says that it diverged."""
     method = FedALA(layers=layers)
-    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    state = record_states(method, net, federation, COHORTS[:1])[-1]
     assert epochs(method, net, federation, state, 2) == 11
     state.server["classifier.bias"][0] = value
     assert epochs(method, net, federation, state, 2) == 1
@@ -206,7 +208,7 @@ def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_
             last = len(made) == 2
             return lambda top: 0 * tree.ravel(top).sum() + (next(given_losses) if last else 100.0)
 
-    state = trajectory(FedALA(), net, federation, COHORTS[:1])[-1]
+    state = record_states(FedALA(), net, federation, COHORTS[:1])[-1]
     learned(Told(threshold=threshold, window=2, max_epochs=5), net, federation, state, 2)
     assert made == [32, 20]  # of 80 % of 65
     assert len(losses) - len(list(given_losses)) == wanted
@@ -217,7 +219,7 @@ def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(
 ):
     method = FedALA()
     states = played(method, backend)
-    first, second = (row(state.clients["weights"], 2) for state in (states[1], states[2]))
+    first, second = (client_row(state.clients["weights"], 2) for state in (states[1], states[2]))
     assert_same(first, tree.full_like(first, 1.0))
     assert not torch.equal(second["classifier.weight"], first["classifier.weight"])
     before = tree.clone(states[2].clients)
@@ -229,7 +231,7 @@ def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(
 
 def test_judging_learns_first(net, federation):
     method = FedALA(eta=20.0)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     runner = make(LOOP, net, CPU)
     clients = [0, 1, 2, 5]
     learned_first = runner.evaluate(EvalCall(method, federation, state, clients))
@@ -239,7 +241,7 @@ def test_judging_learns_first(net, federation):
 
 def test_a_client_that_never_trained_has_the_global_model(backend, net, federation):
     method = FromZero()
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     assert_same(
         method.personal(state.server, learned(method, net, federation, state, 7)), state.server
     )
@@ -251,7 +253,8 @@ def test_a_client_without_a_minibatch_keeps_its_weights(played, net, federation)
     state = played(method)[-1]
     assert state.client(8)["participated"]
     assert_same(
-        learned(method, net, federation, state, 8)["weights"], row(state.clients["weights"], 8)
+        learned(method, net, federation, state, 8)["weights"],
+        client_row(state.clients["weights"], 8),
     )
 
 
@@ -264,7 +267,7 @@ def test_the_part_of_the_data_is_drawn_anew(played, net, federation):
 
 def test_batch_normalisation_stays(backend, federation):
     net, method = tiny(norm=True), FedALA(layers=2)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = record_states(method, net, federation, engine=backend)[-1]
     bound = net.bind(state.server_buffers, training=True)
     shard = make_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
     method.before_training(state.server, state.client(2), bound, shard)

@@ -16,11 +16,11 @@ from tests.conftest import (
     PLAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    rounds,
-    row,
-    trajectory,
+    make_federation,
+    record_rounds,
+    record_states,
 )
 
 VARIANTS = pytest.mark.parametrize("variant", ["fedamp", "heurfedamp"])
@@ -29,7 +29,9 @@ VARIANTS = pytest.mark.parametrize("variant", ["fedamp", "heurfedamp"])
 @pytest.fixture(scope="module")
 def played(net, federation):
     """Three rounds, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_states(method, net, federation, engine=backend)
+    )
 
 
 def clouds(method, models, numbers=None):
@@ -59,9 +61,9 @@ def test_with_a_pull_it_is_not(variant, backend, played):
     own, local = (played(m, backend) for m in (FedAMP(variant, sigma=0.3, pull=1.0), LocalOnly()))
     assert_same(own[1].clients["model"], local[1].clients["model"])
     for again, first in ((2, 1), (2, 8)):
-        mine, theirs = (row(states[2].clients["model"], first) for states in (own, local))
+        mine, theirs = (client_row(states[2].clients["model"], first) for states in (own, local))
         assert_same(mine, theirs)
-        mine, theirs = (row(states[2].clients["model"], again) for states in (own, local))
+        mine, theirs = (client_row(states[2].clients["model"], again) for states in (own, local))
         assert len(differing(mine, theirs)) == 6
 
 
@@ -105,30 +107,30 @@ def test_limits_of_the_cloud_model(variant, models):
 
 def test_the_first_step_from_the_cloud_model_feels_no_pull(net, federation):
     """The penalty's gradient is 0 there; elsewhere it is not."""
-    both = [trajectory(FedAMP(sigma=0.3, pull=pull, start_from="cloud"), net, federation, [[0, 2], [0, 2]], local=PLAIN)
+    both = [record_states(FedAMP(sigma=0.3, pull=pull, start_from="cloud"), net, federation, [[0, 2], [0, 2]], local=PLAIN)
             for pull in (0.0, 3.0)]  # fmt: skip
     assert_same(both[0][-1].clients["model"], both[1][-1].clients["model"])
 
 
 def test_the_uniform_cloud_is_fedavg(net):
     """Full participation, equal clients, and training from the cloud model."""
-    equal, cohorts = federate((16,) * 4, (4,) * 4), [[0, 1, 2, 3]] * 3
+    equal, cohorts = make_federation((16,) * 4, (4,) * 4), [[0, 1, 2, 3]] * 3
     own = FedAMP("heurfedamp", sigma=1e-9, share=0.75, pull=0.0, start_from="cloud")
-    own, other = (trajectory(m, net, equal, cohorts) for m in (own, FedAvg()))
+    own, other = (record_states(m, net, equal, cohorts) for m in (own, FedAvg()))
     for ours, theirs in zip(own[1:], other[1:], strict=True):
         assert_close(tree.map(lambda leaf: leaf.mean(0), ours.clients["model"]), theirs.server)
 
 
 def test_a_cloud_model_travels_from_the_second_participation_on(net, federation):
-    sent = [outcome.traffic for outcome in rounds(FedAMP(), net, federation, COHORTS)[1]]
+    sent = [outcome.traffic for outcome in record_rounds(FedAMP(), net, federation, COHORTS)[1]]
     assert [own.values_down for own in sent] == [0, 549, 549 * 4]
     assert [own.values_up for own in sent] == [5 * 549] * 3
     assert [own.bits_down for own in sent] == [32 * own.values_down for own in sent]
-    assert rounds(FedAMP(pull=0.0), net, federation, COHORTS)[1][2].traffic.values_down == 0
+    assert record_rounds(FedAMP(pull=0.0), net, federation, COHORTS)[1][2].traffic.values_down == 0
 
 
 def test_the_pool_is_of_all_or_of_the_last_round(net, federation):
     for pool, members in (("all", set(range(10)) - {7}), ("last_round", set(COHORTS[1]))):
-        state = trajectory(FedAMP(pool=pool), net, federation, COHORTS[:2])[-1]
+        state = record_states(FedAMP(pool=pool), net, federation, COHORTS[:2])[-1]
         assert set(state.server["pool"].nonzero()[:, 0].tolist()) == members
     assert not make_initial_state(FedAMP(), net, 10, CPU).server["pool"].any()

@@ -17,11 +17,11 @@ from tests.conftest import (
     PLAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
     participate,
-    rounds,
-    row,
-    trajectory,
+    record_rounds,
+    record_states,
 )
 
 
@@ -41,7 +41,7 @@ def shard(x, y, size=32):
 
 
 def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, net, federation):
-    state = trajectory(FedAS(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(FedAS(), net, federation, COHORTS[:1], engine=backend)[-1]
     method = AlignmentAlone(align_lr=0.1)
     cohort = [0, 2, 3, 5]
     one, other = (
@@ -49,10 +49,10 @@ def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, 
         for c in (cohort, cohort[::-1])
     )
     for place, client in enumerate(cohort):
-        model = row(one.clients["model"], place)
-        assert_same(model, row(other.clients["model"], 3 - place))
+        model = client_row(one.clients["model"], place)
+        assert_same(model, client_row(other.clients["model"], 3 - place))
         assert_same(
-            tree.select(model, HEAD), tree.select(row(state.clients["model"], client), HEAD)
+            tree.select(model, HEAD), tree.select(client_row(state.clients["model"], client), HEAD)
         )
         assert len(differing(tree.drop(model, HEAD), state.server)) == 4
 
@@ -68,9 +68,9 @@ def test_who_was_never_sampled_aligns_to_what_first_says(backend, net, federatio
         )
         for first in ("skip", "init", "global")
     }
-    assert_same(row(starts["skip"].uploads["body"], 0), state.server)
+    assert_same(client_row(starts["skip"].uploads["body"], 0), state.server)
     assert_same(starts["init"].uploads["body"], starts["global"].uploads["body"])
-    assert differing(row(starts["init"].uploads["body"], 0), state.server)
+    assert differing(client_row(starts["init"].uploads["body"], 0), state.server)
 
 
 @pytest.mark.parametrize("align", ["samples", "means"])
@@ -122,13 +122,15 @@ def test_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares):
 def test_the_stored_model_is_of_the_last_training_and_the_received_one_has_the_latest_body(
     backend, net, federation
 ):
-    states, outcomes = rounds(FedAS(), net, federation, COHORTS[:2], engine=backend)
+    states, outcomes = record_rounds(FedAS(), net, federation, COHORTS[:2], engine=backend)
     last, received = states[-1], FedAS(judge="received")
-    assert_same(FedAS().personal(last.server, last.client(3)), row(states[1].clients["model"], 3))
+    assert_same(
+        FedAS().personal(last.server, last.client(3)), client_row(states[1].clients["model"], 3)
+    )
     assert_same(FedAS().personal(last.server, last.client(7)), net.params)
     now = received.personal(last.server, last.client(3))
     assert_same(tree.drop(now, HEAD), last.server)
-    assert_same(tree.select(now, HEAD), tree.select(row(last.clients["model"], 3), HEAD))
+    assert_same(tree.select(now, HEAD), tree.select(client_row(last.clients["model"], 3), HEAD))
     body = tree.size(last.server)
     assert [(o.traffic.values_down, o.traffic.values_up) for o in outcomes] == [
         (5 * body, 5 * (body + 1))

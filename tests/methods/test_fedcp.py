@@ -20,10 +20,10 @@ from tests.conftest import (
     PLAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
     participate,
-    row,
-    trajectory,
+    record_states,
 )
 
 
@@ -48,17 +48,17 @@ def test_with_equal_heads_the_policy_does_not_matter(net, federation):
     want = net.bind({})(net.params, x) + net.params["classifier.bias"]
     assert_close(logits(method, net, federation, state, 0), want)
     assert_close(logits(method, net, federation, pinned(state, True), 0), want)
-    alone = trajectory(FedCP(lam=0.0), net, federation, [[0]], local=PLAIN)  # one step
+    alone = record_states(FedCP(lam=0.0), net, federation, [[0]], local=PLAIN)  # one step
     assert_close(alone[1].server["policy"], alone[0].server["policy"], atol=1e-7)
-    heads_apart = trajectory(FedCP(lam=0.0), net, federation, [[0], [0]], local=PLAIN)
+    heads_apart = record_states(FedCP(lam=0.0), net, federation, [[0], [0]], local=PLAIN)
     assert differing(heads_apart[2].server["policy"], heads_apart[1].server["policy"])
 
 
 @pytest.mark.parametrize("personal", [True, False])
 def test_a_policy_of_one_side_uses_its_head_and_both_biases(personal, net, federation):
     method = FedCP()
-    state = pinned(trajectory(method, net, federation)[-1], personal)
-    own, shared = row(state.clients["head"], 0), state.server["head"]
+    state = pinned(record_states(method, net, federation)[-1], personal)
+    own, shared = client_row(state.clients["head"], 0), state.server["head"]
     _, h = net.bind({}).features(
         {**state.server["body"], **own}, federation.normalize(federation.x[:20])
     )
@@ -72,9 +72,9 @@ def test_a_policy_of_one_side_uses_its_head_and_both_biases(personal, net, feder
 def test_the_context_is_the_heads_direction(net, federation):
     """A longer head is the same context, which the policy sees; another one is another."""
     method = FedCP()
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     shared = {**state.server["head"], "classifier.weight": torch.zeros(5, 12)}
-    head = row(state.clients["head"], 0)
+    head = client_row(state.clients["head"], 0)
     weight, bias = head["classifier.weight"], torch.zeros(5)
     one, longer, other = (
         logits(
@@ -155,7 +155,7 @@ def test_one_step_does_not_see_the_alignment_and_more_do(net, federation):
         (dataclasses.replace(PLAIN, epochs=4), 1.0, 1e-4),
     ):
         one, other = (
-            trajectory(FedCP(lam=lam), net, federation, [[0, 2]], local=local)[-1].server["body"]
+            record_states(FedCP(lam=lam), net, federation, [[0, 2]], local=local)[-1].server["body"]
             for lam in (0.0, 50.0)
         )
         apart = max(float((one[name] - other[name]).abs().max()) for name in one)
@@ -164,9 +164,9 @@ def test_one_step_does_not_see_the_alignment_and_more_do(net, federation):
 
 def test_the_uploaded_head_is_the_mean_of_both(backend, net, federation):
     """Of one client for several rounds."""
-    states = trajectory(FedCP(), net, federation, [[0]] * 3, engine=backend)
+    states = record_states(FedCP(), net, federation, [[0]] * 3, engine=backend)
     for before, after in itertools.pairwise(states):
-        own = row(after.clients["head"], 0)
+        own = client_row(after.clients["head"], 0)
         assert_same(
             after.server["head"],
             tree.map(lambda a, b: 0.5 * a + 0.5 * b, own, before.server["head"]),
@@ -175,7 +175,7 @@ def test_the_uploaded_head_is_the_mean_of_both(backend, net, federation):
 
 def test_noise_is_of_training_alone_and_logistic(net, federation):
     method = FedCP()
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     runner = make(LOOP, net, CPU)
     one, two = (
         runner.evaluate(EvalCall(method, federation, state, list(range(10)))) for _ in range(2)

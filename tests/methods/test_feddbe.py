@@ -19,11 +19,11 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
+    make_federation,
     participate,
-    row,
-    trajectory,
+    record_states,
 )
 
 UNSEEN, WEIGHT = 7, "classifier.weight"
@@ -51,13 +51,13 @@ def loss(method, z, running, mean, weight=None, probe=0.0):
 
 def test_without_a_running_mean_the_regulariser_is_off(backend, net, federation):
     off, still = (
-        trajectory(m, net, federation, engine=backend)
+        record_states(m, net, federation, engine=backend)
         for m in (FedDBE(kappa=0.0), FedDBE(kappa=9.0, rho=0.0))
     )
     for ours, theirs in zip(off, still, strict=True):
         assert_same(ours.server["model"], theirs.server["model"])
         assert_same(ours.clients["u"], theirs.clients["u"])
-    on = trajectory(FedDBE(kappa=9.0, rho=1.0), net, federation, engine=backend)
+    on = record_states(FedDBE(kappa=9.0, rho=1.0), net, federation, engine=backend)
     assert differing(on[1].server["model"], off[1].server["model"])
 
 
@@ -129,18 +129,21 @@ def test_a_memory_is_an_offset_of_the_logits_through_the_head(net):
 
 def test_memories_and_the_mean_change_when_they_should(backend, net, federation):
     method = FedDBE(bias_lr=0.1)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         for client in range(10):
             changed = differing(
-                row(states[t].clients["u"], client), row(states[t + 1].clients["u"], client)
+                client_row(states[t].clients["u"], client),
+                client_row(states[t + 1].clients["u"], client),
             )
             assert bool(changed) == (client in cohort and TRAIN[client] > 1)
         assert_same(states[t + 1].server["mean"], states[1].server["mean"])
         assert_same(states[t + 1].clients["mean"], tree.repeat(states[1].server["mean"], 10))
     assert not states[0].server["known"]
     again = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
-    assert_same([row(again.clients["mean"], k) for k in range(5)], [states[1].server["mean"]] * 5)
+    assert_same(
+        [client_row(again.clients["mean"], k) for k in range(5)], [states[1].server["mean"]] * 5
+    )
 
 
 def test_the_datas_mean_is_that_of_all_samples_at_the_initial_model(backend, net, federation):
@@ -148,13 +151,13 @@ def test_the_datas_mean_is_that_of_all_samples_at_the_initial_model(backend, net
     x = torch.cat([federation.normalize(federation.x[own]) for own in federation.train])
     wanted = net.bind({}).features(net.params, x)[1].mean(0)
     for rho in (1.0, 0.2):
-        state = trajectory(
+        state = record_states(
             FedDBE(mean="data", rho=rho), net, federation, COHORTS[:1], engine=backend
         )[-1]
         assert_close(state.server["mean"][WEIGHT], wanted)
-    trained = trajectory(FedDBE(), net, federation, COHORTS[:1], engine=backend)[-1].server["mean"][
-        WEIGHT
-    ]
+    trained = record_states(FedDBE(), net, federation, COHORTS[:1], engine=backend)[-1].server[
+        "mean"
+    ][WEIGHT]
     assert (trained - wanted).abs().max() > 0.01
 
 
@@ -162,10 +165,10 @@ def test_the_training_mean_leaves_out_who_makes_no_step(backend, net):
     """One client beside one of a single sample: its own last running mean, at rho = 1 of the last
     minibatch.
     """
-    both = federate((40, 1), (8, 0))
+    both = make_federation((40, 1), (8, 0))
     alone = dataclasses.replace(both, train=both.train[:1], test=both.test[:1])
     one, two = (
-        trajectory(FedDBE(), net, f, [list(range(f.clients))], engine=backend)[-1].server["mean"]
+        record_states(FedDBE(), net, f, [list(range(f.clients))], engine=backend)[-1].server["mean"]
         for f in (alone, both)
     )
     assert_close(two, one)
@@ -174,12 +177,14 @@ def test_the_training_mean_leaves_out_who_makes_no_step(backend, net):
 
 def test_clients_are_judged_by_the_latest_model_and_their_own_memory(backend, net, federation):
     method = FedDBE(bias_lr=0.5)
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     personal = [method.personal(state.server, state.client(client)) for client in (0, UNSEEN)]
-    assert_same(personal[0], {"model": state.server["model"], "u": row(state.clients["u"], 0)})
+    assert_same(
+        personal[0], {"model": state.server["model"], "u": client_row(state.clients["u"], 0)}
+    )
     runner = make(as_engine(backend), net, CPU)
     plain = dataclasses.replace(
-        trajectory(FedAvg(), net, federation, [])[0], server=state.server["model"]
+        record_states(FedAvg(), net, federation, [])[0], server=state.server["model"]
     )
     own, fedavg = (
         runner.evaluate(EvalCall(m, federation, s, [0, UNSEEN])).loss

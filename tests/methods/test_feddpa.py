@@ -15,9 +15,9 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
-    rounds,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 JOINT = {"rule": "quantile", "train": "joint"}
@@ -28,7 +28,7 @@ def masks(method, state, client):
 
 
 def test_a_quantile_counts_within_each_tensor(net, federation):
-    state = trajectory(FedDPA(0.4, **JOINT), net, federation)[-1]
+    state = record_states(FedDPA(0.4, **JOINT), net, federation)[-1]
     for q in (0.0, 0.4, 0.75):
         for name, mask in masks(FedDPA(q, **JOINT), state, 2).items():
             score = state.clients["score"][name][2]
@@ -58,7 +58,7 @@ def test_scores_are_those_of_a_loop_over_samples(backend, federation):
 @pytest.mark.parametrize("rule", ["value", "quantile"])
 def test_the_scale_of_a_tensors_scores_does_not_matter(rule, net, federation):
     method = FedDPA(0.4, rule)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     client = state.client(2)
     scaled = {**client["score"], "fc.weight": 64 * client["score"]["fc.weight"]}
     before, after = (
@@ -72,7 +72,7 @@ def test_the_scale_of_a_tensors_scores_does_not_matter(rule, net, federation):
 
 def test_a_tensor_of_equal_scores_is_shared(net, federation):
     method = FedDPA()
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     client = state.client(2)
     equal = {**client["score"], "fc.bias": torch.full((12,), 0.3)}
     mask = method.prepare(state.server, {**client, "score": equal})["mask"]
@@ -88,7 +88,7 @@ class Half(FedDPA):
 
 def test_each_of_two_phases_leaves_the_others_entries_alone(net, federation):
     method, half = FedDPA(0.05), Half(0.05)
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    state = record_states(method, net, federation, COHORTS[:2])[-1]
     mask = masks(method, state, 2)
     assert (
         0 < tree.size(mask) - sum(int(leaf.sum()) for leaf in tree.leaves(mask)) < tree.size(mask)
@@ -111,7 +111,7 @@ def test_personal_is_the_mean_number_of_personal_entries_in_the_cohort(backend, 
     has none.
     """
     count = sum(leaf.numel() - 1 - int(0.4 * (leaf.numel() - 1)) for leaf in net.params.values())
-    _, outcomes = rounds(
+    _, outcomes = record_rounds(
         FedDPA(**JOINT), net, federation, [[0, 2], [0, 2], [0, 2, 4, 6]], engine=backend
     )
     assert [outcome.metrics for outcome in outcomes] == [

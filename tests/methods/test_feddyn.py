@@ -15,12 +15,12 @@ from tests.conftest import (
     COHORTS,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    given,
+    make_federation,
     participate,
-    row,
-    trajectory,
+    record_states,
+    with_client_states,
 )
 
 ALL = [list(range(4))]
@@ -30,16 +30,16 @@ JUDGED = {"cloud": "model", "cohort": "judged", "all": "judged"}
 @pytest.fixture(scope="module")
 def even():
     """Four clients of equal size."""
-    return federate((32,) * 4, (8,) * 4)
+    return make_federation((32,) * 4, (8,) * 4)
 
 
 def test_without_duals_local_training_is_fedproxs(backend, net, federation):
     """Bit for bit, in round 1 and for a client that first trains in the third."""
-    states = trajectory(FedDyn(alpha=0.5), net, federation, engine=backend)
+    states = record_states(FedDyn(alpha=0.5), net, federation, engine=backend)
     for t, cohort in ((0, COHORTS[0]), (2, [7, 9])):
         part = participate(FedDyn(alpha=0.5), net, federation, states[t], cohort, engine=backend)
         prox = replace(
-            trajectory(FedProx(mu=0.5), net, federation, [])[0],
+            record_states(FedProx(mu=0.5), net, federation, [])[0],
             server=states[t].server["model"],
             round=t,
         )
@@ -51,7 +51,7 @@ def test_without_duals_local_training_is_fedproxs(backend, net, federation):
         participate(FedDyn(alpha=0.5), net, federation, state, [2], engine=backend)
         for state in states[:2]
     ]
-    zero = given(states[1], {"dual": tree.full_like(states[1].clients["dual"], 0.0)})
+    zero = with_client_states(states[1], {"dual": tree.full_like(states[1].clients["dual"], 0.0)})
     assert differing(
         both[1].uploads, participate(FedDyn(alpha=0.5), net, federation, zero, [2]).uploads
     )
@@ -60,7 +60,7 @@ def test_without_duals_local_training_is_fedproxs(backend, net, federation):
 def test_alpha_zero_is_not_fedavg(backend, net, even):
     """All clients, round 1: th + 2 mean(Delta)."""
     own, fedavg = (
-        trajectory(m, net, even, ALL, engine=backend)[-1].server
+        record_states(m, net, even, ALL, engine=backend)[-1].server
         for m in (FedDyn(alpha=0.0), FedAvg())
     )
     twice = tree.map(lambda th, mean: th + 2 * (mean - th), net.params, fedavg)
@@ -69,13 +69,14 @@ def test_alpha_zero_is_not_fedavg(backend, net, even):
 
 
 def test_the_servers_dual_is_the_mean_of_all_clients(backend, net, federation):
-    states = trajectory(FedDyn(alpha=0.3), net, federation, engine=backend)
+    states = record_states(FedDyn(alpha=0.3), net, federation, engine=backend)
     for t, state in enumerate(states):
         mean = tree.map(lambda own: own.double().mean(0).float(), state.clients["dual"])
         assert_close(state.server["dual"], mean, atol=1e-6)
         for client in range(10):
             changed = t and differing(
-                row(states[t - 1].clients["dual"], client), row(state.clients["dual"], client)
+                client_row(states[t - 1].clients["dual"], client),
+                client_row(state.clients["dual"], client),
             )
             assert bool(changed) == bool(
                 t and client in COHORTS[t - 1] and client != 9
@@ -83,10 +84,10 @@ def test_the_servers_dual_is_the_mean_of_all_clients(backend, net, federation):
 
 
 def test_uploads_count_alike_whatever_the_samples(net, federation):
-    state = trajectory(FedDyn(), net, federation, COHORTS[:1])[0]
+    state = record_states(FedDyn(), net, federation, COHORTS[:1])[0]
     part = participate(FedDyn(), net, federation, state, COHORTS[0])
     mean = tree.map(lambda own: own.double().mean(0).float(), part.uploads)
-    new = trajectory(FedDyn(), net, federation, COHORTS[:1])[-1].server
+    new = record_states(FedDyn(), net, federation, COHORTS[:1])[-1].server
     assert_close(tree.map(torch.sub, new["model"], new["dual"]), mean, atol=1e-6)
 
 
@@ -147,7 +148,8 @@ def test_it_finds_the_common_optimum_where_fedavg_does_not():
 
 def test_models_of_evaluation(backend, net, federation):
     states = {
-        judge: trajectory(FedDyn(judge=judge), net, federation, engine=backend) for judge in JUDGED
+        judge: record_states(FedDyn(judge=judge), net, federation, engine=backend)
+        for judge in JUDGED
     }
     for judge, own in states.items():
         assert_same(own[-1].server["model"], states["cloud"][-1].server["model"])
@@ -158,4 +160,4 @@ def test_models_of_evaluation(backend, net, federation):
         )
     latest = tree.map(lambda own: own.double().mean(0).float(), states["all"][-1].clients["last"])
     assert_close(states["all"][-1].server["judged"], latest, atol=1e-6)
-    assert_same(row(states["all"][2].clients["last"], 7), net.params)
+    assert_same(client_row(states["all"][2].clients["last"], 7), net.params)

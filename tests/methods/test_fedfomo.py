@@ -13,21 +13,28 @@ from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
 from fedpfl.methods.shared.pool import choose_candidates, validation_loss
-from tests.conftest import assert_close, assert_same, differing, holding, row, trajectory
+from tests.conftest import (
+    assert_close,
+    assert_same,
+    client_row,
+    differing,
+    hold_out_quarter,
+    record_states,
+)
 
 OFTEN = [[0, 2, 4]] * 4
 
 
 @pytest.fixture(scope="module")
 def held(federation):
-    return holding(federation)
+    return hold_out_quarter(federation)
 
 
 @pytest.fixture(scope="module")
 def played(net, held):
     """Rounds on what is not held out, computed once: nobody changes them."""
     return cache(
-        lambda method, backend="loop": trajectory(method, net, held, OFTEN, engine=backend)
+        lambda method, backend="loop": record_states(method, net, held, OFTEN, engine=backend)
     )
 
 
@@ -63,10 +70,10 @@ def test_the_last_training_is_undone_where_it_did_not_help(net, held, played):
     for client in OFTEN[0]:
         losses = []
         for before, after in itertools.pairwise(states[1:]):
-            start = row(after.clients["old"]["model"], client)
+            start = client_row(after.clients["old"]["model"], client)
             old, new = (
-                row(before.clients["old"]["model"], client),
-                row(before.clients["model"], client),
+                client_row(before.clients["old"]["model"], client),
+                client_row(before.clients["model"], client),
             )
             undone.add(not differing(start, old))
             assert_same(start, old) if not differing(start, old) else assert_same(start, new)
@@ -77,11 +84,11 @@ def test_the_last_training_is_undone_where_it_did_not_help(net, held, played):
 
 def test_a_client_that_has_nothing_held_out_keeps_its_model(net, held, played):
     """Else its training would be undone each time, for want of a gain."""
-    state = trajectory(FedFomo(), net, held, [[2, 8], [2, 8]])[-1]
+    state = record_states(FedFomo(), net, held, [[2, 8], [2, 8]])[-1]
     assert not len(held.validation[8])
     assert_same(
-        row(state.clients["old"]["model"], 8),
-        row(trajectory(FedFomo(), net, held, [[2, 8]])[-1].clients["model"], 8),
+        client_row(state.clients["old"]["model"], 8),
+        client_row(record_states(FedFomo(), net, held, [[2, 8]])[-1].clients["model"], 8),
     )
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from fedpfl.ground import tree
 from fedpfl.methods import FedGen
 from fedpfl.methods.shared import features
-from tests.conftest import CLASSES, COHORTS, HEAD, assert_close, assert_same, trajectory
+from tests.conftest import CLASSES, COHORTS, HEAD, assert_close, assert_same, record_states
 
 SMALL = {"noise": 5, "hidden": 8, "steps": 3, "batch": 6}
 
@@ -24,7 +24,7 @@ def generator(seed=0):
 
 
 def test_a_generator_without_steps_stays(net, federation):
-    states = trajectory(FedGen(**SMALL | {"steps": 0}), net, federation)
+    states = record_states(FedGen(**SMALL | {"steps": 0}), net, federation)
     assert_same(states[-1].server["generator"], states[0].server["generator"])
     assert_same(states[-1].server["adam"], states[0].server["adam"])
 
@@ -69,7 +69,7 @@ def test_clients_do_not_differentiate_the_generator_nor_its_answer(net):
 def test_the_generator_learns_labels(net, federation):
     """Heads that have learned recognise what they taught."""
     method = FedGen(noise=5, hidden=32, steps=60, lr=0.01, batch=16)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     y = state.server["counts"].nonzero().flatten().repeat(20)
     z = features.generate_features(
         state.server["generator"],
@@ -95,7 +95,7 @@ def test_labels_are_drawn_by_their_shares():
 
 
 def test_the_server_knows_the_labels_of_those_who_took_part(backend, net, federation):
-    states = trajectory(FedGen(**SMALL), net, federation, engine=backend)
+    states = record_states(FedGen(**SMALL), net, federation, engine=backend)
     counts = torch.zeros(CLASSES)
     for t, cohort in enumerate(COHORTS):
         for client in cohort:
@@ -107,6 +107,6 @@ def test_the_server_knows_the_labels_of_those_who_took_part(backend, net, federa
 def test_draws_are_the_rounds_alone(net, federation):
     """The generator of a round does not depend on how often was drawn before."""
     method = FedGen(**SMALL)
-    states = trajectory(method, net, federation)
-    again = trajectory(dataclasses.replace(method, steps=0), net, federation, COHORTS[:1])
+    states = record_states(method, net, federation)
+    again = record_states(dataclasses.replace(method, steps=0), net, federation, COHORTS[:1])
     assert_same(model(again[1]), model(states[1]))

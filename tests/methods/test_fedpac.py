@@ -20,8 +20,8 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
+    record_states,
     tiny,
-    trajectory,
 )
 
 
@@ -65,7 +65,7 @@ def test_alone_a_client_keeps_its_head(net, federation):
         draw(1, CLASSES, 12), torch.tensor([0.3], dtype=torch.float64)
     ).tolist() == [[1.0]]
     method = FedPAC()
-    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    state = record_states(method, net, federation, COHORTS[:1])[-1]
     part = participate(method, net, federation, state, [2])
     _, kept = method.aggregate(state.server, part.clients, None, part.uploads, torch.ones(1), None)
     assert_same(kept["head"], part.uploads["head"])
@@ -133,7 +133,7 @@ def test_the_quadratic_is_the_sum_of_traces():
 def test_statistics_are_those_of_loops_over_samples(federation):
     for norm in (False, True):
         net, method = tiny(norm), FedPAC()
-        state = trajectory(method, net, federation, COHORTS[:1])[-1]
+        state = record_states(method, net, federation, COHORTS[:1])[-1]
         found = found_before(method, net, federation, state, 0)
         model = method.personal(state.server, state.client(0))
         index = federation.train[0]
@@ -158,7 +158,7 @@ def test_statistics_are_those_of_loops_over_samples(federation):
 
 def test_collecting_statistics_moves_no_batch_normalisation(federation):
     net, method = tiny(norm=True), FedPAC()
-    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    state = record_states(method, net, federation, COHORTS[:1])[-1]
     bound = net.bind(state.server_buffers, training=True)
     method.before_training(
         state.server, state.client(0), bound, make_shard(federation, 0, 32, None)
@@ -168,7 +168,7 @@ def test_collecting_statistics_moves_no_batch_normalisation(federation):
 
 def test_prototypes_are_weighted_by_class_counts(backend, net, federation):
     method = FedPAC()
-    states = trajectory(method, net, federation, COHORTS[:2], engine=backend)
+    states = record_states(method, net, federation, COHORTS[:2], engine=backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     counts = part.uploads["counts"]
     for k, client in enumerate(COHORTS[1]):
@@ -190,7 +190,7 @@ def test_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation
     federation = dataclasses.replace(federation, y=y)
     for keep in (False, True):
         method = FedPAC(keep_prototypes=keep)
-        first, second = trajectory(method, net, federation, [COHORTS[0], [1, 8]])[1:]
+        first, second = record_states(method, net, federation, [COHORTS[0], [1, 8]])[1:]
         assert first.server["prototypes"]["seen"].all()
         assert second.server["prototypes"]["seen"].tolist() == [True] + [keep] * 4
         if keep:
@@ -204,7 +204,7 @@ def test_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation
 
 def test_the_first_round_aligns_nothing_and_later_ones_do(backend, net, federation):
     own, without = (
-        trajectory(FedPAC(lam=lam, combine=False), net, federation, engine=backend)
+        record_states(FedPAC(lam=lam, combine=False), net, federation, engine=backend)
         for lam in (1.0, 0.0)
     )
     assert_close(own[1].server["body"], without[1].server["body"], atol=1e-7)
@@ -220,7 +220,7 @@ class HeadPhase(FedPAC):
 
 
 def test_each_phase_moves_its_part_alone(backend, net, federation):
-    state = trajectory(FedPAC(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(FedPAC(), net, federation, COHORTS[:1], engine=backend)[-1]
     first, both = (
         participate(m, net, federation, state, COHORTS[1], engine=backend).uploads
         for m in (HeadPhase(), FedPAC())

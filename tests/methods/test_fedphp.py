@@ -21,13 +21,13 @@ from tests.conftest import (
     CPU,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 UNSEEN = 7  # until round 3
@@ -41,8 +41,8 @@ def method(**values):
 @cache
 def played(backend, norm=False, **values):
     """The states of three rounds of eight, of which each client is expected to see four."""
-    return trajectory(
-        method(**values), tiny(norm).told(rounds=8), federate(), TWICE, engine=backend
+    return record_states(
+        method(**values), tiny(norm).told(rounds=8), make_federation(), TWICE, engine=backend
     )
 
 
@@ -58,7 +58,9 @@ def test_without_momentum_the_private_model_is_the_last_local_one(lam, backend, 
             method(lam=lam, momentum=0.0), tiny(), federation, states[t], cohort, engine=backend
         )
         for k, client in enumerate(cohort):
-            assert_same(row(states[t + 1].clients["hpm"], client), row(part.uploads, k))
+            assert_same(
+                client_row(states[t + 1].clients["hpm"], client), client_row(part.uploads, k)
+            )
 
 
 def test_momentum_grows_with_the_clients_own_participations(backend, federation):
@@ -78,12 +80,14 @@ def test_momentum_grows_with_the_clients_own_participations(backend, federation)
             method(), tiny().told(rounds=8), federation, states[t], TWICE[t], engine=backend
         )
         local, old = (
-            row(part.uploads, TWICE[t].index(client)),
-            row(states[t].clients["hpm"], client),
+            client_row(part.uploads, TWICE[t].index(client)),
+            client_row(states[t].clients["hpm"], client),
         )
         mu = 0.9 * past / 4
         wanted = tree.map(lambda q, w, mu=mu: mu * q + (1 - mu) * w, old, local)
-        (assert_close if past else assert_same)(row(states[t + 1].clients["hpm"], client), wanted)
+        (assert_close if past else assert_same)(
+            client_row(states[t + 1].clients["hpm"], client), wanted
+        )
     assert states[-1].clients["count"].tolist() == [2, 2, 3, 0, 1, 1, 0, 0, 0, 0]
     assert_same(states[3].client(0)["hpm"], states[2].client(0)["hpm"])  # did not train in round 3
 
@@ -108,12 +112,15 @@ def test_the_expected_number_is_the_integer_part_and_at_least_one(participation,
 def test_at_lam_one_labels_do_not_matter(transfer, backend, federation):
     shuffled = dataclasses.replace(federation, y=federation.y.flip(0))
     states = [
-        trajectory(method(transfer=transfer, lam=1.0), tiny(), f, engine=backend)
+        record_states(method(transfer=transfer, lam=1.0), tiny(), f, engine=backend)
         for f in (federation, shuffled)
     ]
     assert_same(*(own[-1].clients["hpm"] for own in states))
     assert differing(
-        *(trajectory(method(), tiny(), f, COHORTS[:1])[-1].server for f in (federation, shuffled))
+        *(
+            record_states(method(), tiny(), f, COHORTS[:1])[-1].server
+            for f in (federation, shuffled)
+        )
     )
 
 
@@ -123,7 +130,9 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
     """
     for norm in (False, True):
         net = tiny(norm).told(rounds=8)
-        states, outcomes = rounds(method(momentum=1.0), net, federation, TWICE, engine=backend)
+        states, outcomes = record_rounds(
+            method(momentum=1.0), net, federation, TWICE, engine=backend
+        )
         runner = make(as_engine(backend), net, CPU)
         for t, cohort in enumerate(TWICE):
             before, after = (
@@ -134,7 +143,7 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
             assert_close(outcomes[t].after.loss, after.loss, atol=1e-4)
         mixed, fedavg = (
             states[1],
-            trajectory(FedAvg(), net, federation, TWICE[:1], engine=backend)[1],
+            record_states(FedAvg(), net, federation, TWICE[:1], engine=backend)[1],
         )
         held = {
             "server": mixed.server["model"],
@@ -152,7 +161,7 @@ def test_statistics_are_inherited_like_weights(backend, federation):
     net, states = tiny(norm=True).told(rounds=8), played(backend, norm=True)
     part = participate(method(), net, federation, states[1], TWICE[1], engine=backend)
     old, new, local = (
-        row(s["norm.running_mean"], place)
+        client_row(s["norm.running_mean"], place)
         for s, place in (
             (states[1].client_buffers["q"], 2),
             (states[2].client_buffers["q"], 2),

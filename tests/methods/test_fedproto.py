@@ -20,10 +20,10 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    client_row,
     participate,
-    rounds,
-    row,
-    trajectory,
+    record_rounds,
+    record_states,
 )
 
 EVERYONE = list(range(10))
@@ -32,7 +32,7 @@ EVERYONE = list(range(10))
 @pytest.fixture(scope="module")
 def second(net, federation):
     """The state after two rounds."""
-    return trajectory(FedProto(), net, federation, COHORTS[:2])[-1]
+    return record_states(FedProto(), net, federation, COHORTS[:2])[-1]
 
 
 @pytest.mark.parametrize("weights", ["uniform", "counts"])
@@ -66,7 +66,7 @@ def test_the_pull_is_zero_at_the_prototype_and_never_reaches_the_head(
     backend, net, federation, second
 ):
     params, x = (
-        row(second.clients["model"], 0),
+        client_row(second.clients["model"], 0),
         federation.normalize(federation.x[federation.train[0][:1]]),
     )
     logits, z = net.bind({"main": {}}).features(params, x)
@@ -90,9 +90,9 @@ def test_a_sample_is_of_the_class_whose_prototype_is_nearest(net, federation, se
     """Of those that there are: class 1 has none, and its place in `mean` is nearest to all."""
     seen = torch.tensor([True, False, True, True, True])
     x = federation.normalize(federation.x[federation.train[4]])
-    z = net.bind({"main": {}}).features(row(second.clients["model"], 4), x)[1]
+    z = net.bind({"main": {}}).features(client_row(second.clients["model"], 4), x)[1]
     mean = torch.where(seen[:, None], second.server["mean"], z.mean(0))
-    params = {"model": row(second.clients["model"], 4), "mean": mean, "seen": seen}
+    params = {"model": client_row(second.clients["model"], 4), "mean": mean, "seen": seen}
     logits = FedProto().predict(net.bind({"main": {}}), params, Batch(x, None))
     far = (z[:, None] - mean).square().sum(2).masked_fill(~seen, torch.inf)
     assert logits.argmax(1).tolist() == far.argmin(1).tolist()
@@ -103,7 +103,7 @@ def test_a_sample_is_of_the_class_whose_prototype_is_nearest(net, federation, se
 def test_before_the_first_round_and_fine_tuned_it_predicts(backend, net, federation):
     runner, tuning = make(as_engine(backend), net, CPU), FineTuning(LOCAL, Draws(0, "finetune", 1))
     for method in (FedProto(), FedProto(judge="nearest_own")):
-        states = trajectory(method, net, federation, COHORTS[:1])
+        states = record_states(method, net, federation, COHORTS[:1])
         head = runner.evaluate(EvalCall(FedProto(judge="head"), federation, states[0], EVERYONE))
         assert_same(
             runner.evaluate(EvalCall(method, federation, states[0], EVERYONE)).correct, head.correct
@@ -118,7 +118,7 @@ def test_before_the_first_round_and_fine_tuned_it_predicts(backend, net, federat
 @pytest.mark.parametrize(("weights", "more"), [("uniform", 0), ("counts", 1)])
 def test_what_travels(weights, more, backend, net, federation):
     """The last client has one sample, and makes no step."""
-    states, outcomes = rounds(FedProto(weights=weights), net, federation, engine=backend)
+    states, outcomes = record_rounds(FedProto(weights=weights), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         classes = [len(federation.y[federation.train[i]].unique()) for i in cohort if i != 9]
         assert outcomes[t].traffic.values_up >= (12 + more) * (

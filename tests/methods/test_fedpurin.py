@@ -26,14 +26,14 @@ from tests.conftest import (
     Tiny,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
     keep_quick,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = [[0, 1, 2, 3]]
@@ -49,13 +49,15 @@ kinds = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def equal():
     """Four clients of one size, whose plain mean is the mean by samples."""
-    return federate((40,) * 4, (8,) * 4)
+    return make_federation((40,) * 4, (8,) * 4)
 
 
 @pytest.fixture(scope="module")
 def played(net, federation):
     """Three rounds, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_states(method, net, federation, engine=backend)
+    )
 
 
 def same_on(backend):
@@ -66,7 +68,7 @@ def parts(method, net, federation, t=0, backend="loop", cohort=EVERYONE[0], **kw
     """The state before a round, what the cohort brings back from it, the new server and what
     clients keep.
     """
-    state = trajectory(method, net, federation, [cohort] * t, engine=backend, **kwargs)[-1]
+    state = record_states(method, net, federation, [cohort] * t, engine=backend, **kwargs)[-1]
     part = participate(method, net, federation, state, cohort, engine=backend, **kwargs)
     sizes = federation.train_sizes[cohort].double()
     weight = (sizes / sizes.sum()).float()
@@ -125,7 +127,7 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
     part = participate(
         method, net, federation, make_initial_state(method, net, 10, CPU), [2], local=local
     )
-    end = row(part.clients["model"], 0)
+    end = client_row(part.clients["model"], 0)
 
     class Watching(FedAvg):
         """Notes the parameters before the last step, and the last batch."""
@@ -198,7 +200,7 @@ def test_the_last_gradient_and_the_change_choose_differently(net, federation):
 def test_masks_have_their_share_in_every_tensor_and_are_made_anew_every_round(
     method, backend, net, equal
 ):
-    states = trajectory(method, net, equal, EVERYONE * 3, engine=backend)
+    states = record_states(method, net, equal, EVERYONE * 3, engine=backend)
     for state in states[1:]:
         for name, leaf in state.clients["mask"].items():
             assert leaf.flatten(1).sum(1).tolist() == [net.params[name].numel() // 2] * 4
@@ -216,7 +218,9 @@ def test_a_client_without_a_step_keeps_everything(backend, played, net, federati
         state = played(method, backend)[2]
         part = participate(method, net, federation, state, [9], engine=backend)
         assert tree.ravel(part.clients["mask"]).all()
-        assert_same(row(part.clients["model"], 0), begins(method, state.server, state.client(9)))
+        assert_same(
+            client_row(part.clients["model"], 0), begins(method, state.server, state.client(9))
+        )
 
 
 # Overlaps and collaborators
@@ -289,19 +293,19 @@ def test_with_tau_one_it_is_fedbn(score, beta, backend, equal):
     """Everybody overlaps wholly, so that rounds after beta are no exception."""
     net, method = tiny(norm=True), FedPURIN(tau=1.0, cutoff=-1.0, score=score, beta=beta)
     own, fedbn = (
-        trajectory(m, net, equal, EVERYONE * 3, engine=backend) for m in (method, FedBN())
+        record_states(m, net, equal, EVERYONE * 3, engine=backend) for m in (method, FedBN())
     )
     same = same_on(backend)
     for t, (ours, theirs) in enumerate(zip(own, fedbn, strict=True)):
         same(ours.server["model"], theirs.server)
         same(ours.client_buffers, theirs.client_buffers)
         for client in range(4):
-            start = begins(method, ours.server, row(ours.clients, client))
+            start = begins(method, ours.server, client_row(ours.clients, client))
             assert list(start) == list(net.params)
             same(
                 start,
                 {
-                    name: {**theirs.server, **row(theirs.clients["own"], client)}[name]
+                    name: {**theirs.server, **client_row(theirs.clients["own"], client)}[name]
                     for name in start
                 },
             )
@@ -334,19 +338,22 @@ def test_the_default_cutoff_breaks_the_equality(equal):
     ids=["fedcac", "fedpurin"],
 )
 def test_a_federation_of_one_client_is_local_training(method, backend):
-    federation, net = federate((65,), (8,)), tiny(norm=True)
+    federation, net = make_federation((65,), (8,)), tiny(norm=True)
     own, alone = (
-        trajectory(m, net, federation, [[0]] * 3, engine=backend) for m in (method, LocalOnly())
+        record_states(m, net, federation, [[0]] * 3, engine=backend) for m in (method, LocalOnly())
     )
     same = same_on(backend)
     for ours, theirs in zip(own, alone, strict=True):
-        same(method.personal(ours.server, row(ours.clients, 0)), row(theirs.clients["model"], 0))
+        same(
+            method.personal(ours.server, client_row(ours.clients, 0)),
+            client_row(theirs.clients["model"], 0),
+        )
         same(ours.client_buffers, theirs.client_buffers)
 
 
 def test_a_cohort_of_one_begins_anew_from_what_is_critical(backend, net, federation):
     method = FedPURIN(judge="dense")
-    state = trajectory(method, net, federation, [[2]], engine=backend)[-1]
+    state = record_states(method, net, federation, [[2]], engine=backend)[-1]
     client = state.client(2)
     padded = tree.map(
         lambda leaf, own: torch.where(own, leaf, 0.0), client["model"], client["mask"]
@@ -368,9 +375,9 @@ def test_identical_clients_agree(method, net, federation):
         server, replied = method.aggregate(
             before, clients, None, uploads, torch.full((count,), 1 / count), None
         )
-        end = row(tree.unmask_received(uploads["model"]), 0)
+        end = client_row(tree.unmask_received(uploads["model"]), 0)
         for client in range(count):
-            assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)
+            assert_close(begins(method, server, client_row(replied, client)), end, atol=1e-7)
         assert replied["partners"].tolist() == [count - 1] * count
         assert (tree.ravel(end) == 0).any() == isinstance(method, FedPURIN)
 
@@ -392,8 +399,8 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
         alone = replied["partners"] == 0
         assert alone.all() if beta == 1 else (~alone).sum() > 2
         for k in range(len(cohort)):
-            start = begins(own, server, row(replied, k))
-            for name, mask in row(part.clients["mask"], k).items():
+            start = begins(own, server, client_row(replied, k))
+            for name, mask in client_row(part.clients["mask"], k).items():
                 assert (
                     torch.equal(start[name][mask], sent[name][k][mask]) == bool(alone[k])
                     or not mask.any()
@@ -417,7 +424,7 @@ def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(
     assert replied["partners"].tolist() == [len(own) - 1 for own in members]
     for i, own in enumerate(members):
         wanted = tree.map(lambda leaf, own=own: leaf[own].double().mean(0).float(), sent)
-        assert_close(row(replied["own"], i), wanted, atol=1e-7)
+        assert_close(client_row(replied["own"], i), wanted, atol=1e-7)
     sizes = federation.train_sizes[cohort].double()
     wanted = tree.map(
         lambda leaf: torch.einsum("k,k...->...", sizes / sizes.sum(), leaf.double()).float(), sent
@@ -448,7 +455,7 @@ def test_fedcac_averages_whole_models(backend, equal):
 
 
 def test_zeros_can_come_back(net, equal):
-    states = trajectory(FedPURIN(), net, equal, EVERYONE * 3)
+    states = record_states(FedPURIN(), net, equal, EVERYONE * 3)
     zero = [tree.ravel(state.server["model"]) == 0 for state in states[1:]]
     assert (zero[0] & ~zero[1]).any()
 
@@ -458,7 +465,7 @@ def test_zeros_can_come_back(net, equal):
 
 def test_the_model_judged_is_what_was_trained_or_what_is_critical_of_it(backend, net, federation):
     dense, sparse = (
-        rounds(FedPURIN(judge=judge), net, federation, engine=backend)
+        record_rounds(FedPURIN(judge=judge), net, federation, engine=backend)
         for judge in ("dense", "sparse")
     )
     for one, other in zip(dense[0], sparse[0], strict=True):
@@ -466,10 +473,10 @@ def test_the_model_judged_is_what_was_trained_or_what_is_critical_of_it(backend,
         assert_same({**one.clients, "model": {}}, {**other.clients, "model": {}})
     for client in COHORTS[2]:
         whole, part = (
-            FedPURIN().personal(s.server, row(s.clients, client))
+            FedPURIN().personal(s.server, client_row(s.clients, client))
             for s in (dense[0][-1], sparse[0][-1])
         )
-        mask = row(sparse[0][-1].clients["mask"], client)
+        mask = client_row(sparse[0][-1].clients["mask"], client)
         assert_same(part, tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), whole, mask))
         assert client == 9 or len(differing(whole, part)) == len(net.params)
     for one, other in zip(dense[1], sparse[1], strict=True):
@@ -479,8 +486,8 @@ def test_the_model_judged_is_what_was_trained_or_what_is_critical_of_it(backend,
 
 def test_sparse_judging_leaves_normalisation_alone(backend, federation):
     net, method = tiny(norm=True), FedPURIN()
-    state = trajectory(method, net, federation, engine=backend)[-1]
-    model = row(state.clients["model"], 2)
+    state = record_states(method, net, federation, engine=backend)[-1]
+    model = client_row(state.clients["model"], 2)
     assert all((model[f"norm.{name}"] != 0).all() for name in ("weight", "bias"))
     assert all((model[name] == 0).any() for name in net.params if "norm" not in name)
 
@@ -493,7 +500,7 @@ def test_a_client_is_judged_by_its_model_before_aggregation(
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         model = method.personal(states[2].server, states[2].client(client))
-        assert_same(model, row(part.clients["model"], k))
+        assert_same(model, client_row(part.clients["model"], k))
     assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
     later = method.personal(states[3].server, states[3].client(2))  # who did not train in round 3
     assert_same(later, method.personal(states[2].server, states[2].client(2)))
@@ -510,7 +517,7 @@ def test_batch_normalisation_is_the_clients_own_or_shared(backend, federation):
     net = tiny(norm=True)
     norms = {"norm.weight", "norm.bias"}
     for method in (FedPURIN(), FedPURIN(include_norm=True, score="delta"), FedCAC()):
-        states = trajectory(method, net, federation, engine=backend)
+        states = record_states(method, net, federation, engine=backend)
         part = participate(method, net, federation, states[2], COHORTS[2], engine=backend)
         scored = set(states[-1].clients["mask"])
         assert scored == (set(net.params) - norms if method == FedPURIN() else set(net.params))
@@ -526,8 +533,8 @@ def test_batch_normalisation_is_the_clients_own_or_shared(backend, federation):
                 client["model"]["norm.weight"],
             )
             # Who trained in round 1 alone
-            assert_same({k: row(states[3].clients["model"], 3)[k] for k in norms}, {
-                k: row(states[1].clients["model"], 3)[k] for k in norms
+            assert_same({k: client_row(states[3].clients["model"], 3)[k] for k in norms}, {
+                k: client_row(states[1].clients["model"], 3)[k] for k in norms
             })  # fmt: skip
             weights = states[3].clients["model"]["norm.weight"]
             assert not torch.equal(weights[0], weights[1])
@@ -538,7 +545,7 @@ def test_batch_normalisation_is_the_clients_own_or_shared(backend, federation):
 
 def test_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net, equal):
     method, size, half = FedPURIN(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
-    states, outcomes = rounds(method, net, equal, EVERYONE * 4, engine=backend)
+    states, outcomes = record_rounds(method, net, equal, EVERYONE * 4, engine=backend)
     for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
         assert outcome.traffic.values_up == 4 * half
         assert outcome.traffic.bits_up == 4 * (32 * half + size)
@@ -560,7 +567,7 @@ def test_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net, eq
 
 def test_fedcac_sends_everything_and_a_bit_for_each_entry(backend, net, equal):
     method, size, half = FedCAC(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
-    states, outcomes = rounds(method, net, equal, EVERYONE * 4, engine=backend)
+    states, outcomes = record_rounds(method, net, equal, EVERYONE * 4, engine=backend)
     for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
         assert outcome.traffic.values_up == 4 * size
         assert outcome.traffic.bits_up == 4 * 33 * size
@@ -617,7 +624,7 @@ def counts():
     )
 
     def play(method):
-        for outcome in rounds(method, net, federation, [[0, 1, 2]] * 3, local=local)[1]:
+        for outcome in record_rounds(method, net, federation, [[0, 1, 2]] * 3, local=local)[1]:
             yield (
                 outcome.traffic.values_up / 3,
                 outcome.traffic.bits_up / 3 - 32 * outcome.traffic.values_up / 3,

@@ -20,11 +20,11 @@ from tests.conftest import (
     PLAIN,
     assert_close,
     assert_same,
-    federate,
-    given,
+    client_row,
+    make_federation,
     participate,
-    row,
-    trajectory,
+    record_states,
+    with_client_states,
 )
 
 
@@ -44,14 +44,16 @@ class WithoutPersonalHead(FedRoD):
 
 
 def test_the_generic_model_does_not_know_of_personal_heads(backend, net, federation):
-    both = trajectory(FedRoD(), net, federation, engine=backend)[-1]
-    alone = trajectory(WithoutPersonalHead(), net, federation, engine=backend)[-1]
+    both = record_states(FedRoD(), net, federation, engine=backend)[-1]
+    alone = record_states(WithoutPersonalHead(), net, federation, engine=backend)[-1]
     assert_same(both.server, alone.server)
     assert not torch.equal(
         both.client_states["q"]["classifier.weight"][2],
         alone.client_states["q"]["classifier.weight"][2],
     )
-    changed = given(both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.client_states["q"])})
+    changed = with_client_states(
+        both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.client_states["q"])}
+    )
     for name in ("loop", "batched"):
         one, other = (
             participate(FedRoD(), net, federation, s, COHORTS[0], engine=name)
@@ -134,17 +136,17 @@ def test_a_personal_head_changes_only_with_training_and_counts_from_then_on(
     backend, net, federation
 ):
     method = FedRoD()
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     initial = {name: net.params[name] for name in net.parts.head}
-    assert_same(row(states[2].clients["q"], 7), initial)  # not sampled yet
+    assert_same(client_row(states[2].clients["q"], 7), initial)  # not sampled yet
     judged = method.personal(states[2].server, states[2].client(7))
     assert not any(leaf.any() for leaf in judged["q"].values())
     assert_same(judged["w"], states[2].server)
-    assert_same(row(states[1].clients["q"], 0), row(states[2].clients["q"], 0))
+    assert_same(client_row(states[1].clients["q"], 0), client_row(states[2].clients["q"], 0))
     after = method.personal(states[3].server, states[3].client(7))
-    assert_same(after["q"], row(states[3].clients["q"], 7))
+    assert_same(after["q"], client_row(states[3].clients["q"], 7))
     assert not torch.equal(after["q"]["classifier.bias"], initial["classifier.bias"])
-    assert_same(row(states[3].clients["q"], 9), initial)  # sampled twice, without a batch
+    assert_same(client_row(states[3].clients["q"], 9), initial)  # sampled twice, without a batch
     assert not states[3].client(9)["trained"]
 
 
@@ -164,8 +166,8 @@ def test_the_personal_head_follows_its_own_loss_alone(net, federation):
 
 
 def test_fine_tuning_the_head_moves_both(net):
-    federation = federate()
-    state = trajectory(FedRoD(), net, federation)[-1]
+    federation = make_federation()
+    state = record_states(FedRoD(), net, federation)[-1]
     runner, tuning = make(LOOP, net, CPU), FineTuning(PLAIN, Draws(0, "finetune", 3), "head")
     before, after = (
         runner.evaluate(EvalCall(FedRoD(), federation, state, [2], t)) for t in (None, tuning)

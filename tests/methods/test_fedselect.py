@@ -21,14 +21,14 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    given,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 WEIGHTS = ("conv.weight", "fc.weight", "classifier.weight")
@@ -74,7 +74,7 @@ def with_masks(state, net, masks):
     """
     stacked = tree.stack(masks)
     own = {name: leaf + 0.1 for name, leaf in tree.repeat(net.params, len(masks)).items()}
-    return given(state, client={"own": own, "mask": stacked})
+    return with_client_states(state, client={"own": own, "mask": stacked})
 
 
 def random_mask(net, share, seed=0):
@@ -95,9 +95,9 @@ def test_with_alpha_zero_it_is_fedavg_with_equal_weights(backend, net, federatio
     """
     same = assert_same if backend == "loop" else assert_close
     own, fedavg = (
-        trajectory(m, net, federation, engine=backend) for m in (FedSelect(alpha=0.0), Uniform())
+        record_states(m, net, federation, engine=backend) for m in (FedSelect(alpha=0.0), Uniform())
     )
-    weighted = trajectory(FedAvg(), net, federation, engine=backend)
+    weighted = record_states(FedAvg(), net, federation, engine=backend)
     for ours, theirs in zip(own, fedavg, strict=True):
         same(ours.server, theirs.server)
         assert not tree.ravel(ours.clients["mask"]).any()
@@ -106,7 +106,7 @@ def test_with_alpha_zero_it_is_fedavg_with_equal_weights(backend, net, federatio
 
 
 def test_the_official_limit_selects_once_even_with_alpha_zero(net, federation):
-    states = trajectory(FedSelect(alpha=0.0, strict=False), net, federation, OFTEN[:3])
+    states = record_states(FedSelect(alpha=0.0, strict=False), net, federation, OFTEN[:3])
     first, last = (states[t].clients["mask"]["fc.weight"][0] for t in (1, 3))
     assert int(first.sum()) == 432 - round(0.75 * 432)
     assert torch.equal(first, last)
@@ -127,18 +127,18 @@ def test_a_share_of_exactly_alpha_is_where_the_limits_differ(net, federation):
     counts = {}
     for strict in (True, False):
         method = FedSelect(p=0.5, alpha=0.5, strict=strict)
-        state = trajectory(method, net, federation, OFTEN[:3])[-1]
+        state = record_states(method, net, federation, OFTEN[:3])[-1]
         counts[strict] = [float(state.clients["mask"][name][0].double().mean()) for name in WEIGHTS]
     assert counts[True] == [0.5] * 3
     assert counts[False] == [27 / 36, 324 / 432, 45 / 60]
 
 
 def test_p_zero_never_selects_and_p_one_selects_everything(backend, net, federation):
-    never = trajectory(FedSelect(p=0.0), net, federation, OFTEN[:3], engine=backend)[-1]
-    at_once = trajectory(FedSelect(p=1.0), net, federation, OFTEN[:3], engine=backend)[-1]
+    never = record_states(FedSelect(p=0.0), net, federation, OFTEN[:3], engine=backend)[-1]
+    at_once = record_states(FedSelect(p=1.0), net, federation, OFTEN[:3], engine=backend)[-1]
     assert not tree.ravel(never.clients["mask"]).any()
     for client in range(4):
-        assert tree.ravel(row(at_once.clients["mask"], client)).all()
+        assert tree.ravel(client_row(at_once.clients["mask"], client)).all()
 
 
 # Masks
@@ -150,7 +150,7 @@ def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
     """1 - (1 - p)^n, up to the rounding of each step to whole entries; with `clamp` never beyond
     alpha.
     """
-    states = trajectory(
+    states = record_states(
         FedSelect(alpha=0.8, scope=scope, clamp=clamp), net, federation, [[0, 2]] * 8
     )
     size = 36 + 432 + 60
@@ -159,7 +159,7 @@ def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
     )
     for name, n in pieces.items():
         for client in (0, 2):
-            masks = [row(s.clients["mask"], client) for s in states]
+            masks = [client_row(s.clients["mask"], client) for s in states]
             counts = [
                 int((tree.ravel(mask) if scope == "all" else mask[name]).sum()) for mask in masks
             ]
@@ -185,25 +185,26 @@ def test_masks_only_grow_and_those_of_others_hold_still(
     delta, personalise, backend, net, federation
 ):
     method = FedSelect(delta=delta, every=1, personalise=personalise)
-    states = trajectory(method, net, federation, [*COHORTS, *COHORTS], engine=backend)
+    states = record_states(method, net, federation, [*COHORTS, *COHORTS], engine=backend)
     for old, new in itertools.pairwise(states):
         for name in WEIGHTS:
             assert (new.clients["mask"][name] >= old.clients["mask"][name]).all()
     assert set(states[0].clients["mask"]) == set(WEIGHTS)  # never a bias
-    assert not tree.ravel(row(states[2].clients["mask"], UNSEEN)).any()
-    assert share(row(states[-1].clients["mask"], 2)) > 0.25
+    assert not tree.ravel(client_row(states[2].clients["mask"], UNSEEN)).any()
+    assert share(client_row(states[-1].clients["mask"], 2)) > 0.25
 
 
 def test_the_entries_that_moved_most_are_selected(backend, net, federation):
     """As found by sorting, per tensor or over all."""
     for scope, personalise in (("tensor", "most"), ("tensor", "least"), ("all", "most")):
         method = FedSelect(scope=scope, personalise=personalise)
-        states = trajectory(method, net, federation, OFTEN[:2], engine=backend)
-        start, mask = (row(states[1].clients[part], 2) for part in ("own", "mask"))
-        server, new = states[1].server, row(states[2].clients["mask"], 2)
+        states = record_states(method, net, federation, OFTEN[:2], engine=backend)
+        start, mask = (client_row(states[1].clients[part], 2) for part in ("own", "mask"))
+        server, new = states[1].server, client_row(states[2].clients["mask"], 2)
         start = {name: torch.where(mask[name], start[name], server[name]) for name in WEIGHTS}
         moved = {
-            name: (row(states[2].clients["model"], 2)[name] - start[name]).abs() for name in WEIGHTS
+            name: (client_row(states[2].clients["model"], 2)[name] - start[name]).abs()
+            for name in WEIGHTS
         }
         pieces = [list(WEIGHTS)] if scope == "all" else [[name] for name in WEIGHTS]
         for names in pieces:
@@ -219,32 +220,32 @@ def test_the_entries_that_moved_most_are_selected(backend, net, federation):
 
 def test_of_ties_the_right_number_is_taken(backend, net, federation):
     """Client 9 has one sample and never moves: every distance is zero."""
-    state = trajectory(FedSelect(), net, federation, [[9]], engine=backend)[-1]
+    state = record_states(FedSelect(), net, federation, [[9]], engine=backend)[-1]
     for name in WEIGHTS:
-        mask = row(state.clients["mask"], 9)[name].flatten()
+        mask = client_row(state.clients["mask"], 9)[name].flatten()
         count = len(mask) - round(0.75 * len(mask))
         assert torch.equal(mask, torch.arange(len(mask)) < count)
 
 
 def test_random_choices_are_drawn_anew_and_repeat(net, federation):
     states, again = (
-        trajectory(FedSelect(personalise="random"), net, federation, OFTEN[:2]) for _ in range(2)
+        record_states(FedSelect(personalise="random"), net, federation, OFTEN[:2]) for _ in range(2)
     )
     assert_same(states[-1].clients, again[-1].clients)
-    masks = [row(states[1].clients["mask"], client)["fc.weight"] for client in (0, 1)]
+    masks = [client_row(states[1].clients["mask"], client)["fc.weight"] for client in (0, 1)]
     assert not torch.equal(*masks)
-    most = trajectory(FedSelect(), net, federation, OFTEN[:2])[1]
-    assert int(masks[0].sum()) == int(row(most.clients["mask"], 0)["fc.weight"].sum())
+    most = record_states(FedSelect(), net, federation, OFTEN[:2])[1]
+    assert int(masks[0].sum()) == int(client_row(most.clients["mask"], 0)["fc.weight"].sum())
 
 
 def test_windows_count_participations_and_measure_from_their_beginning(backend, net, federation):
     """Selection follows the 3rd and 5th participation, by what moved since the first model and
     since the 3rd.
     """
-    states = trajectory(
+    states = record_states(
         FedSelect(delta="window", every=2), net, federation, [[0, 1, 2]] * 5, engine=backend
     )
-    shares = [share(row(state.clients["mask"], 0)) for state in states]
+    shares = [share(client_row(state.clients["mask"], 0)) for state in states]
     assert shares[:3] == [0, 0, 0]
     assert shares[3] == shares[4] == pytest.approx(0.25, abs=0.01)
     assert shares[5] == pytest.approx(0.4375, abs=0.01)
@@ -262,7 +263,7 @@ def test_windows_count_participations_and_measure_from_their_beginning(backend, 
 @pytest.mark.parametrize("delta", ["round", "window"])
 def test_a_whole_layer_is_personal_from_the_first_round_on(layer, name, delta, net, federation):
     own = {1: "fc", -1: "classifier", 0: "conv"}[layer]
-    state = trajectory(
+    state = record_states(
         FedSelect(personalise=layer, delta=delta, every=1), net, federation, OFTEN[:3]
     )[-1]
     assert set(state.clients["mask"]) == {f"{own}.weight", f"{own}.bias"}
@@ -343,7 +344,7 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
         [random_mask(net, 0.4, client) for client in EVERYONE],
     )
     part = participate(method, net, federation, state, [2], local=local)
-    mask, client = row(state.clients["mask"], 2), state.client(2)
+    mask, client = client_row(state.clients["mask"], 2), state.client(2)
 
     @dataclass(frozen=True)
     class Pass(FedAvg):
@@ -356,15 +357,17 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
     params = method._begin(state.server, client)
     for one, speed in ((Pass("personal"), slow), (Pass(), local)):
         at = dataclasses.replace(make_initial_state(one, net, 10, CPU), server=params)
-        params = row(participate(one, net, federation, at, [2], local=speed).uploads, 0)
-    assert_same(row(part.uploads["model"].values, 0), params)
+        params = client_row(participate(one, net, federation, at, [2], local=speed).uploads, 0)
+    assert_same(client_row(part.uploads["model"].values, 0), params)
 
 
 def test_all_personal_is_local_training_without_communication(backend, net, federation):
     everything = tree.full_like(net.params, True)
     method = FedSelect()
     state = with_masks(make_initial_state(method, net, 10, CPU), net, [everything] * 10)
-    alone = given(make_initial_state(Alone(), net, 10, CPU), client={"model": state.clients["own"]})
+    alone = with_client_states(
+        make_initial_state(Alone(), net, 10, CPU), client={"model": state.clients["own"]}
+    )
     own, other = (
         participate(m, net, federation, s, EVERYONE, engine=backend)
         for m, s in ((method, state), (Alone(), alone))
@@ -389,7 +392,7 @@ def test_entries_without_anybody_keep_their_value_and_personal_ones_are_never_re
     """With the masks that held during the round: what has just become personal starts from the
     mean.
     """
-    states = trajectory(FedSelect(p=0.4, alpha=0.8), net, federation, OFTEN[:4], engine=backend)
+    states = record_states(FedSelect(p=0.4, alpha=0.8), net, federation, OFTEN[:4], engine=backend)
     for old, new in itertools.pairwise(states[1:]):
         for name in WEIGHTS:
             was, now = (s.clients["mask"][name][:4] for s in (old, new))
@@ -422,7 +425,7 @@ def test_the_mean_is_over_those_who_share_an_entry(net):
 
 
 def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
-    federation = federate((40, 33), (8, 8))
+    federation = make_federation((40, 33), (8, 8))
     mask = random_mask(net, 0.5)
     method = FedSelect(p=0.0)
     state = with_masks(make_initial_state(method, net, 2, CPU), net, [mask, tree.invert(mask)])
@@ -432,11 +435,12 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     )
     for client in (0, 1):
         assert_same(
-            method._begin(server, row(kept, client)), row(part.uploads["model"].values, client)
+            method._begin(server, client_row(kept, client)),
+            client_row(part.uploads["model"].values, client),
         )
-    assert len(differing(row(part.clients["model"], 0), row(part.clients["model"], 1))) == len(
-        net.params
-    )
+    assert len(
+        differing(client_row(part.clients["model"], 0), client_row(part.clients["model"], 1))
+    ) == len(net.params)
 
 
 # Who is judged by what
@@ -444,11 +448,11 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
 
 def test_a_client_is_judged_by_its_model_before_aggregation(backend, net, federation):
     method = FedSelect()
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         model = method.personal(states[2].server, states[2].client(client))
-        assert_same(model, row(part.uploads["model"].values, k))
+        assert_same(model, client_row(part.uploads["model"].values, k))
     assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
     later = method.personal(states[3].server, states[3].client(2))  # who did not train in round 3
     assert_same(later, method.personal(states[2].server, states[2].client(2)))
@@ -456,7 +460,7 @@ def test_a_client_is_judged_by_its_model_before_aggregation(backend, net, federa
 
 def test_who_returns_takes_the_latest_shared_entries(net, federation):
     method = FedSelect()
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    state = record_states(method, net, federation, COHORTS[:2])[-1]
     for client in (0, UNSEEN):
         kept = state.client(client)
         start = method._begin(state.server, kept)
@@ -468,7 +472,7 @@ def test_who_returns_takes_the_latest_shared_entries(net, federation):
 
 def test_batch_normalisation_keeps_its_statistics_and_shares_its_shift(backend, federation):
     net = tiny(norm=True)
-    states = trajectory(FedSelect(), net, federation, engine=backend)
+    states = record_states(FedSelect(), net, federation, engine=backend)
     assert states[-1].server_buffers == {}
     assert set(states[-1].clients["mask"]) == {*WEIGHTS, "norm.weight"}
     assert int(states[-1].clients["mask"]["norm.weight"][2].sum()) == 2  # 4, then 3 left: one each
@@ -489,7 +493,9 @@ def test_batch_normalisation_keeps_its_statistics_and_shares_its_shift(backend, 
 
 def test_shared_entries_travel_and_a_mask_when_it_is_another(backend, net, federation):
     size, weights = tree.size(net.params), 36 + 432 + 60
-    _, outcomes = rounds(FedSelect(p=0.5, alpha=0.5), net, federation, OFTEN[:3], engine=backend)
+    _, outcomes = record_rounds(
+        FedSelect(p=0.5, alpha=0.5), net, federation, OFTEN[:3], engine=backend
+    )
     personal = weights // 2
     assert [o.traffic.values_down // 4 for o in outcomes] == [
         size,

@@ -21,12 +21,12 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    client_row,
     differing,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -43,14 +43,14 @@ class Highest(FlexFL):
 def test_with_equal_shares_and_without_distillation_it_is_heterofl(backend, federation):
     net = tiny(norm=True)
     method = Highest(levels=(0.3, 1.0), devices=(1, 1), gamma=0.0)
-    first = trajectory(method, net, federation, [])[0]
+    first = record_states(method, net, federation, [])[0]
     kept = first.server["levels"][0]
     share = (int(kept[:4].sum()) / 4, int(kept[4:16].sum()) / 12)
     width = next(
         w / 100 for w in range(1, 101) if (int(w * 4 / 100) / 4, int(w * 12 / 100) / 12) == share
     )
     plain = HeteroFL(widths=(width, 1.0), rounding="floor", weighting="samples", masked=False)
-    own, other = (rounds(m, net, federation, engine=backend) for m in (method, plain))
+    own, other = (record_rounds(m, net, federation, engine=backend) for m in (method, plain))
     for ours, theirs in zip(own[0], other[0], strict=True):
         assert_same(ours.server["model"], theirs.server["model"])
         assert_same(
@@ -59,7 +59,7 @@ def test_with_equal_shares_and_without_distillation_it_is_heterofl(backend, fede
         )
         for client in EVERYONE:
             one, two = (
-                m.personal(s.server, row(s.clients, client))
+                m.personal(s.server, client_row(s.clients, client))
                 for m, s in ((method, ours), (plain, theirs))
             )
             assert_same(one, two)
@@ -184,7 +184,7 @@ def test_layers_of_a_residual_stream_are_a_group():
 
 def test_a_level_of_a_trained_network_is_a_slice_of_it(backend, net, federation):
     method = FlexFL(devices=(0, 0, 1))
-    states, outcomes = rounds(method, net, federation, engine=backend)
+    states, outcomes = record_rounds(method, net, federation, engine=backend)
     server = states[-1].server
     masks = [neurons.entry_masks(server["plan"], level, net.params) for level in server["levels"]]
     for client in COHORTS[-1]:
@@ -235,7 +235,7 @@ def test_levels_are_drawn_for_each_client_and_round(net):
 
 
 def test_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
-    states, outcomes = rounds(FlexFL(), net, federation, engine=backend)
+    states, outcomes = record_rounds(FlexFL(), net, federation, engine=backend)
     size = [round(share * tree.size(net.params)) for share in shares(net)[0]]
     cut = 0
     for t, (cohort, outcome, state) in enumerate(
@@ -261,7 +261,7 @@ def test_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
 
 
 def test_a_client_that_never_trained_has_what_its_device_can_hold(net, federation):
-    state = trajectory(FlexFL(), net, federation, [[9]])[-1]
+    state = record_states(FlexFL(), net, federation, [[9]])[-1]
     for client in (0, 5, 8):
         own = FlexFL().personal(state.server, state.client(client))
         level = state.server["levels"][{0: 0, 5: 1, 8: 2}[client]]
@@ -272,7 +272,7 @@ def test_a_client_that_never_trained_has_what_its_device_can_hold(net, federatio
 def test_entries_beyond_the_level_hold_still(backend, federation):
     net = tiny(norm=True)
     method = FlexFL(devices=(1, 0, 0), gamma=0.0)
-    last = trajectory(method, net, federation, engine=backend)[-1]
+    last = record_states(method, net, federation, engine=backend)[-1]
     masks = neurons.entry_masks(last.server["plan"], last.server["levels"][0], net.params)
     for name, mask in masks.items():
         assert torch.equal(last.server["model"][name][~mask], net.params[name][~mask])
@@ -363,6 +363,6 @@ def test_distillation_moves_what_is_above_the_lowest_level(backend, net, federat
         for m in (Highest(), Highest(gamma=0.0))
     )
     for client in range(9):  # the tenth takes no step
-        a, b = row(with_.values, client), row(without.values, client)
+        a, b = client_row(with_.values, client), client_row(without.values, client)
         close = all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
         assert close == (client < 4)

@@ -30,12 +30,12 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    given,
+    client_row,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 NAME = "classifier.weight"
@@ -223,7 +223,7 @@ def test_fewer_clients_than_endpoints():
 
 def test_the_projection_changes_centres_alone(backend, net, federation):
     method = Floco(endpoints=3, tau=1)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     before, after = states[1], states[2]
     assert not before.clients["projected"].any()
     assert after.clients["projected"].all()
@@ -246,7 +246,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
         TrainCall(
             method,
             federation,
-            given(before, client=client),
+            with_client_states(before, client=client),
             COHORTS[1],
             LOCAL,
             Draws(0, "train", 2),
@@ -260,21 +260,25 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
 def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend, federation):
     """Of FLOCO+ clients that only took part in the gathering, not in the round after it."""
     method = FlocoPlus(endpoints=3, tau=1, pers_epochs=1)
-    before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
+    before, after = record_states(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[
+        1:
+    ]
     for client in set(EVERYONE) - set(COHORTS[1]):
         old, new = before.client(client), after.client(client)
         for part in ("v", "participated", "trained"):
             assert_same({part: old[part]}, {part: new[part]})
         assert bool(new["projected"])
         assert not torch.equal(old["beta"], new["beta"])
-        assert_same(row(before.client_buffers, client), row(after.client_buffers, client))
+        assert_same(
+            client_row(before.client_buffers, client), client_row(after.client_buffers, client)
+        )
 
 
 def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_their_own(
     net, federation
 ):
     method = Floco(endpoints=3, tau=1)
-    states = trajectory(method, net, federation)
+    states = record_states(method, net, federation)
     model = method.personal(states[1].server, states[1].client(0))
     assert_close(model[NAME], states[1].server["endpoints"][NAME].mean(0), atol=1e-7)
     never = states[2].client(7)  # was not sampled yet, but took part in the projection
@@ -290,22 +294,22 @@ def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_
 
 
 def test_the_private_copy_does_not_change_the_simplex(net, federation):
-    plain = trajectory(Floco(endpoints=3, tau=1), net, federation)[-1]
+    plain = record_states(Floco(endpoints=3, tau=1), net, federation)[-1]
     for epochs in (1, 3):
         method = FlocoPlus(endpoints=3, tau=1, pers_epochs=epochs)
-        plus = trajectory(method, net, federation)[-1]
+        plus = record_states(method, net, federation)[-1]
         assert_same(plus.server, plain.server)
         assert_same(plus.clients["beta"], plain.clients["beta"])
-        judged = method.personal(plus.server, row(plus.clients, 2))
+        judged = method.personal(plus.server, client_row(plus.clients, 2))
         assert_close(
-            judged, params_at(row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7
+            judged, params_at(client_row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7
         )
 
 
 def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(net, federation):
     for cold_start in ("initial", "global"):
         method = FlocoPlus(endpoints=3, cold_start=cold_start)
-        first, *_, last = trajectory(method, net, federation, COHORTS[:2])
+        first, *_, last = record_states(method, net, federation, COHORTS[:2])
         source = first.server if cold_start == "initial" else last.server
         never = last.client(7)
         assert_same(method.personal(last.server, never), params_at(source, never["beta"]))
@@ -337,7 +341,7 @@ def test_what_travels(net, federation):
     server, _ = Floco().init(big.params, big.parts)
     assert tree.size(server) == 873_408 + 51_200 + 10
     assert tree.size(server) == 924_618
-    outcomes = rounds(Floco(endpoints=3, tau=1), net, federation, COHORTS)[1]
+    outcomes = record_rounds(Floco(endpoints=3, tau=1), net, federation, COHORTS)[1]
     size = tree.size(net.params) + 2 * CLASSES * 12
     assert [o.traffic.values_up for o in outcomes] == [5 * size, 15 * size, 5 * size]
     assert [o.traffic.values_down for o in outcomes] == [

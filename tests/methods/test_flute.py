@@ -18,8 +18,8 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
+    record_states,
     tiny,
-    trajectory,
 )
 
 PLAIN = {"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0}
@@ -41,8 +41,8 @@ class HeadThenAll(FedPer):
 
 
 def test_without_regularisers_its_steps_are_a_head_phase_and_a_joint_one(backend, net, federation):
-    own = trajectory(FLUTE(**PLAIN), net, federation, engine=backend)[-1]
-    other = trajectory(HeadThenAll(), net, federation, engine=backend)[-1]
+    own = record_states(FLUTE(**PLAIN), net, federation, engine=backend)[-1]
+    other = record_states(HeadThenAll(), net, federation, engine=backend)[-1]
     assert_same(own.server, {name: other.server[name] for name in own.server})
     assert_same(own.clients["head"], other.clients["head"])
 
@@ -54,7 +54,7 @@ class HeadPhase(FLUTE):
 
 
 def test_the_head_phase_leaves_the_body_and_the_second_moves_it(backend, net, federation):
-    state = trajectory(FLUTE(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(FLUTE(), net, federation, COHORTS[:1], engine=backend)[-1]
     first, both = (
         participate(m, net, federation, state, COHORTS[1], engine=backend).uploads
         for m in (HeadPhase(), FLUTE())
@@ -69,7 +69,7 @@ def test_the_head_phase_leaves_the_body_and_the_second_moves_it(backend, net, fe
 
 
 def test_as_published_the_body_never_moves(backend, net, federation):
-    state = trajectory(FLUTE(variant="as_published"), net, federation, engine=backend)[-1]
+    state = record_states(FLUTE(variant="as_published"), net, federation, engine=backend)[-1]
     assert_close(
         state.server, {name: net.params[name] for name in state.server}, atol=1e-7
     )  # a mean of equals
@@ -165,15 +165,17 @@ def test_present_classes_are_those_of_the_training_labels(backend, net, federati
 def test_the_features_of_padding_do_not_count(net, federation):
     """The third regulariser is a sum over the batch; the batched backend pads."""
     method = FLUTE(l1=0.0, l2=0.0, l3=0.05, server_lr=0.0, rep_epochs=2)
-    states = [trajectory(method, net, federation, engine=name)[-1] for name in ("loop", "batched")]
+    states = [
+        record_states(method, net, federation, engine=name)[-1] for name in ("loop", "batched")
+    ]
     assert_close(states[0], states[1], atol=2e-6, rtol=1e-4)
-    plain = trajectory(FLUTE(**PLAIN, rep_epochs=2), net, federation)[-1]
+    plain = record_states(FLUTE(**PLAIN, rep_epochs=2), net, federation)[-1]
     assert (states[0].server["fc.weight"] - plain.server["fc.weight"]).abs().max() > 1e-3
 
 
 def test_each_regulariser_has_an_effect(net, federation):
     ends = [
-        trajectory(FLUTE(**{**PLAIN, **change}), net, federation)[-1].clients["head"][
+        record_states(FLUTE(**{**PLAIN, **change}), net, federation)[-1].clients["head"][
             "classifier.weight"
         ][2]
         for change in ({}, {"l1": 0.25}, {"l2": 0.0025}, {"l3": 0.0005}, {"server_lr": 0.5})

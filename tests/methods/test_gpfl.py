@@ -15,10 +15,10 @@ from tests.conftest import (
     COHORTS,
     assert_close,
     assert_same,
+    client_row,
     participate,
-    rounds,
-    row,
-    trajectory,
+    record_rounds,
+    record_states,
 )
 
 
@@ -59,8 +59,8 @@ class Bypass(GPFL):
 def test_past_the_valve_it_is_fedper(backend, federation):
     """Where features come out of a ReLU."""
     net = models.build("mlp", (1, 8, 8), CLASSES, 0)
-    own, outcomes = rounds(Bypass(), net, federation, engine=backend)
-    states, others = rounds(FedPer(), net, federation, engine=backend)
+    own, outcomes = record_rounds(Bypass(), net, federation, engine=backend)
+    states, others = record_rounds(FedPer(), net, federation, engine=backend)
     for state, per in zip(own, states, strict=True):
         assert_same(state.server["body"], per.server)
         assert_same(state.clients["head"], per.clients["head"])
@@ -88,7 +88,7 @@ def test_a_client_of_one_class_is_led_by_its_embedding_and_one_of_all_by_their_m
 
 
 def test_frequencies_are_of_all_samples(backend, net, federation):
-    state = trajectory(GPFL(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(GPFL(), net, federation, COHORTS[:1], engine=backend)[-1]
     for client in COHORTS[0]:
         labels = federation.y[federation.train[client]]
         wanted = torch.stack([(labels == c).float().mean() for c in range(CLASSES)])
@@ -156,17 +156,17 @@ def test_what_travels_and_what_is_drawn(net, federation):
     assert float(weight.abs().max()) <= 512**-0.5
     assert float(weight.std()) == pytest.approx(512**-0.5 / 3**0.5, rel=0.02)
     assert (weight - server["valve"]["beta"]["weight"]).abs().max() > 0.01
-    states, outcomes = rounds(GPFL(), net, federation, COHORTS[:1])
+    states, outcomes = record_rounds(GPFL(), net, federation, COHORTS[:1])
     size = 5 * tree.size(states[0].server)
     assert (outcomes[0].traffic.values_down, outcomes[0].traffic.values_up) == (size, size)
 
 
 def test_alone_a_clients_upload_comes_back_and_no_other_head_moves(backend, net, federation):
-    state = trajectory(GPFL(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(GPFL(), net, federation, COHORTS[:1], engine=backend)[-1]
     part = participate(GPFL(), net, federation, state, [2], engine=backend)
     server, _ = GPFL().aggregate(
         state.server, part.clients, None, part.uploads, torch.ones(1), None
     )
-    assert_close(server, row(part.uploads, 0))
-    after = trajectory(GPFL(), net, federation, COHORTS[:2], engine=backend)[-1]
-    assert_same(row(after.clients["head"], 3), row(state.clients["head"], 3))
+    assert_close(server, client_row(part.uploads, 0))
+    after = record_states(GPFL(), net, federation, COHORTS[:2], engine=backend)[-1]
+    assert_same(client_row(after.clients["head"], 3), client_row(state.clients["head"], 3))

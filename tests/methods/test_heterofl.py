@@ -28,13 +28,13 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -58,7 +58,7 @@ class Equal(FedAvg):
 @cache
 def played(method, backend):
     """Three rounds, of the network with BatchNorm."""
-    return rounds(method, tiny(norm=True), federate(), engine=backend)
+    return record_rounds(method, tiny(norm=True), make_federation(), engine=backend)
 
 
 def share(value: float) -> torch.Tensor:
@@ -115,8 +115,8 @@ def test_weights_matter():
 def test_with_one_width_it_is_fedavg_on_the_small_network(backend, federation):
     net = tiny(norm=True)
     kept = first(net, 0.5)
-    own = trajectory(HeteroFL(widths=(0.5,), **PLAIN), net, federation, engine=backend)
-    small = trajectory(Equal(), dense(net, kept), federation, engine=backend)
+    own = record_states(HeteroFL(widths=(0.5,), **PLAIN), net, federation, engine=backend)
+    small = record_states(Equal(), dense(net, kept), federation, engine=backend)
     plan = own[0].server["plan"]
     outside = tree.invert(
         neurons.entry_masks(plan, neurons.prefix_neurons(plan, share(0.5)), net.params)
@@ -126,8 +126,10 @@ def test_with_one_width_it_is_fedavg_on_the_small_network(backend, federation):
         for name, others in outside.items():
             assert torch.equal(ours.server["model"][name][others], net.params[name][others])
         for client in (0, 2, 8):
-            buffers = cut(net, row(ours.client_buffers["main"], client), kept)
-            assert_close(buffers, row(theirs.client_buffers["main"], client), atol=2e-6, rtol=1e-5)
+            buffers = cut(net, client_row(ours.client_buffers["main"], client), kept)
+            assert_close(
+                buffers, client_row(theirs.client_buffers["main"], client), atol=2e-6, rtol=1e-5
+            )
     assert sum(int(mask.sum()) for mask in outside.values()) > 300
 
 
@@ -182,12 +184,14 @@ def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
         local=local,
     )
     for client in (0, 1):
-        trained = row(part.uploads["model"].values, client)
-        assert_close(cut(net, trained, kept), row(plain.uploads, client), atol=1e-4, rtol=1e-3)
+        trained = client_row(part.uploads["model"].values, client)
+        assert_close(
+            cut(net, trained, kept), client_row(plain.uploads, client), atol=1e-4, rtol=1e-3
+        )
         for name, own in mask.items():
             assert not trained[name][~own].any()
-        buffers = cut(net, row(part.buffers["main"], client), kept)
-        assert_close(buffers, row(plain.buffers["main"], client), atol=1e-4, rtol=1e-3)
+        buffers = cut(net, client_row(part.buffers["main"], client), kept)
+        assert_close(buffers, client_row(plain.buffers["main"], client), atol=1e-4, rtol=1e-3)
     assert_close(part.loss, plain.loss, atol=1e-5, rtol=1e-4)
     assert_close(part.after.loss, plain.after.loss, atol=1e-3, rtol=1e-3)
 
@@ -231,7 +235,7 @@ def test_all_neurons_train_evenly(net):
 def test_windows_start_as_prefixes_and_roll_with_the_rounds(backend, net, federation):
     rolling = FedRolex(widths=(0.5, 1.0), weighting="equal")
     prefix = HeteroFL(widths=(0.5, 1.0), rounding="floor")
-    own, other = (trajectory(m, net, federation, engine=backend) for m in (rolling, prefix))
+    own, other = (record_states(m, net, federation, engine=backend) for m in (rolling, prefix))
     assert_same(own[1].server["model"], other[1].server["model"])
     assert_same(own[1].clients["model"], other[1].clients["model"])
     assert differing(own[2].server["model"], other[2].server["model"])
@@ -256,7 +260,7 @@ def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
             return {**new, "rounds": server["rounds"]}, clients
 
     own, other = (
-        trajectory(m, net, federation, engine=backend)[-1]
+        record_states(m, net, federation, engine=backend)[-1]
         for m in (
             Still(widths=(0.3, 1.0)),
             HeteroFL(widths=(0.3, 1.0), rounding="floor", weighting="samples"),
@@ -282,7 +286,7 @@ def test_dynamic_widths_are_drawn_for_each_client_and_round(net):
 
 def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
     method = HeteroFL(dynamic=True, masked=False)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     for t, (old, new) in enumerate(itertools.pairwise(states), 1):
         for client in EVERYONE:
             width = old.clients["width"][client]
@@ -300,7 +304,7 @@ def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
 def test_means_are_over_exactly_those_who_hold_an_entry(backend, net, federation):
     method = HeteroFL(widths=(0.25, 0.5, 1.0), masked=False)
     cohort = [0, 3, 5, 8]  # widths 0.25, 0.25, 0.5, 1
-    old, new = trajectory(method, net, federation, [cohort], engine=backend)
+    old, new = record_states(method, net, federation, [cohort], engine=backend)
     assert old.clients["width"][cohort].tolist() == [0.25, 0.25, 0.5, 1.0]
     plan = old.server["plan"]
     for name, merged in new.server["model"].items():
@@ -321,7 +325,7 @@ def test_rows_of_a_class_are_averaged_over_those_who_have_it(kind, backend, net,
     present = set().union(*own.values())
     partly = [c for c in present if not all(c in labels for labels in own.values())]
     assert partly
-    old, new = trajectory(method, net, federation, [cohort], engine=backend)
+    old, new = record_states(method, net, federation, [cohort], engine=backend)
     uploads = (
         participate(method, net, federation, old, cohort, engine=backend).uploads["model"].values
     )
@@ -342,9 +346,9 @@ def test_rows_that_nobody_has_a_class_for_do_not_change(backend, net, federation
     absent = sorted(set(range(5)) - classes(federation, 3) - classes(federation, 9))
     assert absent
     masked, free = (
-        trajectory(HeteroFL(widths=(1.0,), masked=flag), net, federation, [cohort], engine=backend)[
-            -1
-        ].server["model"]
+        record_states(
+            HeteroFL(widths=(1.0,), masked=flag), net, federation, [cohort], engine=backend
+        )[-1].server["model"]
         for flag in (True, False)
     )
     for name in ("classifier.weight", "classifier.bias"):
@@ -396,7 +400,9 @@ def test_the_scaler_divides_what_convolutions_give_in_training_alone(norm, feder
 def test_under_batch_normalisation_the_scaler_is_a_smaller_eps(backend, federation):
     net = tiny(norm=True)
     scaled, plain = (
-        trajectory(HeteroFL(widths=(0.25, 0.5), scaler=flag), net, federation, engine=backend)[-1]
+        record_states(HeteroFL(widths=(0.25, 0.5), scaler=flag), net, federation, engine=backend)[
+            -1
+        ]
         for flag in (True, False)
     )
     assert_close(scaled.server["model"], plain.server["model"], atol=1e-3, rtol=1e-2)
@@ -432,7 +438,7 @@ def test_masked_logits_are_zero_in_the_loss_and_in_judging(net, federation):
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
 def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, net, federation):
     method = kind()
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     for client in EVERYONE:
         expected = [
             c in classes(federation, client) if client in COHORTS[0] else True for c in range(5)
@@ -470,14 +476,14 @@ def test_a_client_that_never_trained_has_its_part_of_the_initial_model(
     kind, backend, net, federation
 ):
     method = kind(widths=(0.25, 1.0), masked=False)
-    state = trajectory(method, net, federation, [[0, 6], [0, 9]], engine=backend)[-1]
+    state = record_states(method, net, federation, [[0, 6], [0, 9]], engine=backend)[-1]
     for client, width in ((3, 0.25), (8, 1.0)):
         own = method.personal(state.server, state.client(client))
         active = neurons.prefix_neurons(state.server["plan"], share(width))
         masks = neurons.entry_masks(state.server["plan"], active, net.params)
         assert_same(own, {name: leaf * masks[name] for name, leaf in net.params.items()})
     trained = method.personal(state.server, state.client(0))
-    assert_same(trained, row(state.clients["model"], 0))
+    assert_same(trained, client_row(state.clients["model"], 0))
 
 
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
@@ -499,7 +505,7 @@ def test_the_small_networks_values_travel(kind):
 
 def test_statistics_of_other_channels_stay_as_they_were(backend, federation):
     net = tiny(norm=True)
-    states = trajectory(FedRolex(widths=(0.5,)), net, federation, [[0], [0]], engine=backend)
+    states = record_states(FedRolex(widths=(0.5,)), net, federation, [[0], [0]], engine=backend)
     means = [state.client_buffers["main"]["norm.running_mean"][0] for state in states]
     assert torch.equal(means[0], torch.zeros(4))
     assert (means[1] != 0).tolist() == [True, True, False, False]

@@ -14,17 +14,19 @@ from tests.conftest import (
     CPU,
     assert_close,
     assert_same,
-    judged,
-    rounds,
+    find_eval_job,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 
 @pytest.fixture(scope="module")
 def played(net, federation):
     """Three rounds, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_states(method, net, federation, engine=backend)
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def test_clusters_that_are_given_train_apart(backend, played, net, federation):
     """Each as FedAvg alone, and a cluster for each client as Local-Only."""
     for parity in (0, 1):
         cohorts = [[i for i in cohort if i % 2 == parity] for cohort in COHORTS]
-        alone = trajectory(FedAvg(), net, federation, cohorts, engine=backend)
+        alone = record_states(FedAvg(), net, federation, cohorts, engine=backend)
         for ours, theirs in zip(played(Forced(), backend), alone, strict=True):
             assert_close(tree.take(ours.server["models"], parity), theirs.server)
     for ours, theirs in zip(
@@ -91,7 +93,7 @@ def test_a_model_without_a_finite_loss_is_nobodys(net, federation):
     for broken in (0, 1):
         state.server["models"]["fc.bias"][broken] = torch.nan
     assert_same(
-        judged(IFCA(clusters=3), net, federation, state, 0).params,
+        find_eval_job(IFCA(clusters=3), net, federation, state, 0).params,
         tree.take(state.server["models"], 2),
     )
 
@@ -99,7 +101,7 @@ def test_a_model_without_a_finite_loss_is_nobodys(net, federation):
 def test_a_model_is_judged_by_its_own_statistics(federation):
     """Of equal models that whose statistics fit is taken."""
     method, net = Equal(), tiny(norm=True)
-    trained = trajectory(Equal(clusters=1), net, federation, [[0, 2, 4]] * 3)[-1].server
+    trained = record_states(Equal(clusters=1), net, federation, [[0, 2, 4]] * 3)[-1].server
     for fits in (0, 1):
         state = make_initial_state(method, net, 10, CPU)
         state.server["models"].update(
@@ -107,12 +109,12 @@ def test_a_model_is_judged_by_its_own_statistics(federation):
         )
         wrong = state.server["statistics"]["norm.running_var"]
         wrong[1 - fits] = 1e6
-        job = judged(method, net, federation, state, 4)
+        job = find_eval_job(method, net, federation, state, 4)
         assert_same(job.buffers["main"], tree.take(state.server["statistics"], fits))
 
 
 @pytest.mark.parametrize(("layers", "down"), [(None, 2 * 549), (1, 549 + 65)])
 def test_all_models_travel_down_and_one_up(layers, down, net, federation):
-    outcome = rounds(IFCA(layers=layers), net, federation, COHORTS[:1])[1][0]
+    outcome = record_rounds(IFCA(layers=layers), net, federation, COHORTS[:1])[1][0]
     assert (outcome.traffic.values_down, outcome.traffic.values_up) == (5 * down, 5 * 549)
     assert outcome.traffic.bits_up == 5 * (32 * 549 + 2)

@@ -18,8 +18,8 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    holding,
-    trajectory,
+    hold_out_quarter,
+    record_states,
 )
 
 EVERYONE = list(range(10))
@@ -47,7 +47,7 @@ def laid_by(method, net, federation, client, state):
 
 
 def test_a_stored_sample_is_its_own_nearest_and_only_own_classes_are_told(net, federation):
-    method, state = KNNPer(k=1, lam=1.0), trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
+    method, state = KNNPer(k=1, lam=1.0), record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
     y = federation.y[federation.train[4]]
     told = method.predict(
         net.bind({"main": {}}),
@@ -109,7 +109,7 @@ def test_probabilities_and_logits_are_mixed_as_they_say():
 
 
 def test_as_many_samples_are_laid_by_as_there_is_room(net, federation):
-    state = trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
+    state = record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
     whole = laid_by(KNNPer(), net, federation, 0, state)["memory"].values
     for capacity, count in ((5, 5), (99, 40)):
         own = laid_by(KNNPer(capacity=capacity), net, federation, 0, state)["memory"].values
@@ -122,8 +122,8 @@ def test_as_many_samples_are_laid_by_as_there_is_room(net, federation):
 def test_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
     assert KNNPer(lam=None).validates
     assert not KNNPer().validates
-    held = holding(federation)
-    state = trajectory(FedAvg(), net, held, COHORTS[:1])[-1]
+    held = hold_out_quarter(federation)
+    state = record_states(FedAvg(), net, held, COHORTS[:1])[-1]
     assert float(laid_by(KNNPer(lam=None), net, held, 0, state)["lam"]) > 0
     assert (
         float(laid_by(KNNPer(lam=None), net, federation, 0, state)["lam"]) == 0
@@ -131,7 +131,7 @@ def test_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
 
 
 def test_fine_tuning_moves_the_head_alone(backend, net, federation):
-    method, state = KNNPer(), trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
+    method, state = KNNPer(), record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
     params = laid_by(method, net, federation, 0, state)
     (phase,) = method.finetuning(params, net.parts, 2)
     assert {name for name, moves in phase.mask["model"].items() if moves} == {*HEAD}

@@ -17,15 +17,15 @@ from tests.conftest import (
     Tiny,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    given,
-    judged,
+    find_eval_job,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 COHORTS = [[0, 1, 2], [0, 2]]
@@ -36,7 +36,7 @@ A, B = 2 * (9 + 36), 2 * (4 + 12)  # entries, of rank 2 in conv and fc
 
 @pytest.fixture(scope="module")
 def three():
-    return federate((40, 33, 65), (10, 8, 16))
+    return make_federation((40, 33, 65), (10, 8, 16))
 
 
 def of(params, *endings):
@@ -64,7 +64,7 @@ def test_what_travels(three):
         "sdflora": (SDFLoRA(0.5), [((A + B) // 2, (A + B) // 2)] * 2),
     }
     for name, (method, wanted) in sent.items():
-        outcomes = rounds(method, tiny(pairs=method.pairs), three, [[0, 1], [0, 1]])[1]
+        outcomes = record_rounds(method, tiny(pairs=method.pairs), three, [[0, 1], [0, 1]])[1]
         found = [
             (outcome.traffic.values_down / 2, outcome.traffic.values_up / 2) for outcome in outcomes
         ]
@@ -94,10 +94,10 @@ def test_the_average_of_adapted_weights_is_exact_where_a_is_fixed_alone(three):
     for method, exact in ((FFALoRA(), True), (FedAvg(), False)):
         first = make_initial_state(method, net, 3, CPU)
         uploads = participate(method, net, three, first, [0, 1, 2]).uploads
-        after = judged(
-            method, net, three, trajectory(method, net, three, [[0, 1, 2]])[-1], 0
+        after = find_eval_job(
+            method, net, three, record_states(method, net, three, [[0, 1, 2]])[-1], 0
         ).params
-        sent = [products({**net.params, **row(uploads, client)}) for client in range(3)]
+        sent = [products({**net.params, **client_row(uploads, client)}) for client in range(3)]
         wanted = {
             name: sum(share * own[name] for share, own in zip(weight, sent, strict=True))
             for name in sent[0]
@@ -113,11 +113,11 @@ def test_the_average_of_adapted_weights_is_exact_where_a_is_fixed_alone(three):
 def test_what_is_fixed_never_moves(head, backend, three):
     net, method = tiny(pairs=1), FFALoRA(head)
     local = dataclasses.replace(LOCAL, weight_decay=0.1)
-    last = judged(
+    last = find_eval_job(
         method,
         net,
         three,
-        trajectory(method, net, three, COHORTS, engine=backend, local=local)[-1],
+        record_states(method, net, three, COHORTS, engine=backend, local=local)[-1],
         1,
     ).params
     fixed = ("lora_A", "classifier.weight", "classifier.bias")[: 3 if head == "frozen" else 1]
@@ -137,7 +137,7 @@ def test_alpha_and_the_step_size_are_exchangeable(three):
             Net(module, sample=(1, 8, 8)),
             Local(epochs=2, batch_size=32, lr=lr, momentum=0.7),
         )
-        last = trajectory(FFALoRA("frozen"), net, three, COHORTS, local=local)[-1]
+        last = record_states(FFALoRA("frozen"), net, three, COHORTS, local=local)[-1]
         return products({**last.server["model"], **last.server["fixed"]}, alpha)
 
     assert_close(played(4.0, 0.05), played(8.0, 0.0125), atol=1e-6, rtol=1e-4)
@@ -169,48 +169,49 @@ def test_a_mixer_that_takes_the_own_pair_is_local_only_bit_for_bit(backend, thre
     monkeypatch.setattr(torch.Tensor, "softmax", forced(0))
     two, one = tiny(pairs=2), tiny(pairs=1)
     one.params = {name: two.params[name] for name in one.params}
-    ours = trajectory(FedALT(), two, three, COHORTS, engine=backend)[-1]
-    theirs = trajectory(LocalOnly(), one, three, COHORTS, engine=backend)[-1]
+    ours = record_states(FedALT(), two, three, COHORTS, engine=backend)[-1]
+    theirs = record_states(LocalOnly(), one, three, COHORTS, engine=backend)[-1]
     for client in range(3):
-        own = row(theirs.clients["model"], client)
-        assert_same({name: row(ours.clients["model"], client)[name] for name in own}, own)
+        own = client_row(theirs.clients["model"], client)
+        assert_same({name: client_row(ours.clients["model"], client)[name] for name in own}, own)
 
 
 def test_a_mixer_that_takes_the_others_leaves_the_own_pair_and_answers_as_they_do(
     three, monkeypatch
 ):
     net, method = tiny(pairs=2), FedALT()
-    state = trajectory(method, net, three, [[0, 1, 2]])[-1]
+    state = record_states(method, net, three, [[0, 1, 2]])[-1]
     monkeypatch.setattr(torch.Tensor, "softmax", forced(1))
     local = dataclasses.replace(LOCAL, weight_decay=0.0)
     part = participate(method, net, three, state, [1], local=local)
-    assert_same(row(part.uploads, 0), of(row(state.clients["model"], 1), *PAIR))
+    assert_same(client_row(part.uploads, 0), of(client_row(state.clients["model"], 1), *PAIR))
     single, x = tiny(pairs=1), torch.randn(4, 1, 8, 8)
-    mixture, others = judged(method, net, three, state, 1).params, rest(method, state, 1)
+    mixture, others = find_eval_job(method, net, three, state, 1).params, rest(method, state, 1)
     alone = single.bind({})({**mixture, **others}, x)
     assert_close({"": net.bind({})(mixture, x)}, {"": alone}, atol=1e-6)
 
 
 def test_the_rest_of_the_world_are_the_others_last_uploads():
     net, method = tiny(pairs=2).told(clients=2), FedALT()
-    two = federate((40, 33), (10, 8))
-    states = trajectory(method, net, two, [[0, 1], [1]])
+    two = make_federation((40, 33), (10, 8))
+    states = record_states(method, net, two, [[0, 1], [1]])
     for client in (0, 1):
         assert not any(leaf.any() for leaf in rest(method, states[0], client).values())
         for state in states[1:]:
             assert_same(
-                rest(method, state, client), of(row(state.clients["model"], 1 - client), *PAIR)
+                rest(method, state, client),
+                of(client_row(state.clients["model"], 1 - client), *PAIR),
             )
-    alone = federate((40,), (10,))
-    states, outcomes = rounds(method, net.told(clients=1), alone, [[0]] * 2)
+    alone = make_federation((40,), (10,))
+    states, outcomes = record_rounds(method, net.told(clients=1), alone, [[0]] * 2)
     assert not any(leaf.any() for leaf in rest(method, states[-1], 0).values())
     assert [outcome.traffic.values_down for outcome in outcomes] == [0, 0]
 
 
 def test_the_rest_of_the_world_is_the_mean_of_the_others_alone(three):
     net, method = tiny(pairs=2), FedALT()
-    state = trajectory(method, net, three, [[0, 2], [2, 1]])[-1]
-    models = [of(row(state.clients["model"], client), *PAIR) for client in range(3)]
+    state = record_states(method, net, three, [[0, 2], [2, 1]])[-1]
+    models = [of(client_row(state.clients["model"], client), *PAIR) for client in range(3)]
     wanted = tree.map(lambda one, other: (one + other) / 2, models[0], models[2])
     assert_close(rest(method, state, 1), wanted, atol=1e-7)
     mine = tree.map(lambda leaf: leaf + 1, state.client(1)["model"])
@@ -219,20 +220,20 @@ def test_the_rest_of_the_world_is_the_mean_of_the_others_alone(three):
     assert differing(
         rest(method, state, 0), tree.map(lambda one, other: (one + other) / 2, models[1], models[2])
     )
-    equal = given(state, {"model": tree.repeat(mine, 3)})
+    equal = with_client_states(state, {"model": tree.repeat(mine, 3)})
     assert_close(rest(method, equal, 1), of(mine, *PAIR), atol=0, rtol=1e-6)
 
 
 def test_identical_clients_have_one_pair_for_both():
     """Then any mixer leaves plain LoRA."""
-    one = federate((40,), (10,))
+    one = make_federation((40,), (10,))
     same = dataclasses.replace(one, train=one.train * 3, test=one.test * 3)
     net, method, x = tiny(pairs=2).told(clients=3), FedALT(), torch.randn(4, 1, 8, 8)
     single = tiny(pairs=1)
-    for state in trajectory(method, net, same, [[0, 1, 2]] * 2, local=PLAIN)[1:]:
-        own = row(state.clients["model"], 0)
+    for state in record_states(method, net, same, [[0, 1, 2]] * 2, local=PLAIN)[1:]:
+        own = client_row(state.clients["model"], 0)
         assert_close(rest(method, state, 0), of(own, *PAIR), atol=1e-6)
-        mixture = judged(method, net, same, state, 0).params
+        mixture = find_eval_job(method, net, same, state, 0).params
         assert_close({"": net.bind({})(mixture, x)}, {"": single.bind({})(own, x)}, atol=1e-5)
 
 
@@ -242,10 +243,10 @@ def test_who_draws_an_a_of_its_own_keeps_it(three):
     local = Local(epochs=1, batch_size=512, lr=1e-30)
     first, again = (
         of(s.clients["model"], "lora_A")
-        for s in trajectory(method, net, three, COHORTS, local=local)[1:]
+        for s in record_states(method, net, three, COHORTS, local=local)[1:]
     )
     assert_same(first, again)
-    drawn = [row(first, client) for client in range(3)]
+    drawn = [client_row(first, client) for client in range(3)]
     for one, other in ((0, 1), (1, 2), (2, 0)):
         assert len(differing(drawn[one], drawn[other])) == 2
     for name, leaf in drawn[0].items():
@@ -283,8 +284,8 @@ def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
 def test_only_its_module_of_a_client_leaves_it(three):
     """The private one is zero of who was never sampled, the shared one is everybody's."""
     net, method = tiny(pairs=1), SDFLoRA(0.5)
-    state = trajectory(method, net, three, [[0, 2]])[-1]
-    models = [judged(method, net, three, state, client).params for client in range(3)]
+    state = record_states(method, net, three, [[0, 2]])[-1]
+    models = [find_eval_job(method, net, three, state, client).params for client in range(3)]
     for model in models:
         assert_same(model["fc.lora_A"][:, :1], models[0]["fc.lora_A"][:, :1])
         assert_same(model["conv.lora_B"][:, :1], models[0]["conv.lora_B"][:, :1])

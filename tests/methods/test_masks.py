@@ -17,8 +17,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.load import read_started_run
 from fedpfl.report.run import MaskOverlap
-from tests.command import TINY, play, summary
-from tests.conftest import federate, rounds, tiny
+from tests.command import TINY, play_run, read_summary
+from tests.conftest import make_federation, record_rounds, tiny
 from tests.report.test_report import write_run
 
 COHORTS = [[0, 2, 3, 5], [0, 1, 5]]  # client 4 never takes part
@@ -48,7 +48,7 @@ def counted(own: dict[int, set[tuple[int, ...]]], entries: int) -> dict[str, Any
 )
 def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
     method = METHODS[name](**values)
-    state = rounds(method, tiny(norm=True), federate(), COHORTS)[0][-1]
+    state = record_rounds(method, tiny(norm=True), make_federation(), COHORTS)[0][-1]
     found = engine.compare_masks(method, state)
     assert found is not None
     assert found["clients"] == TOOK_PART
@@ -67,7 +67,7 @@ def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
 
 def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
     method = METHODS["fedselect"](p=0.5, alpha=0.4)
-    state = rounds(method, tiny(), federate(), [[0, 1, 2]])[0][-1]
+    state = record_rounds(method, tiny(), make_federation(), [[0, 1, 2]])[0][-1]
     sizes = [
         np.diagonal(one["both"]).tolist()
         for one in engine.compare_masks(method, state)["tensors"].values()
@@ -77,7 +77,7 @@ def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
 
 def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     method = METHODS["fedselect"]()
-    state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
+    state = record_rounds(method, tiny(), make_federation(), COHORTS)[0][-1]
     whole = engine.compare_masks(method, state)
     monkeypatch.setattr(masks, "MOST", 3)
     monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
@@ -93,7 +93,7 @@ def test_of_what_processes_collect_so_many_clients_are_compared(
 ) -> None:
     """Each gives its own first ones, which together are more."""
     method = METHODS["fedselect"]()
-    state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
+    state = record_rounds(method, tiny(), make_federation(), COHORTS)[0][-1]
     state.rows.mine = lambda client: True
     given: list[Any] = []
     monkeypatch.setattr(masks.ranks, "collect", lambda own: given.extend(own) or own)
@@ -105,25 +105,28 @@ def test_of_what_processes_collect_so_many_clients_are_compared(
 
 
 def test_without_masks_or_clients_there_is_nothing_to_compare() -> None:
-    net, federation = tiny(), federate()
+    net, federation = tiny(), make_federation()
     for name, cohorts in (("fedavg", COHORTS), ("fedselect", [])):
         method = METHODS[name]()
-        assert engine.compare_masks(method, rounds(method, net, federation, cohorts)[0][-1]) is None
+        assert (
+            engine.compare_masks(method, record_rounds(method, net, federation, cohorts)[0][-1])
+            is None
+        )
 
 
 def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:
     words = (*TINY, "method=fedselect", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=0")
-    play(tmp_path / "run", *words)
+    play_run(tmp_path / "run", *words)
     path = tmp_path / "run/masks.json"
     whole = path.read_bytes()
     assert json.loads(whole)["clients"] == sorted(json.loads(whole)["clients"])
-    assert "masks.json" in summary(tmp_path / "run")["files"]
+    assert "masks.json" in read_summary(tmp_path / "run")["files"]
     path.write_text("{}")
-    assert "masks.json is damaged: written anew from state.pt" in play(tmp_path / "run", *words)
+    assert "masks.json is damaged: written anew from state.pt" in play_run(tmp_path / "run", *words)
     assert path.read_bytes() == whole
-    play(tmp_path / "run", *words, "restart=true", "rounds=2")
+    play_run(tmp_path / "run", *words, "restart=true", "rounds=2")
     assert path.read_bytes() == whole
-    play(tmp_path / "other", *words, "method=fedavg")
+    play_run(tmp_path / "other", *words, "method=fedavg")
     assert not (tmp_path / "other/masks.json").exists()
 
 

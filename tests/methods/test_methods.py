@@ -30,14 +30,14 @@ from tests.conftest import (
     Tiny,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    given,
     keep_quick,
+    make_federation,
     participate,
-    row,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 NORMS = ("none", "layer", "global")
@@ -70,13 +70,13 @@ def backend(request):
 @pytest.fixture(scope="module")
 def fedavg(backend, net, federation):
     """FedAvg's states on the backend."""
-    return trajectory(FedAvg(), net, federation, engine=backend)
+    return record_states(FedAvg(), net, federation, engine=backend)
 
 
 @pytest.fixture(scope="module")
 def local_only(backend, net, federation):
     """Local-Only's states on the backend."""
-    return trajectory(LocalOnly(), net, federation, engine=backend)
+    return record_states(LocalOnly(), net, federation, engine=backend)
 
 
 # FedAvg
@@ -85,21 +85,21 @@ def local_only(backend, net, federation):
 def test_fedavg_with_one_client_takes_its_model_bit_for_bit(backend, net, federation):
     state = make_initial_state(FedAvg(), net, 10, CPU)
     part = participate(FedAvg(), net, federation, state, [2], engine=backend)
-    after = trajectory(FedAvg(), net, federation, [[2]], engine=backend)[-1]
-    assert_same(after.server, row(part.uploads, 0))
+    after = record_states(FedAvg(), net, federation, [[2]], engine=backend)[-1]
+    assert_same(after.server, client_row(part.uploads, 0))
     assert len(differing(after.server, net.params)) == len(net.params)
 
 
 def test_fedavg_of_identical_clients_is_one_clients_model(backend, net, federation):
     same = replace(federation, train=(federation.train[0],) * 3, test=(federation.test[0],) * 3)
-    together = trajectory(FedAvg(), net, same, [[0, 1, 2]], engine=backend, local=PLAIN)[-1]
-    alone = trajectory(FedAvg(), net, same, [[0]], engine=backend, local=PLAIN)[-1]
+    together = record_states(FedAvg(), net, same, [[0, 1, 2]], engine=backend, local=PLAIN)[-1]
+    alone = record_states(FedAvg(), net, same, [[0]], engine=backend, local=PLAIN)[-1]
     assert_close(together.server, alone.server, atol=1e-7, rtol=1e-6)
 
 
 def test_fedavg_round_of_full_batches_is_one_pooled_gradient_step(backend, net, federation):
     cohort = EVERYONE[:9]  # client 9 has one sample, whose batch is skipped
-    after = trajectory(FedAvg(), net, federation, [cohort], engine=backend, local=PLAIN)[-1]
+    after = record_states(FedAvg(), net, federation, [cohort], engine=backend, local=PLAIN)[-1]
     module = module_with(net.params)
     x, y = images(federation, torch.cat(federation.train[:9]))
     F.cross_entropy(module(x), y).backward()
@@ -118,7 +118,7 @@ def test_fedavg_weighs_by_training_samples_of_the_cohort(backend, net, federatio
 
 
 def test_a_client_of_one_sample_trains_nothing(backend, net, federation):
-    after = trajectory(FedAvg(), net, federation, [[9]], engine=backend)[-1]
+    after = record_states(FedAvg(), net, federation, [[9]], engine=backend)[-1]
     assert_same(after.server, net.params)
 
 
@@ -148,7 +148,7 @@ def tuned(method, net, federation, state, client, draws, part="all"):
 
 def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
     """If the cohort is that client alone and the batch order is the round's."""
-    states = trajectory(FedAvg(), net, federation, [[1], [2]])
+    states = record_states(FedAvg(), net, federation, [[1], [2]])
     for t, client in ((0, 1), (1, 2)):
         draws = Draws(0, "train", t + 1)
         assert_same(
@@ -159,7 +159,7 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
 
 
 def test_evaluated_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
-    old, new = trajectory(FedAvg(), net, federation, [[2]], engine=backend)
+    old, new = record_states(FedAvg(), net, federation, [[2]], engine=backend)
     runner = make(Engine(backend), net, CPU)
     after = runner.evaluate(
         EvalCall(FedAvg(), federation, old, [2], FineTuning(LOCAL, Draws(0, "train", 1)))
@@ -204,18 +204,20 @@ def test_fedobp_with_q_0_is_local_only_where_the_least_score_is_zero(backend, fe
     x = federation.x.clone()
     x[:, :, 0, 0] = 0
     dead, net = replace(federation, x=x, mean=(0.0,)), Net(Dead())
-    local_only = trajectory(LocalOnly(), net, dead, engine=backend)
+    local_only = record_states(LocalOnly(), net, dead, engine=backend)
     method = FedOBP(q=0.0)
     for state, expected in zip(
-        trajectory(method, net, dead, engine=backend), local_only, strict=True
+        record_states(method, net, dead, engine=backend), local_only, strict=True
     ):
         assert_same(state.clients["model"], expected.clients["model"])
         for client in EVERYONE:
-            assert_same(personal(method, state, client), row(expected.clients["model"], client))
+            assert_same(
+                personal(method, state, client), client_row(expected.clients["model"], client)
+            )
 
 
 def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
-    state = trajectory(FedOBP(q=0.0), net, federation)[-1]
+    state = record_states(FedOBP(q=0.0), net, federation)[-1]
     own = state.client(0)
     scores = tree.ravel(own["model"]).sub(tree.ravel(state.server)).square()
     assert scores.min() > 0
@@ -226,7 +228,7 @@ def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
 @pytest.mark.parametrize("score", keep_quick(SCORES))
 def test_norm_none_is_norm_global(score, backend, net, federation):
     none, whole = (
-        trajectory(FedOBP(q=0.8, norm=norm, score=score), net, federation, engine=backend)
+        record_states(FedOBP(q=0.8, norm=norm, score=score), net, federation, engine=backend)
         for norm in ("none", "global")
     )
     assert_same(none, whole)
@@ -234,7 +236,7 @@ def test_norm_none_is_norm_global(score, backend, net, federation):
 
 def test_norm_layer_and_scope_tensor_are_something_else(net, federation):
     base, layer, tensor = (
-        trajectory(FedOBP(q=0.8, **variant), net, federation)[-1].server
+        record_states(FedOBP(q=0.8, **variant), net, federation)[-1].server
         for variant in ({}, {"norm": "layer"}, {"scope": "tensor"})
     )
     assert differing(base, layer)
@@ -244,7 +246,7 @@ def test_norm_layer_and_scope_tensor_are_something_else(net, federation):
 
 def test_scope_tensor_has_the_same_share_of_every_tensor(net, federation):
     method = FedOBP(q=0.8, scope="tensor")
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     mask = method.prepare(state.server, state.client(0))["mask"]
     for leaf in mask.values():
         assert leaf.sum() == importance.personal_count(0.8, leaf.numel())
@@ -252,7 +254,7 @@ def test_scope_tensor_has_the_same_share_of_every_tensor(net, federation):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_fedobps_masks_shrink_as_q_grows_and_count_n_q(norm, net, federation):
-    state = trajectory(FedOBP(q=0.9), net, federation)[-1]
+    state = record_states(FedOBP(q=0.9), net, federation)[-1]
     own, last, total = state.client(0), None, tree.size(net.params)
     assert (
         len(
@@ -272,7 +274,7 @@ def test_fedobps_masks_shrink_as_q_grows_and_count_n_q(norm, net, federation):
 
 def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
     method = FedOBP(q=0.7)
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     for client in EVERYONE:
         kept = state.client(client)
         mask = tree.ravel(method.prepare(state.server, kept)["mask"])
@@ -287,7 +289,7 @@ def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
 
 def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
     method = FedOBP(q=0.5, classifier_only=True)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = record_states(method, net, federation, engine=backend)[-1]
     assert set(state.clients["model"]) == set(HEAD)
     merged = personal(method, state, 0)
     assert [name for name in merged if not torch.equal(merged[name], state.server[name])] == list(
@@ -299,8 +301,8 @@ def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
 
 @pytest.mark.parametrize("score", ["obp", "fisher"])
 def test_a_vanishing_ema_is_none(score, backend, net, federation):
-    off = trajectory(FedOBP(q=0.8, score=score), net, federation, engine=backend)
-    on = trajectory(FedOBP(q=0.8, score=score, ema=1e-60), net, federation, engine=backend)
+    off = record_states(FedOBP(q=0.8, score=score), net, federation, engine=backend)
+    on = record_states(FedOBP(q=0.8, score=score, ema=1e-60), net, federation, engine=backend)
     for without, with_ema in zip(off, on, strict=True):
         assert_same(without.server, with_ema.server)
         assert_same(without.clients["model"], with_ema.clients["model"])
@@ -311,17 +313,17 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
     client.
     """
     method, cohorts = FedOBP(q=0.8, ema=0.3), [[0, 1, 2], [0, 1], [0, 2], [0, 1, 2]]
-    states = trajectory(method, net, federation, cohorts, engine=backend)
+    states = record_states(method, net, federation, cohorts, engine=backend)
     average = {}
     for t, cohort in enumerate(cohorts):
         for i in cohort:
-            own, shared = row(states[t].clients["model"], i), states[t].server
+            own, shared = client_row(states[t].clients["model"], i), states[t].server
             now = {k: (own[k].double() - shared[k].double()) ** 2 for k in own}
             average[i] = (
                 {k: 0.7 * now[k] + 0.3 * average[i][k] for k in own} if i in average else now
             )
         for i in average:
-            kept = row(states[t + 1].clients["average"], i)
+            kept = client_row(states[t + 1].clients["average"], i)
             assert_close(
                 kept, {k: leaf.float() for k, leaf in average[i].items()}, atol=1e-12, rtol=1e-4
             )
@@ -375,7 +377,7 @@ def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_
     score, backend, net, federation
 ):
     method = FedOBP(q=0.9, score=score)
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     merged, initial, shared = (
         tree.ravel(t) for t in (personal(method, state, UNSEEN), net.params, state.server)
     )
@@ -389,24 +391,27 @@ def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_
 @pytest.mark.parametrize("score", ["gradient", "fisher", "fisher_batch"])
 def test_scores_of_training_make_nothing_personal_before_it(score, backend, net, federation):
     method = FedOBP(q=0.5, score=score)
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     assert_same(personal(method, state, UNSEEN), state.server)
 
 
 def test_gradient_score_is_the_distance_of_the_last_training(backend, net, federation):
     method = FedOBP(q=0.8, score="gradient")
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     for client in EVERYONE:
         t = max(t for t, cohort in enumerate(COHORTS) if client in cohort)
-        start, end = personal(method, states[t], client), row(states[-1].clients["model"], client)
+        start, end = (
+            personal(method, states[t], client),
+            client_row(states[-1].clients["model"], client),
+        )
         expected = {name: (start[name] - end[name]).abs() for name in end}
-        assert_same(row(states[-1].clients["score"], client), expected)
+        assert_same(client_row(states[-1].clients["score"], client), expected)
 
 
 @pytest.fixture(scope="module")
 def large():
     """Clients beyond the chunks in which data passes (128 and 256)."""
-    return federate((300, 5, 130), (4, 300, 2))
+    return make_federation((300, 5, 130), (4, 300, 2))
 
 
 def fisher_by_hand(federation, client, params, batch: bool):
@@ -425,12 +430,12 @@ def fisher_by_hand(federation, client, params, batch: bool):
 
 @pytest.mark.parametrize("score", ["fisher", "fisher_batch"])
 def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, large):
-    state = trajectory(FedOBP(q=0.9, score=score), net, large, [[0, 1, 2]], engine=backend)[-1]
+    state = record_states(FedOBP(q=0.9, score=score), net, large, [[0, 1, 2]], engine=backend)[-1]
     for client in range(3):
         expected = fisher_by_hand(
-            large, client, row(state.clients["model"], client), score == "fisher_batch"
+            large, client, client_row(state.clients["model"], client), score == "fisher_batch"
         )
-        assert_close(row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
+        assert_close(client_row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
 
 
 def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
@@ -438,9 +443,12 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
     part = participate(
         method, net, large, make_initial_state(method, net, 3, CPU), [1], engine=backend
     )
-    expected = fisher_by_hand(large, 1, row(part.uploads, 0), batch=False)
+    expected = fisher_by_hand(large, 1, client_row(part.uploads, 0), batch=False)
     assert_close(
-        row(part.clients["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4
+        client_row(part.clients["score"], 0),
+        {name: expected[name] for name in HEAD},
+        atol=1e-9,
+        rtol=2e-4,
     )
 
 
@@ -450,16 +458,16 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
 def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend):
     """Within a round; through the body it may in later ones."""
     method = FedPer()
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     head = state.clients["head"]
     for leaf in head.values():
         leaf[2] += 1
-    other = given(state, {"head": head})
+    other = with_client_states(state, {"head": head})
     a, b = (
         participate(method, net, federation, s, COHORTS[1], engine=backend) for s in (state, other)
     )
     for k, client in enumerate(COHORTS[1]):
-        assert bool(differing(row(a.clients, k), row(b.clients, k))) == (client == 2)
+        assert bool(differing(client_row(a.clients, k), client_row(b.clients, k))) == (client == 2)
 
 
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
@@ -474,7 +482,7 @@ def test_more_layers_than_the_network_has_are_refused(method, net):
 
 
 def test_ditto_without_pull_and_epochs_stays_at_the_initial_model(backend, net, federation):
-    state = trajectory(Ditto(lam=0.0, personal_epochs=0), net, federation, engine=backend)[-1]
+    state = record_states(Ditto(lam=0.0, personal_epochs=0), net, federation, engine=backend)[-1]
     for client in EVERYONE:
         assert_same(personal(Ditto(lam=0.0, personal_epochs=0), state, client), net.params)
 
@@ -482,25 +490,29 @@ def test_ditto_without_pull_and_epochs_stays_at_the_initial_model(backend, net, 
 def test_one_ditto_step_with_eta_lam_1_forgets_where_it_started(backend, net, federation):
     """V = w_ref - eta grad CE(v), for one full batch without momentum."""
     method = Ditto(lam=1 / PLAIN.lr)
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    after = trajectory(method, net, federation, [COHORTS[0], [0, 2]], engine=backend, local=PLAIN)
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    after = record_states(
+        method, net, federation, [COHORTS[0], [0, 2]], engine=backend, local=PLAIN
+    )
     before = after[1]
     for client in (0, 2):
-        module = module_with(row(before.clients["v"], client))
+        module = module_with(client_row(before.clients["v"], client))
         x, y = images(federation, federation.train[client])
         F.cross_entropy(module(x), y).backward()
         expected = {n: before.server[n] - PLAIN.lr * p.grad for n, p in module.named_parameters()}
-        assert_close(row(after[2].clients["v"], client), expected, atol=1e-6, rtol=0)
+        assert_close(client_row(after[2].clients["v"], client), expected, atol=1e-6, rtol=0)
     assert differing(state.server, before.server)
 
 
 def test_a_strong_pull_brings_ditto_to_the_received_model(net, federation):
     """Distance to w after many steps falls with lambda (eta lambda < 1)."""
     local = Local(epochs=6, batch_size=32, lr=0.01)
-    far, near = (trajectory(Ditto(lam=lam), net, federation, local=local) for lam in (0.0, 50.0))
+    far, near = (record_states(Ditto(lam=lam), net, federation, local=local) for lam in (0.0, 50.0))
 
     def distance(states):
-        return (tree.ravel(row(states[-1].clients["v"], 0)) - tree.ravel(states[-2].server)).norm()
+        return (
+            tree.ravel(client_row(states[-1].clients["v"], 0)) - tree.ravel(states[-2].server)
+        ).norm()
 
     assert distance(near) < 0.3 * distance(far)
 
@@ -512,7 +524,7 @@ def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, feder
     x = federation.x.clone()
     for client in range(1, 10):
         x[federation.train[client]] = 255 - x[federation.train[client]]
-    state = trajectory(LocalOnly(), net, replace(federation, x=x), engine=backend)[-1]
+    state = record_states(LocalOnly(), net, replace(federation, x=x), engine=backend)[-1]
     assert_same(state.client(0), local_only[-1].client(0))
     assert differing(state.client(2), local_only[-1].client(2))
 
@@ -524,8 +536,10 @@ def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, feder
     "method", keep_quick([FedOBP(q=0.9), FedAvg(), FedPer(), Ditto(), LocalOnly()]), ids=str
 )
 def test_everybody_learns_this_easy_task(method):
-    federation, net = federate((60,) * 4, (40,) * 4), tiny()
-    states = trajectory(method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2))
+    federation, net = make_federation((60,) * 4, (40,) * 4), tiny()
+    states = record_states(
+        method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2)
+    )
     runner = make(Engine("loop"), net, CPU)
     first, last = (
         runner.evaluate(EvalCall(method, federation, state, [0, 1, 2, 3])).correct.sum()

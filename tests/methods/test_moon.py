@@ -17,13 +17,13 @@ from tests.conftest import (
     HEAD,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    given,
+    make_federation,
     participate,
-    row,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 UNSEEN = 7  # until round 3
@@ -52,8 +52,8 @@ def test_who_trains_first_has_no_contrast(backend, net, federation):
     """Bit for bit, in any round; client 7 is first sampled in the third, 2 has trained before the
     second.
     """
-    states = trajectory(Moon(mu=5.0), net, federation, engine=backend)
-    fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)
+    states = record_states(Moon(mu=5.0), net, federation, engine=backend)
+    fedavg = record_states(FedAvg(), net, federation, COHORTS[:2], engine=backend)
     (assert_same if backend == "loop" else assert_close)(states[1].server, fedavg[1].server)
     assert differing(states[2].server, fedavg[2].server)
     fresh = dataclasses.replace(make_initial_state(FedAvg(), net, 10, CPU), server=states[2].server)
@@ -88,7 +88,7 @@ def test_equal_references_pull_nowhere(net):
     ):
         assert leaf.abs().max() < 1e-6
     own, fedavg = (
-        trajectory(m, net, federate((40,), (8,)), [[0]] * 3)[-1].server
+        record_states(m, net, make_federation((40,), (8,)), [[0]] * 3)[-1].server
         for m in (Moon(mu=5.0), FedAvg())
     )
     assert_close(own, fedavg, atol=1e-5)
@@ -129,10 +129,10 @@ def test_the_head_feels_no_contrast(net):
 
 
 def test_the_last_model_is_the_clients_last_upload(backend, net, federation):
-    states = trajectory(Moon(), net, federation, engine=backend)
+    states = record_states(Moon(), net, federation, engine=backend)
     part = participate(Moon(), net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
-        assert_same(row(states[2].clients["last"], client), row(part.uploads, k))
+        assert_same(client_row(states[2].clients["last"], client), client_row(part.uploads, k))
     assert_same(
         states[3].client(2)["last"], states[2].client(2)["last"]
     )  # did not train in round 3
@@ -142,7 +142,7 @@ def test_the_last_model_is_the_clients_last_upload(backend, net, federation):
 def test_references_are_judged_by_their_own_statistics(backend, federation):
     """A last model by those that its training left, the global one by those received."""
     net = tiny(norm=True)
-    state = trajectory(Moon(mu=5.0), net, federation, COHORTS[:2], engine=backend)[-1]
+    state = record_states(Moon(mu=5.0), net, federation, COHORTS[:2], engine=backend)[-1]
     held = state.client_buffers["last"]
     assert held["norm.num_batches_tracked"].tolist()[1:3] == [
         6,
@@ -151,7 +151,7 @@ def test_references_are_judged_by_their_own_statistics(backend, federation):
     moved = {"last": {**held, "norm.running_mean": held["norm.running_mean"] + 1}}
     one, other = (
         participate(Moon(mu=5.0), net, federation, s, [2], engine=backend)
-        for s in (state, given(state, buffers=moved))
+        for s in (state, with_client_states(state, buffers=moved))
     )
     assert differing(one.uploads, other.uploads)
 

@@ -21,20 +21,22 @@ from tests.conftest import (
     LOOP,
     assert_close,
     assert_same,
+    client_row,
     differing,
     keep_quick,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 
 @pytest.fixture(scope="module")
 def played(net, federation):
     """Three rounds, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_states(method, net, federation, engine=backend)
+    )
 
 
 def body(params):
@@ -73,21 +75,23 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(method, backend,
     who else plays.
     """
     net = tiny(norm=True)
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     assert not state.server_buffers.get("main")
     for client in (0, 2):
-        alone = trajectory(FedAvg(), net, federation, [[client]], engine=backend)[-1]
-        assert_close(row(state.client_buffers, client), alone.server_buffers)
-    assert_same(row(state.client_buffers, 7), {"main": net.buffers})  # was not there
+        alone = record_states(FedAvg(), net, federation, [[client]], engine=backend)[-1]
+        assert_close(client_row(state.client_buffers, client), alone.server_buffers)
+    assert_same(client_row(state.client_buffers, 7), {"main": net.buffers})  # was not there
 
 
 # FedRep and FedBABU
 
 
 def test_fedrep_without_body_epochs_keeps_the_body(backend, net, federation):
-    states = trajectory(FedRep(body_epochs=0), net, federation, engine=backend)
+    states = record_states(FedRep(body_epochs=0), net, federation, engine=backend)
     assert_close(states[-1].server, body(net.params), atol=1e-7)
-    assert differing(row(states[-1].clients["own"], 2), {name: net.params[name] for name in HEAD})
+    assert differing(
+        client_row(states[-1].clients["own"], 2), {name: net.params[name] for name in HEAD}
+    )
 
 
 def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation):
@@ -108,7 +112,7 @@ def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation
 
 def test_fedbabus_head_never_moves(backend, net, federation):
     local = dataclasses.replace(LOCAL, weight_decay=0.1, momentum=0.9)
-    for state in trajectory(FedBABU(), net, federation, engine=backend, local=local):
+    for state in record_states(FedBABU(), net, federation, engine=backend, local=local):
         assert_same(state.server["head"], {name: net.params[name] for name in HEAD})
 
 
@@ -157,13 +161,14 @@ def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
         FedBN(), net, federation, make_initial_state(FedBN(), net, 10, CPU), COHORTS[0]
     )
     assert set(part.uploads) == set(net.params) - {"norm.weight", "norm.bias"}
-    states = trajectory(FedBN(), net, federation)
+    states = record_states(FedBN(), net, federation)
     assert states[-1].server_buffers == {}
     for t, cohort in enumerate(COHORTS):
         for client in set(range(10)) - set(cohort):
             for kept in ("clients", "client_buffers"):
                 assert_same(
-                    row(getattr(states[t], kept), client), row(getattr(states[t + 1], kept), client)
+                    client_row(getattr(states[t], kept), client),
+                    client_row(getattr(states[t + 1], kept), client),
                 )
 
 
@@ -188,7 +193,7 @@ def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not(backend, net, fede
     one = Local(epochs=1, batch_size=512, lr=0.05)
     for local, same in ((one, True), (dataclasses.replace(one, epochs=2), False)):
         prox, plain = (
-            trajectory(m, net, federation, COHORTS[:1], engine=backend, local=local)[-1].server
+            record_states(m, net, federation, COHORTS[:1], engine=backend, local=local)[-1].server
             for m in (FedProx(mu=1.0), FedAvg())
         )
         assert (not differing(prox, plain)) == same
@@ -227,7 +232,7 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
 )
 def test_they_learn(method, net, federation):
     """Each beats its own beginning on what clients have seen."""
-    _, outcomes = rounds(method, net, federation, COHORTS[:1] * 6)
+    _, outcomes = record_rounds(method, net, federation, COHORTS[:1] * 6)
     hits = [float(outcome.after.correct.sum()) for outcome in outcomes]
     assert hits[-1] >= hits[0]
     assert torch.stack([outcome.loss for outcome in outcomes]).mean(1)[-1] < outcomes[0].loss.mean()

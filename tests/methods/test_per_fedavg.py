@@ -23,11 +23,11 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
-    federate,
     keep_quick,
+    make_federation,
     participate,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -41,13 +41,13 @@ VERSIONS = pytest.mark.parametrize("method", [FO, HF], ids=["fo", "hf"])
 @cache
 def played(method, backend, local=SMALL, norm=False):
     """The states of three rounds."""
-    return trajectory(method, tiny(norm), federate(), engine=backend, local=local)
+    return record_states(method, tiny(norm), make_federation(), engine=backend, local=local)
 
 
 @pytest.fixture(scope="module")
 def equal():
     """Four clients of 128 samples: four minibatches of 32."""
-    return federate((128,) * 4, (8,) * 4)
+    return make_federation((128,) * 4, (8,) * 4)
 
 
 def second_halves(federation, t):
@@ -73,14 +73,14 @@ def test_without_inner_step_it_is_fedavg_on_every_second_minibatch(norm, backend
     """The statistics too, which the first minibatches do not touch."""
     net, local = tiny(norm), Local(epochs=1, batch_size=32, lr=0.05)
     method = PerFedAvg(inner_lr=0.0, outer_lr=local.lr)
-    own = trajectory(
+    own = record_states(
         method, net, equal, [FOUR], engine=backend, local=replace(local, lr=9.0, momentum=0.5)
     )[-1]
     halves = second_halves(equal, 1)
     assert len(halves.train[0]) == 64
-    shared = trajectory(FedAvg(), net, halves, [FOUR], engine=backend, local=local)[-1]
+    shared = record_states(FedAvg(), net, halves, [FOUR], engine=backend, local=local)[-1]
     assert_same(own, shared)
-    other = trajectory(FO, net, equal, [FOUR], engine=backend, local=local)[-1]
+    other = record_states(FO, net, equal, [FOUR], engine=backend, local=local)[-1]
     assert (
         len(differing(other.server, shared.server)) >= len(net.params) - norm
     )  # which cancels a bias
@@ -88,9 +88,9 @@ def test_without_inner_step_it_is_fedavg_on_every_second_minibatch(norm, backend
 
 def test_without_inner_step_both_versions_are_one(backend, net):
     """With three minibatches an epoch: the first order skips the last, which is the second's D''."""
-    federation = federate((96,) * 4, (8,) * 4)
+    federation = make_federation((96,) * 4, (8,) * 4)
     fo, hf = (
-        trajectory(
+        record_states(
             PerFedAvg(v, inner_lr=0.0, outer_lr=0.05),
             net,
             federation,
@@ -102,7 +102,7 @@ def test_without_inner_step_both_versions_are_one(backend, net):
     assert_same(fo, hf)
     assert differing(fo.server, net.params)
     fo, hf = (
-        trajectory(replace(FO, version=v), net, federation, [FOUR, [0, 2]], engine=backend)[-1]
+        record_states(replace(FO, version=v), net, federation, [FOUR, [0, 2]], engine=backend)[-1]
         for v in ("fo", "hf")
     )
     assert differing(fo.server, hf.server)
@@ -111,13 +111,13 @@ def test_without_inner_step_both_versions_are_one(backend, net):
 @VERSIONS
 def test_without_outer_step_the_model_never_moves(method, backend, net, equal):
     assert_same(
-        trajectory(replace(method, outer_lr=0.0), net, equal, [FOUR] * 2, engine=backend)[
+        record_states(replace(method, outer_lr=0.0), net, equal, [FOUR] * 2, engine=backend)[
             -1
         ].server,
         net.params,
     )
     assert differing(
-        trajectory(method, net, equal, [FOUR] * 2, engine=backend)[-1].server, net.params
+        record_states(method, net, equal, [FOUR] * 2, engine=backend)[-1].server, net.params
     )
 
 
@@ -220,7 +220,7 @@ def test_backends_agree_with_three_minibatches_and_more(method, norm, federation
 def test_sgds_learning_rate_momentum_and_decay_have_no_part(method, backend, net, federation):
     other = replace(SMALL, lr=0.7, momentum=0.0, weight_decay=0.1)
     assert_same(
-        played(method, backend), trajectory(method, net, federation, engine=backend, local=other)
+        played(method, backend), record_states(method, net, federation, engine=backend, local=other)
     )
 
 
@@ -255,7 +255,7 @@ def test_the_mean_is_uniform(backend, net, federation):
 def test_statistics_move_once_a_step(method, backend, equal):
     net = tiny(norm=True)
     local = Local(epochs=2, batch_size=32, lr=0.05)
-    state = trajectory(method, net, equal, [[0]], engine=backend, local=local)[-1]
+    state = record_states(method, net, equal, [[0]], engine=backend, local=local)[-1]
     steps = 2 * (2 if method is FO else 1)
     assert state.server_buffers["main"]["norm.num_batches_tracked"] == steps
     assert differing(

@@ -29,8 +29,8 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
+    record_states,
     tiny,
-    trajectory,
 )
 from tests.methods.reference.pfedfda import objective
 
@@ -219,7 +219,7 @@ class Spy(PFedFDA):
 
 
 def test_training_leaves_the_head_alone(backend, net, federation):
-    state = trajectory(PFedFDA(), net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(PFedFDA(), net, federation, COHORTS[:1], engine=backend)[-1]
     part = participate(Spy(), net, federation, state, COHORTS[1], engine=backend)
     for name in HEAD:
         assert torch.equal(part.uploads["start"][name], part.uploads["end"][name])
@@ -231,13 +231,13 @@ def test_training_leaves_the_head_alone(backend, net, federation):
 
 def test_without_a_step_the_server_stays(backend, net, federation):
     """Client 9 has one sample, which makes no batch."""
-    before, after = trajectory(PFedFDA(), net, federation, [[9]], engine=backend)
+    before, after = record_states(PFedFDA(), net, federation, [[9]], engine=backend)
     assert_close(after.server, before.server, rtol=1e-6)
 
 
 def test_statistics_are_averaged_and_stay_positive_definite(backend, net, federation):
     method = PFedFDA()
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     sizes = federation.train_sizes[COHORTS[2]].float()
     part = participate(method, net, federation, states[2], COHORTS[2], engine=backend)
     for name in ("mean", "cov"):
@@ -251,7 +251,7 @@ def test_statistics_are_averaged_and_stay_positive_definite(backend, net, federa
 
 
 def test_as_published_statistics_never_move(backend, net, federation):
-    first, *_, last = trajectory(
+    first, *_, last = record_states(
         PFedFDA(variant="as_published"), net, federation, COHORTS[:2], engine=backend
     )
     assert_same(last.server["mean"], first.server["mean"])
@@ -268,7 +268,7 @@ def test_body_statistics_and_nothing_else_travel():
 
 def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
     method = PFedFDA()
-    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    state = record_states(method, net, federation, COHORTS[:1])[-1]
     heads = []
     for client in (1, 4):  # never sampled
         shard = make_shard(federation, client, 32, Draws(0, "adapt", 1))
@@ -287,7 +287,7 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
 
 def test_features_are_judged_in_evaluation_mode(federation):
     net, method = tiny(norm=True), PFedFDA()
-    state = trajectory(method, net, federation)[-1]
+    state = record_states(method, net, federation)[-1]
     shard, client = make_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
     training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
     assert_same(

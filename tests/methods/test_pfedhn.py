@@ -17,10 +17,10 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
     participate,
-    row,
-    trajectory,
+    record_states,
 )
 
 PURE = {"momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "hidden": 6}
@@ -75,17 +75,17 @@ def test_a_row_that_is_the_model_takes_the_step_of_local_only(backend, net, fede
     learned["weight"] = {name: next(rows) for name in net.params}
     learned["v"] = tree.ravel(net.params).repeat(10, 1)
     end = after(method, net, federation, learned, [2], backend)
-    alone = trajectory(LocalOnly(), net, federation, [[2]], engine=backend)[-1]
-    assert_close(tree.unravel(end["v"][2], net.params), row(alone.clients["model"], 2))
+    alone = record_states(LocalOnly(), net, federation, [[2]], engine=backend)[-1]
+    assert_close(tree.unravel(end["v"][2], net.params), client_row(alone.clients["model"], 2))
     assert_same(end["v"][3], learned["v"][3])
 
 
 def test_who_makes_no_step_moves_nothing_but_decay(net, federation):
     """Client 9 has one sample."""
-    still = trajectory(PFedHN(**PURE), net, federation, [[9]])
+    still = record_states(PFedHN(**PURE), net, federation, [[9]])
     assert_same(still[1].server, still[0].server)
     method = PFedHN(**PURE | {"weight_decay": 0.1})
-    first, last = (own.server["learned"] for own in trajectory(method, net, federation, [[9]]))
+    first, last = (own.server["learned"] for own in record_states(method, net, federation, [[9]]))
     for part in ("mlp", "weight", "bias"):
         assert_close(
             last[part], tree.map(lambda leaf: leaf * (1 - 0.01 * 0.1), first[part]), atol=1e-7
@@ -96,7 +96,7 @@ def test_who_makes_no_step_moves_nothing_but_decay(net, federation):
 
 @pytest.mark.parametrize("rows", ["sampled", "all"])
 def test_whose_embeddings_move(rows, backend, net, federation):
-    states = trajectory(PFedHN(rows=rows, hidden=6), net, federation, engine=backend)
+    states = record_states(PFedHN(rows=rows, hidden=6), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         before, later = (own.server["learned"]["v"] for own in states[t : t + 2])
         moved = {client for client in range(10) if differing(before[client], later[client])}
@@ -127,7 +127,7 @@ def test_a_newcomer_has_the_mean_embedding(net):
 
 def test_a_private_classifier_stays_with_its_client(backend, net, federation):
     method = PFedHN(variant="pc", hidden=6)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     assert not set(HEAD) & states[0].server["learned"]["bias"].keys()
     assert_same(
         {name: made(method, states[0], 3)[name] for name in HEAD}, tree.select(net.params, HEAD)
@@ -135,14 +135,15 @@ def test_a_private_classifier_stays_with_its_client(backend, net, federation):
     for t, cohort in enumerate(COHORTS):
         for client in range(10):
             changed = differing(
-                row(states[t].clients["head"], client), row(states[t + 1].clients["head"], client)
+                client_row(states[t].clients["head"], client),
+                client_row(states[t + 1].clients["head"], client),
             )
             assert bool(changed) == (client in cohort and TRAIN[client] > 1)
 
 
 def test_of_one_client_both_orders_are_the_same(net, federation):
     one, other = (
-        trajectory(PFedHN(order=order, hidden=6), net, federation, [[2], [0]])[-1]
+        record_states(PFedHN(order=order, hidden=6), net, federation, [[2], [0]])[-1]
         for order in ("parallel", "sequential")
     )
     assert_same(one, other)

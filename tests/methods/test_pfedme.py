@@ -21,12 +21,12 @@ from tests.conftest import (
     Tiny,
     assert_close,
     assert_same,
+    client_row,
     differing,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -53,7 +53,7 @@ def test_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(
     backend, net, federation
 ):
     """Of one full batch: the received model's, not that of the inner steps after it."""
-    _, (outcome,) = rounds(
+    _, (outcome,) = record_rounds(
         PFedMe(inner_lr=0.1), net, federation, [[0, 2]], engine=backend, local=PLAIN
     )
     for client, loss in zip((0, 2), outcome.loss, strict=True):
@@ -72,9 +72,9 @@ def test_without_a_pull_the_global_model_never_moves(backend, net, federation):
         PFedMe(lam=0.0, inner_steps=1, inner_lr=0.05, mu=0.0),
         replace(LOCAL, momentum=0.0, weight_decay=0.0),
     )
-    one = trajectory(method, net, federation, [[2]] * 2, engine=backend)[-1]
+    one = record_states(method, net, federation, [[2]] * 2, engine=backend)[-1]
     assert_same(one.server, net.params)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = record_states(method, net, federation, engine=backend)[-1]
     assert_close(state.server, net.params, atol=0, rtol=1e-6)
     alone = participate(
         FedAvg(),
@@ -149,7 +149,7 @@ def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
             assert_close(server[name], expected.float(), atol=1e-7)
         if beta == 0.5:
             assert_close(
-                trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1].server,
+                record_states(method, net, federation, COHORTS[:1], engine=backend)[-1].server,
                 server,
                 atol=1e-7,
             )
@@ -207,7 +207,8 @@ def test_the_private_model_carries_on_from_minibatch_to_minibatch(
 def test_learning_rate_momentum_and_decay_of_sgd_have_no_part(backend, net, federation):
     method, other = PFedMe(), replace(LOCAL, lr=0.7, momentum=0.0, weight_decay=0.1)
     one, two = (
-        trajectory(method, net, federation, engine=backend, local=local) for local in (LOCAL, other)
+        record_states(method, net, federation, engine=backend, local=local)
+        for local in (LOCAL, other)
     )
     assert_same(one, two)
 
@@ -215,7 +216,7 @@ def test_learning_rate_momentum_and_decay_of_sgd_have_no_part(backend, net, fede
 def test_the_round_starts_from_the_global_model(net, federation, backend):
     """What a client kept is for judging alone."""
     method = PFedMe()
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     part = participate(method, net, federation, state, COHORTS[1], engine=backend)
     for leaf in state.clients["th"].values():
         leaf += 1
@@ -229,10 +230,10 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
     backend, net, federation
 ):
     method = PFedMe(inner_lr=0.05, outer_lr=0.02)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         for client in EVERYONE:
-            old, new = (row(state.clients["th"], client) for state in states[t : t + 2])
+            old, new = (client_row(state.clients["th"], client) for state in states[t : t + 2])
             if client in cohort and TRAIN[client] == 1:
                 assert_same(new, states[t].server)  # which no minibatch has moved
             else:
@@ -241,7 +242,9 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
     judge = make(Engine(backend), net, CPU)
     losses = judge.evaluate(EvalCall(method, federation, states[2], EVERYONE)).loss
     for client in EVERYONE[:9]:
-        model = states[2].server if client == UNSEEN else row(states[2].clients["th"], client)
+        model = (
+            states[2].server if client == UNSEEN else client_row(states[2].clients["th"], client)
+        )
         rows = federation.test[client]
         logits = net.bind({})(model, federation.normalize(federation.x[rows]))
         assert_close(
@@ -266,13 +269,13 @@ def test_fine_tuning_moves_the_private_model_by_sgd(backend, net, federation):
 
 def test_statistics_follow_the_private_model_and_are_averaged(backend, federation):
     net, method = tiny(norm=True), PFedMe(inner_steps=3)
-    state = trajectory(method, net, federation, [[2]], engine=backend, local=PLAIN)[-1]
+    state = record_states(method, net, federation, [[2]], engine=backend, local=PLAIN)[-1]
     assert state.client_buffers == {}
     assert state.server_buffers["main"]["norm.num_batches_tracked"] == 3
     both = make_initial_state(method, net, 10, CPU)
     part = participate(method, net, federation, both, [0, 2], engine=backend, local=PLAIN)
     mean = {k: (40 * leaf[0] + 65 * leaf[1]) / 105 for k, leaf in part.buffers["main"].items()}
-    state = trajectory(method, net, federation, [[0, 2]], engine=backend, local=PLAIN)[-1]
+    state = record_states(method, net, federation, [[0, 2]], engine=backend, local=PLAIN)[-1]
     for name in ("norm.running_mean", "norm.running_var"):
         assert_close(state.server_buffers["main"][name], mean[name], atol=1e-6)
         assert differing(mean[name], net.buffers[name])

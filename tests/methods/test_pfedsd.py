@@ -16,13 +16,13 @@ from tests.conftest import (
     CPU,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
-    given,
+    make_federation,
     participate,
-    row,
+    record_states,
     tiny,
-    trajectory,
+    with_client_states,
 )
 
 UNSEEN = 7  # until round 3
@@ -39,7 +39,7 @@ class Averaging(FedAvg):
 @cache
 def played(backend, norm=False):
     """The states of three rounds."""
-    return trajectory(PFedSD(), tiny(norm), federate(), engine=backend)
+    return record_states(PFedSD(), tiny(norm), make_federation(), engine=backend)
 
 
 # The divergence
@@ -105,7 +105,7 @@ def test_who_trains_first_has_no_teacher(backend, net, federation):
     """Round 2 is the first in which somebody has one."""
     own, fedavg = (
         played(backend),
-        trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend),
+        record_states(FedAvg(), net, federation, COHORTS[:2], engine=backend),
     )
     (assert_same if backend == "loop" else assert_close)(own[1].server, fedavg[1].server)
     assert differing(own[2].server, fedavg[2].server)
@@ -142,11 +142,11 @@ def test_a_teacher_equal_to_the_student_has_no_pull(net, federation):
 
 def test_the_first_step_of_one_clients_second_round_is_fedavgs(backend):
     """Under BatchNorm if the teacher uses the minibatch's statistics too."""
-    federation = federate((40,), (8,))
+    federation = make_federation((40,), (8,))
     for net, teacher in ((tiny(), "eval"), (tiny(norm=True), "train")):
         for local, close in ((ONE, True), (dataclasses.replace(ONE, epochs=2), False)):
             own, fedavg = (
-                trajectory(m, net, federation, [[0]] * 2, engine=backend, local=local)[-1].server
+                record_states(m, net, federation, [[0]] * 2, engine=backend, local=local)[-1].server
                 for m in (PFedSD(lam=5.0, teacher=teacher), Averaging())
             )
             gap = max(float((own[name] - fedavg[name]).abs().max()) for name in own)
@@ -163,7 +163,7 @@ def test_the_teacher_is_the_clients_last_model_and_stays_that_of_its_last_traini
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         model = method.personal(states[2].server, states[2].client(client))
-        assert_same(model, row(part.uploads, k))
+        assert_same(model, client_row(part.uploads, k))
     assert_same(states[3].client(2), states[2].client(2))  # who did not train in round 3
     assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
     assert states[2].client(range(10))["participated"].tolist() == [
@@ -191,7 +191,7 @@ def test_a_teacher_judges_by_its_own_statistics_or_by_the_minibatchs(backend, fe
         method = PFedSD(teacher=teacher)
         one, other = (
             participate(method, net, federation, s, [2], engine=backend)
-            for s in (state, given(state, buffers=moved))
+            for s in (state, with_client_states(state, buffers=moved))
         )
         assert bool(differing(one.uploads, other.uploads)) == (teacher == "eval")
     assert set(state.client_buffers) == {"main"}

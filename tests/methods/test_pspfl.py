@@ -17,12 +17,12 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
+    make_federation,
     participate,
-    rounds,
-    row,
-    trajectory,
+    record_rounds,
+    record_states,
 )
 
 UNSEEN = 7  # until round 3
@@ -33,7 +33,9 @@ UPLOADS = pytest.mark.parametrize("upload", ["shared", "all"])
 @pytest.fixture(scope="module")
 def played(net, federation):
     """The states of three rounds, and the outcomes, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": rounds(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_rounds(method, net, federation, engine=backend)
+    )
 
 
 def masks(method, state, client):
@@ -71,18 +73,18 @@ def test_the_first_selection_is_fedselects_by_one_ranking():
     with torch.random.fork_rng():
         torch.manual_seed(2)
         net = Net(Straight())
-    federation, everyone = federate((40,) * 4, (8,) * 4), [[0, 1, 2, 3]]
+    federation, everyone = make_federation((40,) * 4, (8,) * 4), [[0, 1, 2, 3]]
     size = tree.size(net.params)
     assert size == 216
     p = importance.personal_count(0.7, size) / size
-    first = trajectory(FedSelect(p=p, scope="all"), net, federation, everyone)[-1]
+    first = record_states(FedSelect(p=p, scope="all"), net, federation, everyone)[-1]
     method = PSPFL(0.7, "all")
-    state = trajectory(method, net, federation, everyone)[-1]
+    state = record_states(method, net, federation, everyone)[-1]
     assert_same(state.server, first.server)
     for client in range(4):
         mask = masks(method, state, client)
         assert int(tree.ravel(mask).sum()) == importance.personal_count(0.7, size)
-        assert_same(mask, row(first.clients["mask"], client))
+        assert_same(mask, client_row(first.clients["mask"], client))
 
 
 def test_the_score_is_that_of_the_last_participation(backend, played, net, federation):
@@ -93,9 +95,11 @@ def test_the_score_is_that_of_the_last_participation(backend, played, net, feder
     moved = tree.map(
         lambda end, start: (end[0] - start).abs(), part.uploads.values, states[1].server
     )
-    assert_close(row(states[3].clients["score"], 6), moved, atol=1e-7)
-    assert_same(row(states[3].clients["score"], 6), row(states[2].clients["score"], 6))
-    scores = tree.ravel(row(states[3].clients["score"], 6))
+    assert_close(client_row(states[3].clients["score"], 6), moved, atol=1e-7)
+    assert_same(
+        client_row(states[3].clients["score"], 6), client_row(states[2].clients["score"], 6)
+    )
+    scores = tree.ravel(client_row(states[3].clients["score"], 6))
     assert int(tree.ravel(masks(method, states[3], 6)).sum()) == importance.personal_count(
         0.5, scores.numel()
     )
@@ -107,7 +111,7 @@ def test_the_score_is_that_of_the_last_participation(backend, played, net, feder
 def test_entries_that_did_not_move_are_shared(net, federation):
     """Ties at zero; client 9 has one sample and never moves."""
     method = PSPFL(0.0)
-    state = trajectory(method, net, federation, [[2, 9]])[-1]
+    state = record_states(method, net, federation, [[2, 9]])[-1]
     assert not tree.ravel(masks(method, state, 9)).any()
     client = state.client(2)
     dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
@@ -118,7 +122,7 @@ def test_entries_that_did_not_move_are_shared(net, federation):
 
 def test_an_entry_is_averaged_over_those_who_sent_it(backend, net, federation):
     method = PSPFL(0.3)
-    states = trajectory(method, net, federation, OFTEN, engine=backend)
+    states = record_states(method, net, federation, OFTEN, engine=backend)
     part = participate(method, net, federation, states[2], OFTEN[0], engine=backend)
     nobody = 0
     for name, leaf in part.uploads.values.items():
@@ -141,7 +145,7 @@ def test_who_is_judged_by_what(backend, played, net, federation):
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         own = method.personal(states[2].server, states[2].client(client))
-        assert_same(own, row(part.uploads.values, k))
+        assert_same(own, client_row(part.uploads.values, k))
     client = states[2].client(UNSEEN)
     assert_same(method.personal(states[2].server, client), states[2].server)
     assert_same(
@@ -153,7 +157,7 @@ def test_who_is_judged_by_what(backend, played, net, federation):
 def test_shared_entries_travel(upload, backend, net, federation):
     size = tree.size(net.params)
     method = PSPFL(0.5, upload)
-    _, outcomes = rounds(method, net, federation, OFTEN, engine=backend)
+    _, outcomes = record_rounds(method, net, federation, OFTEN, engine=backend)
     shared = size - importance.personal_count(0.5, size)
     assert [o.traffic.values_down for o in outcomes] == [3 * size, 3 * shared, 3 * shared]
     assert [o.traffic.bits_down - 32 * o.traffic.values_down for o in outcomes] == [

@@ -13,11 +13,11 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
-    federate,
+    client_row,
+    make_federation,
     participate,
-    row,
+    record_states,
     tiny,
-    trajectory,
 )
 
 LOCAL = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
@@ -25,24 +25,28 @@ METHOD = Scaffold()
 
 
 def test_the_servers_control_is_the_mean_of_the_clients(backend, net, federation):
-    for state in trajectory(METHOD, net, federation, engine=backend, local=LOCAL):
+    for state in record_states(METHOD, net, federation, engine=backend, local=LOCAL):
         mean = tree.map(lambda own: own.double().mean(0).float(), state.clients["control"])
         assert_close(state.server["control"], mean, atol=1e-7, rtol=1e-4)
 
 
 def test_the_first_round_is_fedavgs_where_clients_are_of_one_size(backend, net):
-    federation = federate((32,) * 4, (8,) * 4)
-    own = trajectory(Scaffold(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
-    fedavg = trajectory(FedAvg(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
+    federation = make_federation((32,) * 4, (8,) * 4)
+    own = record_states(Scaffold(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[
+        -1
+    ]
+    fedavg = record_states(FedAvg(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[
+        -1
+    ]
     assert_close(own.server["model"], fedavg.server, atol=1e-6)
 
 
 def test_a_new_control_is_option_twos_formula(backend, net, federation):
     """c_i - c + (x - y) / (T lr), from a state whose controls are not zero."""
-    state = trajectory(METHOD, net, federation, COHORTS[:1], engine=backend, local=LOCAL)[-1]
+    state = record_states(METHOD, net, federation, COHORTS[:1], engine=backend, local=LOCAL)[-1]
     part = participate(METHOD, net, federation, state, [2], engine=backend, local=LOCAL)
     steps = LOCAL.epochs * 2  # 65 samples in batches of 32, and a lone one that is skipped
-    old, change = row(state.clients["control"], 2), tree.take(part.uploads["model"], 0)
+    old, change = client_row(state.clients["control"], 2), tree.take(part.uploads["model"], 0)
     wanted = tree.map(
         lambda own, c, dy: own - c - dy / (steps * LOCAL.lr), old, state.server["control"], change
     )
@@ -70,9 +74,9 @@ def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
 
 
 def test_one_client_is_plain_sgd(backend, net):
-    federation = federate((40,), (8,))
-    own = trajectory(Scaffold(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
-    fedavg = trajectory(FedAvg(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
+    federation = make_federation((40,), (8,))
+    own = record_states(Scaffold(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
+    fedavg = record_states(FedAvg(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
     for ours, theirs in zip(own, fedavg, strict=True):
         assert_close(ours.server["model"], theirs.server, atol=2e-6)
 
@@ -80,8 +84,10 @@ def test_one_client_is_plain_sgd(backend, net):
 def test_a_client_without_a_step_changes_nothing(backend, federation):
     """Client 9 has one sample, which makes no batch."""
     net = tiny()
-    state = trajectory(METHOD, net, federation, COHORTS[:2], engine=backend, local=LOCAL)[-1]
+    state = record_states(METHOD, net, federation, COHORTS[:2], engine=backend, local=LOCAL)[-1]
     part = participate(METHOD, net, federation, state, [9], engine=backend, local=LOCAL)
-    assert_same(tree.take(part.client_states["control"], 0), row(state.clients["control"], 9))
+    assert_same(
+        tree.take(part.client_states["control"], 0), client_row(state.clients["control"], 9)
+    )
     for leaf in tree.leaves(part.uploads):
         assert not leaf.any()

@@ -20,13 +20,13 @@ from tests.conftest import (
     CPU,
     HEAD,
     assert_same,
+    client_row,
     differing,
     keep_quick,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 UNSEEN = 7  # until round 3
@@ -47,7 +47,9 @@ class Passing(FedAvg):
 @pytest.fixture(scope="module")
 def played(net, federation):
     """The states of three rounds, and the outcomes, computed once: nobody changes them."""
-    return cache(lambda method, backend="loop": rounds(method, net, federation, engine=backend))
+    return cache(
+        lambda method, backend="loop": record_rounds(method, net, federation, engine=backend)
+    )
 
 
 def order(t: int) -> list[int]:
@@ -69,12 +71,12 @@ def last(state, client):
 def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation):
     net = tiny(norm=True)
     own, plain = (
-        trajectory(m, net, federation, engine=backend)
+        record_states(m, net, federation, engine=backend)
         for m in (SeqFedEDT(q=1.0, **values), Passing())
     )
     for ours, theirs in zip(own, plain, strict=True):
         assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
-    together = trajectory(FedAvg(), net, federation, engine=backend)[-1]
+    together = record_states(FedAvg(), net, federation, engine=backend)[-1]
     assert differing(plain[-1].server, together.server)
 
 
@@ -83,7 +85,7 @@ def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(
     score, net, federation
 ):
     method = SeqFedEDT(score, 0.0)
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    state = record_states(method, net, federation, COHORTS[:2])[-1]
     client = method.prepare(state.server, state.client(0))
     start = method._begin(state.server, client)
     own = client["scored"]
@@ -104,7 +106,7 @@ def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_n
     backend, net, federation
 ):
     method = SeqFedEDT(q=0.8)
-    states = trajectory(method, net, federation, engine=backend)
+    states = record_states(method, net, federation, engine=backend)
     assert order(1) != sorted(order(1))
     places = [[COHORTS[t - 1].index(client) for client in order(t)] for t in (1, 2, 3)]
     assert places[0] != places[1] != places[2]
@@ -112,15 +114,18 @@ def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_n
         state = states[t - 1]
         for client in order(t):
             part = participate(method, net, federation, state, [client], engine=backend)
-            assert_same(row(states[t].clients["scored"], client), row(part.clients["scored"], 0))
-            state = dataclasses.replace(state, server=row(part.uploads, 0))
+            assert_same(
+                client_row(states[t].clients["scored"], client),
+                client_row(part.clients["scored"], 0),
+            )
+            state = dataclasses.replace(state, server=client_row(part.uploads, 0))
         assert_same(states[t].server, state.server)
-        assert_same(states[t].server, row(states[t].clients["scored"], order(t)[-1]))
+        assert_same(states[t].server, client_row(states[t].clients["scored"], order(t)[-1]))
 
 
 def test_a_first_participation_compares_with_the_initial_model(net, federation):
     method = SeqFedEDT(q=0.9)
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    state = record_states(method, net, federation, COHORTS[:2])[-1]
     client = method.prepare(state.server, state.client(UNSEEN))
     assert_same(client["scored"], net.params)
     moved = tree.ravel(tree.map(lambda w, old: (w - old).abs(), state.server, net.params))
@@ -175,7 +180,7 @@ def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
     assert differing(
         {name: start[name] for name in HEAD}, {name: states[-1].server[name] for name in HEAD}
     )
-    assert_same(row(states[-1].clients["rest"], order(3)[-1]), body)
+    assert_same(client_row(states[-1].clients["rest"], order(3)[-1]), body)
 
 
 def test_who_is_judged_by_what(backend, played, net):

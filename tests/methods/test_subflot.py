@@ -28,14 +28,14 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    client_row,
     differing,
-    federate,
     keep_quick,
+    make_federation,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 MODES = ("one", "balanced")
@@ -52,7 +52,7 @@ def received(method, server, client):
 @cache
 def played(backend, norm=False):
     """The states of three rounds in which clients have half the neurons."""
-    return trajectory(SubFLOT(rates=(0.5,)), tiny(norm), federate(), engine=backend)
+    return record_states(SubFLOT(rates=(0.5,)), tiny(norm), make_federation(), engine=backend)
 
 
 class Deep(nn.Module):
@@ -306,7 +306,7 @@ def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
 def test_a_residual_network_plays(backend, federation):
     net = models.build("resnet8", (1, 8, 8), 5, 0)
     local = dataclasses.replace(LOCAL, epochs=1, batch_size=512)
-    states, outcomes = rounds(
+    states, outcomes = record_rounds(
         SubFLOT(rates=(0.75,)), net, federation, [[3], [3]], engine=backend, local=local
     )
     assert all(bool(outcome.finite.all()) for outcome in outcomes)
@@ -399,7 +399,7 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
     other = FjORD(widths=tuple(1 - rate for rate in RATES), assign="blocks", rounding="round")
     net = tiny(norm=True)
     own, theirs = (
-        trajectory(m, net, federation, engine=backend, local=GENTLE) for m in (method, other)
+        record_states(m, net, federation, engine=backend, local=GENTLE) for m in (method, other)
     )
     for a, b in zip(own, theirs, strict=True):
         assert_same(a.server["model"], b.server["model"])
@@ -411,19 +411,19 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
 def test_without_the_global_model_it_is_local_training(backend, net, federation):
     method = SubFLOT(rates=(0.0,), alpha=0.0, lam=0.0)
     own, alone = (
-        trajectory(m, net, federation, [[0, 2, 3]] * 3, engine=backend)
+        record_states(m, net, federation, [[0, 2, 3]] * 3, engine=backend)
         for m in (method, LocalOnly())
     )
     for client in (0, 2, 3):
         for a, b in zip(own, alone, strict=True):
-            theirs = LocalOnly().personal(b.server, row(b.clients, client))
-            assert_same(method.personal(a.server, row(a.clients, client)), theirs)
+            theirs = LocalOnly().personal(b.server, client_row(b.clients, client))
+            assert_same(method.personal(a.server, client_row(a.clients, client)), theirs)
 
 
 def test_without_the_global_model_a_client_starts_from_its_last(backend, net, federation):
     """And is pulled towards it."""
     method = SubFLOT(alpha=0.0)
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     other = strange(state)
     for client in COHORTS[0]:
         client = state.client(client) | method.sample(state.server, torch.Generator())
@@ -438,7 +438,7 @@ def test_without_the_global_model_a_client_starts_from_its_last(backend, net, fe
 
 def test_the_loss_pulls_to_what_was_received(net, federation):
     method = SubFLOT(rates=(0.25, 0.75), assign="blocks", lam=0.3)
-    states = trajectory(method, net, federation, COHORTS[:1])
+    states = record_states(method, net, federation, COHORTS[:1])
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     for client, rate in ((0, 0.25), (9, 0.75)):
         server = states[-1].server
@@ -467,7 +467,9 @@ def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, fe
     for t, client in ((1, 0), (2, 4), (3, 7)):
         before, after = states[t - 1], states[t]
         assert not before.client(client)["participated"]
-        assert_same(row(before.clients["model"], client), net.params)  # and by this it is judged
+        assert_same(
+            client_row(before.clients["model"], client), net.params
+        )  # and by this it is judged
         assert after.client(client)["participated"]
         own = torch.cat([after.clients["own"][client], torch.tensor([True])])
         assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
@@ -476,7 +478,7 @@ def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, fe
         begun = tree.map(
             lambda leaf, kept: torch.where(kept, leaf, 0.0), before.server["model"], mask
         )
-        assert_same(row(part.uploads["model"].values, 0), begun)
+        assert_same(client_row(part.uploads["model"].values, 0), begun)
         assert t == 1 or differing(before.server["model"], net.params)
 
 
@@ -498,7 +500,7 @@ def test_a_client_keeps_its_neurons(backend, net, federation):
         for own in states[-1].clients["own"][states[-1].client(range(10))["participated"]]
     }
     assert len(choices) > 5
-    first = trajectory(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[
+    first = record_states(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[
         -1
     ].clients["own"]
     for client in (0, 7):
@@ -507,7 +509,7 @@ def test_a_client_keeps_its_neurons(backend, net, federation):
 
 def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
     method = SubFLOT(rates=(0.5,), alpha=0.25)
-    state = strange(trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1])
+    state = strange(record_states(method, net, federation, COHORTS[:1], engine=backend)[-1])
     server, client = state.server, state.client(2)
     world = World(net)
     active = torch.cat([client["own"], torch.tensor([True])])
@@ -515,20 +517,20 @@ def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
     aligned, _ = world.align(server["model"], history, "one")
     assert differing(aligned, world.cut(server["model"], active))
     part = participate(method, net, federation, state, [2], engine=backend, local=still())
-    begun = world.cut(row(part.uploads["model"].values, 0), active)
+    begun = world.cut(client_row(part.uploads["model"].values, 0), active)
     assert_close(
         begun, tree.map(lambda new, old: 0.25 * new + 0.75 * old, aligned, history), atol=1e-7
     )
     for name, mask in neurons.entry_masks(world.plan, active, net.params).items():
-        assert not row(part.uploads["model"].values, 0)[name][~mask].any()
+        assert not client_row(part.uploads["model"].values, 0)[name][~mask].any()
 
 
 def test_the_global_model_takes_what_reaches_it(backend, net, federation):
     """From a single client: its values where its neurons go, elsewhere nothing changes."""
     method = SubFLOT(rates=(0.5,))
-    before, after = trajectory(method, net, federation, [[0], [4]], engine=backend)[1:]
+    before, after = record_states(method, net, federation, [[0], [4]], engine=backend)[1:]
     world = World(net)
-    client = row(after.clients, 4)
+    client = client_row(after.clients, 4)
     small = world.cut(client["model"], torch.cat([client["own"], torch.tensor([True])]))
     aligned, covered = world.align(small, before.server["model"], "one")
     assert_same(after.server["model"], tree.where(covered, aligned, before.server["model"]))
@@ -542,11 +544,11 @@ def test_the_global_model_takes_what_reaches_it(backend, net, federation):
 
 def test_several_clients_are_averaged_by_samples_where_they_reach(backend, net, federation):
     method = SubFLOT(rates=(0.0, 0.5), assign="blocks")
-    before, after = trajectory(
+    before, after = record_states(
         method, net, federation, [[0, 6]], engine=backend
     )  # 40 and 50 samples
     world = World(net)
-    a, b = (row(after.clients, client) for client in (0, 6))
+    a, b = (client_row(after.clients, client) for client in (0, 6))
     small = world.cut(b["model"], torch.cat([b["own"], torch.tensor([True])]))
     aligned, covered = world.align(small, before.server["model"], "one")
     for name, mask in covered.items():
@@ -560,7 +562,7 @@ def test_several_clients_are_averaged_by_samples_where_they_reach(backend, net, 
 @pytest.mark.parametrize("part", ["otp", "ota"])
 def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
     method = SubFLOT(rates=(0.5,), **{part: False})
-    state = strange(trajectory(method, net, federation, [[0, 2]], engine=backend)[-1])
+    state = strange(record_states(method, net, federation, [[0, 2]], engine=backend)[-1])
     away, here = (
         participate(m, net, federation, state, [0, 2], engine=backend, local=still())
         for m in (method, SubFLOT(rates=(0.5,)))
@@ -590,7 +592,7 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
 @pytest.mark.parametrize("part", keep_quick(["otp", "ota"]))
 def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, federation):
     own, first = (
-        trajectory(
+        record_states(
             SubFLOT(rates=(0.5,), initial="prefix", positions=positions, **{part: False}),
             *(net, federation),
             engine=backend,
@@ -602,7 +604,7 @@ def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, feder
 
 def test_without_regularisation_is_with_none(backend, net, federation):
     off, zero = (
-        trajectory(SubFLOT(rates=(0.5,), **values), net, federation, engine=backend)[-1]
+        record_states(SubFLOT(rates=(0.5,), **values), net, federation, engine=backend)[-1]
         for values in ({"sar": False}, {"lam": 0.0})
     )
     assert_same(off, zero)
@@ -626,7 +628,7 @@ def test_dense_networks_travel_and_nothing_else(backend, net, federation):
     """4 channels and 12 units of Tiny with their share of columns."""
     sizes = []
     for rate, a, b in ((0.0, 4, 12), (0.25, 3, 9), (0.5, 2, 6), (0.75, 1, 3)):
-        _, (first, second) = rounds(
+        _, (first, second) = record_rounds(
             SubFLOT(rates=(rate,)), net, federation, [[0, 2], [0, 4]], engine=backend
         )
         size = 10 * a + (9 * a + 1) * b + 5 * b + 5

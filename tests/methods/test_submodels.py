@@ -30,11 +30,11 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    client_row,
     participate,
-    rounds,
-    row,
+    record_rounds,
+    record_states,
     tiny,
-    trajectory,
 )
 
 EVERYONE = list(range(10))
@@ -52,7 +52,7 @@ def test_entries_that_are_not_active_do_not_move(method, backend, federation):
     """
     net = tiny(norm=True)
     cohort = [0, 1, 2, 4] if backend == "loop" else [0, 1, 2]  # narrow ones alone in the latter
-    old, new = trajectory(method, net, federation, [[0, 2, 5], cohort], engine=backend)[1:]
+    old, new = record_states(method, net, federation, [[0, 2, 5], cohort], engine=backend)[1:]
     untouched = 0
     any_active = tree.full_like(net.params, False)
     for client in cohort:
@@ -60,7 +60,7 @@ def test_entries_that_are_not_active_do_not_move(method, backend, federation):
         if isinstance(method, Hermes):
             own |= {"own": new.clients["own"][client]}
         own = method.prepare(old.server, own)
-        start, end = method._begin(old.server, own), row(new.clients["model"], client)
+        start, end = method._begin(old.server, own), client_row(new.clients["model"], client)
         for name, mask in own["mask"].items():
             assert torch.equal(start[name][~mask], end[name][~mask])
             if not isinstance(method, FedSPU):
@@ -76,8 +76,11 @@ def test_entries_that_are_not_active_do_not_move(method, backend, federation):
 def test_an_entry_is_averaged_over_those_who_trained_it(backend, net, federation):
     method = FjORD(widths=(0.5, 1.0))
     narrow, wide = 0, 9 - 3  # 40 and 50 samples
-    states = trajectory(method, net, federation, [[narrow, wide]], engine=backend)
-    a, b = row(states[1].clients["model"], narrow), row(states[1].clients["model"], wide)
+    states = record_states(method, net, federation, [[narrow, wide]], engine=backend)
+    a, b = (
+        client_row(states[1].clients["model"], narrow),
+        client_row(states[1].clients["model"], wide),
+    )
     active = prefix_neurons(states[0].server["plan"], torch.tensor(0.5, dtype=torch.float64))
     for name, shared in entry_masks(states[0].server["plan"], active, net.params).items():
         merged = states[1].server["model"][name]
@@ -90,9 +93,9 @@ def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(
     method, backend, net, federation
 ):
     """The ranking of the common initial model is everyone's."""
-    start, *states = trajectory(method, net, federation, engine=backend)
+    start, *states = record_states(method, net, federation, engine=backend)
     part = participate(method, net, federation, start, COHORTS[0], engine=backend)
-    mask = row(part.uploads["model"].mask, 0)
+    mask = client_row(part.uploads["model"].mask, 0)
     assert_same(
         tree.map(lambda m: m.any(0) == m.all(0), part.uploads["model"].mask),
         tree.full_like(mask, True),
@@ -155,7 +158,7 @@ def test_random_neurons_are_new_every_round_and_for_every_client(net, federation
 
 @pytest.mark.parametrize("kind", PRUNED)
 def test_neurons_are_ranked_once(kind, backend, net, federation):
-    states = trajectory(
+    states = record_states(
         kind(widths=(0.5,)), net, federation, [[0, 1], [0, 2], [0, 1]], engine=backend
     )
     own = [state.clients["own"] for state in states]
@@ -192,7 +195,7 @@ def test_norms_do_not_see_signs_orders_or_common_factors(net, federation):
         for params in (net.params, changed):
             own = tiny()
             own.params = params
-            found.append(trajectory(method, own, federation, [[0]])[-1].clients["own"][0])
+            found.append(record_states(method, own, federation, [[0]])[-1].clients["own"][0])
         assert torch.equal(*found)
         assert not found[0].all()
 
@@ -204,18 +207,19 @@ def test_a_neuron_without_gradient_is_pruned_first(backend, federation):
         0  # what units 3 and 7 do has no effect, nor any gradient
     )
     method = PruneFL(widths=(10 / 12,), ranking_lr=1e-12)
-    own = trajectory(method, net, federation, [[0]], engine=backend)[-1].clients["own"][0]
+    own = record_states(method, net, federation, [[0]], engine=backend)[-1].clients["own"][0]
     assert (~own[4:]).nonzero().flatten().tolist() == [3, 7]
 
 
 def test_dropout_judges_by_the_global_model_or_the_own_part(net, federation):
     whole, part = (
-        trajectory(RandomDropout(**FIXED, judge=j), net, federation)[-1] for j in ("global", "own")
+        record_states(RandomDropout(**FIXED, judge=j), net, federation)[-1]
+        for j in ("global", "own")
     )
     assert set(whole.clients) == {"width"}
     for client in EVERYONE:
         a, b = (
-            m.personal(s.server, row(s.clients, client))
+            m.personal(s.server, client_row(s.clients, client))
             for m, s in ((RandomDropout(), whole), (RandomDropout(judge="own"), part))
         )
         assert_same(a, whole.server["model"])
@@ -331,7 +335,7 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
     scalars.
     """
     cohort = [0, 4, 8, 1]
-    _, outcomes = rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
+    _, outcomes = record_rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
     for outcome in outcomes:
         assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
 

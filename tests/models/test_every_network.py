@@ -16,7 +16,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.resnet import ResNet
-from tests.conftest import BACKENDS, CLASSES, CPU, LOCAL, SETTINGS, assert_close, federate
+from tests.conftest import BACKENDS, CLASSES, CPU, LOCAL, SETTINGS, assert_close, make_federation
 
 NETWORKS = {
     "text": ((6,), {"vocabulary": 30, "width": 8}),
@@ -31,7 +31,7 @@ TRAIN, TEST = (20, 7, 3), (5, 3, 4)
 def setting(network: str):
     """A network, and three clients with samples for it."""
     shape, options = NETWORKS[network]
-    federation, g = federate(TRAIN, TEST), torch.Generator().manual_seed(3)
+    federation, g = make_federation(TRAIN, TEST), torch.Generator().manual_seed(3)
     x = torch.randn(len(federation.y), *shape, generator=g) + federation.y.view(
         -1, *[1] * len(shape)
     )

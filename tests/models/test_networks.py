@@ -15,8 +15,15 @@ from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch, FedAvg
-from tests.command import TINY, call
-from tests.conftest import BACKENDS, CPU, assert_close, assert_same, between, federate
+from tests.command import TINY, run_command
+from tests.conftest import (
+    BACKENDS,
+    CPU,
+    assert_close,
+    assert_same,
+    entries_between,
+    make_federation,
+)
 
 COUNTS = [
     ("fedspu_emnist", (1, 28, 28), 62, {}, 64_722),
@@ -73,7 +80,7 @@ def test_fedspus_sub_models_have_as_many_parameters_as_stated(name, shape, class
         active = {}
         for group, width in wiring.widths.items():
             active[group] = torch.randperm(width, generator=g) < max(1, math.floor(share * width))
-        masks = between(net, active)
+        masks = entries_between(net, active)
         assert sum(int(masks[name].sum()) for name in net.params) == count
 
 
@@ -314,7 +321,7 @@ def test_bf16_is_close(name):
 def test_loop_equals_batched_for_fedspus_network():
     """Ragged clients, so that the batched backend pads; one round from the same state."""
     federation, local = (
-        federate((20, 9, 33), (4, 3, 5)),
+        make_federation((20, 9, 33), (4, 3, 5)),
         Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
     )
     net, method = models.build("fedspu_emnist", (1, 8, 8), 5, 0), FedAvg()
@@ -334,7 +341,7 @@ def test_loop_equals_batched_for_fedspus_network():
 
 
 def test_on_the_command_line(tmp_path):
-    result = call(*TINY, "model=mlp", "model.hidden=[8]", "rounds=1", cwd=tmp_path)
+    result = run_command(*TINY, "model=mlp", "model.hidden=[8]", "rounds=1", cwd=tmp_path)
     assert result.code == 0, result.err
     assert "mlp: 6,370 parameters" in result.err
 
@@ -364,6 +371,6 @@ DIGITS = (
 )
 def test_what_does_not_fit(arguments, message, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
-    result = call(*TINY, *arguments, cwd=tmp_path)
+    result = run_command(*TINY, *arguments, cwd=tmp_path)
     assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])
     assert list(tmp_path.iterdir()) == []

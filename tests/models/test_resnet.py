@@ -9,8 +9,8 @@ from fedpfl import models
 from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
 from fedpfl.ground import vision
 from fedpfl.methods import FedAvg, FedPer
-from tests.command import TINY, call
-from tests.conftest import BACKENDS, CPU, assert_close, assert_same, federate
+from tests.command import TINY, run_command
+from tests.conftest import BACKENDS, CPU, assert_close, assert_same, make_federation
 
 COUNTS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
     ("resnet8", (1, 28, 28), 10, {}, 1_229_002),
@@ -212,7 +212,7 @@ def test_group_normalisation_judges_an_image_by_itself():
 def test_loop_equals_batched(norm, method):
     """Ragged clients, so that the batched backend pads; one round from the same state."""
     federation, local = (
-        federate((20, 9, 33), (4, 3, 5)),
+        make_federation((20, 9, 33), (4, 3, 5)),
         Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
     )
     net = models.build("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
@@ -230,7 +230,7 @@ def test_loop_equals_batched(norm, method):
 
 
 def test_on_the_command_line(tmp_path):
-    result = call(
+    result = run_command(
         *TINY, "model=resnet8", "model.norm=group", "model.stem=small", "rounds=1", cwd=tmp_path
     )
     assert result.code == 0, result.err
@@ -250,5 +250,5 @@ def test_on_the_command_line(tmp_path):
     ],
 )
 def test_what_is_not_an_option(arguments, message, tmp_path):
-    result = call(*TINY, "model=resnet18", *arguments, cwd=tmp_path)
+    result = run_command(*TINY, "model=resnet18", *arguments, cwd=tmp_path)
     assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])

@@ -13,7 +13,7 @@ from fedpfl.config.plan import identity
 from fedpfl.data.state_dict import read
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, call
+from tests.command import TINY, run_command
 from tests.conftest import assert_same
 
 
@@ -194,9 +194,9 @@ def test_on_the_command_line(tmp_path):
     net = models.build("resnet8", (1, 28, 28), 10, 7)
     saved(tmp_path / "data", net)
     tiny = (*TINY, "model=resnet8", "rounds=1", "data_dir=data", "hydra.run.dir=run")
-    result = call(*tiny, "model.weights=own.pt", cwd=tmp_path)
+    result = run_command(*tiny, "model.weights=own.pt", cwd=tmp_path)
     assert result.code == 0, result.err
-    result = call(*tiny, "model.weights=other.pt", "hydra.run.dir=other", cwd=tmp_path)
+    result = run_command(*tiny, "model.weights=other.pt", "hydra.run.dir=other", cwd=tmp_path)
     assert (result.code, result.complaints) == (
         2,
         [

@@ -13,7 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.models import Net, Parts
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.wiring import Axis, Wiring, wire
-from tests.conftest import CLASSES, assert_close, between, tiny
+from tests.conftest import CLASSES, assert_close, entries_between, tiny
 
 
 def one(group: str, block: int = 1) -> Axis:
@@ -182,7 +182,7 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
         grads = torch.autograd.grad(loss, list(params.values()))
         return logits.detach(), dict(zip(params, grads, strict=True)), bound.buffers["main"]
 
-    mask = between(net, active)
+    mask = entries_between(net, active)
     zeroed = {n: p * mask[n] for n, p in params.items()}
     logits, grads, after = run(zeroed, {n: b * mask[n] for n, b in buffers.items()})
     small_logits, small_grads, small_after = run(
@@ -203,7 +203,7 @@ def test_all_neurons_active_masks_nothing(name):
     net = NETS[name][0]()
     wiring = net.parts.wiring
     active = {group: torch.ones(width, dtype=torch.bool) for group, width in wiring.widths.items()}
-    mask = between(net, active)
+    mask = entries_between(net, active)
     assert all(m.all() and m.dtype == torch.bool for m in mask.values())
 
 

@@ -23,7 +23,7 @@ from fedpfl.ground.checks import build_dataclass, checked_arguments
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
-from tests.command import call, table
+from tests.command import read_table, run_command
 from tests.conftest import ROOT, keep_quick
 
 EXPERIMENTS = list_choices("experiment")
@@ -266,8 +266,8 @@ def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
         *("rounds=1", "clients=4", "local.epochs=1", "eval.every=1", "hydra.run.dir=run"),
         "hydra.mode=RUN",
     ]
-    assert call(*words, *small, "eval.finetune_every=1", cwd=tmp_path).code == 0
-    assert table(tmp_path / "run/rounds.csv")[0]["accuracy"]
+    assert run_command(*words, *small, "eval.finetune_every=1", cwd=tmp_path).code == 0
+    assert read_table(tmp_path / "run/rounds.csv")[0]["accuracy"]
 
 
 # Names

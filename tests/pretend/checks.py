@@ -22,7 +22,7 @@ from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients, summ
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
-from tests.command import TINY, call, rewrite_summary, summary, table
+from tests.command import TINY, read_summary, read_table, rewrite_summary, run_command
 from tests.conftest import (
     BACKENDS,
     CASES,
@@ -31,9 +31,9 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
-    federate,
     flatten,
     keep_quick,
+    make_federation,
     tiny,
 )
 from tests.pretend import Graph, Refused, seen
@@ -91,7 +91,7 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
     """The state after some rounds, evaluations of it, and the host waits of the last round by
     place.
     """
-    net, federation = tiny(norm), federate().to(device)
+    net, federation = tiny(norm), make_federation().to(device)
     runner, state = make(engine, net, device), make_initial_state(method, net, 10, device)
     for cohort in cohorts:
         seen.waits.clear()
@@ -140,7 +140,7 @@ def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times
     "method", [FedSelect(p=0.5), PFedMe(inner_steps=1)], ids=lambda m: type(m).__name__
 )
 def test_no_step_makes_the_host_wait(method, graphs):
-    federation, net, waits = federate().to(GPU), tiny(), []
+    federation, net, waits = make_federation().to(GPU), tiny(), []
     for epochs in (1, 3):
         runner, state = (
             make(Engine("batched", graphs=graphs), net, GPU),
@@ -161,7 +161,7 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
     local = dataclasses.replace(LOCAL, optimizer="adamw", decay=0.5, eps=0.1)
     ends, waits = [], []
     for device in (GPU, CPU):
-        federation, net = federate().to(device), tiny()
+        federation, net = make_federation().to(device), tiny()
         runner = make(Engine("batched", graphs=device is GPU), net, device)
         state = make_initial_state(method, net, 10, device)
         for number in range(1, 5):
@@ -177,7 +177,7 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
 
 
 def test_an_evaluation_is_fetched_at_once():
-    federation, net = federate().to(GPU), tiny()
+    federation, net = make_federation().to(GPU), tiny()
     runner, state = make(Engine("batched"), net, GPU), make_initial_state(FedAvg(), net, 10, GPU)
     seen.reset()
     counts = runner.evaluate(EvalCall(FedAvg(), federation, state, EVERYONE))
@@ -192,7 +192,7 @@ def test_a_step_launches_and_moves_little():
     """Of cnn4, with 10 clients x 32 images 3x32x32; four of its launches copy its inputs into the
     program's memory.
     """
-    federation = federate((64,) * 10, (1,) * 10)
+    federation = make_federation((64,) * 10, (1,) * 10)
     x = torch.randint(0, 256, (len(federation.y), 3, 32, 32), dtype=torch.uint8)
     federation = dataclasses.replace(federation, x=x, mean=(0.5,) * 3, std=(0.25,) * 3).to(GPU)
     net, found = models.build("cnn4", (3, 32, 32), 10, 1), []
@@ -263,7 +263,7 @@ def flags():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_flags_of_a_backend_hold_while_it_runs(backend):
     """In a lockstep sweep runs of other precisions are made before the first one trains."""
-    before, federation, net = flags(), federate().to(GPU), tiny()
+    before, federation, net = flags(), make_federation().to(GPU), tiny()
     runners = {
         precision: make(Engine(backend, precision=precision), net, GPU)
         for precision in ("fp32", "tf32")
@@ -285,7 +285,7 @@ def peak(run):
 
 
 def test_calls_that_have_no_room_together_are_answered_one_by_one():
-    federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
+    federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make(Engine("batched"), net, GPU)
     calls = [
         EvalCall(FedAvg(), federation, make_initial_state(FedAvg(), net, 10, GPU), EVERYONE)
@@ -303,7 +303,7 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
 
 @pytest.mark.full
 def test_programs_that_are_kept_make_room_for_what_has_none():
-    federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
+    federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make(Engine("batched", graphs=True), net, GPU)
     state = make_initial_state(FedAvg(), net, 10, GPU)
     judge = EvalCall(FedAvg(), federation, state, EVERYONE)
@@ -388,22 +388,22 @@ def test_the_pretended_gpu_replays_what_was_captured():
 @pytest.mark.full
 def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
     command = ("method=fedobp", "quantile.q=0.9", *TINY, "model=mlp", "hydra.run.dir=run")
-    first = call(*command, cwd=tmp_path)
+    first = run_command(*command, cwd=tmp_path)
     assert first.code == 0, first.err
     (line,) = [
         line
         for line in first.err.splitlines()
         if " is taken; seconds for the first cohort: " in line
     ]
-    used = summary(tmp_path / "run")["engine"]
+    used = read_summary(tmp_path / "run")["engine"]
     assert set(used["seconds"]) == {"batched with graphs", "batched", "loop"}
     name = f"{used['backend']} with graphs" if used["graphs"] else used["backend"]
     assert used["seconds"][name] == min(used["seconds"].values())
     assert line.startswith(f"engine: {name} is taken")
     rewrite_summary(tmp_path / "run", status="running")
-    again = call(*command, cwd=tmp_path)
+    again = run_command(*command, cwd=tmp_path)
     assert (again.code, "is taken" in again.err) == (0, False), again.err
-    alone = call(
+    alone = run_command(
         *command[:-1],
         f"engine={used['backend']}",
         f"engine.graphs={used['graphs']}",
@@ -411,4 +411,6 @@ def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
         cwd=tmp_path,
     )
     assert alone.code == 0, alone.err
-    assert table(tmp_path / "run" / "rounds.csv") == table(tmp_path / "alone" / "rounds.csv")
+    assert read_table(tmp_path / "run" / "rounds.csv") == read_table(
+        tmp_path / "alone" / "rounds.csv"
+    )

@@ -13,7 +13,7 @@ import torch
 from fedpfl.ground import tree
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import call, state, wait
+from tests.command import read_checkpoint, run_command, wait_for
 from tests.conftest import keep_quick
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
@@ -107,7 +107,7 @@ def test_a_bad_configuration_is_one_line(words, told, tmp_path):
     epsilon = (
         [] if any(word.startswith("privacy.epsilon=") for word in given) else ["privacy.epsilon=8"]
     )
-    result = call(*SMALL, *method, *epsilon, *given, "hydra.run.dir=run", cwd=tmp_path)
+    result = run_command(*SMALL, *method, *epsilon, *given, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
     assert len(result.complaints) == 1, result.err
     assert told in result.complaints[0]
@@ -125,7 +125,7 @@ def rows(path):
 
 def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     """Going on from its second round it gives away as much, by noise of its own."""
-    whole = call(*SMALL, *OWN, "hydra.run.dir=whole", cwd=tmp_path)
+    whole = run_command(*SMALL, *OWN, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.code == 0, whole.err
     promise = json.loads((tmp_path / "whole/summary.json").read_text())["privacy"]
     assert "-differentially private after 3 rounds (RDP, noise 2)" in promise
@@ -140,16 +140,16 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     assert len({row["clip"] for row in told}) == 3
     assert any(promise in note for note in accuracy_table(runs(tmp_path / "whole")).notes)
 
-    assert call(*SMALL, *OWN, "rounds=2", "hydra.run.dir=two", cwd=tmp_path).code == 0
-    longer = call(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
+    assert run_command(*SMALL, *OWN, "rounds=2", "hydra.run.dir=two", cwd=tmp_path).code == 0
+    longer = run_command(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
     assert longer.code == 0, longer.err
     told_longer, told_two = rows(tmp_path / "longer"), rows(tmp_path / "two")
     assert told_longer[:2] == told_two
     assert told_longer[2] != told[2]
     assert [row["epsilon"] for row in told_longer] == [row["epsilon"] for row in told]
     calibrated = (*OWN[:1], "privacy.epsilon=40", "privacy.clip=0.05")
-    assert call(*SMALL, *calibrated, "rounds=2", "hydra.run.dir=c", cwd=tmp_path).code == 0
-    refused = call(*SMALL, *calibrated, "extend=c", "hydra.run.dir=d", cwd=tmp_path)
+    assert run_command(*SMALL, *calibrated, "rounds=2", "hydra.run.dir=c", cwd=tmp_path).code == 0
+    refused = run_command(*SMALL, *calibrated, "extend=c", "hydra.run.dir=d", cwd=tmp_path)
     assert (refused.code, len(refused.complaints)) == (2, 1)
     assert "extend is not for privacy.epsilon" in refused.complaints[0]
 
@@ -158,14 +158,14 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
 def alone(tmp_path_factory):
     """A private run's rows."""
     place = tmp_path_factory.mktemp("alone")
-    assert call(*SMALL, *SEEDED, "hydra.run.dir=run", cwd=place).code == 0
+    assert run_command(*SMALL, *SEEDED, "hydra.run.dir=run", cwd=place).code == 0
     return rows(place / "run")
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
     interrupt(tmp_path / "run", *SMALL, *SEEDED, after=2)
     assert len(rows(tmp_path / "run")) == 2
-    result = call(*SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path)
+    result = run_command(*SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0
     assert "no guarantee: whoever knows privacy.seed can take the noise off" in result.err
     assert rows(tmp_path / "run") == alone
@@ -191,7 +191,7 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
             for path in (tmp_path / broken).iterdir()
             if path.name != "run.log"
         }
-        result = call(*SMALL, *OWN, f"hydra.run.dir={broken}", cwd=tmp_path)
+        result = run_command(*SMALL, *OWN, f"hydra.run.dir={broken}", cwd=tmp_path)
         assert (result.code, len(result.complaints)) == (2, 1)
         assert "privacy.key is not what the run began with" in result.complaints[0]
         after = {
@@ -201,11 +201,11 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
         }
         assert after["state.pt"] == before["state.pt"]
     for run in ("run", "copy", "anew"):
-        assert call(*SMALL, *OWN, f"hydra.run.dir={run}", cwd=tmp_path).code == 0
+        assert run_command(*SMALL, *OWN, f"hydra.run.dir={run}", cwd=tmp_path).code == 0
         assert not (tmp_path / run / "privacy.key").exists()
     assert rows(tmp_path / "run") == rows(tmp_path / "copy")
     assert rows(tmp_path / "run")[0] != rows(tmp_path / "anew")[0]
-    assert call(*SMALL, *OWN, "hydra.run.dir=lost", "restart=true", cwd=tmp_path).code == 0
+    assert run_command(*SMALL, *OWN, "hydra.run.dir=lost", "restart=true", cwd=tmp_path).code == 0
 
 
 @pytest.mark.parametrize("seeded", [(), ("privacy.seed=1",)], ids=["secret", "seeded"])
@@ -218,7 +218,7 @@ def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, t
         "local.lr=1e-30,2e-30",
     )
     assert (
-        call(
+        run_command(
             *SMALL,
             *words,
             *seeded,
@@ -228,7 +228,7 @@ def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, t
         ).code
         == 0
     )
-    servers = [state(tmp_path / rate)["server"] for rate in ("1e-30", "2e-30")]
+    servers = [read_checkpoint(tmp_path / rate)["server"] for rate in ("1e-30", "2e-30")]
     difference = tree.ravel(tree.map(torch.sub, *servers)).double()
     assert float(difference.std()) == pytest.approx(2**0.5 * 2 * 0.05 / 3, rel=0.02)
 
@@ -244,9 +244,13 @@ def test_cohorts_are_secret_too(tmp_path):
         ("loud", ("privacy.noise=0",)),
         ("none", ("privacy=none",)),
     ):
-        assert call(*words, *more, f"hydra.run.dir={name}", cwd=tmp_path).code == 0
+        assert run_command(*words, *more, f"hydra.run.dir={name}", cwd=tmp_path).code == 0
         cohorts.append(
-            sorted(int(who) for block in state(tmp_path / name)["rows"] for who in block["who"])
+            sorted(
+                int(who)
+                for block in read_checkpoint(tmp_path / name)["rows"]
+                for who in block["who"]
+            )
         )
     one, two, loud, none = cohorts
     assert len(one) == len(two) == 9
@@ -267,7 +271,7 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
         *("privacy.sampling=poisson", "participation=0.17", "rounds=12", "eval.every=6"),
         "privacy.seed=3",
     )
-    result = call(*SMALL, *words, *rare, "hydra.run.dir=run", cwd=tmp_path)
+    result = run_command(*SMALL, *words, *rare, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0, result.err
     told = rows(tmp_path / "run")
     counts = [int(row["participants"]) for row in told]
@@ -284,17 +288,17 @@ def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
         *("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=."),
         "hydra.sweep.subdir=${seed}",
     )
-    assert call(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0
+    assert run_command(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0
     assert rows(tmp_path / "42") == alone
     assert rows(tmp_path / "43") != alone
 
 
 @pytest.mark.full
 def test_on_two_processes_the_noise_is_that_of_one(alone, tmp_path):
-    result = wait(torchrun(2, *SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path))
+    result = wait_for(torchrun(2, *SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path))
     assert result.code == 0, result.err
     assert rows(tmp_path / "run") == alone
-    result = wait(
+    result = wait_for(
         torchrun(2, *SMALL, *OWN, "hydra.run.dir=secret", cwd=tmp_path)
     )  # they stop where servers differ
     assert result.code == 0, result.err

@@ -32,17 +32,17 @@ from fedpfl.report import load
 from fedpfl.report.__main__ import main as report
 from tests.command import (
     TINY,
-    call,
-    composed,
+    compose_once,
     format_override,
-    play,
+    play_run,
+    read_checkpoint,
+    read_summary,
+    read_table,
     rewrite_summary,
+    run_command,
     snapshot,
-    start,
-    state,
-    summary,
-    table,
-    wait,
+    start_process,
+    wait_for,
 )
 from tests.conftest import assert_same, keep_one_of_each, keep_quick
 from tests.report.test_listing import HOUR, age
@@ -73,14 +73,14 @@ def interrupt(folder: Path, *overrides: str, after: int = 3) -> None:
             raise KeyboardInterrupt
 
     with mock.patch.object(rundir.RunDirectory, "row", pressed), pytest.raises(KeyboardInterrupt):
-        play(folder, *overrides)
+        play_run(folder, *overrides)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same run, finished and interrupted."""
     place = tmp_path_factory.mktemp("runs")
-    play(place / "finished", *RUN)
+    play_run(place / "finished", *RUN)
     interrupt(place / "interrupted", *RUN)
     return {name: place / name for name in ("finished", "interrupted")}
 
@@ -96,12 +96,12 @@ def copied(folder: Path, place: Path) -> Path:
 
 def assert_ends_as(folder: Path, whole: Path) -> None:
     """Bit for bit, but for what a clock wrote."""
-    assert summary(folder)["status"] == "finished"
-    assert_same(state(folder), state(whole))
-    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    assert read_summary(folder)["status"] == "finished"
+    assert_same(read_checkpoint(folder), read_checkpoint(whole))
+    assert read_table(folder / "rounds.csv") == read_table(whole / "rounds.csv")
     for name in ("clients.csv", "config.yaml", "partition.npz"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    mine, theirs = (summary(path)["last"] for path in (folder, whole))
+    mine, theirs = (read_summary(path)["last"] for path in (folder, whole))
     assert {key: mine[key] for key in mine if key not in ("seconds", "eval_seconds")} == {
         key: theirs[key] for key in theirs if key not in ("seconds", "eval_seconds")
     }
@@ -111,7 +111,7 @@ def refusal(folder: Path, *overrides: str) -> str:
     """The one line that the command ends with, `` where it ends well."""
     told = ""
     try:
-        play(folder, *overrides)
+        play_run(folder, *overrides)
     except FedpflError as error:
         told = str(error)
     assert "\n" not in told
@@ -177,7 +177,7 @@ def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
 def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -> None:
     run = copied(whole, tmp_path)
     bytes_ = (run / "state.pt").read_bytes()
-    weights = state(run)["server"]["classifier.weight"].numpy().tobytes()
+    weights = read_checkpoint(run)["server"]["classifier.weight"].numpy().tobytes()
     place = bytes_.index(weights) + 77
     (run / "state.pt").write_bytes(
         bytes_[:place] + bytes([bytes_[place] ^ 1]) + bytes_[place + 1 :]
@@ -190,7 +190,7 @@ def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
 def test_bits_all_over_a_summary(status: str, runs: dict[str, Path], tmp_path: Path) -> None:
-    bytes_, told = (runs[status] / "summary.json").read_bytes(), summary(runs[status])
+    bytes_, told = (runs[status] / "summary.json").read_bytes(), read_summary(runs[status])
     del told["digest"]
     other_run = 0
     for place in range(0, 8 * len(bytes_), 13):
@@ -242,11 +242,11 @@ def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
     what = "missing" if how == "removed" else "damaged"
     assert refusal(run, *RUN).startswith(f"{run} is finished, but {name} is {what}; restart=true ")
     kept.rename(run / "state.pt")
-    told = play(run, *RUN)
+    told = play_run(run, *RUN)
     assert f"files       {name} is {what}: written anew from state.pt" in told
     assert "already finished" not in told
     assert_ends_as(run, whole)
-    assert "already finished" in play(run, *RUN)
+    assert "already finished" in play_run(run, *RUN)
 
 
 def clean(root: Path, *options: str) -> None:
@@ -315,8 +315,8 @@ def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
         patch.setattr(rundir.RunDirectory, "checkpoint", lost)
         told = refusal(run, *RUN)
     assert told.startswith(f"{run / name} was changed or removed while the run went on; ")
-    assert summary(run)["status"] == "failed"
-    play(run, *RUN)
+    assert read_summary(run)["status"] == "failed"
+    play_run(run, *RUN)
     assert_ends_as(run, whole)
 
 
@@ -333,8 +333,8 @@ def test_rows_that_vanish_are_told_at_the_next_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(rundir.RunDirectory, "row", lost)
         assert "rounds.csv was changed or removed while" in refusal(run, *RUN)
-    assert state(run)["round"] == 1
-    play(run, *RUN)
+    assert read_checkpoint(run)["round"] == 1
+    play_run(run, *RUN)
     assert_ends_as(run, whole)
 
 
@@ -342,21 +342,23 @@ def test_a_finished_run_may_do_without_its_checkpoint(whole: Path, tmp_path: Pat
     run = copied(whole, tmp_path)
     (run / "state.pt").unlink()
     before = snapshot(run)
-    assert "already finished" in play(run, *RUN)
+    assert "already finished" in play_run(run, *RUN)
     assert snapshot(run) == before
 
 
 def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_path: Path) -> None:
     """Its identity is another one, and its files may be."""
     run = copied(whole, tmp_path)
-    code = [{**entry, "fedpfl": "0.1.0"} for entry in summary(run)["code"]]
-    rewrite_summary(run, code=code, environment={**summary(run)["environment"], "fedpfl": "0.1.0"})
+    code = [{**entry, "fedpfl": "0.1.0"} for entry in read_summary(run)["code"]]
+    rewrite_summary(
+        run, code=code, environment={**read_summary(run)["environment"], "fedpfl": "0.1.0"}
+    )
     before = snapshot(run)
     said = f"{run}: fedpfl 0.1.0 wrote this run, and fedpfl {fedpfl.__version__} does not read it; use fedpfl 0.1.0"
     assert refusal(run, *RUN).startswith(said)
     assert (
         said
-        in call(
+        in run_command(
             *RUN, "rounds=4", format_override("extend", run), "hydra.run.dir=more", cwd=tmp_path
         ).err
     )
@@ -366,7 +368,10 @@ def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_
         load.read_started_run(run)
     assert load.inspect_directory(run).status_text == "broken"
     assert snapshot(run) == before
-    assert call(*RUN, format_override("hydra.run.dir", run), "restart=true", cwd=tmp_path).code == 0
+    assert (
+        run_command(*RUN, format_override("hydra.run.dir", run), "restart=true", cwd=tmp_path).code
+        == 0
+    )
     assert_ends_as(run, whole)
 
 
@@ -458,7 +463,7 @@ def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
     assert reason in told
     assert told.endswith("; once that is mended, give the same command again")
     assert "restart" not in told
-    play(run, *RUN)
+    play_run(run, *RUN)
     assert_ends_as(run, runs["finished"])
 
 
@@ -499,14 +504,16 @@ def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
         real(self, values)
         if values["round"] == 2 and not results:
             (run / "run.lock").unlink()
-            results.append(wait(start(*RUN, format_override("hydra.run.dir", run), cwd=tmp_path)))
+            results.append(
+                wait_for(start_process(*RUN, format_override("hydra.run.dir", run), cwd=tmp_path))
+            )
 
     with monkeypatch.context() as patch:
         patch.setattr(rundir.RunDirectory, "row", lost)
         assert "run.lock was removed or replaced" in refusal(run, *RUN)
     assert results[0].code == 0
     assert_ends_as(run, whole)
-    assert "already finished" in play(run, *RUN)
+    assert "already finished" in play_run(run, *RUN)
 
 
 def test_a_lock_that_was_removed_before_it_was_taken_is_none(
@@ -539,7 +546,7 @@ def test_a_folder_that_is_no_run_directory_is_left_alone(
     own = tmp_path / "own"
     own.mkdir()
     (own / holds).mkdir() if holds.endswith("/") else (own / holds).write_text('{"mine": 1}')
-    result = call(*RUN, f"hydra.run.dir={where}", cwd=tmp_path if where == "own" else own)
+    result = run_command(*RUN, f"hydra.run.dir={where}", cwd=tmp_path if where == "own" else own)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
     assert "hydra.run.dir=" in result.err
     assert [path.name for path in own.iterdir()] == [holds.rstrip("/")]
@@ -548,7 +555,7 @@ def test_a_folder_that_is_no_run_directory_is_left_alone(
 
 def test_an_empty_folder_will_do_also_with_hidden_names_in_it(tmp_path: Path) -> None:
     (tmp_path / "own" / ".hydra").mkdir(parents=True)
-    assert call(*RUN, "hydra.run.dir=own", cwd=tmp_path).code == 0
+    assert run_command(*RUN, "hydra.run.dir=own", cwd=tmp_path).code == 0
 
 
 # Data
@@ -593,8 +600,8 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) 
         "restart=true"
     )
     assert snapshot(run) == before
-    assert "resumed" not in play(run, *own, "restart=true")
-    play(tmp_path / "fresh", *own)
+    assert "resumed" not in play_run(run, *own, "restart=true")
+    play_run(tmp_path / "fresh", *own)
     assert_ends_as(run, tmp_path / "fresh")
 
 
@@ -603,16 +610,16 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path:
     path = samples(tmp_path / "own.npz")
     own = (*RUN, "dataset=npz", format_override("dataset.path", path))
     run = tmp_path / "run"
-    play(run, *own)
+    play_run(run, *own)
     samples(path)  # written again, the same
-    assert "already finished" in play(run, *own)
+    assert "already finished" in play_run(run, *own)
     overwritten(path)[what]()
-    told = play(run, *own)
+    told = play_run(run, *own)
     assert told.count("data        changed since the run finished: run from the beginning\n") == 1
     assert "data changed since the run finished" in (run / "run.log").read_text()
-    play(tmp_path / "fresh", *own)
+    play_run(tmp_path / "fresh", *own)
     assert_ends_as(run, tmp_path / "fresh")
-    assert "already finished" in play(run, *own)
+    assert "already finished" in play_run(run, *own)
 
 
 def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
@@ -653,12 +660,12 @@ def test_a_finished_run_has_no_older_state(
 
 def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
     own = (*RUN, "model.weights=first.pt", format_override("data_dir", tmp_path))
-    net = build_run(check_config(composed(*RUN))).net
+    net = build_run(check_config(compose_once(*RUN))).net
     torch.save(net.params, tmp_path / "first.pt")
-    play(tmp_path / "run", *own)
-    assert "already finished" in play(tmp_path / "run", *own)
+    play_run(tmp_path / "run", *own)
+    assert "already finished" in play_run(tmp_path / "run", *own)
     torch.save({name: value + 1e-3 for name, value in net.params.items()}, tmp_path / "first.pt")
-    assert "data        changed" in play(tmp_path / "run", *own)
+    assert "data        changed" in play_run(tmp_path / "run", *own)
 
 
 def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
@@ -716,7 +723,7 @@ def test_a_sweep_in_lockstep_looks_at_its_samples_once(
         return real(*values)
 
     monkeypatch.setattr(data, "fingerprint", counted)
-    assert call("-m", "hydra/launcher=lockstep", *RUN, "seed=1,2,3", cwd=tmp_path).code == 0
+    assert run_command("-m", "hydra/launcher=lockstep", *RUN, "seed=1,2,3", cwd=tmp_path).code == 0
     assert len(seen) == 2  # once before the sweep, for what all runs lack
 
 
@@ -750,21 +757,21 @@ def test_a_finished_run_of_other_code_says_so(
 ) -> None:
     run = tmp_path / "run"
     own_method("as it was")
-    play(run, *RUN)
+    play_run(run, *RUN)
     before = snapshot(run)
-    assert "changed" not in play(run, *RUN)
+    assert "changed" not in play_run(run, *RUN)
     assert snapshot(run) == before
     own_method("edited")
-    told = play(run, *RUN)
+    told = play_run(run, *RUN)
     assert "already finished" in told
     assert told.endswith(CHANGED)
     assert "code of the method changed since" in (run / "run.log").read_text()
     assert {k: v for k, v in snapshot(run).items() if k != "run.log"} == {
         k: v for k, v in before.items() if k != "run.log"
     }
-    assert "already finished" not in play(run, *RUN, "restart=true")
-    assert "changed" not in play(run, *RUN)
-    assert len(summary(run)["code"]) == 1
+    assert "already finished" not in play_run(run, *RUN, "restart=true")
+    assert "changed" not in play_run(run, *RUN)
+    assert len(read_summary(run)["code"]) == 1
 
 
 def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
@@ -773,25 +780,25 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     run = tmp_path / "run"
     own_method("as it was")
     interrupt(run, *RUN)
-    (before,) = summary(run)["code"]
+    (before,) = read_summary(run)["code"]
     own_method("edited")
-    told = play(run, *RUN)
+    told = play_run(run, *RUN)
     assert CHANGED in told
     assert "resumed" in told
     assert "code of the method changed since" in (run / "run.log").read_text()
     assert_ends_as(run, whole)
-    first, second = summary(run)["code"]
+    first, second = read_summary(run)["code"]
     assert first == before
     assert first["method"] != second["method"]
     assert first["fedpfl"] == second["fedpfl"] == environment.describe_environment()["fedpfl"]
-    assert CHANGED in play(run, *RUN)  # it is of two codes for good
+    assert CHANGED in play_run(run, *RUN)  # it is of two codes for good
 
 
 def test_code_that_goes_on_is_named_once(runs: dict[str, Path], tmp_path: Path) -> None:
     run = copied(runs["interrupted"], tmp_path)
-    (code,) = summary(run)["code"]
-    play(run, *RUN)
-    assert summary(run)["code"] == [code]
+    (code,) = read_summary(run)["code"]
+    play_run(run, *RUN)
+    assert read_summary(run)["code"] == [code]
 
 
 def test_code_that_left_no_checkpoint_took_no_part(
@@ -801,8 +808,8 @@ def test_code_that_left_no_checkpoint_took_no_part(
     own_method("as it was")
     interrupt(run, *RUN, "checkpoint.seconds=1e6", after=1)
     own_method("edited")
-    assert "changed" not in play(run, *RUN, "checkpoint.seconds=1e6")
-    assert len(summary(run)["code"]) == 1
+    assert "changed" not in play_run(run, *RUN, "checkpoint.seconds=1e6")
+    assert len(read_summary(run)["code"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -844,7 +851,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
 ) -> None:
     run = copied(runs[status], tmp_path)
     (run / "notes.txt").write_text("mine")
-    told = play(run, *RUN, "restart=true")
+    told = play_run(run, *RUN, "restart=true")
     assert "already finished" not in told
     assert "resumed" not in told
     assert_ends_as(run, runs["finished"])
@@ -852,7 +859,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
     assert "restart: false" in (run / "config.yaml").read_text()
     assert "resumed" not in (run / "run.log").read_text()
     assert (run / "run.log").read_text().count("directory") == 1
-    assert "already finished" in play(run, *RUN)
+    assert "already finished" in play_run(run, *RUN)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -862,7 +869,7 @@ def test_restart_mends_every_damage(name: str, runs: dict[str, Path], tmp_path: 
         (run / name).write_text((run / name).read_text().replace("running", "finished"))
     else:
         (run / name).write_bytes(b"garbage")
-    play(run, *RUN, "restart=true")
+    play_run(run, *RUN, "restart=true")
     assert_ends_as(run, runs["finished"])
 
 
@@ -870,7 +877,7 @@ def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:
     run = copied(whole, tmp_path)
     before = snapshot(run)
     assert "holds a different run" in refusal(run, *RUN, "seed=7", "restart=true")
-    with rundir.RunDirectory.open(run, "", summary(run)["identity"]):
+    with rundir.RunDirectory.open(run, "", read_summary(run)["identity"]):
         assert "is in use by process" in refusal(run, *RUN, "restart=true")
     assert snapshot(run) == before
 
@@ -890,33 +897,35 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(
     with monkeypatch.context() as patch:
         patch.setattr(files, "remove_files", killed)
         with pytest.raises(KeyboardInterrupt):
-            play(run, *RUN, "restart=true")
+            play_run(run, *RUN, "restart=true")
     assert (run / "rounds.csv").exists()
-    told = play(run, *RUN)
+    told = play_run(run, *RUN)
     assert "files       of a run that an earlier command began to remove are gone: run anew" in told
     assert "already finished" not in told
     assert_ends_as(run, whole)
-    assert "cleared" not in summary(run)
-    assert "already finished" in play(run, *RUN)
+    assert "cleared" not in read_summary(run)
+    assert "already finished" in play_run(run, *RUN)
 
 
 @pytest.mark.parametrize("launcher", ["basic", "lockstep"])
 def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     sweep = ("-m", f"hydra/launcher={launcher}", *RUN, "seed=1,2")
-    assert call(*sweep, cwd=tmp_path).code == 0
+    assert run_command(*sweep, cwd=tmp_path).code == 0
     first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}
     assert len(first) == 2
-    result = call(*sweep, "restart=true", cwd=tmp_path)
+    result = run_command(*sweep, "restart=true", cwd=tmp_path)
     assert (result.code, result.err.count("already finished")) == (0, 0)
     assert {
         path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")
     }.keys() == first.keys()
     assert all(path.stat().st_mtime_ns > then for path, then in first.items())
-    again = call(*sweep, cwd=tmp_path)
+    again = run_command(*sweep, cwd=tmp_path)
     assert (again.code, again.err.count("already finished")) == (0, 2)
 
 
 def test_restart_is_no_part_of_what_a_run_is() -> None:
-    plain, anew = (check_config(composed(*RUN, f"restart={value}")) for value in ("false", "true"))
+    plain, anew = (
+        check_config(compose_once(*RUN, f"restart={value}")) for value in ("false", "true")
+    )
     assert (plain.identity, plain.config) == (anew.identity, anew.config)
     assert (plain.settings.restart, anew.settings.restart) == (False, True)

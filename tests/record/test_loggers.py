@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
-from tests.command import TINY, call, format_override, rewrite_summary
+from tests.command import TINY, format_override, rewrite_summary, run_command
 from tests.record import test_wandb
 from tests.record.test_wandb import (
     done,
@@ -441,7 +441,7 @@ def logged(tmp_path_factory):
             f"logger=[{','.join((*there, 'csv'))}]",
             *(["logger.mode=offline"] * ("wandb" in there)),
         ]
-        result = call(
+        result = run_command(
             "method=fedobp",
             "name=mine",
             "rounds=3",

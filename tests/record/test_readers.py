@@ -28,7 +28,7 @@ from fedpfl import export
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
-from tests.command import TINY, format_override, play
+from tests.command import TINY, format_override, play_run
 from tests.conftest import keep_quick
 from tests.record.test_damage import interrupt, overwritten, samples
 
@@ -67,12 +67,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         shutil.copytree(self.path, place / f"after {values['round']}")
 
     with mock.patch.object(rundir.RunDirectory, "row", copied):
-        play(place / "finished", *own)
-    play(place / "again", *own)
-    play(place / "other seed", *own, "seed=3")
+        play_run(place / "finished", *own)
+    play_run(place / "again", *own)
+    play_run(place / "other seed", *own, "seed=3")
     content = path.read_bytes()
     overwritten(path)["two labels"]()
-    play(place / "other data", *own)
+    play_run(place / "other data", *own)
     interrupt(place / "other data, interrupted", *own)
     path.write_bytes(content)
     times = [fedpfl.load(place / name) for name in ("finished", "after 3", "after 2", "after 1")]
@@ -264,5 +264,5 @@ def test_what_is_written_is_noted_before(tmp_path: Path) -> None:
         add(self, name, digest)
 
     with mock.patch.object(digests.DigestNotes, "add", killed), pytest.raises(KeyboardInterrupt):
-        play(tmp_path / "run", *TINY, "rounds=3", "model=mlp", "model.hidden=[8]")
+        play_run(tmp_path / "run", *TINY, "rounds=3", "model=mlp", "model.hidden=[8]")
     assert len(fedpfl.load(tmp_path / "run").rounds) == 2

@@ -32,7 +32,7 @@ from fedpfl.record.wandb_logger import (
     choose_mode,
     is_logged_in,
 )
-from tests.command import TINY, call
+from tests.command import TINY, run_command
 
 wandb = pytest.importorskip("wandb")
 
@@ -169,7 +169,7 @@ def offline_sweep(folder: Path, *arguments: str) -> list[Path]:
     with pytest.MonkeyPatch.context() as patch:
         without_login(patch, folder)
         words = ("method=fedobp", "eval.finetune_epochs=1", "logger=wandb", "logger.mode=offline")
-        assert call("--multirun", *TINY, *words, *arguments, cwd=folder).code == 0
+        assert run_command("--multirun", *TINY, *words, *arguments, cwd=folder).code == 0
     return sorted(path.parent for path in folder.glob("outputs/*/*/*/*/rounds.csv"))
 
 

@@ -11,7 +11,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
-from tests.command import FILES, TINY, call
+from tests.command import FILES, TINY, run_command
 
 WORDS = ["dataset=digits", *TINY, "model=mlp", "rounds=3", "federate.timeout=0.01"]
 
@@ -58,7 +58,7 @@ def test_the_files_are_those_of_any_run(here):
     with pytest.raises(KeyboardInterrupt):
         app.run_server(Killed(nodes(words)), words)
     path = app.run_server(InProcessGrid(nodes(words)), words)
-    assert call(*words[:-1], cwd=here).code == 0
+    assert run_command(*words[:-1], cwd=here).code == 0
     alone = Path(str(path).replace("federated/", ""))
     assert {own.name for own in path.iterdir()} == {*FILES, "run.lock", "wire.csv"}
     for name in ("rounds.csv", "clients.csv"):
@@ -84,7 +84,7 @@ def test_what_would_leave_clients_is_said_first(here):
     path = app.run_server(InProcessGrid(nodes(words)), [*words, "federate.share_states=true"])
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
-    assert call(*words[:-1], cwd=here).code == 0
+    assert run_command(*words[:-1], cwd=here).code == 0
     assert table(path / "rounds.csv") == table(
         Path(str(path).replace("federated/", "")) / "rounds.csv"
     )

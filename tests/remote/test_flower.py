@@ -14,7 +14,7 @@ import pytest
 
 from fedpfl import export, federate
 from fedpfl.remote import app, local, wire
-from tests.command import call, format_override
+from tests.command import format_override, run_command
 
 WORDS = [
     *("dataset=digits", "clients=4", "participation=1.0", "rounds=2", "eval.every=2"),
@@ -110,7 +110,7 @@ def test_processes_as_in_one_place(method: str, tmp_path, monkeypatch):
     words = [f"method={method}", *WORDS]
     command = [sys.executable, "-m", "fedpfl.federate", *words, *STATES.get(method, [])]
     subprocess.run(command, check=True)
-    assert call(*words, cwd=tmp_path).code == 0
+    assert run_command(*words, cwd=tmp_path).code == 0
     there, here = directory(words), Path(str(directory(words)).replace("federated/", ""))
     for name in ("rounds.csv", "clients.csv"):
         assert table(there / name) == table(here / name)
@@ -177,7 +177,7 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         os.killpg(node.pid, 9)
         local.start_supernode(start, link, *local.find_free_ports(1), configs[1], **more)
         reached(4)
-    assert call(*words, cwd=tmp_path).code == 0
+    assert run_command(*words, cwd=tmp_path).code == 0
     rows, alone = (
         table(run / "rounds.csv"),
         table(Path(str(run).replace("federated/", "")) / "rounds.csv"),

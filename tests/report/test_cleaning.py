@@ -17,7 +17,7 @@ import pytest
 from fedpfl.record import digests, rundir
 from fedpfl.report import cleaning, load
 from fedpfl.report.__main__ import main
-from tests.command import TINY, format_override, snapshot, start
+from tests.command import TINY, format_override, snapshot, start_process
 from tests.report.test_listing import HOUR, age, hold
 from tests.report.test_report import amend, write_run
 
@@ -395,7 +395,7 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     path = tmp_path / "live"
-    process = start(
+    process = start_process(
         "rounds=100000", *TINY[1:], format_override("hydra.run.dir", path), cwd=tmp_path
     )
     try:

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from fedpfl.report.__main__ import main
-from tests.command import call
+from tests.command import run_command
 from tests.conftest import ROOT
 from tests.report.test_report import amend, config, write_run
 
@@ -248,7 +248,7 @@ def test_seeds_that_draw_their_splits_are_one_group(
 def test_the_seeds_of_a_sweep_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for seed in (1, 2):
         words = f"method=fedavg seed={seed} rounds=1 clients=4 participation=0.5 local.epochs=1 eval.every=1"
-        assert call(*words.split(), f"hydra.run.dir=runs/{seed}", cwd=tmp_path).code == 0
+        assert run_command(*words.split(), f"hydra.run.dir=runs/{seed}", cwd=tmp_path).code == 0
     splits = {
         json.loads((tmp_path / f"runs/{seed}/summary.json").read_text())["data"] for seed in (1, 2)
     }

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 import fedpfl
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import tree
-from tests.command import TINY, call, composed, state, table
+from tests.command import TINY, compose_once, read_checkpoint, read_table, run_command
 from tests.conftest import assert_close
 from tests.runner.test_resume import interrupt
 
@@ -20,7 +20,7 @@ TRAINED = 4 * (784 + 32) + 4 * (32 + 16) + 16 * 10 + 10
 
 
 def plan(*words):
-    return check_config(composed(*TINY, *words))
+    return check_config(compose_once(*TINY, *words))
 
 
 def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
@@ -28,7 +28,7 @@ def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
 ):
     monkeypatch.chdir(tmp_path)
     run = fedpfl.run(*TINY, *LORA, "method=ditto", "participation=1.0")
-    saved = state(run.path)
+    saved = read_checkpoint(run.path)
     names = {*build_run(plan(*LORA)).net.params}
     assert {*saved["server"]} == names
     assert all(
@@ -36,7 +36,7 @@ def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
         for name in names
     )
     assert all({*rows["client"]["v"]} == names for rows in saved["rows"])
-    row = table(run.path / "rounds.csv")[0]
+    row = read_table(run.path / "rounds.csv")[0]
     assert int(row["values_down"]) == int(row["values_up"]) == 4 * TRAINED
     log = (run.path / "run.log").read_text()
     assert f"{TRAINED:,} parameters, " in log
@@ -65,10 +65,10 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
         *("method=fedavg", "rounds=4", "model.weights=own.safetensors", "hydra.run.dir=run"),
     )
     interrupt(monkeypatch, tmp_path, *words)
-    held = {name for name, _ in tree.items(state(tmp_path / "run")["server"])}
+    held = {name for name, _ in tree.items(read_checkpoint(tmp_path / "run")["server"])}
     assert held == {*build_run(plan(*LORA)).net.params}
     save_file({name: value + 1e-3 for name, value in whole.items()}, tmp_path / "own.safetensors")
-    result = call(*words, cwd=tmp_path)
+    result = run_command(*words, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1), result
     assert (
         "was begun with other data (samples, labels, groups, scaling, who holds which, or initial weights)"
@@ -86,10 +86,12 @@ def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
     words = (*TINY, "model=mlp", "model.hidden=[32]", "adapter=head", "method=fedavg")
     for place in ("together", "alone"):
         (tmp_path / place).mkdir()
-    result = call("-m", "hydra/launcher=lockstep", *words, "seed=1,2", cwd=tmp_path / "together")
+    result = run_command(
+        "-m", "hydra/launcher=lockstep", *words, "seed=1,2", cwd=tmp_path / "together"
+    )
     assert result.code == 0, result.err
     for seed in (1, 2):
-        assert call(*words, f"seed={seed}", cwd=tmp_path / "alone").code == 0
+        assert run_command(*words, f"seed={seed}", cwd=tmp_path / "alone").code == 0
     paths = sorted(
         path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("state.pt")
     )
@@ -150,7 +152,7 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said():
     ],
 )
 def test_bad_words_are_one_line(words, told, tmp_path):
-    result = call(*TINY, *words, cwd=tmp_path)
+    result = run_command(*TINY, *words, cwd=tmp_path)
     assert result.code == 2, result.out
     assert len(result.complaints) == 1, result.err
     assert told in result.complaints[0], result.complaints

@@ -23,7 +23,15 @@ from fedpfl.report.html import write_pages
 from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import attendance, trials
 from fedpfl.runner.attendance import Attendance
-from tests.command import TINY, call, play, rewrite_summary, state, summary, table
+from tests.command import (
+    TINY,
+    play_run,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    rewrite_summary,
+    run_command,
+)
 from tests.conftest import assert_same
 from tests.report.test_report import amend, write_run
 
@@ -62,7 +70,7 @@ ACCURACIES = [column_name(name, tuned=tuned) for name in STATISTICS for tuned in
 )
 def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_path):
     run = tmp_path / "run"
-    lines = play(run, *WORDS, *words).splitlines()
+    lines = play_run(run, *WORDS, *words).splitlines()
     (place,) = [at for at, line in enumerate(lines) if line.startswith("nobody ")]  # once
     assert re.search(warning, lines[place])
     assert (
@@ -75,21 +83,21 @@ def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_p
     )
     assert lines[-1].endswith("no client has made a step, so there is no accuracy")
 
-    rows = table(run / "rounds.csv")
+    rows = read_table(run / "rounds.csv")
     assert len(rows) == 4
     untold = (*ACCURACIES, *attendance.MODEL_COLUMNS)
     assert {row[name] for row in rows for name in untold} == {""}
-    assert {row["accuracy"] for row in table(run / "clients.csv")} == {""}
-    told = summary(run)
+    assert {row["accuracy"] for row in read_table(run / "clients.csv")} == {""}
+    told = read_summary(run)
     assert (told["status"], told["trained"], told["clients"]) == ("finished", 0, 10)
     assert (told["best"], told["last"]) == ({}, {})
-    assert "no client has made a step" in play(run, *WORDS, *words)  # it is finished already
+    assert "no client has made a step" in play_run(run, *WORDS, *words)  # it is finished already
 
 
 def test_phases_that_train_nothing_make_no_step(tmp_path):
     (tmp_path / "mine.py").write_text(STEPLESS)
     try:
-        result = call(
+        result = run_command(
             "plugins=[mine.py]",
             "method=mine",
             *WORDS[2:],
@@ -104,8 +112,8 @@ def test_phases_that_train_nothing_make_no_step(tmp_path):
         "15 took part without a step, for lack of samples or as nothing moves in the method's phases"
         in result.err
     )
-    assert summary(tmp_path / "run")["trained"] == 0
-    assert {row["accuracy"] for row in table(tmp_path / "run/rounds.csv")} == {""}
+    assert read_summary(tmp_path / "run")["trained"] == 0
+    assert {row["accuracy"] for row in read_table(tmp_path / "run/rounds.csv")} == {""}
 
 
 def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_path):
@@ -113,13 +121,13 @@ def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_
         *WORDS,
         *("participation=0.1", "rounds=8", "system=simulated", "system.dropout=0.8", "seed=5"),
     )
-    lines = play(tmp_path / "whole", *words)
-    rows = table(tmp_path / "whole/rounds.csv")
+    lines = play_run(tmp_path / "whole", *words)
+    rows = read_table(tmp_path / "whole/rounds.csv")
     trained = [row["participants"] != "0" for row in rows]
     first = trained.index(True)
     assert 0 < first < 7
     assert [bool(row["accuracy"]) for row in rows] == [False] * first + [True] * (8 - first)
-    assert 0 < summary(tmp_path / "whole")["trained"] < 5
+    assert 0 < read_summary(tmp_path / "whole")["trained"] < 5
     assert "finished after round 8 in" in lines
     assert "no client has made a step, so" not in lines
     for stop in (first, first + 1):  # before anybody trained, and after
@@ -127,10 +135,10 @@ def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_
         for round in fedpfl.rounds(*words, directory=part):
             if round.row["round"] == stop:
                 break
-        play(part, *words)
-        assert table(part / "rounds.csv") == rows
-        assert_same(state(part), state(tmp_path / "whole"))
-        assert summary(part)["trained"] == summary(tmp_path / "whole")["trained"]
+        play_run(part, *words)
+        assert read_table(part / "rounds.csv") == rows
+        assert_same(read_checkpoint(part), read_checkpoint(tmp_path / "whole"))
+        assert read_summary(part)["trained"] == read_summary(tmp_path / "whole")["trained"]
 
 
 def outcome(cohort, trained):
@@ -197,18 +205,18 @@ def test_who_stopped_early_was_not_planned_and_an_empty_poisson_cohort_was(atten
 def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path):
     words = ("model=mlp", "method=fedavg", *TINY, "clients=20", "participation=0.1", "rounds=1")
     line = "almost nobody will train: 2 of 20 clients are drawn in 1 round; raise rounds or participation"
-    told = play(tmp_path / "run", *words).splitlines()
+    told = play_run(tmp_path / "run", *words).splitlines()
     assert told.index(line) < next(at for at, one in enumerate(told) if one.startswith("round 1/1"))
     assert sum("almost nobody" in one for one in told) == 1
     (run,) = runs(tmp_path)
     assert run.low_attendance_note == "2 of 20 clients have made a step"
     assert not run.evaluations.empty
-    assert "almost nobody" not in play(tmp_path / "more", *words, "participation=0.15")
+    assert "almost nobody" not in play_run(tmp_path / "more", *words, "participation=0.15")
 
 
 def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_path):
     words = (*WORDS, "partition.samples_per_client=30", "validation=0.1", "system=simulated")
-    play(tmp_path / "run", *words, "system.deadline=1e-6")
+    play_run(tmp_path / "run", *words, "system.deadline=1e-6")
     assert trials.read_trial_result(tmp_path / "run").lost == "untrained"
     assert trials.read_trial_result(tmp_path / "run").value is None
     rewrite_summary(tmp_path / "run", trained=1)

@@ -7,7 +7,14 @@ import shutil
 import pytest
 import torch
 
-from tests.command import TINY, call, rewrite_summary, state, summary, table
+from tests.command import (
+    TINY,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    rewrite_summary,
+    run_command,
+)
 from tests.conftest import assert_same
 from tests.report.test_listing import look
 
@@ -23,7 +30,7 @@ def runs(tmp_path_factory):
     """Runs of 2, 3 and 5 rounds."""
     root = tmp_path_factory.mktemp("runs")
     for rounds in (2, 3, 5):
-        result = call(*COMMON, f"rounds={rounds}", f"hydra.run.dir=r{rounds}", cwd=root)
+        result = run_command(*COMMON, f"rounds={rounds}", f"hydra.run.dir=r{rounds}", cwd=root)
         assert result.code == 0, result.err
     return root
 
@@ -35,7 +42,7 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
     before = sorted(
         (path.name, path.stat().st_mtime_ns) for path in (runs / f"r{rounds}").iterdir()
     )
-    result = call(*COMMON, "rounds=5", f"extend=r{rounds}", f"hydra.run.dir={own}", cwd=runs)
+    result = run_command(*COMMON, "rounds=5", f"extend=r{rounds}", f"hydra.run.dir={own}", cwd=runs)
     assert result.code == 0, result.err
     assert f"round {rounds + 1}/5" in result.err
     assert f"round {rounds}/5" not in result.err
@@ -44,9 +51,9 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
         == before
     )
     for name in ("rounds.csv", "clients.csv"):
-        assert table(runs / own / name) == table(runs / "r5" / name)
+        assert read_table(runs / own / name) == read_table(runs / "r5" / name)
     assert (runs / own / "config.yaml").read_bytes() == (runs / "r5" / "config.yaml").read_bytes()
-    found, whole = summary(runs / own), summary(runs / "r5")
+    found, whole = read_summary(runs / own), read_summary(runs / "r5")
     for key in ("identity", "data", "rounds_played", "status"):
         assert found[key] == whole[key]
     clocks = ("seconds", "eval_seconds")
@@ -55,12 +62,14 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
             k: v for k, v in whole[key].items() if k not in clocks
         }
     parts = [
-        {key: state(runs / name)[key] for key in ("round", "server", "rows")}
+        {key: read_checkpoint(runs / name)[key] for key in ("round", "server", "rows")}
         for name in (own, "r5")
     ]
     assert parts[0].pop("round") == parts[1].pop("round") == 5
     assert_same(*({"server": part["server"], "rows": by_client(part["rows"])} for part in parts))
-    again = call(*COMMON, "rounds=5", f"hydra.run.dir={own}", cwd=runs)  # finished, whoever asks
+    again = run_command(
+        *COMMON, "rounds=5", f"hydra.run.dir={own}", cwd=runs
+    )  # finished, whoever asks
     assert again.code == 0
     assert "round 5/5" not in again.err
 
@@ -85,11 +94,11 @@ def row(tree, place):
 
 
 def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
-    result = call("debug=fast", "method=fedavg", "model=mlp", "name=my try", cwd=tmp_path)
+    result = run_command("debug=fast", "method=fedavg", "model=mlp", "name=my try", cwd=tmp_path)
     assert result.code == 0, result.err
     assert "name        my try\n" in result.err
     (folder,) = tmp_path.glob("outputs/digits_fast/fedavg/*/seed42")
-    rows = table(folder / "rounds.csv")
+    rows = read_table(folder / "rounds.csv")
     assert [(row["participants"], bool(row["ft_accuracy"])) for row in rows] == [("5", True)] * 2
     (entry,) = look(tmp_path)
     assert entry.record["name"] == "my try"
@@ -113,7 +122,7 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
     ],
 )
 def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs, options, message):
-    result = call(*COMMON, "rounds=6", *options, "hydra.run.dir=refused", cwd=runs)
+    result = run_command(*COMMON, "rounds=6", *options, "hydra.run.dir=refused", cwd=runs)
     assert result.code == 2
     (line,) = result.complaints
     assert message in line
@@ -127,7 +136,9 @@ def test_a_run_that_is_not_finished_or_of_other_data_is_not_extended(runs, tmp_p
     ):
         shutil.copytree(runs / "r3", tmp_path / "changed")
         rewrite_summary(tmp_path / "changed", **change)
-        result = call(*COMMON, "rounds=6", "extend=changed", "hydra.run.dir=refused", cwd=tmp_path)
+        result = run_command(
+            *COMMON, "rounds=6", "extend=changed", "hydra.run.dir=refused", cwd=tmp_path
+        )
         assert result.code == 2
         assert message in result.err
         shutil.rmtree(tmp_path / "changed")
@@ -136,16 +147,18 @@ def test_a_run_that_is_not_finished_or_of_other_data_is_not_extended(runs, tmp_p
 def test_a_network_starts_from_the_model_of_a_run(runs):
     """Its first round begins where the other run's server was."""
     same = ("method=fedavg", "local.lr=1e-30", "rounds=1", "eval.finetune_epochs=0")
-    result = call(*COMMON, *same, "model.weights=r3", "hydra.run.dir=warm", cwd=runs)
+    result = run_command(*COMMON, *same, "model.weights=r3", "hydra.run.dir=warm", cwd=runs)
     assert result.code == 0, result.err
-    assert_same(state(runs / "warm")["server"], state(runs / "r3")["server"])
+    assert_same(read_checkpoint(runs / "warm")["server"], read_checkpoint(runs / "r3")["server"])
     for other, message in (("absent", "there is no file"), ("r2/config.yaml", "cannot be read")):
-        result = call(*COMMON, *same, f"model.weights={other}", "hydra.run.dir=cold", cwd=runs)
+        result = run_command(
+            *COMMON, *same, f"model.weights={other}", "hydra.run.dir=cold", cwd=runs
+        )
         assert result.code == 2
         assert message in result.err
-    result = call(
+    result = run_command(
         *COMMON, *same, "model.weights=r3", "model.hidden=[9]", "hydra.run.dir=cold", cwd=runs
     )
     assert result.code == 2
     assert "of model.weights is [8, 784], the network's is [9, 784]" in result.err
-    assert isinstance(state(runs / "warm")["server"]["classifier.weight"], torch.Tensor)
+    assert isinstance(read_checkpoint(runs / "warm")["server"]["classifier.weight"], torch.Tensor)

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, play, start, wait
+from tests.command import TINY, play_run, start_process, wait_for
 from tests.conftest import keep_quick
 from tests.record.test_damage import assert_ends_as, refusal
 
@@ -122,7 +122,7 @@ print(killed, done)
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
-    play(run, *RUN)
+    play_run(run, *RUN)
     return run
 
 
@@ -130,13 +130,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_again_and_again_a_run_ends_as_if_it_never_was(
     kills: int, whole: Path, tmp_path: Path
 ) -> None:
-    result = wait(start(str(tmp_path), str(kills), *RUN, cwd=tmp_path, script=DRIVER))
+    result = wait_for(start_process(str(tmp_path), str(kills), *RUN, cwd=tmp_path, script=DRIVER))
     assert result.code == 0, result
     assert int(result.out.split()[0]) == kills
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(runs) >= kills // 10
     for run in runs:
-        play(run, *RUN)
+        play_run(run, *RUN)
         assert_ends_as(run, whole)
         assert {path.name for path in run.iterdir()} == {path.name for path in whole.iterdir()}
 
@@ -188,7 +188,7 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
     code: int, faults: int, whole: Path, tmp_path: Path
 ) -> None:
     with refusing(tmp_path / "run", None) as calls:
-        play(tmp_path / "run", *RUN)
+        play_run(tmp_path / "run", *RUN)
     chance, told = random.Random(code), 0
     for number in range(faults):
         run, at = (
@@ -207,7 +207,7 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
             assert (run / "summary.json").exists() or not list(
                 run.iterdir()
             )  # the run has begun, or left nothing
-        play(run, *RUN)
+        play_run(run, *RUN)
         assert_ends_as(run, whole)
         shutil.rmtree(run)
     assert told >= faults // 2  # the log, or a directory that cannot be synced, stops no run
@@ -220,13 +220,13 @@ def test_a_quota_is_one_line_and_loses_nothing(limit: int, whole: Path, tmp_path
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(FedpflError, match=r"^cannot write .*: File too large; ") as error:
-            play(run, *RUN)
+            play_run(run, *RUN)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(error.value)
     assert not list(run.glob(".*.tmp"))
     if not (run / "summary.json").exists():
         assert not list(run.iterdir())
-    play(run, *RUN)
+    play_run(run, *RUN)
     assert_ends_as(run, whole)
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"

@@ -27,7 +27,15 @@ from fedpfl.methods import METHODS
 from fedpfl.record import rundir
 from fedpfl.runner import loop, resume
 from fedpfl.runner.faults import Diverged
-from tests.command import TINY, call, play, rewrite_summary, state, summary, table
+from tests.command import (
+    TINY,
+    play_run,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    rewrite_summary,
+    run_command,
+)
 from tests.conftest import ROOT, assert_same
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -54,7 +62,7 @@ FIRST = {*SERVERS, "apfl", "heterofl", "per_fedavg"}
 def folder(tmp_path_factory):
     """A run directory; tests read it, or change a copy."""
     path = tmp_path_factory.mktemp("library") / "run"
-    play(path, *SMALL, "method=fedobp")
+    play_run(path, *SMALL, "method=fedobp")
     return path
 
 
@@ -91,7 +99,7 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
             "adapter.rank=2",
             f"adapter.pairs={pairs}",
         ]
-    play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
+    play_run(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
     personal, network = run.personal(1), run.network()
@@ -104,7 +112,7 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
             plain = network((x / 255 - 0.3053) / 0.3247)
         torch.testing.assert_close(plain, run.predict(1, x))
     if method in SERVERS:
-        server = SERVERS[method](state(tmp_path)["server"])
+        server = SERVERS[method](read_checkpoint(tmp_path)["server"])
         assert_same(
             run.global_model(),
             {name: server[name] for name in network.state_dict() if name in server},
@@ -115,11 +123,11 @@ def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
     """Ditto predicts with the private model's statistics, which stay with the client; the server
     has the other's.
     """
-    play(tmp_path, *TINY, "method=ditto", "model=resnet8")
+    play_run(tmp_path, *TINY, "method=ditto", "model=resnet8")
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
-    who = int(state(tmp_path)["rows"][0]["who"][0])
-    saved, own, shared = state(tmp_path), run.personal(who), run.global_model()
+    who = int(read_checkpoint(tmp_path)["rows"][0]["who"][0])
+    saved, own, shared = read_checkpoint(tmp_path), run.personal(who), run.global_model()
     for name in ("norm.running_mean", "norm.num_batches_tracked"):
         torch.testing.assert_close(
             own[name], saved["rows"][0]["buffers"]["v"][name][0], rtol=0, atol=0
@@ -132,7 +140,7 @@ def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
 @pytest.mark.cuda
 @pytest.mark.parametrize("method", ["fedobp", "fedpurin"])
 def test_models_are_the_same_on_a_gpu(method, tmp_path):
-    play(tmp_path, *SMALL, f"method={method}", "device=cpu")
+    play_run(tmp_path, *SMALL, f"method={method}", "device=cpu")
     here, there = fedpfl.load(tmp_path, device="cpu"), fedpfl.load(tmp_path, device="cuda")
     assert_same(here.mask(1), there.mask(1))
     assert_same(here.personal(1), there.personal(1))
@@ -157,7 +165,7 @@ def test_a_newcomer_predicts_with_a_newcomers_state(tmp_path):
     """Not with that of a client that trained, which has a head of its own; its accuracy is that of
     the table.
     """
-    play(tmp_path, *SMALL, "method=fedper", "unseen=0.5", "local.lr=0.1", "rounds=3")
+    play_run(tmp_path, *SMALL, "method=fedper", "unseen=0.5", "local.lr=0.1", "rounds=3")
     run = fedpfl.load(tmp_path)
     clients = run.clients
     assert clients["unseen"].sum() == 2
@@ -173,8 +181,8 @@ def test_a_newcomer_predicts_with_a_newcomers_state(tmp_path):
 
 
 def test_a_mask_that_is_kept(tmp_path):
-    play(tmp_path, *SMALL, "method=fedselect")
-    run, (block, *_) = fedpfl.load(tmp_path), state(tmp_path)["rows"]
+    play_run(tmp_path, *SMALL, "method=fedselect")
+    run, (block, *_) = fedpfl.load(tmp_path), read_checkpoint(tmp_path)["rows"]
     for row, client in enumerate(block["who"]):
         assert_same(
             run.mask(client), {name: own[row] for name, own in block["client"]["mask"].items()}
@@ -188,14 +196,16 @@ def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err.splitlines()[-1].startswith("finished after round 2")
     assert run.path.parts[:3] == ("outputs", "digits", "fedper")
     assert (run.status, run.round, len(run.rounds), len(run.clients)) == ("finished", 2, 2, 4)
-    again = call(*words, "rounds=2", "local.epochs=1", cwd=tmp_path)  # it knows the run as its own
+    again = run_command(
+        *words, "rounds=2", "local.epochs=1", cwd=tmp_path
+    )  # it knows the run as its own
     assert again.out.startswith("already finished")
     by_config = fedpfl.run(run.config)
     assert by_config.path == run.path
     assert capfd.readouterr().out.startswith("already finished")
     fedpfl.run(run.config, directory="other", progress=False)
     assert capfd.readouterr() == ("", "")
-    assert table(Path("other/rounds.csv")) == table(run.path / "rounds.csv")
+    assert read_table(Path("other/rounds.csv")) == read_table(run.path / "rounds.csv")
     fedpfl.run(run.config, directory="other", progress=False)
     assert capfd.readouterr() == ("", "")
 
@@ -219,7 +229,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
     assert len(half.predict(0, half.samples(0)[0])) == len(half.samples(0)[1])
     monkeypatch.undo()
     whole = fedpfl.run(*SMALL, **words)
-    assert table(whole.path / "rounds.csv") == table(folder / "rounds.csv")
+    assert read_table(whole.path / "rounds.csv") == read_table(folder / "rounds.csv")
     assert_same(whole.personal(2), fedpfl.load(folder).personal(2))
 
 
@@ -340,7 +350,7 @@ class Stops(fedpfl.Callback):
 def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
     """Its runs are the command line's."""
     monkeypatch.chdir(tmp_path)
-    assert call("-m", *MANY, "model.hidden=[4]", "seed=2", cwd=tmp_path).code == 0
+    assert run_command("-m", *MANY, "model.hidden=[4]", "seed=2", cwd=tmp_path).code == 0
     swept = {"model": {"hidden": [[8], [4]]}, "seed": np.arange(1, 3)}
     with pytest.raises(KeyboardInterrupt):
         fedpfl.sweep(*MANY, **swept, callbacks=[Stops()])
@@ -503,7 +513,7 @@ def test_models_are_refused_where_they_would_not_be_the_runs(change, line, copy)
 
 
 def test_changed_code_of_the_method_is_told(copy, monkeypatch):
-    (code,) = summary(copy)["code"]
+    (code,) = read_summary(copy)["code"]
     monkeypatch.setattr(resume, "digest_code", lambda run: {**code, "method": "0"})
     with pytest.warns(UserWarning, match="the method's code has changed since the run"):
         fedpfl.load(copy).personal(0)
@@ -548,7 +558,7 @@ def test_questions_without_an_answer(ask, line, folder):
 
 
 def test_what_a_method_does_not_have_is_refused(tmp_path):
-    play(tmp_path, *SMALL, "method=local_only", "partition.test_fraction=0.02")
+    play_run(tmp_path, *SMALL, "method=local_only", "partition.test_fraction=0.02")
     run = fedpfl.load(tmp_path)
     with pytest.raises(fedpfl.FedpflError, match="method=local_only has no mask"):
         run.mask(0)

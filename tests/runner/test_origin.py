@@ -17,7 +17,7 @@ from fedpfl.ground import identity
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import call, composed, format_override
+from tests.command import compose_once, format_override, run_command
 from tests.conftest import ROOT
 
 WORDS = (
@@ -34,9 +34,9 @@ def place(tmp_path_factory):
     first.
     """
     folder = tmp_path_factory.mktemp("origin")
-    assert call(*TRAIN, "hydra.run.dir=first", cwd=folder).code == 0
+    assert run_command(*TRAIN, "hydra.run.dir=first", cwd=folder).code == 0
     words = ("seed=7", format_override("model.weights", folder / "first"), "model.overlap=true")
-    chained = call(*TRAIN, *words, "hydra.run.dir=chained", cwd=folder)
+    chained = run_command(*TRAIN, *words, "hydra.run.dir=chained", cwd=folder)
     assert chained.code == 0, chained.err
     assert "weights     " in chained.err
     assert "accuracies flatter (model.overlap=true)" in chained.err
@@ -55,7 +55,7 @@ def began(place, weights, *words):
     method = () if any(word.startswith("method=") for word in words) else ("method=fedavg",)
     return build_run(
         check_config(
-            composed(*WORDS, *method, format_override("model.weights", place / weights), *words)
+            compose_once(*WORDS, *method, format_override("model.weights", place / weights), *words)
         )
     )
 
@@ -111,7 +111,7 @@ def test_a_sample_that_the_data_hold_twice_is_no_reason(place):
         format_override("dataset.path", place / "twice.npz"),
         "hydra.run.dir=twice",
     )
-    assert call(*TRAIN, *words, cwd=place).code == 0
+    assert run_command(*TRAIN, *words, cwd=place).code == 0
     assert "none of which" in began(place, "twice", *words[:2]).origin.line
 
 
@@ -125,7 +125,7 @@ def test_weights_are_traced_through_a_chain(place):
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "link.pt", "seed=7")
     words = (format_override("model.weights", place / "bare.pt"), "hydra.run.dir=onwards")
-    assert call(*TRAIN, *words, cwd=place).code == 0
+    assert run_command(*TRAIN, *words, cwd=place).code == 0
     assert (
         f"what {place}/bare.pt was trained on is not recorded"
         in began(place, "onwards").origin.caveat
@@ -192,9 +192,13 @@ def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
         format_override("model.weights", place / "vit.safetensors"),
     )
     with pytest.raises(FedpflError, match=TRAINED):
-        build_run(check_config(composed(*given)))
+        build_run(check_config(compose_once(*given)))
     assert (
-        len(build_run(check_config(composed(*given, "model.overlap=true"))).origin.trained.samples)
+        len(
+            build_run(
+                check_config(compose_once(*given, "model.overlap=true"))
+            ).origin.trained.samples
+        )
         > 1500
     )
 
@@ -220,7 +224,7 @@ def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
         "privacy.public_weights=true",
         *PRIVATE,
     )
-    result = call(*TRAIN, *words, "hydra.run.dir=public", cwd=place)
+    result = run_command(*TRAIN, *words, "hydra.run.dir=public", cwd=place)
     assert result.code == 0, result.err
     promise = json.loads((place / "public/summary.json").read_text())["privacy"]
     assert f"nor is what {place}/bare.pt gives away, the weights that it starts from" in promise

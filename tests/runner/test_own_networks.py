@@ -9,7 +9,7 @@ import pytest
 import fedpfl
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, format_override, state, table
+from tests.command import TINY, format_override, read_checkpoint, read_table
 from tests.conftest import ROOT, assert_same
 
 WORDS = (
@@ -47,8 +47,8 @@ def test_a_run_repeats_and_goes_on_bit_for_bit(model, tmp_path):
     ):
         pass  # left after the first round
     play(tmp_path / "left", f"model={model}", "engine.workers=1")
-    assert table(tmp_path / "left/rounds.csv") == table(tmp_path / "whole/rounds.csv")
-    assert_same(state(tmp_path / "left"), state(tmp_path / "whole"))
+    assert read_table(tmp_path / "left/rounds.csv") == read_table(tmp_path / "whole/rounds.csv")
+    assert_same(read_checkpoint(tmp_path / "left"), read_checkpoint(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("model", STATEFUL)

@@ -16,7 +16,17 @@ from fedpfl.config.schema import Checkpoint
 from fedpfl.engine.store import Rows
 from fedpfl.ground import interrupts, tree
 from fedpfl.record import rundir
-from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
+from tests.command import (
+    TINY,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    rewrite_summary,
+    run_command,
+    snapshot,
+    start_process,
+    wait_for,
+)
 from tests.conftest import assert_same
 
 SETTINGS = {
@@ -117,27 +127,29 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pa
     jobs.append(
         [place, "wrap(rundir.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"]
     )
-    result = wait(start(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER))
+    result = wait_for(
+        start_process(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER)
+    )
     assert result.code == 0, result
     return places
 
 
 def finish(cwd: Path, *overrides: str) -> str:
-    result = call(*overrides, cwd=cwd)
+    result = run_command(*overrides, cwd=cwd)
     assert result.code == 0, result
     return result.err
 
 
 def assert_ends_alike(folder: Path, whole: Path) -> None:
     """State, rows and clients bit for bit; the summary without what a clock wrote."""
-    assert_same(state(folder), state(whole))
-    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    assert_same(read_checkpoint(folder), read_checkpoint(whole))
+    assert read_table(folder / "rounds.csv") == read_table(whole / "rounds.csv")
     assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
     mine, theirs = (
         [path.read_bytes() for path in place.glob("masks.json")] for place in (folder, whole)
     )
     assert mine == theirs
-    mine, theirs = summary(folder), summary(whole)
+    mine, theirs = read_summary(folder), read_summary(whole)
     assert mine["status"] == theirs["status"] == "finished"
     for row in ("best", "last"):
         clocked = {key for key in mine[row] if key.endswith("seconds")}
@@ -162,8 +174,8 @@ def test_a_killed_run_ends_as_if_it_never_was(
     method: str, point: str, killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
 ) -> None:
     command, reached, place = (*COMMON, *SETTINGS[method]), POINTS[point][1], killed[method, point]
-    assert summary(place / "run")["status"] == "running"
-    assert int(state(place / "run")["round"]) == reached
+    assert read_summary(place / "run")["status"] == "running"
+    assert int(read_checkpoint(place / "run")["round"]) == reached
     assert f"after round {reached} of 4" in finish(place, *command)
     assert_ends_alike(place / "run", uninterrupted[method])
 
@@ -172,7 +184,10 @@ def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
     killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
 ) -> None:
     run = killed[AHEAD] / "run"
-    assert (int(state(run)["round"]), [row["round"] for row in table(run / "rounds.csv")]) == (
+    assert (
+        int(read_checkpoint(run)["round"]),
+        [row["round"] for row in read_table(run / "rounds.csv")],
+    ) == (
         2,
         list("1234"),
     )
@@ -196,7 +211,7 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
 ) -> None:
     command = (*COMMON, *SETTINGS["ditto"])
     interrupt(monkeypatch, tmp_path, *command)
-    assert int(state(tmp_path / "run")["round"]) == 2
+    assert int(read_checkpoint(tmp_path / "run")["round"]) == 2
     finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
 
@@ -227,12 +242,14 @@ def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "put_", signalled)
-        result = call(*command, cwd=tmp_path)
+        result = run_command(*command, cwd=tmp_path)
     assert (result.code, result.complaints) == (
         143,
         ["fedpfl: terminated; the same command goes on from the last checkpoint"],
     )
-    assert [int(state(path.parent)["round"]) for path in tmp_path.glob("run/state.pt")] == left
+    assert [
+        int(read_checkpoint(path.parent)["round"]) for path in tmp_path.glob("run/state.pt")
+    ] == left
     finish(tmp_path, *command)
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
 
@@ -259,7 +276,7 @@ def test_a_checkpoint_of_another_form_is_one_line(
     ):
         part.popitem()
     torch.save(payload, run / "state.pt")
-    result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
+    result = run_command(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
         f"fedpfl: {run}/state.pt holds {whose} of another form than the method now has; restart=true removes "
@@ -272,18 +289,18 @@ def test_a_finished_run_keeps_no_state_if_it_is_told_so(
 ) -> None:
     command, run = (*COMMON, *SETTINGS["fedobp"], "checkpoint.keep=false"), tmp_path / "run"
     interrupt(monkeypatch, tmp_path, *command)
-    assert int(state(run)["round"]) == 2
+    assert int(read_checkpoint(run)["round"]) == 2
     assert "after round 2 of 4" in finish(tmp_path, *command)
     assert not (run / "state.pt").exists()
-    assert table(run / "rounds.csv") == table(uninterrupted["fedobp"] / "rounds.csv")
-    assert summary(run)["identity"] == summary(uninterrupted["fedobp"])["identity"]
+    assert read_table(run / "rounds.csv") == read_table(uninterrupted["fedobp"] / "rounds.csv")
+    assert read_summary(run)["identity"] == read_summary(uninterrupted["fedobp"])["identity"]
     before = snapshot(run)
     for keep in ("false", "true"):
-        result = call(*COMMON, *SETTINGS["fedobp"], f"checkpoint.keep={keep}", cwd=tmp_path)
+        result = run_command(*COMMON, *SETTINGS["fedobp"], f"checkpoint.keep={keep}", cwd=tmp_path)
         assert (result.code, "already finished" in result.out) == (0, True)
     assert snapshot(run) == before
     (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("1", "2", 1))
-    result = call(*command, cwd=tmp_path)
+    result = run_command(*command, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1)
     assert "is finished, but rounds.csv is damaged; restart=true" in result.complaints[0]
 
@@ -323,7 +340,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_kept(
         {"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault]
     )
     before = snapshot(tmp_path)
-    result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
+    result = run_command(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
     assert (
         f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning"
@@ -333,7 +350,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_kept(
     assert {k: v for k, v in snapshot(tmp_path).items() if k not in told} == {
         k: v for k, v in before.items() if k not in told
     }
-    assert summary(run)["status"] != "finished"
+    assert read_summary(run)["status"] != "finished"
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> None:
@@ -347,6 +364,6 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> No
 
     with monkeypatch.context() as patch:
         patch.setattr(rundir.RunDirectory, "row", pressed)
-        result = call(*overrides, cwd=cwd)
+        result = run_command(*overrides, cwd=cwd)
     assert result.code == 130, result
     assert len(result.complaints) == 1

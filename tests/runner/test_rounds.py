@@ -9,7 +9,15 @@ import fedpfl
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.rounds import format_cell
-from tests.command import CLOCKED, TINY, call, play, state, summary, table
+from tests.command import (
+    CLOCKED,
+    TINY,
+    play_run,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    run_command,
+)
 from tests.conftest import assert_same
 
 WORDS = (
@@ -22,19 +30,19 @@ WORDS = (
 def whole(tmp_path_factory):
     """A run of the command's; tests read it."""
     path = tmp_path_factory.mktemp("rounds") / "run"
-    play(path, *WORDS)
+    play_run(path, *WORDS)
     return path
 
 
 def assert_ends_as(folder: Path, whole: Path) -> None:
-    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    assert read_table(folder / "rounds.csv") == read_table(whole / "rounds.csv")
     assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
-    assert_same(state(folder), state(whole))
-    assert summary(folder)["status"] == "finished"
-    assert summary(folder).keys() == summary(whole).keys()
+    assert_same(read_checkpoint(folder), read_checkpoint(whole))
+    assert read_summary(folder)["status"] == "finished"
+    assert read_summary(folder).keys() == read_summary(whole).keys()
     for name in ("best", "last"):
         ours, theirs = (
-            {k: v for k, v in summary(place)[name].items() if k not in CLOCKED}
+            {k: v for k, v in read_summary(place)[name].items() if k not in CLOCKED}
             for place in (folder, whole)
         )
         assert ours == theirs
@@ -47,9 +55,9 @@ def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
             {key: format_cell(value) for key, value in round.row.items() if key not in CLOCKED}
         )
         judged.append(round.clients.get("accuracy"))
-        assert table(tmp_path / "run/rounds.csv") == rows  # written before it is handed on
+        assert read_table(tmp_path / "run/rounds.csv") == rows  # written before it is handed on
         last = round
-    assert rows == table(whole / "rounds.csv")
+    assert rows == read_table(whole / "rounds.csv")
     assert judged[0] is judged[2] is None
     assert list(judged[3].values()) == fedpfl.load(whole).clients["accuracy"].tolist()
     assert_same(
@@ -76,7 +84,7 @@ def test_the_last_round_is_judged_whenever_it_comes(tmp_path):
 def test_of_equal_rounds_the_first_is_the_best(whole):
     judged = fedpfl.load(whole).rounds.dropna(subset="accuracy")
     assert judged["accuracy"].nunique() == 1  # clients of a handful of samples
-    assert (summary(whole)["best"]["round"], summary(whole)["last"]["round"]) == (2, 4)
+    assert (read_summary(whole)["best"]["round"], read_summary(whole)["last"]["round"]) == (2, 4)
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -227,11 +235,11 @@ CALLBACKS = [Best]
 
 def test_a_plugin_has_callbacks(whole, tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
-    result = call("-m", *WORDS, "seed=42,43", "plugins=[mine.py]", cwd=tmp_path)
+    result = run_command("-m", *WORDS, "seed=42,43", "plugins=[mine.py]", cwd=tmp_path)
     assert result.code == 0, result
     folders = sorted(tmp_path.glob("outputs/*/*/*/seed*"))
     assert [(folder / "best.txt").read_text() for folder in folders] == ["1\n2\n3\n4\n"] * 2
-    assert table(folders[0] / "rounds.csv") == table(whole / "rounds.csv")
+    assert read_table(folders[0] / "rounds.csv") == read_table(whole / "rounds.csv")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +256,7 @@ def test_a_plugin_has_callbacks(whole, tmp_path):
 )
 def test_a_plugins_fault_is_one_line(text, message, tmp_path):
     (tmp_path / "mine.py").write_text(text)
-    result = call(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
+    result = run_command(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
     assert result.code == 2, result
     (line,) = result.err.splitlines()
     assert line.startswith("fedpfl: plugins: ")

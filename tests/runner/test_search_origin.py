@@ -21,7 +21,7 @@ from fedpfl import tune
 from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
-from tests.command import call, format_override, rewrite_summary
+from tests.command import format_override, rewrite_summary, run_command
 
 pytest.importorskip("optuna")
 
@@ -98,7 +98,7 @@ def search(folder: Path, *more: str) -> tuple[int, list[str]]:
     """Search among two rates with the sweeper alone; returns the exit status and what it says."""
     options = "-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=2", "hydra.sweep.dir=found"
     given = words(folder, "method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)", *more)
-    result = call(*options, *given, cwd=folder)
+    result = run_command(*options, *given, cwd=folder)
     return result.code, result.err.splitlines()
 
 
@@ -345,7 +345,9 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
     """
     search(folder)
     assert (
-        call(*words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1"), cwd=folder).code
+        run_command(
+            *words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1"), cwd=folder
+        ).code
         == 0
     )
     found = runs(folder, trials=True, warn=lambda line: None)
@@ -368,7 +370,7 @@ def test_a_moved_search_goes_on(folder):
     shutil.move(folder / "found", folder / "moved")
     options = "-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=3", "hydra.sweep.dir=moved"
     given = words(folder, "method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)")
-    result = call(*options, *given, cwd=folder)
+    result = run_command(*options, *given, cwd=folder)
     assert (result.code, len(values(result.err.splitlines()))) == (0, 1)
 
 

@@ -17,7 +17,16 @@ from fedpfl.record import console
 from fedpfl.record.console import Console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 from fedpfl.runner import loop, resume, session, timing
-from tests.command import CLOCKED, TINY, composed, format_override, play, state, summary, table
+from tests.command import (
+    CLOCKED,
+    TINY,
+    compose_once,
+    format_override,
+    play_run,
+    read_checkpoint,
+    read_summary,
+    read_table,
+)
 from tests.conftest import assert_same
 from tests.record.test_record import Clock, done, info, row
 
@@ -84,14 +93,14 @@ def mine(tmp_path):
 )
 def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: True)
-    told = play(tmp_path / "timed", *EQUAL, *words)
+    told = play_run(tmp_path / "timed", *EQUAL, *words)
     assert "\ntime        about 0:00:" in told
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: False)
-    assert "\ntime  " not in play(tmp_path / "plain", *EQUAL, *words)
-    assert table(tmp_path / "timed/rounds.csv") == table(tmp_path / "plain/rounds.csv")
-    assert table(tmp_path / "timed/clients.csv") == table(tmp_path / "plain/clients.csv")
-    assert_same(state(tmp_path / "timed"), state(tmp_path / "plain"))
-    one, other = (summary(tmp_path / name) for name in ("timed", "plain"))
+    assert "\ntime  " not in play_run(tmp_path / "plain", *EQUAL, *words)
+    assert read_table(tmp_path / "timed/rounds.csv") == read_table(tmp_path / "plain/rounds.csv")
+    assert read_table(tmp_path / "timed/clients.csv") == read_table(tmp_path / "plain/clients.csv")
+    assert_same(read_checkpoint(tmp_path / "timed"), read_checkpoint(tmp_path / "plain"))
+    one, other = (read_summary(tmp_path / name) for name in ("timed", "plain"))
     assert {key: one["engine"][key] for key in loop_keys(one)} == {
         key: other["engine"][key] for key in loop_keys(one)
     }
@@ -107,7 +116,7 @@ def loop_keys(told):
 def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monkeypatch):
     """Be it network, statistics, method or generators of the process."""
     words = (*EQUAL, format_override("plugins", [mine]), "method=fedavg", "model=mlp")
-    cfg = copy.deepcopy(composed(*words))
+    cfg = copy.deepcopy(compose_once(*words))
     cfg.method.name, cfg.model = "drawing", {"name": "counting"}
     run = build_run(check_config(cfg))
     began = resume.restore_state(run, {}, None)
@@ -135,8 +144,10 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
             timing, "is_worth_timing", lambda run, done, worthwhile=worthwhile: worthwhile
         )
         session.play(cfg, mine.parent / name, quiet=True)
-    assert table(mine.parent / "timed/rounds.csv") == table(mine.parent / "plain/rounds.csv")
-    assert_same(state(mine.parent / "timed"), state(mine.parent / "plain"))
+    assert read_table(mine.parent / "timed/rounds.csv") == read_table(
+        mine.parent / "plain/rounds.csv"
+    )
+    assert_same(read_checkpoint(mine.parent / "timed"), read_checkpoint(mine.parent / "plain"))
 
 
 # By a clock that only the network moves
@@ -168,7 +179,7 @@ def ticking(monkeypatch):
 
     def play_rounds(*words):
         cfg = copy.deepcopy(
-            composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words)
+            compose_once("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words)
         )
         cfg.model = {"name": "ticking"}
         run = build_run(check_config(cfg))
@@ -233,7 +244,7 @@ def test_a_slow_network_is_timed_by_few_steps(ticking, monkeypatch):
 
 
 def _begun():
-    cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "method=fedavg", *EQUAL))
+    cfg = copy.deepcopy(compose_once("model=mlp", "engine.workers=1", "method=fedavg", *EQUAL))
     cfg.model = {"name": "ticking"}
     run = build_run(check_config(cfg))
     return run, resume.restore_state(run, {}, None)
@@ -250,11 +261,13 @@ def test_what_fails_is_left_to_the_first_round(ticking, monkeypatch):
 
 @pytest.mark.parametrize(("words", "timed"), [(("rounds=2",), False), (("rounds=6",), True)])
 def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
-    run = build_run(check_config(composed("model=mlp", "method=fedavg", *TINY, *words)))
+    run = build_run(check_config(compose_once("model=mlp", "method=fedavg", *TINY, *words)))
     assert timing.is_worth_timing(run, 0) == timed
     assert not timing.is_worth_timing(run, run.settings.rounds)
     large = build_run(
-        check_config(composed("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000"))
+        check_config(
+            compose_once("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000")
+        )
     )
     assert timing.is_worth_timing(large, 0)
 
@@ -319,8 +332,8 @@ def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch)
 def test_a_run_that_goes_on_tells_what_is_left(tmp_path, monkeypatch):
     words = ("model=mlp", "method=fedavg", *TINY, "rounds=12", "eval.every=6")
     monkeypatch.setattr(timing, "forecast_run", lambda run, began: Forecast(2.0, 3.0, 0.0))
-    for round in session.play_session(composed(*words), tmp_path / "run", quiet=True):
+    for round in session.play_session(compose_once(*words), tmp_path / "run", quiet=True):
         if round.row["round"] == 5:
             break
-    told = play(tmp_path / "run", *words)
+    told = play_run(tmp_path / "run", *words)
     assert "time        about 0:00:20: 7 rounds of 2 s, 2 evaluations of 3 s" in told.splitlines()

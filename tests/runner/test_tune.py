@@ -21,8 +21,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
-from tests.command import TINY, composed, format_override, start, wait
-from tests.command import call as command
+from tests.command import TINY, compose_once, format_override, start_process, wait_for
+from tests.command import run_command as command
 from tests.conftest import ROOT, keep_quick
 
 optuna = pytest.importorskip("optuna")
@@ -521,7 +521,9 @@ def test_every_space_is_of_its_method(name):
             key: (getattr(own, "choices", None) or (own.low, own.high))[end]
             for key, own in space.items()
         }
-        check_config(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
+        check_config(
+            compose_once(f"method={name}", *(f"{key}={value}" for key, value in ends.items()))
+        )
     assert {*spaces._read_space(name).get("limits", {})} <= {*space}
     left = [
         word
@@ -640,13 +642,13 @@ def test_a_killed_search_ends_as_if_it_never_was(tmp_path):
         folder.mkdir()
     assert command(*SEARCH, cwd=folders[0]).code == 0
     for _ in range(3):
-        process = start(*SEARCH, cwd=folders[1])
+        process = start_process(*SEARCH, cwd=folders[1])
         for line in process.stderr:
             if line.startswith("fedpfl: trial"):
                 break
         process.kill()
-        wait(process)
-    assert wait(start(*SEARCH, cwd=folders[1])).code == 0
+        wait_for(process)
+    assert wait_for(start_process(*SEARCH, cwd=folders[1])).code == 0
     studies = []
     for folder in folders:
         storage = trials.open_storage(folder / "runs")

@@ -10,7 +10,7 @@ import pytest
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.system import PROFILES, Device, System, devices, stragglers
-from tests.command import composed
+from tests.command import compose_once
 
 
 def test_profiles_are_lognormal_about_their_medians(tmp_path):
@@ -125,5 +125,5 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 )
 def test_a_wrong_configuration_is_one_line(words, told):
     with pytest.raises(FedpflError, match=told) as error:
-        check_config(composed("system=simulated", *words.split()))
+        check_config(compose_once("system=simulated", *words.split()))
     assert "\n" not in str(error.value)

@@ -41,10 +41,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def setting(net, federation) -> plain.Setting:
-    return described(net, federation)
+    return describe_setting(net, federation)
 
 
-def described(net: Net, federation: Federation) -> plain.Setting:
+def describe_setting(net: Net, federation: Federation) -> plain.Setting:
     def samples(index: Tensor) -> tuple[Tensor, Tensor]:
         return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
 
@@ -81,7 +81,7 @@ def normed(setting) -> tuple[Net, plain.Setting]:
     return net, dataclasses.replace(setting, module=module)
 
 
-def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
+def draw_randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
     """What samples are given in local training, `[samples, count]`, in the epoch's order: drawn
     first for each batch's first sample, then for each one's second.
     """
@@ -94,10 +94,10 @@ def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
     return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)[:samples]
 
 
-def judged(
+def evaluated_weights(
     method: Method, net: Net, federation: Federation, state: State, client: int
 ) -> plain.Weights:
     """The parameters and statistics by which the engine evaluates a client between rounds."""
-    job = conftest.judged(method, net, federation, state, client)
+    job = conftest.find_eval_job(method, net, federation, state, client)
     role = "main" if "main" in method.buffers() else list(method.buffers())[-1]
     return {**job.params, **job.buffers.get(role, {})}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpfl.methods import APFL, Batch
-from tests.conftest import assert_close, rounds, row
+from tests.conftest import assert_close, client_row, record_rounds
 from tests.methods.reference import apfl
 from tests.methods.reference.conftest import SEED
 
@@ -35,15 +35,21 @@ def test_three_rounds_equal_the_plain_loops(
     spreads.
     """
     method, want, net = CASES[name][0], expected(name, norm), normed[0] if norm else net
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, {k: want.shared[t][k] for k in state.server}, **tolerance)
         assert_close(state.clients["alpha"], torch.tensor(want.alphas[t]), **tolerance)
         for client, private in enumerate(want.personal[t]):
-            got = {**row(state.clients["v"], client), **row(state.client_buffers["v"], client)}
+            got = {
+                **client_row(state.clients["v"], client),
+                **client_row(state.client_buffers["v"], client),
+            }
             assert_close(got, private, **tolerance)
-            buffers = {"w": state.server_buffers["w"], "v": row(state.client_buffers["v"], client)}
+            buffers = {
+                "w": state.server_buffers["w"],
+                "v": client_row(state.client_buffers["v"], client),
+            }
             batch = Batch(setting.clients[client].test_x, None)
             logits = method.predict(
                 net.bind(buffers), method.personal(state.server, state.client(client)), batch

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from fedpfl.methods import CFL
-from tests.conftest import TEST, TRAIN, assert_close, federate, rounds
+from tests.conftest import TEST, TRAIN, assert_close, make_federation, record_rounds
 from tests.methods.reference.cfl import cfl
-from tests.methods.reference.conftest import SEED, described, judged
+from tests.methods.reference.conftest import SEED, describe_setting, evaluated_weights
 
 EVERYONE = list(range(10))
 PLAYED = [EVERYONE, EVERYONE, [0, 1, 2, 4, 5, 8], EVERYONE, [1, 3, 4, 6, 7]]
@@ -25,15 +25,15 @@ CASES = {  # at lengths that split whatever may be split
 @pytest.fixture(scope="module")
 def moving():
     """A federation in which everybody makes a step: who does not, has no direction."""
-    return federate((*TRAIN[:-1], 12), TEST)
+    return make_federation((*TRAIN[:-1], 12), TEST)
 
 
 @pytest.fixture(scope="module")
 def expected(moving, normed, net):
     def play(name):
         method, norm = CASES[name]
-        module = normed[1].module if norm else described(net, moving).module
-        given = dataclasses.replace(described(net, moving), module=module, cohorts=PLAYED)
+        module = normed[1].module if norm else describe_setting(net, moving).module
+        given = dataclasses.replace(describe_setting(net, moving), module=module, cohorts=PLAYED)
         parameters = [k for k, _ in given.module.named_parameters()]
         return cfl(
             given,
@@ -51,7 +51,7 @@ def expected(moving, normed, net):
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, moving):
     (method, norm), want, net = CASES[name], expected(name), normed[0] if CASES[name][1] else net
-    states, outcomes = rounds(method, net, moving, PLAYED, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, moving, PLAYED, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         of = state.server["cluster_of"].tolist()
@@ -59,7 +59,9 @@ def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, movi
             [i for i in EVERYONE if of[i] == c] for c in range(int(state.server["count"]))
         ] == want.clusters[t]
         for client, personal in enumerate(want.personal[t]):
-            assert_close(judged(method, net, moving, state, client), personal, **tolerance)
+            assert_close(
+                evaluated_weights(method, net, moving, state, client), personal, **tolerance
+            )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
     counts = [len(clusters) for clusters in want.clusters]

@@ -7,7 +7,7 @@ import pytest
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.methods import FedALA
-from tests.conftest import assert_close, rounds
+from tests.conftest import assert_close, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.fedala import fedala
 
@@ -38,7 +38,7 @@ def expected(setting):
 )
 def test_three_rounds_equal_the_plain_loops(method, layers, backend, expected, net, federation):
     want = expected(method, layers)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, want.shared[t], atol=5e-6, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):

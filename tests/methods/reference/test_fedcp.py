@@ -12,8 +12,8 @@ import torch
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import Batch, FedCP
 from fedpfl.methods.fedcp import BANK
-from tests.conftest import HEAD, LOCAL, assert_close, rounds, row
-from tests.methods.reference.conftest import SEED, randoms
+from tests.conftest import HEAD, LOCAL, assert_close, client_row, record_rounds
+from tests.methods.reference.conftest import SEED, draw_randoms
 from tests.methods.reference.fedcp import fedcp
 
 CASES = {
@@ -31,7 +31,7 @@ def noise(t, i, epoch):
     sees of noise.
     """
     bank = torch.rand(2, BANK, 12, generator=Draws(SEED, "train", t).server(i))
-    one, other = (BANK * randoms(t, i, epoch, FedCP().randoms)).long().unbind(1)
+    one, other = (BANK * draw_randoms(t, i, epoch, FedCP().randoms)).long().unbind(1)
     uniform = ((bank[0, one] + bank[1, other]) % 1).clamp(1e-6, 1 - 1e-6)
     return torch.stack([torch.log(uniform), torch.log(1 - uniform)], 1)
 
@@ -55,7 +55,7 @@ def test_three_rounds_equal_the_plain_loops(
 ):
     method, want, net = CASES[name], expected(name, norm), normed[0] if norm else net
     tolerance = {"atol": 2e-5 if norm else 1e-5, "rtol": 1e-4 if norm else 0.0}
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         buffers = state.server_buffers["main"]
         assert_close(
@@ -69,7 +69,7 @@ def test_three_rounds_equal_the_plain_loops(
         )
         assert_close(state.server["head"], named(want.heads[t]), **tolerance)
         for client, head in enumerate(want.own[t]):
-            assert_close(row(state.clients["head"], client), named(head), **tolerance)
+            assert_close(client_row(state.clients["head"], client), named(head), **tolerance)
             personal = method.personal(state.server, state.client(client))
             bound, batch = (
                 net.bind(state.server_buffers),

@@ -7,7 +7,7 @@ import torch
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedDBE
-from tests.conftest import assert_close, rounds
+from tests.conftest import assert_close, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.feddbe import feddbe
 
@@ -35,7 +35,7 @@ def expected(setting):
 @pytest.mark.parametrize("name", CASES)
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federation):
     want, method = expected(name), CASES[name]
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         (mean,) = state.server["mean"].values()
         assert_close(mean, want.mean, atol=1e-6, rtol=0)

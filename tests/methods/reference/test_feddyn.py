@@ -8,7 +8,7 @@ import pytest
 
 from fedpfl.ground import tree
 from fedpfl.methods import FedDyn
-from tests.conftest import assert_close, rounds, row
+from tests.conftest import assert_close, client_row, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.feddyn import feddyn
 
@@ -22,14 +22,14 @@ def expected(setting):
 def test_three_rounds_equal_the_plain_loops(values, backend, expected, net, federation):
     """Rounding only; the server's step divides by alpha in the loops and not in the method: 2e-6."""
     (want, gradients), method = expected(*values), FedDyn(*values)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server["model"], want.shared[t], atol=2e-6, rtol=0)
         for client, personal in enumerate(want.personal[t]):
             assert_close(
                 method.personal(state.server, state.client(client)), personal, atol=2e-6, rtol=0
             )
-            own = tree.map(lambda lam: -values[0] * lam, row(state.clients["dual"], client))
+            own = tree.map(lambda lam: -values[0] * lam, client_row(state.clients["dual"], client))
             assert_close(own, gradients[t][client], atol=2e-6, rtol=0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

@@ -9,9 +9,9 @@ import torch
 
 from fedpfl.engine.keys import generator
 from fedpfl.methods import FedGen
-from tests.conftest import CLASSES, assert_close, rounds
+from tests.conftest import CLASSES, assert_close, record_rounds
 from tests.methods.reference import fedgen
-from tests.methods.reference.conftest import SEED, randoms
+from tests.methods.reference.conftest import SEED, draw_randoms
 
 SMALL = {"noise": 6, "hidden": 9, "steps": 4, "batch": 8, "lr": 0.02}
 CASES = {
@@ -47,7 +47,7 @@ def expected(setting, net):
         )
 
         def random(t, i, epoch):
-            return randoms(t, i, epoch, 2 * method.noise + 1)
+            return draw_randoms(t, i, epoch, 2 * method.noise + 1)
 
         def drawn(t, labels):
             numbers = torch.rand(
@@ -73,7 +73,7 @@ def expected(setting, net):
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federation):
     """Adam divides small gradients by their size, which amplifies rounding: 1e-5 for the generator."""
     method, want = CASES[name], expected(name)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         made = {k: v for k, v in want.generators[t].items() if k != "norm.num_batches_tracked"}
         assert_close(renamed(state.server["generator"]), made, atol=2e-5, rtol=1e-4)

@@ -11,9 +11,9 @@ import torch
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.methods import FedOBPAdaptive
-from tests.conftest import COHORTS, assert_close, federate, holding, rounds
+from tests.conftest import COHORTS, assert_close, hold_out_quarter, make_federation, record_rounds
 from tests.methods.reference import plain
-from tests.methods.reference.conftest import SEED, described
+from tests.methods.reference.conftest import SEED, describe_setting
 
 SEVERAL = (0.3, 0.7, 0.9, 0.98)
 FIVE = [*COHORTS, *COHORTS[:2]]
@@ -22,13 +22,13 @@ FIVE = [*COHORTS, *COHORTS[:2]]
 @pytest.fixture(scope="module")
 def federation():
     """Three clients are too small to hold anything out."""
-    return holding(federate())
+    return hold_out_quarter(make_federation())
 
 
 @pytest.fixture(scope="module")
 def expected(net, federation):
     return plain.fedobp_choosing(
-        dataclasses.replace(described(net, federation), cohorts=FIVE), list(SEVERAL)
+        dataclasses.replace(describe_setting(net, federation), cohorts=FIVE), list(SEVERAL)
     )
 
 
@@ -40,7 +40,7 @@ def personal(method, net, federation, state, client):
 
 def test_five_rounds_equal_the_plain_loops(backend, expected, net, federation):
     method = FedOBPAdaptive(q=SEVERAL)
-    states, outcomes = rounds(method, net, federation, FIVE, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, FIVE, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert state.clients["q"][FIVE[t]].tolist() == expected.chosen[t]
         assert_close(state.server, expected.shared[t], atol=1e-6, rtol=0.0)

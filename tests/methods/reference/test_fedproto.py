@@ -5,7 +5,7 @@ import pytest
 from fedpfl.engine import make
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import FedProto
-from tests.conftest import CPU, as_engine, assert_close, rounds
+from tests.conftest import CPU, as_engine, assert_close, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.fedproto import fedproto
 
@@ -23,7 +23,7 @@ def test_three_rounds_equal_the_plain_loops(
 ):
     net, setting = normed if norm else (net, setting)
     method, (want, prototypes, labels) = FedProto(*values), fedproto(setting, *values)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert state.server["seen"].tolist() == [c in prototypes[t] for c in range(5)]
         got = {str(c): state.server["mean"][c] for c in prototypes[t]}

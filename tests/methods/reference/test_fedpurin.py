@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedpfl.methods import FedCAC, FedPURIN
-from tests.conftest import COHORTS, assert_close, rounds, row
+from tests.conftest import COHORTS, assert_close, client_row, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.fedpurin import purin
 
@@ -63,7 +63,7 @@ def agree(method, states, outcomes, want, names, atol):
         server = state.server.get("model", state.server)
         assert_close(server, {name: want.shared[t][name] for name in server}, atol=atol, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            own, buffers = state.client(client), row(state.client_buffers["main"], client)
+            own, buffers = state.client(client), client_row(state.client_buffers["main"], client)
             got = {**method.personal(state.server, own), **buffers}
             assert set(got) == set(names)
             assert_close(got, {name: personal[name] for name in got}, atol=atol, rtol=0.0)
@@ -75,7 +75,7 @@ def agree(method, states, outcomes, want, names, atol):
 def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federation):
     method, want = CASES[name][0], expected(name)
     clear(name, want)
-    states, outcomes = rounds(method, net, federation, LONGER, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, LONGER, engine=backend, seed=SEED)
     agree(method, states, outcomes, want, net.params, 1e-6)
     for t, cohort in enumerate(LONGER):
         own = slice(sum(map(len, LONGER[:t])), sum(map(len, LONGER[: t + 1])))
@@ -92,7 +92,7 @@ def test_with_batch_normalisation_whose_statistics_are_the_clients(
 ):
     method, want, net = CASES[name][0], expected_with_norm(name), normed[0]
     clear(name, want)
-    states, outcomes = rounds(method, net, federation, COHORTS, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, COHORTS, engine=backend, seed=SEED)
     agree(method, states, outcomes, want, {**net.params, **net.buffers}, 5e-6)
 
 

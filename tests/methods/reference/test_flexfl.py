@@ -8,7 +8,7 @@ import torch
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FlexFL
-from tests.conftest import COHORTS, assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, assert_close, client_row, record_rounds, tiny
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.flexfl import levels, play
 
@@ -48,7 +48,7 @@ def test_clients_train_all_levels():
 
 def test_flexfl(case, backend, federation):
     net, method, nested, want = case
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for level, (channels, units) in zip(states[0].server["levels"], nested, strict=True):
         assert level[:4].nonzero().flatten().tolist() == channels
         assert level[4:16].nonzero().flatten().tolist() == units
@@ -58,7 +58,7 @@ def test_flexfl(case, backend, federation):
         for i, personal in enumerate(want.personal[t]):
             own = method.personal(state.server, state.client(i))
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
-            kept = row(state.client_buffers["main"], i)
+            kept = client_row(state.client_buffers["main"], i)
             assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

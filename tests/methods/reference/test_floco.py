@@ -9,7 +9,7 @@ import pytest
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import Floco, FlocoPlus
-from tests.conftest import assert_close, rounds
+from tests.conftest import assert_close, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.floco import WEIGHT, floco
 
@@ -48,7 +48,7 @@ def expected(setting, net):
 )
 def test_three_rounds_equal_the_plain_loops(method, plus, backend, expected, net, federation):
     want = expected(method, plus)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     after = iter(want.after)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         got = {**state.server["shared"], **state.server["endpoints"]}

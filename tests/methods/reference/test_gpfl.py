@@ -5,7 +5,7 @@ import pytest
 from fedpfl.engine import make
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import GPFL
-from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds, row
+from tests.conftest import CLASSES, CPU, as_engine, assert_close, client_row, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.gpfl import gpfl
 
@@ -36,14 +36,14 @@ def test_three_rounds_equal_the_plain_loops(
     method = GPFL(*values)
     initial = modules(method.init(net.params, net.parts)[0])
     bodies, extras, heads, logits, want = gpfl(setting, initial, *values, CLASSES)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         body = {**state.server["body"], **(state.server_buffers["main"] if norm else {})}
         body.pop("norm.num_batches_tracked", None)
         assert_close(body, {name: bodies[t][name] for name in body}, **TOLERANCE)
         assert_close(modules(state.server), extras[t], **TOLERANCE)
         for client, head in enumerate(heads[t]):
-            assert_close(row(state.clients["head"], client), head, **TOLERANCE)
+            assert_close(client_row(state.clients["head"], client), head, **TOLERANCE)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
         tally = make(as_engine(backend), net, CPU).evaluate(

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from fedpfl.methods import FLUTE, FedPAC, FedRoD
-from tests.conftest import CLASSES, LOCAL, assert_close, rounds
+from tests.conftest import CLASSES, LOCAL, assert_close, record_rounds
 from tests.methods.reference import heads
 from tests.methods.reference.conftest import SEED
 
@@ -36,7 +36,7 @@ def agree(method, want, states, outcomes, body, **tolerance):
 def test_fedrod(gamma, backend, expected, net, federation):
     method = FedRoD(gamma=gamma)
     want, kept = expected(heads.fedrod, gamma)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     agree(method, want, states, outcomes, dict, **TOLERANCE)
     for state, own in zip(states[1:], kept, strict=True):
         for client, head in enumerate(own):
@@ -56,7 +56,11 @@ def test_flute(values, backend, expected, net, federation):
     method = FLUTE(*values)
     want = expected(heads.flute, *values)
     agree(
-        method, want, *rounds(method, net, federation, engine=backend, seed=SEED), dict, **TOLERANCE
+        method,
+        want,
+        *record_rounds(method, net, federation, engine=backend, seed=SEED),
+        dict,
+        **TOLERANCE,
     )
 
 
@@ -66,7 +70,7 @@ def test_fedpac(values, backend, expected, net, federation):
     method = FedPAC(*values)
     want = expected(heads.fedpac, lam, head_epochs, body_epochs or LOCAL.epochs, head_lr)
     assert min(want.margins) > 1e-5, "choose another seed: rounding could drop a share or keep it"
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     agree(method, want, states, outcomes, lambda server: server["body"], atol=1e-5, rtol=0.0)
 
 
@@ -79,7 +83,7 @@ def test_flute_and_fedpac_with_batch_normalisation(backend, expected, normed, fe
         ),
     }
     for method, (want, body) in runs.items():
-        state = rounds(method, normed[0], federation, engine=backend, seed=SEED)[0][-1]
+        state = record_rounds(method, normed[0], federation, engine=backend, seed=SEED)[0][-1]
         got = {**body(state.server), **state.server_buffers["main"]}
         del got["norm.num_batches_tracked"]
         assert_close(got, {name: want.shared[-1][name] for name in got}, atol=1e-5, rtol=1e-4)

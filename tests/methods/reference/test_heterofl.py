@@ -12,7 +12,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedRolex, HeteroFL
 from fedpfl.models import Net
-from tests.conftest import CPU, LOCAL, assert_close, rounds, row, tiny
+from tests.conftest import CPU, LOCAL, assert_close, client_row, record_rounds, tiny
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.heterofl import judged, play, seen
 from tests.methods.reference.plain import Result, Setting
@@ -111,7 +111,9 @@ def case(request, setting):
 
 def test_three_rounds_equal_the_plain_loops(case, backend, federation):
     net, method, local, want = case
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=local)
+    states, outcomes = record_rounds(
+        method, net, federation, engine=backend, seed=SEED, local=local
+    )
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         shared = {name: want.shared[t][name] for name in state.server["model"]}
         assert_close(state.server["model"], shared, atol=2e-6, rtol=0.0)
@@ -120,7 +122,7 @@ def test_three_rounds_equal_the_plain_loops(case, backend, federation):
             own = own["model"] if method.masked else own
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
             if state.client_buffers["main"]:
-                kept = row(state.client_buffers["main"], i)
+                kept = client_row(state.client_buffers["main"], i)
                 assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
@@ -136,7 +138,9 @@ def test_clients_are_judged_by_the_small_network_with_masked_logits(backend, set
     setting = replace(setting, cohorts=setting.cohorts[:1])
     method = HeteroFL(widths=WIDTHS)
     want = play(setting, fixed)
-    state = rounds(method, net, federation, setting.cohorts, engine=backend, seed=SEED)[0][-1]
+    state = record_rounds(method, net, federation, setting.cohorts, engine=backend, seed=SEED)[0][
+        -1
+    ]
     runner = make(Engine(backend), net, CPU)
     counts = runner.evaluate(EvalCall(method, federation, state, list(range(10))))
     expected, unmasked = [], []

@@ -10,8 +10,8 @@ import torch
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import IFCA
-from tests.conftest import CPU, assert_close, rounds
-from tests.methods.reference.conftest import SEED, judged
+from tests.conftest import CPU, assert_close, record_rounds
+from tests.methods.reference.conftest import SEED, evaluated_weights
 from tests.methods.reference.ifca import ifca
 
 CASES = {
@@ -48,14 +48,14 @@ def expected(setting, normed, net):
 @pytest.mark.parametrize("name", CASES)
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, normed, net, federation):
     (method, norm, _), want, net = CASES[name], expected(name), normed[0] if CASES[name][1] else net
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(
             [*map(uncounted, models(method, state))], [*map(uncounted, want.models[t])], **tolerance
         )
         for client, personal in enumerate(want.personal[t]):
-            own = judged(method, net, federation, state, client)
+            own = evaluated_weights(method, net, federation, state, client)
             assert_close(uncounted(own), uncounted(personal), **tolerance)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

@@ -5,8 +5,8 @@ import pytest
 from fedpfl.engine import make
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import KNNPer
-from tests.conftest import CLASSES, CPU, as_engine, assert_close, holding, rounds
-from tests.methods.reference.conftest import SEED, described
+from tests.conftest import CLASSES, CPU, as_engine, assert_close, hold_out_quarter, record_rounds
+from tests.methods.reference.conftest import SEED, describe_setting
 from tests.methods.reference.knn_per import knn_per
 
 CASES = [
@@ -19,8 +19,8 @@ CASES = [
 
 @pytest.mark.parametrize("values", CASES, ids=str)
 def test_three_rounds_equal_the_plain_loops(values, backend, net, federation):
-    federation = holding(federation)
-    chosen = agree(values, backend, net, federation, described(net, federation))
+    federation = hold_out_quarter(federation)
+    chosen = agree(values, backend, net, federation, describe_setting(net, federation))
     assert values[1] is not None or len({lam for row in chosen for lam in row}) > 1
 
 
@@ -32,7 +32,7 @@ def agree(values, backend, net, federation, setting):
     k, lam, scale, distance, mix = values
     method = KNNPer(k=k, lam=lam, scale=scale, distance=distance, mix=mix)
     want, everyone, chosen = knn_per(setting, *values, CLASSES)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(
             state.server,

@@ -9,7 +9,7 @@ import pytest
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedALT, FedAvg, FedSALoRA, FFALoRA, SDFLoRA
-from tests.conftest import assert_close, judged, rounds, tiny
+from tests.conftest import assert_close, find_eval_job, record_rounds, tiny
 from tests.methods.reference import lora
 from tests.methods.reference.conftest import SEED
 
@@ -80,10 +80,10 @@ FRONT = ("fedsa", "ffa-frozen", "fedalt-own", "sdflora")
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, federation):
     method, want = METHODS[name][0], expected(name)
     net = tiny(pairs=method.pairs or 1)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         for client, personal in enumerate(want.personal[t]):
-            own = judged(method, net, federation, state, client).params
+            own = find_eval_job(method, net, federation, state, client).params
             assert_close(own, {key: personal[key] for key in own}, atol=2e-6, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

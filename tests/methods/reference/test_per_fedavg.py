@@ -13,7 +13,7 @@ from fedpfl.engine import Engine, FineTuning, make
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import PerFedAvg
-from tests.conftest import CPU, LOCAL, Tiny, assert_close, rounds, tiny
+from tests.conftest import CPU, LOCAL, Tiny, assert_close, record_rounds, tiny
 from tests.methods.reference import per_fedavg
 from tests.methods.reference.conftest import SEED
 
@@ -52,7 +52,9 @@ def test_three_rounds_equal_the_plain_loops(case, backend, federation):
     """
     net, method, want = case
     norm = bool(net.buffers)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)
+    states, outcomes = record_rounds(
+        method, net, federation, engine=backend, seed=SEED, local=SMALL
+    )
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         statistics = {
@@ -73,7 +75,7 @@ def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, se
         order=lambda t, i, epoch, samples: Draws(SEED, "adapt", t).order(i, "main", epoch, samples),
     )
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
-    state = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)[0][-1]
+    state = record_rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)[0][-1]
     everyone, before = list(range(10)), FineTuning(SMALL, Draws(SEED, "adapt", 3))
     counts = make(Engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, state, everyone, before_evaluation=before)

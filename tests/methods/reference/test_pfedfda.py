@@ -15,7 +15,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.methods import Batch, PFedFDA
 from fedpfl.methods.shared.gaussian import unpack_symmetric
-from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
+from tests.conftest import CLASSES, CPU, as_engine, assert_close, record_rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.pfedfda import pfedfda
 
@@ -30,7 +30,9 @@ def expected(setting, net):
 
 @pytest.fixture(scope="module")
 def played(net, federation):
-    return cache(lambda backend: rounds(METHOD, net, federation, engine=backend, seed=SEED)[0])
+    return cache(
+        lambda backend: record_rounds(METHOD, net, federation, engine=backend, seed=SEED)[0]
+    )
 
 
 def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, net, federation):

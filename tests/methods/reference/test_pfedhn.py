@@ -7,7 +7,7 @@ import pytest
 
 from fedpfl.ground import tree
 from fedpfl.methods import PFedHN
-from tests.conftest import HEAD, assert_close, rounds, row
+from tests.conftest import HEAD, assert_close, client_row, record_rounds
 from tests.methods.reference import pfedhn
 from tests.methods.reference.conftest import SEED
 
@@ -71,7 +71,7 @@ def expected(setting, net):
 @pytest.mark.parametrize("name", CASES)
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federation):
     method, want = CASES[name], expected(name)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(renamed(state.server["learned"]), dict(want.phis[t]), atol=1e-6, rtol=1e-5)
         for client, model in enumerate(want.personal[t]):
@@ -79,7 +79,7 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
                 method.personal(state.server, state.client(client)), model, atol=2e-6, rtol=1e-5
             )
             assert_close(
-                row(state.clients["head"], client),
+                client_row(state.clients["head"], client),
                 {k: model[k] for k in state.clients["head"]},
                 atol=2e-6,
             )

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from fedpfl.methods import PFedMe
-from tests.conftest import Tiny, assert_close, rounds, tiny
+from tests.conftest import Tiny, assert_close, record_rounds, tiny
 from tests.methods.reference import pfedme
 from tests.methods.reference.conftest import SEED
 
@@ -50,7 +50,7 @@ def test_three_rounds_equal_the_plain_loops(case, backend, federation):
     """
     net, method, want = case
     norm = bool(net.buffers)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         statistics = {

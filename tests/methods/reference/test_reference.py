@@ -43,7 +43,7 @@ from fedpfl.methods import (
     Scaffold,
     SeqFedEDT,
 )
-from tests.conftest import COHORTS, HEAD, LOCAL, assert_close, rounds, row
+from tests.conftest import COHORTS, HEAD, LOCAL, assert_close, client_row, record_rounds
 from tests.methods.reference import (
     fedamp,
     fedas,
@@ -55,7 +55,7 @@ from tests.methods.reference import (
     plain,
     seqfededt,
 )
-from tests.methods.reference.conftest import SEED, judged
+from tests.methods.reference.conftest import SEED, evaluated_weights
 
 LONGER = [*COHORTS, [0, 2, 4, 8, 9]]
 PLANNED = 7  # rounds of FedPHP's run; half the clients join each: int(3.5) times are expected
@@ -312,7 +312,7 @@ def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, fede
     assert not want.counts or max(want.counts) > 0
     method, net = case.method, (normed[0] if case.norm else net).told(rounds=case.rounds)
     cohorts = [list(cohort) for cohort in case.cohorts]
-    states, outcomes = rounds(method, net, federation, cohorts, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, cohorts, engine=backend, seed=SEED)
     role = next(iter(method.buffers()))
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         statistics = state.server_buffers.get(role, {}) if case.norm else {}
@@ -320,11 +320,13 @@ def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, fede
         assert_part_of(shared, want.shared[t] if want.shared else {}, case)
         for client, personal in enumerate(want.personal[t]):
             if case.evaluated:
-                assert_part_of(judged(method, net, federation, state, client), personal, case)
+                assert_part_of(
+                    evaluated_weights(method, net, federation, state, client), personal, case
+                )
             else:
                 last = {
-                    **row(state.clients["last"], client),
-                    **row(state.client_buffers.get("last", {}), client),
+                    **client_row(state.clients["last"], client),
+                    **client_row(state.client_buffers.get("last", {}), client),
                 }
                 assert_part_of(last, personal, case)
         assert outcome.before.correct.tolist() == want.before[t]
@@ -337,7 +339,9 @@ def test_scaffold_equals_its_formula(server_lr, backend, setting, net, federatio
     local = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
     want = plain.scaffold(setting, server_lr)
     method = Scaffold(server_lr=server_lr)
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=local)
+    states, outcomes = record_rounds(
+        method, net, federation, engine=backend, seed=SEED, local=local
+    )
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server["model"], want.shared[t], atol=2e-6)
         assert outcome.before.correct.tolist() == want.before[t]
@@ -345,7 +349,7 @@ def test_scaffold_equals_its_formula(server_lr, backend, setting, net, federatio
 
 
 def test_the_server_counts_the_batches_of_the_cohorts_largest(normed, federation):
-    states = rounds(FedAvg(), normed[0], federation, seed=SEED)[0]
+    states = record_rounds(FedAvg(), normed[0], federation, seed=SEED)[0]
     counted = [
         int(state.server_buffers["main"]["norm.num_batches_tracked"]) for state in states[1:]
     ]
@@ -355,7 +359,7 @@ def test_the_server_counts_the_batches_of_the_cohorts_largest(normed, federation
 def test_fedobp_sends_what_is_not_personal(expected, net, federation):
     want, outcomes = (
         expected("fedobp"),
-        rounds(CASES["fedobp"].method, net, federation, seed=SEED)[1],
+        record_rounds(CASES["fedobp"].method, net, federation, seed=SEED)[1],
     )
     personal = [
         tree.size(net.params) * len(cohort) - outcome.traffic.values_down

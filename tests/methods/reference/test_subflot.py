@@ -10,7 +10,7 @@ import torch
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import SubFLOT
-from tests.conftest import LOCAL, assert_close, rounds, row, tiny
+from tests.conftest import LOCAL, assert_close, client_row, record_rounds, tiny
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.subflot import subflot
 
@@ -70,7 +70,7 @@ def case(request, setting):
 def test_subflot(case, backend, federation):
     net, method, want = case
     local = replace(LOCAL, lr=0.3)
-    states, outcomes = rounds(
+    states, outcomes = record_rounds(
         method, net, federation, COHORTS, engine=backend, seed=SEED, local=local
     )
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
@@ -78,7 +78,7 @@ def test_subflot(case, backend, federation):
         for i, personal in enumerate(want.personal[t]):
             own = method.personal(state.server, state.client(i))
             assert_close(own, {name: personal[name] for name in own}, atol=3e-6, rtol=0.0)
-            kept = row(state.client_buffers["main"], i)
+            kept = client_row(state.client_buffers["main"], i)
             assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

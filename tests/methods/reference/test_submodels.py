@@ -11,7 +11,7 @@ import torch
 from fedpfl.engine import Stopping, pick_cohort
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedMP, FedSPU, FjORD, Hermes, PruneFL, RandomDropout
-from tests.conftest import COHORTS, LOCAL, assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, LOCAL, assert_close, client_row, record_rounds, tiny
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.plain import Setting
 from tests.methods.reference.submodels import Sets, cut, dense, fedspu, grown, ranked, statistics
@@ -58,7 +58,7 @@ def compare(method, want, states, outcomes):
             own = method.personal(state.server, state.client(i))
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
             if method.buffers()["main"] == "local" and state.client_buffers["main"]:
-                kept = row(state.client_buffers["main"], i)
+                kept = client_row(state.client_buffers["main"], i)
                 assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
@@ -70,7 +70,7 @@ def test_fedspu(backend, world, federation):
     compare(
         method,
         fedspu(setting, drawn)[0],
-        *rounds(method, net, federation, engine=backend, seed=SEED),
+        *record_rounds(method, net, federation, engine=backend, seed=SEED),
     )
 
 
@@ -80,7 +80,7 @@ def test_fedspu_with_early_stopping(backend, world, federation):
     planned, local, stopping = COHORTS * 2, replace(LOCAL, lr=0.2), Stopping(early=True, lam=0.7)
     setting = replace(setting, lr=local.lr)
     method = FedSPU(widths=WIDTHS)
-    states, outcomes = rounds(
+    states, outcomes = record_rounds(
         method, net, federation, planned, engine=backend, seed=SEED, local=local, stopping=stopping
     )
     played = [
@@ -99,12 +99,14 @@ def test_fedspu_with_early_stopping(backend, world, federation):
 def test_random_dropout(backend, setting, net, federation):
     """Without BatchNorm: its statistics are averaged at the server."""
     method = RandomDropout(widths=WIDTHS, judge="own")
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    states, outcomes = record_rounds(method, net, federation, engine=backend, seed=SEED)
     compare(method, dense(setting, drawn), states, outcomes)
     method = RandomDropout(widths=WIDTHS)
-    last = rounds(method, net, federation, engine=backend, seed=SEED)[0][-1]
+    last = record_rounds(method, net, federation, engine=backend, seed=SEED)[0][-1]
     assert_close(last.server["model"], states[-1].server["model"], atol=1e-7)
-    assert_close(method.personal(last.server, row(last.clients, 4)), last.server["model"], atol=0.0)
+    assert_close(
+        method.personal(last.server, client_row(last.clients, 4)), last.server["model"], atol=0.0
+    )
 
 
 def test_fjord(backend, world, federation):
@@ -119,7 +121,7 @@ def test_fjord(backend, world, federation):
                 cut(model, first(1, i)), first(1, i), {**zeros, **statistics(model)}
             )
     method = FjORD(widths=WIDTHS)
-    compare(method, want, *rounds(method, net, federation, engine=backend, seed=SEED))
+    compare(method, want, *record_rounds(method, net, federation, engine=backend, seed=SEED))
 
 
 @pytest.mark.parametrize(
@@ -141,4 +143,4 @@ def test_pruned(kind, score, begin, backend, world, federation):
 
     want = dense(setting, lambda t, i: sets[i], begins)
     method = kind(widths=WIDTHS, ranking_lr=0.05, first=begin)
-    compare(method, want, *rounds(method, net, federation, engine=backend, seed=SEED))
+    compare(method, want, *record_rounds(method, net, federation, engine=backend, seed=SEED))
