@@ -1,5 +1,4 @@
-"""Sub-models: which entries of a network lie between chosen neurons, as tensors that methods can
-keep in their trees.
+"""Sub-models: which entries of a network lie between chosen neurons, as tensors for method states.
 
 A *plan* is made once from a network's wiring. Neurons of all hidden groups are numbered through;
 one more number, the last, stands for what is always active (input channels, classes). `active` is a
@@ -25,13 +24,16 @@ SLACK = 1e-9  # so that 0.29 * 100 counts as 29
 
 
 def build_plan(params: Tree, parts: Parts) -> Tree:
-    """Return tensors that say for every entry of `params` (and every buffer) between which neurons
-    it lies.
+    """Return tensors that say for every entry between which neurons it lies.
 
-    group, place, width: of each neuron, int64 `[neurons]`: number of its group, place in it, and
-    neurons in it.
-    rows, columns: of each parameter, neuron numbers along axis 0 and (weights) axis 1. buffers:
-    along axis 0. Raises FedpflError for networks whose wiring is not known.
+    Returns:
+        group, place, width: of each neuron, int64 `[neurons]`: the number of its group, its place
+            in the group, and the neurons in the group.
+        rows, columns: of each parameter, neuron numbers along axis 0 and (weights) axis 1.
+        buffers: of each buffer, neuron numbers along axis 0.
+
+    Raises:
+        FedpflError: for networks whose wiring is not known.
     """
     try:
         wiring = parts.wiring
@@ -39,31 +41,39 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
         raise FedpflError(
             f"the method trains parts of networks, and cannot tell this one's neurons: {error}"
         ) from None
-    widths, device = list(wiring.widths.values()), tree.leaves(params)[0].device
-    firsts = dict(zip(wiring.widths, torch.tensor([0, *widths]).cumsum(0).tolist(), strict=False))
-    always = sum(widths)
+    device = tree.leaves(params)[0].device
+    widths = list(wiring.widths.values())
+    always_active = sum(widths)  # the number behind those of all neurons
+    offsets = torch.tensor([0, *widths]).cumsum(0).tolist()
+    first_of_group = dict(zip(wiring.widths, offsets, strict=False))
 
-    def numbers(axis: Axis | None, size: int) -> Tensor:
+    def numbers_along(axis: Axis | None, size: int) -> Tensor:
+        """Return the neuron numbers of the entries along one axis of a tensor."""
         if axis is None:
-            return torch.full((size,), always, device=device)
-        first = firsts[axis.group]
-        return torch.arange(
-            first, first + wiring.widths[axis.group], device=device
-        ).repeat_interleave(axis.block)
+            return torch.full((size,), always_active, device=device)
+        first = first_of_group[axis.group]
+        numbers = torch.arange(first, first + wiring.widths[axis.group], device=device)
+        return numbers.repeat_interleave(axis.block)
 
-    rows = {name: numbers(wiring.axes[name][0], len(leaf)) for name, leaf in params.items()}
-    columns = {
-        name: numbers(wiring.axes[name][1], leaf.shape[1])
-        for name, leaf in params.items()
-        if leaf.dim() > 1
-    }
-    buffers = {
-        name: numbers(axes[0], wiring.widths[axes[0].group])
-        if axes and axes[0]
-        else torch.tensor(always, device=device)
-        for name, axes in wiring.axes.items()
-        if name not in params
-    }
+    # ---- Parameters: rows are outputs, columns are inputs.
+    rows = {}
+    columns = {}
+    for name, leaf in params.items():
+        rows[name] = numbers_along(wiring.axes[name][0], len(leaf))
+        if leaf.dim() > 1:
+            columns[name] = numbers_along(wiring.axes[name][1], leaf.shape[1])
+
+    # ---- Buffers: statistics belong to a neuron each, counters to none.
+    buffers = {}
+    for name, axes in wiring.axes.items():
+        if name in params:
+            continue
+        if axes and axes[0]:
+            buffers[name] = numbers_along(axes[0], wiring.widths[axes[0].group])
+        else:
+            buffers[name] = torch.tensor(always_active, device=device)
+
+    # ---- Neurons, group by group.
     sizes = torch.tensor(widths, device=device)
     return {
         "group": torch.arange(len(widths), device=device).repeat_interleave(sizes),
@@ -76,49 +86,57 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
 
 
 def neuron_counts(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """Return how many neurons of each neuron's group a sub-model has, `[neurons]`; `share`:
-    0-dimensional float64.
+    """Return how many neurons of each neuron's group a sub-model has, `[neurons]`.
+
+    share: the share of each group, 0-dimensional float64.
     """
     exact = share.double() * plan["width"]
-    near = {"floor": exact + SLACK, "ceil": exact - SLACK, "round": exact + 0.5 + SLACK}[rounding]
-    whole = near.ceil() if rounding == "ceil" else near.floor()
+    if rounding == "ceil":
+        whole = (exact - SLACK).ceil()
+    elif rounding == "round":
+        whole = (exact + 0.5 + SLACK).floor()
+    else:
+        whole = (exact + SLACK).floor()
     return whole.clamp(min=1).minimum(plan["width"].double()).long()
 
 
 def prefix_neurons(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """Return the first neurons of every group."""
-    return append_always_active(plan["place"] < neuron_counts(plan, share, rounding))
+    """Return the first neurons of every group, a share of them."""
+    chosen = plan["place"] < neuron_counts(plan, share, rounding)
+    return append_always_active(chosen)
 
 
 def first_neurons(plan: Tree, counts: Tensor) -> Tensor:
     """Return the first neurons of each group, as many as `counts` `[groups]` says."""
-    return append_always_active(plan["place"] < counts[plan["group"]])
+    chosen = plan["place"] < counts[plan["group"]]
+    return append_always_active(chosen)
 
 
 def leading_neurons(plan: Tree, active: Tensor) -> Tensor:
     """Return as many of the first neurons of every group as it has active ones."""
-    return first_neurons(
-        plan, torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long())
-    )
+    zeros = torch.zeros_like(plan["width"])
+    counts = zeros.index_add(0, plan["group"], active[:-1].long())
+    return first_neurons(plan, counts)
 
 
 def rolling_neurons(
     plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor"
 ) -> Tensor:
-    """Return as many neurons of every group as `prefix`, from number `shift` on and round about."""
-    return append_always_active(
-        (plan["place"] - shift) % plan["width"] < neuron_counts(plan, share, rounding)
-    )
+    """Return as many neurons as `prefix_neurons`, from number `shift` on and round about."""
+    shifted_place = (plan["place"] - shift) % plan["width"]
+    chosen = shifted_place < neuron_counts(plan, share, rounding)
+    return append_always_active(chosen)
 
 
 def top_neurons(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """Return the neurons of highest `score` `[neurons]` in every group, of equals the first; random
-    scores draw.
+    """Return the neurons of highest `score` `[neurons]` in every group, of equals the first.
+
+    Random scores make it a random choice.
     """
     order = score.argsort(descending=True, stable=True)
-    order = order[
-        plan["group"][order].argsort(stable=True)
-    ]  # group by group, the best first: as `place` counts
+    # A stable sort by group puts the best of each group first, which is how `place` counts.
+    by_group = plan["group"][order].argsort(stable=True)
+    order = order[by_group]
     rank = torch.empty_like(plan["place"]).scatter(0, order, plan["place"])
     return append_always_active(rank < neuron_counts(plan, share, rounding))
 
@@ -126,13 +144,14 @@ def top_neurons(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "
 def entry_masks(plan: Tree, active: Tensor, params: Tree) -> Tree:
     """Return which entries of `params` lie between active neurons, as bools of its form."""
 
-    def mask(name: str, leaf: Tensor) -> Tensor:
-        own = active[plan["rows"][name]]
+    def mask_entries(name: str, leaf: Tensor) -> Tensor:
+        mask = active[plan["rows"][name]]
         if leaf.dim() > 1:
-            own = own.unsqueeze(1) & active[plan["columns"][name]]
-        return own.view(*own.shape, *[1] * (leaf.dim() - own.dim())).expand(leaf.shape)
+            mask = mask.unsqueeze(1) & active[plan["columns"][name]]
+        trailing_axes = [1] * (leaf.dim() - mask.dim())  # a convolution's kernel
+        return mask.view(*mask.shape, *trailing_axes).expand(leaf.shape)
 
-    return {name: mask(name, leaf) for name, leaf in params.items()}
+    return {name: mask_entries(name, leaf) for name, leaf in params.items()}
 
 
 def statistics_masks(plan: Tree, active: Tensor) -> Tree:
@@ -141,17 +160,17 @@ def statistics_masks(plan: Tree, active: Tensor) -> Tree:
 
 
 def sum_incoming(plan: Tree, values: Tree) -> Tensor:
-    """Add up `values` (a tree like the parameters) over each neuron's incoming weights, not its
-    bias: `[neurons]`.
+    """Add up `values` over each neuron's incoming weights, without its bias: `[neurons]`.
+
+    `values` is a tree like the parameters.
     """
     total = torch.zeros(len(plan["group"]) + 1, device=plan["group"].device)
     for name in plan["columns"]:
-        total = total.index_add(0, plan["rows"][name], values[name].flatten(1).sum(1))
+        row_sums = values[name].flatten(1).sum(1)
+        total = total.index_add(0, plan["rows"][name], row_sums)
     return total[:-1]
 
 
-def append_always_active(own: Tensor) -> Tensor:
-    """Return `active` for the neurons `own` `[neurons]`, with the last entry, which is always
-    active.
-    """
-    return torch.cat([own, torch.ones_like(own[:1])])
+def append_always_active(chosen: Tensor) -> Tensor:
+    """Return `active` for the neurons `chosen` `[neurons]`: the last entry is always active."""
+    return torch.cat([chosen, torch.ones_like(chosen[:1])])
