@@ -21,16 +21,25 @@ from fedpfl.engine import Engine, FineTuning, make
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
-from tests.conftest import BACKENDS, CASES, CPU, LOCAL, federate, flatten, rounds, tiny
+from tests.conftest import (
+    BACKENDS,
+    CASES,
+    CPU,
+    LOCAL,
+    flatten,
+    make_federation,
+    record_rounds,
+    tiny,
+)
 
 COHORTS, EVERYONE = [[0, 2, 3, 5], [0, 1, 4, 5]], list(range(6))
-FEDERATION = federate((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
+FEDERATION = make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
 
 
 def record(name: str, values: dict, norm: bool, backend: str) -> dict[str, Tensor]:
     """Return all leaves by path."""
     method, net, engine = METHODS[name](**values), tiny(norm), Engine(backend)
-    states, outcomes = rounds(method, net, FEDERATION, COHORTS, engine=engine)
+    states, outcomes = record_rounds(method, net, FEDERATION, COHORTS, engine=engine)
     judge = make(engine, net, CPU)
     tunings = {"plain": None, "tuned": FineTuning(LOCAL, Draws(0, "finetune", 2))}
     found = {

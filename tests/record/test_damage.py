@@ -122,7 +122,7 @@ def refusal(folder: Path, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize("flips", keep_quick(FLIPS))
-@pytest.mark.parametrize("status", ["finished", "interrupted"])
+@pytest.mark.parametrize("status", keep_quick(["finished", "interrupted"]))
 @pytest.mark.parametrize("name", FILES)
 def test_a_bit_that_flips_changes_nothing_or_is_told(
     name: str, status: str, flips: int, runs: dict[str, Path], tmp_path: Path
@@ -256,7 +256,7 @@ def clean(root: Path, *options: str) -> None:
     assert report(["clean", str(root), "--yes", *options]) == 0
 
 
-@pytest.mark.parametrize("status", ["running", "failed"])
+@pytest.mark.parametrize("status", keep_quick(["running", "failed"]))
 @pytest.mark.parametrize(("name", "how"), [*LOST, pytest.param("run.log", "removed", id="nothing")])
 def test_clean_leaves_what_the_runs_command_mends(
     name: str,
@@ -586,7 +586,7 @@ def overwritten(path: Path) -> dict[str, Callable[[], Any]]:
 OTHER = ("a pixel", "two labels", "another order", "fewer samples", "groups", "a test part")
 
 
-@pytest.mark.parametrize("what", OTHER)
+@pytest.mark.parametrize("what", keep_quick(OTHER, 2))
 def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) -> None:
     path = samples(tmp_path / "own.npz")
     own = (*RUN, "dataset=npz", format_override("dataset.path", path))
@@ -605,7 +605,7 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) 
     assert_ends_as(run, tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("what", OTHER[:4])
+@pytest.mark.parametrize("what", keep_quick(OTHER[:4]))
 def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path: Path) -> None:
     path = samples(tmp_path / "own.npz")
     own = (*RUN, "dataset=npz", format_override("dataset.path", path))
@@ -907,7 +907,7 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(
     assert "already finished" in play_run(run, *RUN)
 
 
-@pytest.mark.parametrize("launcher", ["basic", "lockstep"])
+@pytest.mark.parametrize("launcher", keep_quick(["lockstep", "basic"]))
 def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     sweep = ("-m", f"hydra/launcher={launcher}", *RUN, "seed=1,2")
     assert run_command(*sweep, cwd=tmp_path).code == 0

@@ -208,7 +208,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cases", keep_quick(CASES))
-@pytest.mark.parametrize("status", ["finished", "interrupted"])
+@pytest.mark.parametrize("status", keep_quick(["finished", "interrupted"]))
 def test_no_reader_shows_what_the_run_did_not_write(
     status: str, cases: int, ran: dict[str, Ran], tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ import torch
 from fedpfl import train
 from fedpfl.record import rundir
 from fedpfl.methods import METHODS
-from tests.command import call
+from tests.command import run_command
 
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -88,13 +88,13 @@ DRIVER = (
 torch.set_num_threads(1)  # there must be none that a child would miss
 for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
     if not number:
-        call(*overrides, cwd=Path.cwd())  # loads all that children would load
+        run_command(*overrides, cwd=Path.cwd())  # loads all that children would load
     method = METHODS[next(arg for arg in overrides if arg.startswith("method=")).split("=")[1]]
     child = os.fork()
     if not child:
         try:
             exec(point)
-            print(call(*overrides, cwd=Path(folder)), flush=True)
+            print(run_command(*overrides, cwd=Path(folder)), flush=True)
         finally:
             os._exit(1)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
