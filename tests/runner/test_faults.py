@@ -83,7 +83,7 @@ def kill_at(number):
 
 def read(run):
     "What a kill left are whole files."
-    seen = look(run, lambda _: False)
+    seen = inspect_directory(run, lambda _: False)
     told = seen.reason
     try:
         if seen.run and (run / "clients.csv").exists():
