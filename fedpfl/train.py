@@ -64,10 +64,12 @@ def job(cfg: DictConfig) -> str | None:
             )
         if alone and (dropped := overrides.find_dropped_sweeps(hydra_cfg)):
             _one_run_of_several(hydra_cfg, dropped)
-        more = {} if alone else trials.make_trial_arguments(hydra_cfg.sweeper, hydra_cfg.job.num)
-        with user_errors(cfg, path, whole=bool(_full)):
+        trial = None if alone else trials.find_trial(hydra_cfg.sweeper, hydra_cfg.job.num)
+        with user_errors(cfg, path, keep_traceback=bool(_full)):
             require_run_directory(cfg, path)
-            session.play(cfg, path, experiment=hydra_cfg.runtime.choices.get("experiment"), **more)
+            experiment = hydra_cfg.runtime.choices.get("experiment")
+            for _ in session.play_session(cfg, path, experiment=experiment, trial=trial):
+                pass
     except TrialPruned:
         return trials.PRUNED
     except FedpflError as fault:

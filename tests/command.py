@@ -113,7 +113,8 @@ def play_run(folder: Path, *overrides: str) -> str:
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(told),
     ):
-        session.play(compose_once(*overrides), folder)
+        for _ in session.play_session(compose_once(*overrides), folder):
+            pass
     return told.getvalue()
 
 

@@ -40,7 +40,7 @@ class Checkpoint(Checked):
     seconds: Annotated[float, AtLeast(0)]
     keep: bool = True
 
-    def due(self, since: float, cost: float) -> bool:
+    def is_due(self, since: float, cost: float) -> bool:
         """Return whether to save, so many seconds after the last time, which took `cost` seconds.
 
         At most a twentieth of a run's time goes into checkpoints, unless one after every round is

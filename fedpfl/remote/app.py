@@ -149,7 +149,10 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
         return backend
 
     with user_errors(cfg, path):
-        session.play(cfg, path, elsewhere=make_remote_backend, callbacks=[wire_log])
+        for _ in session.play_session(
+            cfg, path, make_remote_backend=make_remote_backend, callbacks=[wire_log]
+        ):
+            pass
     return path
 
 

@@ -15,39 +15,49 @@ MODEL_COLUMNS = ("cohort_before", "cohort_after", "train_loss")
 
 
 def find_trained_clients(state: engine.State) -> set[int]:
-    """Return the clients that have ever made a step, by their place in the federation."""
+    """Return the clients that have ever made a step, by their index in the federation."""
     rows = state.rows
-    flags = rows.take("facts", rows.written)["trained"].tolist() if rows.written else []
-    here = [client for client, has_trained in zip(rows.written, flags, strict=True) if has_trained]
+    flags: list[bool] = []
+    if rows.written:
+        flags = rows.take("facts", rows.written)["trained"].tolist()
+    local_clients = [
+        client for client, has_trained in zip(rows.written, flags, strict=True) if has_trained
+    ]
+    if not rows.mine:
+        return set(local_clients)
     # Each process knows its own clients alone where states are sharded.
-    everywhere = ranks.share(ranks.collect([here])) if rows.mine else [here]
-    return {client for clients in everywhere for client in clients}
+    by_process = ranks.share(ranks.collect([local_clients]))
+    return {client for clients in by_process for client in clients}
 
 
 def warn_if_few_train(run: Run, reached: int) -> str:
-    """Return a line about a run that can train at most a tenth of its clients; "" of others.
+    """Return a line about a run that can train at most a tenth of its clients; "" for others.
 
     Args:
         run: what is to be played.
         reached: how many clients will be drawn at least once.
     """
-    clients, idle = run.federation.clients, run.federation.idle(run.local.batch_size)
-    able, name = clients - idle, run.config["method"]["name"]
+    clients = run.federation.clients
+    idle = run.federation.idle(run.local.batch_size)
+    able = clients - idle
+    clients_text = pluralize(clients, "client")
     if not able:
+        method_name = run.config["method"]["name"]
         return (
-            f"nobody can train: each of {pluralize(clients, 'client')} has fewer than 2 training samples, so method={name} "
-            "gets no accuracy; use fewer clients, or a larger partition.min_samples"
+            f"nobody can train: each of {clients_text} has fewer than 2 training samples, so "
+            f"method={method_name} gets no accuracy; use fewer clients, or a larger "
+            "partition.min_samples"
         )
     if able <= ALMOST_NOBODY_SHARE * clients:
         return (
-            f"almost nobody can train: {idle} of {pluralize(clients, 'client')} have fewer than 2 training samples; use "
-            "fewer clients, or a larger partition.min_samples"
+            f"almost nobody can train: {idle} of {clients_text} have fewer than 2 training "
+            "samples; use fewer clients, or a larger partition.min_samples"
         )
     if reached <= ALMOST_NOBODY_SHARE * clients:
-        rounds = pluralize(run.settings.rounds, "round")
+        rounds_text = pluralize(run.settings.rounds, "round")
         return (
-            f"almost nobody will train: {reached} of {pluralize(clients, 'client')} are drawn in {rounds}; raise rounds or "
-            "participation"
+            f"almost nobody will train: {reached} of {clients_text} are drawn in {rounds_text}; "
+            "raise rounds or participation"
         )
     return ""
 
@@ -62,69 +72,86 @@ class Attendance:
 
     def __init__(self, run: Run, state: engine.State):
         self._run = run
-        self._trained = find_trained_clients(state)
-        self._planned = self._taken = self._late = self._lost = self._idle = self._rounds = 0
+        self._trained_clients = find_trained_clients(state)
+        # Participations since this process began, by what became of them.
+        self._planned_count = 0
+        self._trained_count = 0
+        self._late_count = 0
+        self._lost_count = 0
+        self._idle_count = 0
+        self._rounds = 0
         able = run.federation.clients - run.federation.idle(run.local.batch_size)
-        self._has_warned = able <= ALMOST_NOBODY_SHARE * run.federation.clients  # `foreseen` has
+        self._has_warned = (
+            able <= ALMOST_NOBODY_SHARE * run.federation.clients
+        )  # by `warn_if_few_train`
 
     @property
-    def is_empty(self) -> bool:
-        """Tell whether no client has made a step yet."""
-        return not self._trained
+    def has_steps(self) -> bool:
+        """Return whether any client has made a step yet."""
+        return bool(self._trained_clients)
 
-    def count(self, outcome: engine.Outcome, drawn: int, columns: dict[str, int]) -> None:
+    def count_round(
+        self, outcome: engine.Outcome, drawn: int, clock_columns: dict[str, int]
+    ) -> None:
         """Take in a round.
 
         Args:
             outcome: what happened in it.
             drawn: how many clients were drawn for it.
-            columns: those of simulated time, {} without any.
+            clock_columns: columns of simulated time, {} without any.
         """
-        run = self._run
-        able = [
-            client
-            for client, trained in zip(outcome.cohort, outcome.trained.tolist(), strict=True)
-            if trained
+        flags = outcome.trained.tolist()
+        trained = [
+            client for client, has_trained in zip(outcome.cohort, flags, strict=True) if has_trained
         ]
-        self._trained.update(able)
+        self._trained_clients.update(trained)
         self._rounds += 1
-        self._planned += min(run.cohort, drawn) if run.stopping.early else run.cohort
-        self._taken += len(able)
-        self._idle += len(outcome.cohort) - len(able)
-        self._late += columns.get("late", 0)
-        self._lost += columns.get("dropped", 0)
+        planned = self._run.cohort
+        if self._run.stopping.early:  # which shrinks the cohort
+            planned = min(planned, drawn)
+        self._planned_count += planned
+        self._trained_count += len(trained)
+        self._idle_count += len(outcome.cohort) - len(trained)
+        self._late_count += clock_columns.get("late", 0)
+        self._lost_count += clock_columns.get("dropped", 0)
 
-    def warning(self, is_last: bool) -> list[str]:
-        """Return a line, once, after rounds in which at most a tenth of the planned participations
-        made a step.
-        """
-        due = self._rounds >= PATIENCE or is_last
-        if self._has_warned or not due or self._taken > ALMOST_NOBODY_SHARE * self._planned:
+    def make_warnings(self, is_last: bool) -> list[str]:
+        """Return a line, once, where at most a tenth of planned participations made a step."""
+        is_due = self._rounds >= PATIENCE or is_last
+        is_low = self._trained_count <= ALMOST_NOBODY_SHARE * self._planned_count
+        if self._has_warned or not is_due or not is_low:
             return []
         self._has_warned = True
-        rounds = pluralize(self._rounds, "round")
-        if self._taken:
-            steps = f"{self._taken} of {self._planned} planned participations made a step"
-            told = f"almost nobody trains: {steps} in {rounds}"
-        else:
-            told = f"nobody trains: no client has made a step in {rounds}"
-        if self.is_empty:
-            told += ", and there is no accuracy before one has"
-        return [": ".join(filter(None, (told, self._reason())))]
-
-    def _reason(self) -> str:
-        """Say what kept clients from a step, and which key to change."""
-        system, parts = self._run.system, list[str]()
-        if self._late and system and system.deadline is not None:
-            parts.append(f"{self._late} came late, raise system.deadline={system.deadline:g}")
-        if self._lost > self._late:
-            parts.append(
-                f"{self._lost - self._late} were out of reach or lost (availability, system.dropout)"
+        rounds_text = pluralize(self._rounds, "round")
+        if self._trained_count:
+            text = (
+                f"almost nobody trains: {self._trained_count} of {self._planned_count} planned "
+                f"participations made a step in {rounds_text}"
             )
-        if self._idle:
-            parts.append(
-                f"{self._idle} took part without a step, for lack of samples or as nothing moves in the method's phases"
+        else:
+            text = f"nobody trains: no client has made a step in {rounds_text}"
+        if not self.has_steps:
+            text += ", and there is no accuracy before one has"
+        return [": ".join(filter(None, (text, self._explain())))]
+
+    def _explain(self) -> str:
+        """Say what kept clients from a step, and which key to change."""
+        system = self._run.system
+        reasons: list[str] = []
+        if self._late_count and system and system.deadline is not None:
+            reasons.append(
+                f"{self._late_count} came late, raise system.deadline={system.deadline:g}"
+            )
+        if self._lost_count > self._late_count:
+            reasons.append(
+                f"{self._lost_count - self._late_count} were out of reach or lost "
+                "(availability, system.dropout)"
+            )
+        if self._idle_count:
+            reasons.append(
+                f"{self._idle_count} took part without a step, for lack of samples or as nothing "
+                "moves in the method's phases"
             )
         if self._run.poisson:
-            parts.append("privacy.sampling=poisson draws few; raise clients or participation")
-        return "; ".join(parts)
+            reasons.append("privacy.sampling=poisson draws few; raise clients or participation")
+        return "; ".join(reasons)

@@ -1,4 +1,4 @@
-"""All clients judged: by their personal models, and after fine-tuning where that is due."""
+"""All clients evaluated: by their personal models, and after fine-tuning where that is due."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ from fedpfl.ground import tree
 from fedpfl.methods import Method
 from fedpfl.runner.faults import Diverged
 
+MAX_MATRIX_CLIENTS = 100
+"""Clients of a federation whose accuracy matrix is kept, at most."""
+
 
 class Evaluation(NamedTuple):
-    """Hold an evaluation: columns of the row, accuracies by column and the client's number, lines
-    for the user.
+    """Hold an evaluation of all clients.
 
-    matrix: of everybody's model on everybody's samples, see `Round`; [] where it is not asked for,
-    or too large.
+    Attributes:
+        row: columns of rounds.csv.
+        clients: accuracies by column and the client's number in the partition.
+        notes: lines for the user.
+        matrix: of everybody's model on everybody's samples, see `Round`; [] where it is not asked
+            for, or too large.
     """
 
     row: dict[str, float | None]
@@ -39,50 +45,67 @@ class Evaluation(NamedTuple):
     matrix: list[list[float]]
 
 
-MATRIX = 100
-"""Clients of a federation whose matrix is kept, at most."""
-
-
 def evaluate_clients(
-    run: Run, backend: engine.Backend, state: engine.State, alone: bool, last: bool
+    run: Run, backend: engine.Backend, state: engine.State, is_sent_nothing: bool, is_last: bool
 ) -> Evaluation:
     """Evaluate every client. Raises Diverged where a personal model is not finite.
 
-    alone: whether the server sends nothing, so that a newcomer's model is the one that all began
-    with. last: of the run's rounds, after which it fine-tunes whatever `eval.finetune_every`.
+    Args:
+        run: what is played.
+        backend: what computes the clients.
+        state: what server and clients hold after the round.
+        is_sent_nothing: whether the server sends nothing, so that a newcomer's model is the one
+            that all began with.
+        is_last: whether this is the run's last round, after which it fine-tunes whatever
+            `eval.finetune_every` says.
     """
     tunings: list[engine.FineTuning | None] = [None]
-    if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
-        draws = Draws(run.settings.seed, "finetune", state.round)
-        local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
-        tunings.append(engine.FineTuning(local, draws, run.eval.finetune_part))
-    judged = Evaluation({}, {}, [], [])
-    for tuning in tunings:
-        _judge(
-            judged, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"}
+    if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or is_last):
+        tunings.append(
+            engine.FineTuning(
+                local=replace(run.local, epochs=run.eval.finetune_epochs, steps=None),
+                draws=Draws(run.settings.seed, "finetune", state.round),
+                part=run.eval.finetune_part,
+            )
         )
-    if run.eval.common and not alone:
-        judged.row["server_accuracy"] = _server(run, backend, state)
+
+    # ---- Clients that take part, before and after fine-tuning
+    evaluation = Evaluation({}, {}, [], [])
+    for tuning in tunings:
+        _evaluate_federation(
+            evaluation,
+            run=run,
+            backend=backend,
+            federation=run.federation,
+            state=state,
+            tuning=tuning,
+            prefixes={"test": "", "validation": "val_"},
+        )
+    if run.eval.common and not is_sent_nothing:
+        evaluation.row["server_accuracy"] = _evaluate_server_model(run, backend, state)
+
+    # ---- Newcomers
     if run.unseen:
-        if alone and state.round <= run.eval.every:
-            judged.notes.append(
+        if is_sent_nothing and state.round <= run.eval.every:
+            evaluation.notes.append(
                 "nothing is sent to clients: newcomers are judged after fine-tuning alone"
             )
-        for tuning in tunings[1 if alone else 0 :]:
-            _judge(
-                judged,
-                run,
-                backend,
-                run.unseen,
-                make_newcomer_state(run, state),
-                tuning,
-                {"test": "unseen_"},
+        newcomer_tunings = tunings[1:] if is_sent_nothing else tunings
+        for tuning in newcomer_tunings:
+            _evaluate_federation(
+                evaluation,
+                run=run,
+                backend=backend,
+                federation=run.unseen,
+                state=make_newcomer_state(run, state),
+                tuning=tuning,
+                prefixes={"test": "unseen_"},
             )
-    return judged
+    return evaluation
 
 
-def _judge(
-    judged: Evaluation,
+def _evaluate_federation(
+    evaluation: Evaluation,
     run: Run,
     backend: engine.Backend,
     federation: Federation,
@@ -90,97 +113,117 @@ def _judge(
     tuning: engine.FineTuning | None,
     prefixes: dict[str, str],
 ) -> None:
-    """Add what one federation's clients come to. prefixes: of the columns, by split."""
-    everyone, when = list(range(federation.clients)), "ft_" if tuning else ""
-    ours = run.eval.common and federation is run.federation and not tuning
-    common = federation.merged(MATRIX) if ours else None
-    tallies = backend.evaluate_splits(
+    """Add the evaluation of one federation's clients.
+
+    Args:
+        evaluation: what is added to.
+        run: what is played.
+        backend: what computes the clients.
+        federation: those who take part, or newcomers.
+        state: what server and these clients hold.
+        tuning: how models are fine-tuned first, None if they are not.
+        prefixes: of the columns, by split.
+    """
+    # ---- Step 1: evaluate on the clients' own samples, and on everybody's where that is asked for.
+    clients = list(range(federation.clients))
+    common: Federation | None = None
+    if run.eval.common and federation is run.federation and not tuning:
+        common = federation.merged(MAX_MATRIX_CLIENTS)
+    counts_by_split = backend.evaluate_splits(
         EvalCall(
             method=run.method,
             federation=federation,
             state=state,
-            clients=everyone,
+            clients=clients,
             tuning=tuning,
             before_evaluation=make_adaptation(run, state),
             measures=run.settings.metrics,
             common_federation=common,
         )
     )
-    counts = {
-        f"{prefix}{when}": tallies[split] for split, prefix in prefixes.items() if split in tallies
+    tuning_prefix = "ft_" if tuning else ""
+    counts_by_prefix = {
+        f"{prefix}{tuning_prefix}": counts_by_split[split]
+        for split, prefix in prefixes.items()
+        if split in counts_by_split
     }
-    lost = [
+    diverged = [
         federation.number(client)
-        for tally in counts.values()
-        for client in non_finite_clients(tally)
+        for counts in counts_by_prefix.values()
+        for client in non_finite_clients(counts)
     ]
-    if lost and not tuning:
+    if diverged and not tuning:
         raise Diverged(
-            f"training diverged: the model of client {lost[0]} is not finite; lower local.lr"
+            f"training diverged: the model of client {diverged[0]} is not finite; lower local.lr"
         )
-    for prefix, tally in counts.items():
-        for name, each in accuracy_per_client(tally).items():
-            numbered = {federation.number(client): value for client, value in enumerate(each)}
-            judged.clients.setdefault(f"{prefix.removeprefix('unseen_')}{name}", {}).update(
-                numbered
-            )
-        if not lost:  # a mean over the others would flatter
-            judged.row.update(
-                {f"{prefix}{name}": value for name, value in summarize_accuracy(tally).items()}
-            )
+
+    # ---- Step 2: each client's accuracy, and the means over clients.
+    for prefix, counts in counts_by_prefix.items():
+        for name, values in accuracy_per_client(counts).items():
+            column = f"{prefix.removeprefix('unseen_')}{name}"
+            by_number = {federation.number(client): value for client, value in enumerate(values)}
+            evaluation.clients.setdefault(column, {}).update(by_number)
+        if not diverged:  # a mean over the others would flatter
+            means = summarize_accuracy(counts)
+            evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
+
+    # ---- Step 3: each client's model on everybody's samples.
     if common:
-        matrix, whole = cross_client_accuracy(tallies["common"])
-        judged.row["common_accuracy"] = mean_of_defined(whole)
-        judged.clients["common_accuracy"] = {
-            federation.number(client): float(own) for client, own in enumerate(whole)
+        matrix, on_all_samples = cross_client_accuracy(counts_by_split["common"])
+        evaluation.row["common_accuracy"] = mean_of_defined(on_all_samples)
+        evaluation.clients["common_accuracy"] = {
+            federation.number(client): float(accuracy)
+            for client, accuracy in enumerate(on_all_samples)
         }
-        judged.matrix.extend(matrix.tolist() if federation.clients <= MATRIX else [])
-    if lost:
-        note = f"fine-tuning diverged at {len({*lost})} of {len(everyone)} clients, client {lost[0]} the first"
-        judged.notes.append(f"round {state.round}: {note}; its columns stay empty")
+        if federation.clients <= MAX_MATRIX_CLIENTS:
+            evaluation.matrix.extend(matrix.tolist())
+    if diverged:
+        evaluation.notes.append(
+            f"round {state.round}: fine-tuning diverged at {len({*diverged})} of {len(clients)} "
+            f"clients, client {diverged[0]} the first; its columns stay empty"
+        )
 
 
 def collect_server_parameters(run: Run, state: engine.State) -> dict[str, Tensor]:
-    """Return what the server holds of the network's parameters, by name; {} where all stays with
-    the clients.
-    """
+    """Return the network's parameters that the server holds, by name; {} if clients keep all."""
+    initial = run.net.params
     values: dict[str, Tensor] = {}
     for part in (state.server, *state.server.values()):
-        for name, leaf in part.items() if isinstance(part, dict) else ():
-            if (
-                isinstance(leaf, Tensor)
-                and name in run.net.params
-                and leaf.shape == run.net.params[name].shape
-            ):
+        if not isinstance(part, dict):
+            continue
+        for name, leaf in part.items():
+            is_parameter = isinstance(leaf, Tensor) and name in initial
+            if is_parameter and leaf.shape == initial[name].shape:
                 values.setdefault(name, leaf)
-    return tree.select(values, [name for name in run.net.params if name in values])
+    return tree.select(values, [name for name in initial if name in values])
 
 
-def _server(run: Run, backend: engine.Backend, state: engine.State) -> float | None:
-    """Return what the server's model has right of all test samples, in percent; None where it has
-    no whole one.
+def _evaluate_server_model(run: Run, backend: engine.Backend, state: engine.State) -> float | None:
+    """Return the server model's accuracy on all test samples, in percent.
 
-    It is judged as FedAvg's would be.
+    The model is evaluated as FedAvg's would be. None where the server has no whole model.
     """
-    model, everyone = collect_server_parameters(run, state), list(range(run.federation.clients))
+    model = collect_server_parameters(run, state)
     buffers: tree.Tree = next(iter(state.server_buffers.values()), {})
     if model.keys() != run.net.params.keys() or buffers.keys() != run.net.buffers.keys():
         return None
-    fresh = engine.make_initial_state(fedavg := Method(), run.net, len(everyone), run.device)
-    held = replace(fresh, round=state.round, server=model, server_buffers={"main": buffers})
-    counts = backend.evaluate(EvalCall(fedavg, run.federation, held, everyone))
+    fedavg = Method()
+    clients = list(range(run.federation.clients))
+    initial_state = engine.make_initial_state(fedavg, run.net, len(clients), run.device)
+    server_state = replace(
+        initial_state, round=state.round, server=model, server_buffers={"main": buffers}
+    )
+    counts = backend.evaluate(EvalCall(fedavg, run.federation, server_state, clients))
     return None if non_finite_clients(counts) else pooled_accuracy(counts)
 
 
 def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
-    """Return the state as clients meet it who have never taken part: the server's, and theirs from
-    the beginning.
-    """
+    """Return the server's state beside initial client states, as newcomers meet it."""
     assert run.unseen
-    fresh = engine.make_initial_state(
+    initial_state = engine.make_initial_state(
         run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed
     )
-    return replace(state, rows=fresh.rows, members=state.rows)
+    return replace(state, rows=initial_state.rows, members=state.rows)
 
 
 def make_adaptation(run: Run, state: engine.State) -> engine.FineTuning:

@@ -1,4 +1,4 @@
-"""All clients of the partition in its order, those who never take part among them."""
+"""All clients of the partition in its order, newcomers among them."""
 
 from __future__ import annotations
 
@@ -14,83 +14,105 @@ from fedpfl.record.rundir import RunDirectory
 
 
 def locate_clients(run: Run) -> list[tuple[Federation, int]]:
-    """Return where each client of the partition is, in its order: the federation and the number
-    there.
-    """
-    everyone = [(one, client) for one in _federations(run) for client in range(one.clients)]
-    return sorted(everyone, key=lambda place: place[0].number(place[1]))
+    """Return each client's federation and its index there, in the order of the partition."""
+    clients = [
+        (federation, index)
+        for federation in _list_federations(run)
+        for index in range(federation.clients)
+    ]
+
+    def partition_number(client: tuple[Federation, int]) -> int:
+        federation, index = client
+        return federation.number(index)
+
+    return sorted(clients, key=partition_number)
 
 
-def _federations(run: Run) -> list[Federation]:
-    return [run.federation, *([run.unseen] if run.unseen else [])]
+def _list_federations(run: Run) -> list[Federation]:
+    if run.unseen:
+        return [run.federation, run.unseen]
+    return [run.federation]
 
 
 class ClientTable:
-    """Know each client's place and samples.
+    """Write what is measured of each client, and which samples it holds.
 
-    places: by the client's number in the partition, its federation and the number there. counts:
-    samples by label, `[clients, classes]`.
+    Attributes:
+        label_counts: samples by label, `[clients, classes]`, in the order of the partition.
     """
 
     def __init__(self, run: Run):
-        federations = _federations(run)
-        self.places = locate_clients(run)
-        order = torch.tensor(
-            [one.number(client) for one in federations for client in range(one.clients)]
-        )
-        self.counts = torch.cat([one.label_counts() for one in federations])[order.argsort()]
         self._run = run
+        self._clients = locate_clients(run)
+        federations = _list_federations(run)
+        numbers = [
+            federation.number(index)
+            for federation in federations
+            for index in range(federation.clients)
+        ]
+        counts = torch.cat([federation.label_counts() for federation in federations])
+        self.label_counts = counts[torch.tensor(numbers).argsort()]
 
     def write_partition(self, directory: RunDirectory) -> None:
         """Write who holds which samples, as indices and as a picture."""
         run = self._run
-        train, test, validation = (
-            [
-                getattr(one, split)[client].numpy()
-                for one, client in self.places
-                if getattr(one, split)
+        indices = {
+            split: [
+                getattr(federation, split)[client].numpy()
+                for federation, client in self._clients
+                if getattr(federation, split)
             ]
             for split in ("train", "test", "validation")
-        )
-        how = describe_choice(run.config["partition"])
-        title = f"{run.federation.name}, {run.settings.clients} clients, {how}"
-        unseen = run.unseen.numbers if run.unseen else ()
+        }
+        partition_text = describe_choice(run.config["partition"])
         directory.write_partition(
-            train, test, self.counts.numpy(), title, validation, unseen, run.origin.trained
+            indices["train"],
+            indices["test"],
+            self.label_counts.numpy(),
+            f"{run.federation.name}, {run.settings.clients} clients, {partition_text}",
+            indices["validation"],
+            run.unseen.numbers if run.unseen else (),
+            run.origin.trained,
         )
 
-    def rows(self, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
-        """Return the rows of clients.csv. measured: values by column and client."""
-        run, labels = self._run, self.counts.tolist()
-        return [
-            {
-                "client": number,
-                **({"unseen": int(federation is run.unseen)} if run.unseen else {}),
-                "train": int(federation.train_sizes[client]),
-                **(
-                    {"validation": len(federation.validation[client])}
-                    if federation.validation
-                    else {}
-                ),
-                "test": int(federation.test_sizes[client]),
-                **{f"label_{label}": count for label, count in enumerate(labels[number])},
-                **{name: _known(values.get(number)) for name, values in measured.items()},
-            }
-            for number, (federation, client) in enumerate(self.places)
-        ]
+    def make_rows(self, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+        """Return the rows of clients.csv.
 
-    def matrix(self, accuracy: list[list[float]]) -> list[dict[str, Any]]:
-        """Return the rows of common.csv. accuracy: of those who take part, each one's model on each
-        one's samples.
+        Args:
+            measured: values by column and the client's number.
         """
-        ours = [self._run.federation.number(client) for client in range(len(accuracy))]
-        columns = [f"on_{number}" for number in ours]
-        return [
-            {"client": number, **dict(zip(columns, map(_known, own), strict=True))}
-            for number, own in zip(ours, accuracy, strict=True)
-        ]
+        rows = []
+        label_counts = self.label_counts.tolist()
+        for number, (federation, client) in enumerate(self._clients):
+            row: dict[str, Any] = {"client": number}
+            if self._run.unseen:
+                row["unseen"] = int(federation is self._run.unseen)
+            row["train"] = int(federation.train_sizes[client])
+            if federation.validation:
+                row["validation"] = len(federation.validation[client])
+            row["test"] = int(federation.test_sizes[client])
+            for label, count in enumerate(label_counts[number]):
+                row[f"label_{label}"] = count
+            for name, values in measured.items():
+                row[name] = _blank_nan(values.get(number))
+            rows.append(row)
+        return rows
+
+    def make_matrix_rows(self, accuracy: list[list[float]]) -> list[dict[str, Any]]:
+        """Return the rows of common.csv.
+
+        Args:
+            accuracy: of each participating client's model on each one's samples.
+        """
+        numbers = [self._run.federation.number(client) for client in range(len(accuracy))]
+        columns = [f"on_{number}" for number in numbers]
+        rows = []
+        for number, values in zip(numbers, accuracy, strict=True):
+            cells = dict(zip(columns, map(_blank_nan, values), strict=True))
+            rows.append({"client": number, **cells})
+        return rows
 
 
-def _known(value: float | None) -> float | None:
+def _blank_nan(value: float | None) -> float | None:
     """Return None for nan: an empty cell."""
     return None if value is None or math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""How a run goes wrong: kinds of errors, their exit statuses, and what a user can mend of others."""
+"""How a run goes wrong: kinds of errors, their exit statuses, and what a user can do about them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
 from fedpfl.methods import METHODS
 
-NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+MEMORY_SIGNS = (
+    "can't allocate memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+)
 """What PyTorch says where memory runs out, by several kinds of errors."""
-NO_THREAD = "can't start new thread"
-TOO_LARGE = {
+THREAD_SIGN = "can't start new thread"
+MEMORY_ADVICE = {
     "fedpfl/data/": ("the data set", "take a smaller one, or fewer samples of it"),
     "fedpfl/models/": ("the network", "make the model smaller"),
     "fedpfl/engine/store.py": ("the clients' states", "set state.device=disk"),
@@ -27,7 +31,7 @@ TOO_LARGE = {
         "make the model, its cohort or local.batch_size smaller",
     ),
 }
-"""What takes the memory that is asked for in these files, and what to do."""
+"""What is too large where memory is asked for in these files, and what to do."""
 
 
 class Diverged(FedpflError):
@@ -43,11 +47,13 @@ EXIT_STATUS: dict[type[Exception], int] = {MethodError: 1, Diverged: 3}
 
 
 @contextmanager
-def user_errors(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
-    """Raise FedpflError for whatever a user or the method's author can mend.
+def user_errors(cfg: DictConfig, path: Path, keep_traceback: bool = False) -> Iterator[None]:
+    """Turn errors that a user or a method's author can fix into FedpflError.
 
-    path: the run directory. whole: whether the errors of a method's code stay as they are, with
-    their tracebacks.
+    Args:
+        cfg: configuration of the run.
+        path: its run directory.
+        keep_traceback: whether errors of a method's code stay as they are, with their tracebacks.
     """
     started = time.time()
     try:
@@ -57,55 +63,69 @@ def user_errors(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[No
     except FedpflError:
         raise
     except (Exception, SystemExit) as error:
-        as_it_is = whole and isinstance(error, Exception)
-        fault = _no_room(error, cfg) or (
-            None if as_it_is else _in_method(error, cfg, path / "run.log", started)
-        )
-        if fault is None:
+        user_error = _explain_shortage(error, cfg)
+        if user_error is None and not (keep_traceback and isinstance(error, Exception)):
+            user_error = _explain_method_error(error, cfg, path / "run.log", started)
+        if user_error is None:
             raise
-        raise fault from error
+        raise user_error from error
 
 
-def _no_room(error: BaseException, cfg: DictConfig) -> FedpflError | None:
-    """Say what was too large for this machine, or that it has no more threads; None of other
-    errors.
-    """
-    said = error_text(error)
-    if NO_THREAD in said:
+def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | None:
+    """Say which part was too large for memory, or that threads ran out; None of other errors."""
+    text = error_text(error)
+    if THREAD_SIGN in text:
         return FedpflError(
-            "the system lets this process start no more threads; set engine.workers=1, or raise the limit (ulimit -u)"
+            "the system lets this process start no more threads; set engine.workers=1, "
+            "or raise the limit (ulimit -u)"
         )
-    if not isinstance(error, MemoryError) and not any(sign in said for sign in NO_ROOM):
+    if not isinstance(error, MemoryError) and not any(sign in text for sign in MEMORY_SIGNS):
         return None
-    said = said.rpartition("DefaultCPUAllocator: ")[2]
-    hook, _ = _blamed(error, cfg)
-    places = [file.replace(os.sep, "/") for file, _, _ in reversed(ranks.frames(error))]
-    what, mend = next(
-        (told for file in places for place, told in TOO_LARGE.items() if place in file),
-        TOO_LARGE["fedpfl/engine/"],
-    )
-    return FedpflError(
-        f"not enough memory for {(hook and f'what {hook} makes') or what} ({said}); {mend}"
-    )
+    text = text.rpartition("DefaultCPUAllocator: ")[2]
+    part, advice = _find_memory_advice(error)
+    hook, _ = _find_failed_hook(error, cfg)
+    if hook:
+        part = f"what {hook} makes"
+    return FedpflError(f"not enough memory for {part} ({text}); {advice}")
 
 
-def _blamed(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
-    """Return the hook that an error comes from and its place; "" of one that is not the method's."""
-    name = OmegaConf.select(cfg, "method.name")
-    return (name in METHODS and ranks.blamed(error, METHODS[name])) or ("", "")
+def _find_memory_advice(error: BaseException) -> tuple[str, str]:
+    """Return what was too large, by the innermost file of ours, and what to do about it."""
+    for file, _, _ in reversed(ranks.frames(error)):
+        for folder, advice in MEMORY_ADVICE.items():
+            if folder in file.replace(os.sep, "/"):
+                return advice
+    return MEMORY_ADVICE["fedpfl/engine/"]
 
 
-def _in_method(
+def _find_failed_hook(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
+    """Return the hook that raised and its place in the file; "" if it was not the method."""
+    method_name = OmegaConf.select(cfg, "method.name")
+    if method_name not in METHODS:
+        return "", ""
+    return ranks.blamed(error, METHODS[method_name]) or ("", "")
+
+
+def _explain_method_error(
     error: BaseException, cfg: DictConfig, log: Path, started: float
 ) -> FedpflError | None:
-    """Say what the method's own code did; None for a bug of the program."""
-    name, (hook, place) = OmegaConf.select(cfg, "method.name"), _blamed(error, cfg)
+    """Say what the method's own code did; None for a bug of the program.
+
+    Args:
+        error: what was raised.
+        cfg: configuration of the run.
+        log: file that has the traceback if this run wrote to it.
+        started: time since which the run may have written to it.
+    """
+    method_name = OmegaConf.select(cfg, "method.name")
+    hook, place = _find_failed_hook(error, cfg)
     if not hook:
         return None
-    if instead := engine.vmap_advice(error):
-        return MethodError(f"method={name}: {hook} {instead} ({place})")
-    written = log.is_file() and log.stat().st_mtime >= started
-    return MethodError(
-        f"method={name}: {hook} raised {error_text(original_error(error), with_class=True)} ({place}); "
-        f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
-    )
+    vmap_advice = engine.vmap_advice(error)
+    if vmap_advice:
+        return MethodError(f"method={method_name}: {hook} {vmap_advice} ({place})")
+    traceback_hint = "HYDRA_FULL_ERROR=1 shows its traceback"
+    if log.is_file() and log.stat().st_mtime >= started:
+        traceback_hint = f"its traceback is in {log}"
+    raised = error_text(original_error(error), with_class=True)
+    return MethodError(f"method={method_name}: {hook} raised {raised} ({place}); {traceback_hint}")

@@ -1,11 +1,10 @@
-"""What is said of a run before its first round: to its summary, to callbacks, and to who reads its
-first lines.
-"""
+"""What is said of a run before its first round: to its summary, to callbacks and on the terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +26,62 @@ from fedpfl.record.rundir import RunDirectory
 from fedpfl.runner.attendance import warn_if_few_train
 from fedpfl.runner.cost import count_submodel_costs
 from fedpfl.runner.needs import ResourceNeeds, format_mib, warn_of_shortage
+from fedpfl.runner.resume import Progress
+
+
+@dataclass(frozen=True)
+class RunOutlook:
+    """What is known of a run before its first round, beside its plan.
+
+    Attributes:
+        path: the run directory.
+        label_counts: samples by label, `[clients, classes]`.
+        backend_name: of the backend that computes the clients.
+        state_bytes: bytes of the client states that are there.
+        needs: what the run will hold.
+        pace: how fast bf16 is beside fp32, None where that was not measured.
+        time_text: how long the run will take, "" where that is not known.
+    """
+
+    path: Path
+    label_counts: torch.Tensor
+    backend_name: str
+    state_bytes: int
+    needs: ResourceNeeds
+    pace: engine.PrecisionTimes | None = None
+    time_text: str = ""
 
 
 def make_summary_facts(run: Run) -> dict[str, Any]:
     """Return what the summary says of a run from its first moment on."""
-    settings, method = run.settings, run.method
-    return {
-        "rounds": settings.rounds,
-        "seed": settings.seed,
+    facts: dict[str, Any] = {
+        "rounds": run.settings.rounds,
+        "seed": run.settings.seed,
         "read": run.read,
         "cohort": run.cohort,
         "clients": run.federation.clients,
         "parameters": tree.size(run.net.params),
-        **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
-        **(
-            {"devices": count_submodel_costs(method, run.net, run.federation.shape)}
-            if isinstance(method, Submodel)
-            else {}
-        ),
-        **({"privacy": promise(run)} if run.account else {}),
-        **({"caveat": run.origin.caveat} if run.origin.caveat else {}),
-        "environment": environment.describe_environment(),
     }
+    if run.net.frozen:
+        facts["frozen"] = tree.size(run.net.frozen)
+    if isinstance(run.method, Submodel):
+        facts["devices"] = count_submodel_costs(run.method, run.net, run.federation.shape)
+    if run.account:
+        facts["privacy"] = _describe_privacy(run)
+    if run.origin.caveat:
+        facts["caveat"] = run.origin.caveat
+    facts["environment"] = environment.describe_environment()
+    return facts
 
 
-def promise(run: Run) -> str:
+def _describe_privacy(run: Run) -> str:
     """Say what a private run protects, and that its initial weights are beyond it."""
     assert run.account
     sentence = run.account.sentence()
-    place = run.origin.place
-    return (
-        f"{sentence}; nor is what {place} gives away, the weights that it starts from"
-        if place
-        else sentence
-    )
+    weights_file = run.origin.place
+    if not weights_file:
+        return sentence
+    return f"{sentence}; nor is what {weights_file} gives away, the weights that it starts from"
 
 
 def make_run_info(
@@ -68,82 +89,104 @@ def make_run_info(
     path: Path,
     summary: Mapping[str, Any],
     group: str,
-    backend: str | None,
-    **more: Any,
+    backend_name: str | None,
+    **fields: Any,
 ) -> RunInfo:
-    """Return what callbacks are told of a run. group: where it belongs. more: other fields of
-    RunInfo.
+    """Return what callbacks are told of a run.
+
+    Args:
+        config: resolved configuration.
+        path: the run directory.
+        summary: what summary.json holds.
+        group: of the run in loggers, such as its experiment.
+        backend_name: of the backend that computes the clients, None where that is not recorded.
+        fields: other fields of RunInfo.
     """
-    name, method, seed, key = (
-        config.get("name"),
-        config["method"]["name"],
-        config["seed"],
-        identity(config),
-    )
-    kind = METHODS[method].__name__ if method in METHODS else method
-    chosen = (config[group]["name"] for group in ("dataset", "partition", "model"))
+    method_name = config["method"]["name"]
+    method_title = method_name
+    if method_name in METHODS:
+        method_title = METHODS[method_name].__name__
+    run_identity = identity(config)
+    name_parts = [config.get("name"), method_title, run_identity, f"seed{config['seed']}"]
+    tags = [config[key]["name"] for key in ("dataset", "partition", "model")]
+    tags += [backend_name, config.get("engine", {}).get("precision")]
     return RunInfo(
-        name="-".join(filter(None, (name, kind, key, f"seed{seed}"))),
+        name="-".join(filter(None, name_parts)),
         group=group,
-        job_type=method,
-        tags=tuple(filter(None, (*chosen, backend, config.get("engine", {}).get("precision")))),
+        job_type=method_name,
+        tags=tuple(filter(None, tags)),
         config=config,
         path=path,
-        identity=key,
-        seed=seed,
+        identity=run_identity,
+        seed=config["seed"],
         rounds=config["rounds"],
         facts=summary,
-        **more,
+        **fields,
     )
 
 
-def format_header(
-    run: Run,
-    path: Path,
-    cohort: int,
-    counts: torch.Tensor,
-    backend: str,
-    held: int,
-    needs: ResourceNeeds,
-    pace: engine.PrecisionTimes | None = None,
-    time: str = "",
-) -> list[str]:
-    """Return the first lines that a user sees.
+def format_header(run: Run, outlook: RunOutlook) -> list[str]:
+    """Return the first lines that a user sees of a run."""
+    federation = run.federation
+    sample_counts = outlook.label_counts.sum(1)
+    spread = "/".join(
+        f"{int(count):,}"
+        for count in (sample_counts.min(), sample_counts.median(), sample_counts.max())
+    )
+    shape = "x".join(map(str, federation.shape))
 
-    cohort: clients of a round. counts: samples `[clients, classes]`. backend: its name. held: bytes
-    of client states.
-    pace: of bf16 beside fp32. time: how long it will take.
-    """
-    federation, settings, sizes = run.federation, run.settings, counts.sum(1)
-    spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
-    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
-    idle = federation.idle(run.local.batch_size)
-    never = f"; {idle} never train, for lack of samples" if idle else ""
-    never += f"; {run.unseen.clients} others never take part" if run.unseen else ""
-    shape, frozen = "x".join(map(str, federation.shape)), run.net.frozen
-    once = f"; {tree.size(frozen):,} frozen ones, {format_mib(tree.nbytes(frozen))} MiB to send once, are not counted"
-    return [
-        *([f"name        {settings.name}"] if settings.name else []),
-        *([f"of a sweep  {console.run_label.get()}"] if console.run_label.get() else []),
-        f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
-        f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
+    # ---- What is trained, where, by how many
+    lines = []
+    if run.settings.name:
+        lines.append(f"name        {run.settings.name}")
+    if console.run_label.get():
+        lines.append(f"of a sweep  {console.run_label.get()}")
+    lines += [
+        f"data set    {federation.name}: {len(federation.y):,} samples {shape}, "
+        f"{federation.classes} classes",
+        f"clients     {federation.clients}, {run.cohort} per round; samples min/median/max "
+        f"{spread}{_describe_absent_clients(run)}",
         f"partition   {describe_choice(run.config['partition'])}",
         f"method      {describe_choice(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "
-        f"{_head_share(run.net)}{once if frozen else ''}",
-        *([f"devices     {describe_choice(run.config['system'])}"] if run.clock else []),
-        *([f"weights     {run.origin.line}"] if run.origin.line else []),
-        *([f"privacy     {promise(run)}"] if run.account else []),
-        f"engine      {backend} on {run.device}, {run.engine.precision}",
-        *([f"precision   {pace}"] if pace and pace.pays else []),
-        f"memory      client states {format_mib(held)} MiB{where}, up to {format_mib(needs.states)} once {needs.clients:,} clients "
-        f"have trained; checkpoint up to {format_mib(needs.checkpoint)} MiB",
-        *([f"time        {time}"] if time else []),
-        f"directory   {path}",
+        f"{_describe_head(run.net)}{_describe_frozen(run.net)}",
     ]
+    if run.clock:
+        lines.append(f"devices     {describe_choice(run.config['system'])}")
+    if run.origin.line:
+        lines.append(f"weights     {run.origin.line}")
+    if run.account:
+        lines.append(f"privacy     {_describe_privacy(run)}")
+    lines.append(f"engine      {outlook.backend_name} on {run.device}, {run.engine.precision}")
+    if outlook.pace and outlook.pace.pays:
+        lines.append(f"precision   {outlook.pace}")
+
+    # ---- What it takes
+    needs = outlook.needs
+    store_text = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
+    lines.append(
+        f"memory      client states {format_mib(outlook.state_bytes)} MiB{store_text}, up to "
+        f"{format_mib(needs.states)} once {needs.clients:,} clients have trained; checkpoint up "
+        f"to {format_mib(needs.checkpoint)} MiB"
+    )
+    if outlook.time_text:
+        lines.append(f"time        {outlook.time_text}")
+    lines.append(f"directory   {outlook.path}")
+    return lines
 
 
-def _head_share(net: Net) -> str:
+def _describe_absent_clients(run: Run) -> str:
+    """Say how many clients never train, and how many are newcomers; "" for none."""
+    text = ""
+    idle = run.federation.idle(run.local.batch_size)
+    if idle:
+        text += f"; {idle} never train, for lack of samples"
+    if run.unseen:
+        text += f"; {run.unseen.clients} others never take part"
+    return text
+
+
+def _describe_head(net: Net) -> str:
     """Return how much of a network is its head, and which layer that is."""
     parts = net.parts
     if parts.unclear:
@@ -152,68 +195,107 @@ def _head_share(net: Net) -> str:
     return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
 
 
+def _describe_frozen(net: Net) -> str:
+    """Say how much of a network is frozen; "" for nothing."""
+    if not net.frozen:
+        return ""
+    return (
+        f"; {tree.size(net.frozen):,} frozen ones, {format_mib(tree.nbytes(net.frozen))} MiB to "
+        "send once, are not counted"
+    )
+
+
 def introduce_run(
     run: Run,
-    directory: RunDirectory,
+    progress: Progress,
     group: str,
     backend: engine.Backend,
-    state: engine.State,
-    counts: torch.Tensor,
+    label_counts: torch.Tensor,
     needs: ResourceNeeds,
     forecast: Forecast | None = None,
 ) -> RunInfo:
-    """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in
-    `info`, `header`.
+    """Return what callbacks are told of a run that begins or goes on.
+
+    Args:
+        run: what is played.
+        progress: how far it is.
+        group: of the run in loggers, such as its experiment.
+        backend: what computes the clients.
+        label_counts: samples by label, `[clients, classes]`.
+        needs: what the run will hold.
+        forecast: seconds of its parts, None where they were not timed.
     """
-    path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
+    directory = progress.directory
+    state_bytes = sum(map(tree.nbytes, progress.state.rows.trees))
     pace = engine.time_precisions(
         run.engine, run.device, run.net, run.federation, run.local.batch_size
     )
-    slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
-    few = filter(None, [warn_if_few_train(run, needs.clients)])
-    notes = (
-        *directory.notes,
-        *run.notes,
-        *few,
-        *engine.slow(run.engine, run.device),
-        *slow,
-        *warn_of_shortage(run, path, needs, held),
+    time_text = ""
+    if forecast:
+        schedule = Schedule.of(run.settings.rounds, run.config)
+        time_text = console.describe_expected_time(
+            schedule.remaining(progress.state.round), forecast
+        )
+    outlook = RunOutlook(
+        path=directory.path,
+        label_counts=label_counts,
+        backend_name=backend.name,
+        state_bytes=state_bytes,
+        needs=needs,
+        pace=pace,
+        time_text=time_text,
     )
-    remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
-    time = console.describe_expected_time(remaining, forecast) if forecast else ""
-    lines = format_header(
-        run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time
-    )
+
+    # ---- What may go wrong
+    notes = [*directory.notes, *run.notes]
+    few_train = warn_if_few_train(run, needs.clients)
+    if few_train:
+        notes.append(few_train)
+    notes += engine.slow(run.engine, run.device)
+    if pace and not pace.pays:
+        notes.append(f"slow: {pace}; use engine.precision=fp32")
+    notes += warn_of_shortage(run, directory.path, needs, state_bytes)
     return make_run_info(
         run.config,
-        path,
+        directory.path,
         directory.summary,
         group,
         backend.name,
-        start_round=state.round,
-        lines=tuple(lines),
-        notes=notes,
+        start_round=progress.state.round,
+        lines=tuple(format_header(run, outlook)),
+        notes=tuple(notes),
         forecast=forecast,
     )
 
 
 def report_finished(directory: RunDirectory, quiet: bool) -> None:
-    """Say that the run is finished already. quiet: to run.log alone."""
-    last = directory.summary.get("last", {})
-    words = {
+    """Say that the run is finished already.
+
+    Args:
+        directory: of the run.
+        quiet: whether notes go to run.log alone.
+    """
+    last_row = directory.summary.get("last", {})
+    titles = {
         "accuracy": "mean over clients",
         "accuracy_pooled": "pooled",
         "ft_accuracy": "after fine-tuning",
     }
-    final = ", ".join(
-        f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None
+    accuracies = [
+        f"{last_row[name]:.2f} % {title}"
+        for name, title in titles.items()
+        if last_row.get(name) is not None
+    ]
+    result = (
+        ", ".join(accuracies) or console.describe_result(directory.summary) or "no test samples"
     )
-    final = final or console.describe_result(directory.summary) or "no test samples"
-    line = f"already finished: {directory.path} ({final}); restart=true runs it again"
     label = console.run_label.get()
-    if not (quiet or label):
+    if label:
+        # Among many runs, whoever plays them says what has ended.
+        for note in directory.notes:
+            print(f"{label}: {note}", file=sys.stderr, flush=True)
+    elif not quiet:
+        line = f"already finished: {directory.path} ({result}); restart=true runs it again"
         print(line, *directory.notes, sep="\n")
-    for note in directory.notes if label else ():  # among many, who plays them says what has ended
-        print(f"{label}: {note}", file=sys.stderr, flush=True)
     for note in directory.notes:
         append_to_log(directory.path, note)

@@ -1,6 +1,6 @@
-"""The rounds of a run: train a cohort, judge everyone, hand the round on.
+"""The rounds of a run: train a cohort, evaluate everyone, hand the round on.
 
-This is all that a run does. Whoever takes a round writes, shows, saves and judges it: session.py.
+This is all that a run does. session.py writes, shows and saves each round.
 """
 
 from __future__ import annotations
@@ -22,20 +22,26 @@ from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
 
 IMPURE = (
-    "method={method} draws global random numbers ({names}): they are seeded so that the run repeats, for which the "
-    "loop backend takes one client at a time; draw in `sample` instead (docs/safety.md)"
+    "method={method} draws global random numbers ({names}): they are seeded so that the run "
+    "repeats, for which the loop backend takes one client at a time; draw in `sample` instead "
+    "(docs/safety.md)"
 )
 
 
 @dataclass(eq=False)
 class Round(Models):
-    """A finished round, and the models after it, which can be asked for until the next one begins.
+    """A finished round. Its models can be asked for until the next round begins.
 
-    row: of rounds.csv, None where nothing was measured. clients: percent correct by column and
-    client, {} unless all
-    were judged. matrix: how each client's model does on each one's test samples, `[clients,
-    clients]`, where that was
-    judged. notes: lines for the user. last: whether it ends the run.
+    Attributes:
+        run: what is played.
+        state: what server and clients hold after the round.
+        row: the row of rounds.csv; None where nothing was measured.
+        clients: percent correct by column and client; {} unless all were evaluated.
+        matrix: accuracy of each client's model on each client's test samples, `[clients, clients]`,
+            where `eval.common` asks for it.
+        notes: lines for the user.
+        is_last: whether it ends the run.
+        is_over: whether the next round has begun, which overwrites the models.
     """
 
     run: Run = field(repr=False)
@@ -44,12 +50,12 @@ class Round(Models):
     clients: dict[str, dict[int, float]] = field(repr=False)
     matrix: list[list[float]] = field(repr=False)
     notes: list[str] = field(repr=False)
-    last: bool = field(repr=False)
-    over: bool = field(default=False, repr=False)
+    is_last: bool = field(repr=False)
+    is_over: bool = field(default=False, repr=False)
 
     @property
-    def judged(self) -> bool:
-        """Tell whether all clients were judged."""
+    def is_evaluated(self) -> bool:
+        """Return whether all clients were evaluated after this round."""
         return bool(self.clients)
 
     @property
@@ -58,9 +64,10 @@ class Round(Models):
 
     @property
     def _state(self) -> engine.State:
-        if self.over:
+        if self.is_over:
             raise FedpflError(
-                f"round {self.state.round} is over, and its models with it: ask before the next round"
+                f"round {self.state.round} is over, and its models with it: "
+                "ask before the next round"
             )
         return self.state
 
@@ -69,82 +76,133 @@ def train_rounds(
     run: Run,
     backend: engine.Backend,
     state: engine.State,
-    evaluating: Callable[[int], None] = lambda round: None,
+    on_evaluation: Callable[[int], None] = lambda round_number: None,
 ) -> Iterator[Round]:
-    """Yield the rounds that follow on `state`, which is used up. Raises Diverged.
+    """Yield one Round per remaining round. Takes ownership of `state`.
 
-    evaluating: told before all clients are evaluated, after which round.
+    Args:
+        run: what is played.
+        backend: what computes the clients.
+        state: what server and clients hold before the first of these rounds.
+        on_evaluation: called with the number of a round before all clients are evaluated.
+
+    Raises:
+        Diverged: where numbers are not finite.
     """
-    settings, federation = run.settings, run.federation
-    planned = islice(run.draw_cohorts(), state.round, None)
-    kinds = {"common": run.eval.common, "system": run.clock, "privacy": run.account}
-    asked = [*settings.metrics, *(kind for kind, there in kinds.items() if there)]
-    unmeasured = dict.fromkeys(round_columns(bool(federation.validation), bool(run.unseen), asked))
-    cohort, told = _pick_next(run, state, planned), False
+    federation = run.federation
+    drawn_cohorts = islice(run.draw_cohorts(), state.round, None)
+    empty_columns = dict.fromkeys(_list_columns(run))
     attendance = Attendance(run, state)
+    has_warned_impure = False
+    cohort = _pick_cohort(run, state, drawn_cohorts)
     while cohort is not None:
-        # ---- train
+        # ---- Step 1: train the cohort.
         began = time.monotonic()
-        local = run.local.at(state.round + 1, settings.rounds)
-        about = backend, run.method, federation, state, cohort, local, settings.seed, run.stopping
-        if run.clock:
-            state, outcome, timed = engine.play_timed_round(run.clock, run.cohort, *about)
-        else:
-            (state, outcome), timed = (
-                engine.play_round(*about, account=run.account, secret=run.secret),
-                {},
-            )
-        row: dict[str, Any] = {"round": state.round, **unmeasured, **timed}
-        row |= _trained(outcome, [federation.number(client) for client in outcome.cohort])
-        attendance.count(outcome, len(cohort), timed)
-        if attendance.is_empty:
+        state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
+        row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
+        row |= _measure_training(outcome, [federation.number(client) for client in outcome.cohort])
+        attendance.count_round(outcome, len(cohort), clock_columns)
+        if not attendance.has_steps:
             row |= dict.fromkeys(MODEL_COLUMNS)
         if run.account:
             row["epsilon"] = run.account.epsilon(state.round)
         row["seconds"] = time.monotonic() - began
-        cohort = _pick_next(run, state, planned)
+        cohort = _pick_cohort(run, state, drawn_cohorts)
+        is_last = cohort is None
 
-        # ---- judge
-        judged, last = Evaluation({}, {}, [], []), cohort is None
-        # What nobody has trained is no result of the method's.
-        if (state.round % run.eval.every == 0 or last) and not attendance.is_empty:
-            evaluating(state.round)
+        # ---- Step 2: evaluate everyone. What nobody has trained is no result of the method's.
+        evaluation = Evaluation({}, {}, [], [])
+        if (state.round % run.eval.every == 0 or is_last) and attendance.has_steps:
+            on_evaluation(state.round)
             began = time.monotonic()
-            judged = evaluate_clients(
-                run, backend, state, bool(outcome.cohort) and not outcome.traffic.values_down, last
-            )
-            row |= {**judged.row, "eval_seconds": time.monotonic() - began}
+            is_sent_nothing = bool(outcome.cohort) and not outcome.traffic.values_down
+            evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
+            row |= {**evaluation.row, "eval_seconds": time.monotonic() - began}
 
-        # ---- hand on
-        judged.notes.extend(attendance.warning(last))
-        if not told and (names := engine.find_global_draws(run.method)):
-            judged.notes.append(
-                IMPURE.format(method=run.config["method"]["name"], names=", ".join(names))
-            )
-            told = True
-        played = Round(run, state, row, judged.clients, judged.matrix, judged.notes, last)
-        yield played
-        played.over = not last
+        # ---- Step 3: hand the round on.
+        notes = [*evaluation.notes, *attendance.make_warnings(is_last)]
+        impure_functions = () if has_warned_impure else engine.find_global_draws(run.method)
+        if impure_functions:
+            method_name = run.config["method"]["name"]
+            notes.append(IMPURE.format(method=method_name, names=", ".join(impure_functions)))
+            has_warned_impure = True
+        played_round = Round(
+            run=run,
+            state=state,
+            row=row,
+            clients=evaluation.clients,
+            matrix=evaluation.matrix,
+            notes=notes,
+            is_last=is_last,
+        )
+        yield played_round
+        played_round.is_over = not is_last
 
 
-def _pick_next(run: Run, state: engine.State, planned: Iterator[list[int]]) -> list[int] | None:
+def _list_columns(run: Run) -> tuple[str, ...]:
+    """Return the columns of rounds.csv that this run fills."""
+    column_groups = list[str](run.settings.metrics)
+    if run.eval.common:
+        column_groups.append("common")
+    if run.clock:
+        column_groups.append("system")
+    if run.account:
+        column_groups.append("privacy")
+    return round_columns(bool(run.federation.validation), bool(run.unseen), column_groups)
+
+
+def _train_cohort(
+    run: Run, backend: engine.Backend, state: engine.State, cohort: list[int]
+) -> tuple[engine.State, engine.Outcome, dict[str, Any]]:
+    """Play one round; return the new state, what happened, and the columns of simulated time."""
+    local = run.local.at(state.round + 1, run.settings.rounds)
+    if run.clock:
+        return engine.play_timed_round(
+            clock=run.clock,
+            size=run.cohort,
+            backend=backend,
+            method=run.method,
+            federation=run.federation,
+            state=state,
+            cohort=cohort,
+            local=local,
+            seed=run.settings.seed,
+            stopping=run.stopping,
+        )
+    state, outcome = engine.play_round(
+        backend=backend,
+        method=run.method,
+        federation=run.federation,
+        state=state,
+        cohort=cohort,
+        local=local,
+        seed=run.settings.seed,
+        stopping=run.stopping,
+        account=run.account,
+        secret=run.secret,
+    )
+    return state, outcome, {}
+
+
+def _pick_cohort(
+    run: Run, state: engine.State, drawn_cohorts: Iterator[list[int]]
+) -> list[int] | None:
     """Return the next round's cohort, None where the run is over."""
-    drawn = next(planned, None)
+    drawn = next(drawn_cohorts, None)
     if drawn is None:
         return None
     cohort = engine.pick_cohort(state, drawn, run.settings.seed)
-    # Poisson's rule may draw nobody, and the run goes on; early stopping may leave nobody.
+    # Poisson sampling may draw nobody, and the run goes on; early stopping may leave nobody.
     return cohort if cohort or run.poisson else None
 
 
-def _trained(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:
-    """Return the columns that each round has. Raises Diverged where a client's numbers are not
-    finite.
-    """
+def _measure_training(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:
+    """Return the columns that each round has. Raises Diverged where numbers are not finite."""
     if not bool(outcome.finite.all()):
         client = cohort[int((~outcome.finite).nonzero()[0])]
         raise Diverged(
-            f"training diverged: client {client} brought back numbers that are not finite; lower local.lr"
+            f"training diverged: client {client} brought back numbers that are not finite; "
+            "lower local.lr"
         )
     if not outcome.state_is_finite:
         raise Diverged(

@@ -1,4 +1,4 @@
-"""What a run will need in memory and on the disk, told before its first round."""
+"""What a run will need in memory and on the disk, estimated before its first round."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from fedpfl.ground.errors import FedpflError
 
 
 class ResourceNeeds(NamedTuple):
-    """Count what a run comes to: clients that will have trained, bytes of their states, bytes of a
-    checkpoint.
+    """Count what a run comes to.
+
+    Attributes:
+        clients: clients that will have trained.
+        states: bytes of the client states that are stored.
+        checkpoint: bytes of a checkpoint.
     """
 
     clients: int
@@ -25,59 +29,98 @@ class ResourceNeeds(NamedTuple):
 
 
 def estimate_needs(run: Run) -> ResourceNeeds:
-    """Foresee what a run will hold. Raises FedpflError where that can never be."""
-    settings, federation, store = run.settings, run.federation, run.state
+    """Estimate what a run will hold. Raises FedpflError where that can never be."""
     if run.account:
         run.account.check()  # calibrates the noise, and refuses what no noise reaches
+
+    # ---- Bytes of one client's state, with its statistics
     method = engine.with_hook_checks(run.method)
     server, client = method.init(run.net.params, run.net.parts)
-    local = [run.net.buffers for place in method.buffers().values() if place == "local"]
-    each = tree.nbytes(client) + sum(map(tree.nbytes, local))
-    draws = settings.seed, federation.clients, run.drawn, settings.rounds
-    if run.account and run.account.noise:  # who takes part is secret, and how many do
-        drawn = federation.clients if run.poisson else run.cohort * settings.rounds
-        clients = min(federation.clients, drawn)
-    else:
-        clients = engine.count_participants(run.method, *draws, run.stopping.early, run.poisson)
-    rows = 1 + min(federation.clients, clients + clients // engine.SPARE)
-    needs = ResourceNeeds(clients, rows * each, clients * each + tree.nbytes(server))
-    place = store.on(run.device)
-    whole = memory.device_memory(place)[1]
-    if store.device != "disk" and needs.states > whole:
-        others = "disk" if place.type == "cpu" else "cpu or disk"
+    local_buffers = [run.net.buffers for rule in method.buffers().values() if rule == "local"]
+    client_bytes = tree.nbytes(client) + sum(map(tree.nbytes, local_buffers))
+
+    # ---- Clients that will have trained
+    clients = _count_participants(run)
+    rows = 1 + min(run.federation.clients, clients + clients // engine.SPARE)
+    needs = ResourceNeeds(
+        clients=clients,
+        states=rows * client_bytes,
+        checkpoint=clients * client_bytes + tree.nbytes(server),
+    )
+    device = run.state.on(run.device)
+    total_memory = memory.device_memory(device)[1]
+    if run.state.device != "disk" and needs.states > total_memory:
         raise FedpflError(
-            f"the states of the {clients:,} clients that will train take up to {format_mib(needs.states)} MiB, and "
-            f"{_named(place)} has {format_mib(whole)}; use state.device={others}"
+            f"the states of the {needs.clients:,} clients that will train take up to "
+            f"{format_mib(needs.states)} MiB, and {_describe_memory(device)} has "
+            f"{format_mib(total_memory)}; use state.device={_larger_devices(device)}"
         )
     return needs
 
 
-def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, held: int) -> list[str]:
-    """Return a line for each place that has too little room now. held: bytes of client states that
-    are there.
+def _count_participants(run: Run) -> int:
+    """Return how many clients will have trained at the end, at most."""
+    settings = run.settings
+    clients = run.federation.clients
+    if run.account and run.account.noise:  # who takes part is secret, and how many do
+        drawn = clients if run.poisson else run.cohort * settings.rounds
+        return min(clients, drawn)
+    return engine.count_participants(
+        run.method,
+        settings.seed,
+        clients,
+        run.drawn,
+        settings.rounds,
+        run.stopping.early,
+        run.poisson,
+    )
+
+
+def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, state_bytes: int) -> list[str]:
+    """Return a line for memory and for the disk where there is too little room now.
+
+    Args:
+        run: what is to be played.
+        path: its run directory.
+        needs: what it will hold.
+        state_bytes: bytes of client states that are in memory or on the disk already.
     """
-    place, lines = run.state.on(run.device), []
-    more, room = needs.states - held, memory.device_memory(place)[0]
-    if run.state.device != "disk" and more > room:
-        others = "disk" if place.type == "cpu" else "cpu or disk"
+    lines = []
+    is_on_disk = run.state.device == "disk"
+    device = run.state.on(run.device)
+    more_states = needs.states - state_bytes
+    free_memory = memory.device_memory(device)[0]
+    if not is_on_disk and more_states > free_memory:
         lines.append(
-            f"tight: client states take up to {format_mib(more)} MiB more, and {_named(place)} has {format_mib(room)} free; use "
-            f"state.device={others}"
+            f"tight: client states take up to {format_mib(more_states)} MiB more, and "
+            f"{_describe_memory(device)} has {format_mib(free_memory)} free; use "
+            f"state.device={_larger_devices(device)}"
         )
-    before = (path / "state.pt").stat().st_size if (path / "state.pt").exists() else 0
-    more = 2 * needs.checkpoint - before + (more if run.state.device == "disk" else 0)
-    room = shutil.disk_usage(path).free
-    if more > room:
-        what = "checkpoints and client states" if run.state.device == "disk" else "checkpoints"
+
+    # The old checkpoint is there until the new one is whole.
+    checkpoint_file = path / "state.pt"
+    old_checkpoint = checkpoint_file.stat().st_size if checkpoint_file.exists() else 0
+    more_files = 2 * needs.checkpoint - old_checkpoint
+    if is_on_disk:
+        more_files += more_states
+    free_disk = shutil.disk_usage(path).free
+    if more_files > free_disk:
+        files = "checkpoints and client states" if is_on_disk else "checkpoints"
         lines.append(
-            f"tight: {what} take up to {format_mib(more)} MiB more, the old checkpoint being there until the new one is, and "
-            f"{path} has {format_mib(room)} free; make room, or use hydra.run.dir=..."
+            f"tight: {files} take up to {format_mib(more_files)} MiB more, the old checkpoint "
+            f"being there until the new one is, and {path} has {format_mib(free_disk)} free; "
+            "make room, or use hydra.run.dir=..."
         )
     return lines
 
 
-def _named(place: torch.device) -> str:
-    return "this machine's memory" if place.type == "cpu" else str(place)
+def _larger_devices(device: torch.device) -> str:
+    """Return what to set `state.device` to where this device is too small."""
+    return "disk" if device.type == "cpu" else "cpu or disk"
+
+
+def _describe_memory(device: torch.device) -> str:
+    return "this machine's memory" if device.type == "cpu" else str(device)
 
 
 def format_mib(size: float) -> str:

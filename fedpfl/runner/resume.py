@@ -1,13 +1,13 @@
-"""Where a run begins, and what it saves to go on from: from the start, from its last checkpoint, or
-from a shorter run.
+"""Where a run begins, and what it saves to go on from.
 
-A run's processes (torchrun) share it: process 0 has the directory, the others hear from it.
+It begins from the start, from its last checkpoint, or from a shorter run. A run's processes
+(torchrun) share it: process 0 has the directory, the others hear from it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,19 +31,32 @@ from fedpfl.record.columns import METRICS
 from fedpfl.record.rundir import NullRunDirectory, RunDirectory
 from fedpfl.runner.loop import Round
 
-Begun = Callable[[engine.State], engine.State]
+KeepLocal = Callable[[engine.State], engine.State]
+"""Returns of a fresh state what is kept in this process."""
 STATE_TREES = ("server", "server_buffers", "stopping", "privacy")
 """Trees of a state that a checkpoint holds beside the clients' rows."""
 
 
 def open_directory(run: Run, path: Path) -> AbstractContextManager[Any]:
-    """Open the run's directory; processes beside the first get an Absent. Raises FedpflError."""
-    text, name = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{run.settings.seed}"
+    """Open the run's directory; processes beside the first get a stand-in. Raises FedpflError."""
+    identity_and_seed = f"{run.identity}-seed{run.settings.seed}"
     code = digest_code(run)
-    ranks.agree(configuration=name, data=run.fingerprint, code=code, torch=torch.__version__)
+    ranks.agree(
+        configuration=identity_and_seed,
+        data=run.fingerprint,
+        code=code,
+        torch=torch.__version__,
+    )
     if not ranks.leads():
         return NullRunDirectory(path)
-    return RunDirectory.open(path, text, name, run.fingerprint, code, run.settings.restart)
+    return RunDirectory.open(
+        path,
+        OmegaConf.to_yaml(run.config),
+        identity_and_seed,
+        run.fingerprint,
+        code,
+        run.settings.restart,
+    )
 
 
 def digest_code(run: Plan) -> dict[str, str]:
@@ -61,208 +74,286 @@ def is_finished(directory: RunDirectory | NullRunDirectory) -> bool:
 def add_secret(run: Run, progress: Progress) -> Run:
     """Return a private run with the secret of its noise and cohorts.
 
-    Raises FedpflError where it is not the one that the run began with.
+    Raises:
+        FedpflError: where it is not the one that the run began with.
     """
-    account, directory = run.account, progress.directory
-    if not account:
+    if not run.account:
         return run
     assert run.privacy
     if run.privacy.seed is not None:
         secret = Secret.of_seed(run.privacy.seed)
-    elif not account.noise:  # nothing is promised
+    elif not run.account.noise:  # nothing is promised
         secret = Secret.of_seed(run.settings.seed)
     else:
-        secret = Secret(bytes.fromhex(ranks.share(directory.secret())))
-    # Equal noise in two runs would cancel in their difference: each has its own, be the key the
-    # same.
+        secret = Secret(bytes.fromhex(ranks.share(progress.directory.secret())))
+    # Equal noise in two runs would cancel in their difference, so each run has noise of its own
+    # even where the key is the same.
     code = sorted(digest_code(run).items())
-    return replace(
-        run, secret=secret.bind_to((run.identity, run.settings.seed, run.fingerprint, code))
-    )
+    run_key = (run.identity, run.settings.seed, run.fingerprint, code)
+    return replace(run, secret=secret.bind_to(run_key))
 
 
-# ---- begin
+# ---- Begin or go on
 
 
 def restore_state(
-    run: Run, past: dict[str, Any], path: Path | None, begun: Begun | None = None
+    run: Run,
+    checkpoint: dict[str, Any],
+    path: Path | None,
+    keep_local: KeepLocal | None = None,
 ) -> engine.State:
-    """Return the state of a checkpoint, of which nothing is left in `past`; for {} a fresh one.
+    """Return the state that a checkpoint holds, or a fresh one for {}. Empties `checkpoint`.
 
-    path: the directory. begun: returns of a fresh state what is kept here.
+    Args:
+        run: what is played.
+        checkpoint: what `Progress.save` wrote, {} before the first round.
+        path: the run directory, None where nothing is stored on disk.
+        keep_local: returns of a fresh state what is kept in this process.
+
+    Raises:
+        FedpflError: for a checkpoint of another version or form.
     """
-    place = run.federation.clients, run.device, run.state, path
-    mine = ranks.mine if run.state.sharded else None
+    # ---- Step 1: a fresh state, whose rows the checkpoint overwrites.
+    file = (path or Path()) / "state.pt"
     state = engine.make_initial_state(
-        run.method, run.net, *place, run.settings.seed, run.stopping.early, mine
+        method=run.method,
+        net=run.net,
+        clients=run.federation.clients,
+        device=run.device,
+        store=run.state,
+        folder=path,
+        seed=run.settings.seed,
+        stopping=run.stopping.early,
+        mine=ranks.mine if run.state.sharded else None,
     )
     state = replace(state, privacy=engine.make_privacy_state(run.account, run.device))
-    state = begun(state) if begun else state
-    if past and "rows" not in past:
-        raise damaged_error((path or Path()) / "state.pt", "is of an older version")
-    for block in map(state.rows.renewed, ranks.share_each(past.pop("rows", []))):
-        if tree.specs(tree.take(tree.drop(block, ["who"]), 0)) != tree.specs(state.rows.initial):
-            how = "holds client states of another form than the method now has"
-            raise damaged_error((path or Path()) / "state.pt", how)
+    if keep_local:
+        state = keep_local(state)
+
+    # ---- Step 2: client states, block by block.
+    if checkpoint and "rows" not in checkpoint:
+        raise damaged_error(file, "is of an older version")
+    blocks = ranks.share_each(checkpoint.pop("rows", []))
+    for block in map(state.rows.renewed, blocks):
+        one_client = tree.take(tree.drop(block, ["who"]), 0)
+        if tree.specs(one_client) != tree.specs(state.rows.initial):
+            raise damaged_error(file, "holds client states of another form than the method now has")
         state.rows.load_([block])
-    saved = ranks.share({part: past.pop(part, {}) for part in ("round", *STATE_TREES)})
+
+    # ---- Step 3: the server's state.
+    saved = ranks.share({key: checkpoint.pop(key, {}) for key in ("round", *STATE_TREES)})
     if not saved["round"]:
         return state
-    trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE_TREES}
-    if any(tree.specs(trees[part]) != tree.specs(getattr(state, part)) for part in STATE_TREES):
-        how = "holds a server state of another form than the method now has"
-        raise damaged_error((path or Path()) / "state.pt", how)
+    trees = {name: tree.clone(tree.to(saved[name], run.device)) for name in STATE_TREES}
+    if any(tree.specs(trees[name]) != tree.specs(getattr(state, name)) for name in STATE_TREES):
+        raise damaged_error(file, "holds a server state of another form than the method now has")
     return replace(state, round=saved["round"], **trees)
-
-
-# ---- go on
 
 
 @dataclass
 class Progress:
     """Keep how far a run is, and save it.
 
-    best, last: of the evaluated rows. seconds: before this process. known, used: what answered
-    rounds before this process, and in it.
+    Attributes:
+        run: what is played.
+        directory: its run directory; a stand-in in processes beside the first.
+        started: when this process began with it, by the monotonic clock.
+        state: what server and clients hold after the last finished round.
+        best_row: the evaluated row of the best accuracy.
+        last_row: the last evaluated row.
+        earlier_seconds: time that the run took before this process.
+        recorded_engine: the engine that computed rounds before this process.
     """
 
     run: Run
     directory: Any
     started: float
     state: engine.State
-    best: dict[str, Any]
-    last: dict[str, Any]
-    seconds: float
-    known: dict[str, Any]
+    best_row: dict[str, Any]
+    last_row: dict[str, Any]
+    earlier_seconds: float
+    recorded_engine: dict[str, Any]
 
     @classmethod
-    def of(
+    def restore(
         cls,
         run: Run,
         directory: Any,
-        earlier: dict[str, Any] | None,
+        shorter_run: dict[str, Any] | None,
         started: float,
-        begun: Begun | None = None,
+        keep_local: KeepLocal | None = None,
     ) -> Progress:
-        """Return where the directory's run is, or the `earlier` one that it goes on from. Raises
-        FedpflError.
+        """Return how far the directory's run is. Raises FedpflError for a damaged checkpoint.
+
+        Args:
+            run: what is played.
+            directory: its run directory.
+            shorter_run: checkpoint that a run without one of its own goes on from.
+            started: when this process began with it.
+            keep_local: as in `restore_state`.
         """
-        past = directory.restore(earlier) or {}
-        state = restore_state(run, past, directory.path, begun)
-        known = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
-        saved = ranks.share({key: past.get(key, value) for key, value in known.items()})
-        return cls(run, directory, started, state, *saved.values())
+        checkpoint = directory.restore(shorter_run) or {}
+        state = restore_state(run, checkpoint, directory.path, keep_local)
+        empty = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
+        saved = ranks.share({key: checkpoint.get(key, value) for key, value in empty.items()})
+        return cls(
+            run=run,
+            directory=directory,
+            started=started,
+            state=state,
+            best_row=saved["best"],
+            last_row=saved["last"],
+            earlier_seconds=saved["seconds"],
+            recorded_engine=saved["engine"],
+        )
 
     def __post_init__(self) -> None:
-        self.used: dict[str, Any] = {}
-        self._saved, self._cost = time.monotonic(), 0.0
-        self._kept, self._writes = self.state.round, self.state.rows.writes
+        self.engine_record: dict[str, Any] = {}
+        self._saved_at = time.monotonic()
+        self._saved_round = self.state.round
+        self._save_seconds = 0.0  # that the last checkpoint took
+        self._row_writes = self.state.rows.writes
 
     @property
-    def spent(self) -> float:
+    def seconds(self) -> float:
         """Return the seconds that the run took so far."""
-        return self.seconds + time.monotonic() - self.started
+        return self.earlier_seconds + time.monotonic() - self.started
 
-    def count(self, round: Round, used: dict[str, Any]) -> None:
-        """Take a round in, and what answered it."""
-        self.state, self._writes = round.state, round.state.rows.writes
-        if round.judged:
-            self.last = dict(round.row)  # callbacks may change theirs
-            if (own := self.last["accuracy"]) is not None and own > self.best.get("accuracy", -1):
-                self.best = self.last
-        if used != self.used:
-            self.used = used
-            self.directory.write_summary(engine=used)
+    def count_round(self, played_round: Round, engine_record: Mapping[str, Any]) -> None:
+        """Take in a finished round, and the engine that computed it."""
+        self.state = played_round.state
+        self._row_writes = self.state.rows.writes
+        if played_round.is_evaluated:
+            self.last_row = dict(played_round.row)  # callbacks may change theirs
+            accuracy = self.last_row["accuracy"]
+            if accuracy is not None and accuracy > self.best_row.get("accuracy", -1):
+                self.best_row = self.last_row
+        if engine_record != self.engine_record:
+            self.engine_record = dict(engine_record)
+            self.directory.write_summary(engine=self.engine_record)
 
-    def save_if_due(self, last: bool) -> None:
-        """Save where it is time to. last: after the last round, where a run may be told to keep no
-        checkpoint.
+    def save_if_due(self, is_last: bool) -> None:
+        """Save where it is time to.
+
+        Args:
+            is_last: whether this was the run's last round, after which `checkpoint.keep` decides.
         """
-        keeps = self.run.checkpoint
-        due = keeps.keep if last else keeps.due(time.monotonic() - self._saved, self._cost)
-        if ranks.share(due):
+        settings = self.run.checkpoint
+        if is_last:
+            is_due = settings.keep
+        else:
+            is_due = settings.is_due(time.monotonic() - self._saved_at, self._save_seconds)
+        if ranks.share(is_due):
             self.save()
 
     def save_if_left(self) -> None:
-        """Save the last finished round for whoever goes on; not where the next has overwritten its
-        client states.
-        """
+        """Save the last finished round, unless the next has overwritten its client states."""
         rows = self.state.rows
-        if self.state.round > self._kept and rows.writes == self._writes and not rows.mine:
+        is_new = self.state.round > self._saved_round
+        if is_new and rows.writes == self._row_writes and not rows.mine:
             self.save()
 
     def save(self) -> None:
         """Write a checkpoint."""
-        began, rows = time.monotonic(), self.state.rows
-        saved = ranks.collect(rows.saved()) if rows.mine else rows.saved()
-        trees = {part: getattr(self.state, part) for part in STATE_TREES}
-        told = {"best": self.best, "last": self.last, "seconds": self.spent, "engine": self.used}
-        self.directory.checkpoint({"round": self.state.round, "rows": saved, **trees, **told})
-        self._saved, self._kept = time.monotonic(), self.state.round
-        self._cost = self._saved - began
+        began = time.monotonic()
+        rows = self.state.rows
+        saved_rows = rows.saved()
+        if rows.mine:
+            saved_rows = ranks.collect(saved_rows)
+        self.directory.checkpoint(
+            {
+                "round": self.state.round,
+                "rows": saved_rows,
+                **{name: getattr(self.state, name) for name in STATE_TREES},
+                "best": self.best_row,
+                "last": self.last_row,
+                "seconds": self.seconds,
+                "engine": self.engine_record,
+            }
+        )
+        self._saved_at = time.monotonic()
+        self._saved_round = self.state.round
+        self._save_seconds = self._saved_at - began
 
 
-# ---- extend
+# ---- Extend a shorter run
 
 
 def load_shorter_run(run: Run) -> dict[str, Any] | None:
-    """Return the last checkpoint of the shorter run that `extend` names, as this run would have
-    made it, or None.
+    """Return the checkpoint of the run that `extend` names, as this run would have made it.
 
-    Raises FedpflError where it is no such run.
+    None without `extend`, and in processes beside the first.
+
+    Raises:
+        FedpflError: where it is no shorter run of the same settings, seed, data and method.
     """
     settings = run.settings
     if not settings.extend or not ranks.leads():
         return None
-    place = Path(settings.extend).expanduser()
-    summary, state = rundir.read_finished_run(place)
-    done = state["round"]
+    path = Path(settings.extend).expanduser()
+    summary, checkpoint = rundir.read_finished_run(path)
+    rounds_done = checkpoint["round"]
+
+    # ---- What goes by the number of rounds would have been another run
     if run.local.decay == "cosine":
         raise FedpflError(
-            "extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew"
+            "extend is not for local.decay=cosine, whose learning rates depend on rounds; "
+            "run it anew"
         )
     if run.privacy and run.privacy.epsilon is not None:
         raise FedpflError(
-            "extend is not for privacy.epsilon, which sets the noise by the number of rounds; run it anew"
+            "extend is not for privacy.epsilon, which sets the noise by the number of rounds; "
+            "run it anew"
         )
-    begun = [
-        run.method.init(run.net.params, replace(run.net.parts, rounds=n))
-        for n in (done, settings.rounds)
-    ]
-    if not all(
-        torch.equal(*own)
-        for own in zip(*map(tree.leaves, map(dict, map(enumerate, begun))), strict=True)
-    ):
+    if _depends_on_rounds(run, rounds_done):
         raise FedpflError(
-            f"extend is not for method={run.config['method']['name']}, which goes by the number of rounds; run it anew"
+            f"extend is not for method={run.config['method']['name']}, which goes by the number "
+            "of rounds; run it anew"
         )
-    shorter = f"{identity({**run.config, 'rounds': done})}-seed{settings.seed}"
-    if summary["identity"] != shorter or done >= settings.rounds:
-        differing = rundir.differences_from(place, {**run.config, "rounds": done})
+
+    # ---- The same settings, seed and data
+    shorter_config = {**run.config, "rounds": rounds_done}
+    shorter_identity = f"{identity(shorter_config)}-seed{settings.seed}"
+    if summary["identity"] != shorter_identity or rounds_done >= settings.rounds:
+        differences = rundir.differences_from(path, shorter_config)
+        differences_text = f" ({differences})" if differences else ""
         raise FedpflError(
-            f"extend: {place} holds no run of these settings, seed {settings.seed} and fewer rounds than "
-            f"{settings.rounds}{f' ({differing})' if differing else ''}; set rounds to more than it has, and "
-            "all else as it was"
+            f"extend: {path} holds no run of these settings, seed {settings.seed} and fewer "
+            f"rounds than {settings.rounds}{differences_text}; set rounds to more than it has, "
+            "and all else as it was"
         )
     if summary.get("data") != run.fingerprint:
-        raise FedpflError(f"extend: {place} was run on other data ({COVERED})")
-    return {**state, **_without_end(run, done, state["files"])}
+        raise FedpflError(f"extend: {path} was run on other data ({COVERED})")
+    return {**checkpoint, **_drop_final_evaluation(run, rounds_done, checkpoint["files"])}
 
 
-def _without_end(run: Run, done: int, texts: dict[str, str]) -> dict[str, Any]:
-    """Return a shorter run's rows, and the best and last of them, but for what was judged for the
-    end's sake alone.
-    """
-    header, table = rounds.parse_cells(texts["rounds.csv"])
-    evaluated, tuned = done % run.eval.every == 0, done % (run.eval.finetune_every or 1) == 0
-    for place, name in enumerate(header):
+def _depends_on_rounds(run: Run, shorter_rounds: int) -> bool:
+    """Return whether the method's initial state differs with the number of rounds."""
+    leaves_by_rounds = []
+    for rounds_planned in (shorter_rounds, run.settings.rounds):
+        parts = replace(run.net.parts, rounds=rounds_planned)
+        server, client = run.method.init(run.net.params, parts)
+        leaves_by_rounds.append(tree.leaves({"server": server, "client": client}))
+    pairs = zip(*leaves_by_rounds, strict=True)
+    return not all(torch.equal(shorter, longer) for shorter, longer in pairs)
+
+
+def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) -> dict[str, Any]:
+    """Return a shorter run's rows, best and last, without what only its last round evaluated."""
+    header, table = rounds.parse_cells(files["rounds.csv"])
+    is_evaluated = rounds_done % run.eval.every == 0
+    is_finetuned = rounds_done % (run.eval.finetune_every or 1) == 0
+    for position, name in enumerate(header):
         metric = METRICS.get(name)
         if metric is None:
             continue
-        extra = metric.tuned and not tuned
-        if extra or ((metric.evaluated or name == "eval_seconds") and not evaluated):
-            table[-1][place] = ""
+        is_of_evaluation = metric.evaluated or name == "eval_seconds"
+        if (metric.tuned and not is_finetuned) or (is_of_evaluation and not is_evaluated):
+            table[-1][position] = ""
     text = "".join(map(rounds.format_row, (header, *table)))
     rows = [row for row in rounds.read_rows(text) if row["accuracy"] is not None]
-    best = max(rows, key=lambda row: row["accuracy"] or 0.0, default={})
-    return {"best": best, "last": rows[-1] if rows else {}, "files": {**texts, "rounds.csv": text}}
+    return {
+        "best": max(rows, key=lambda row: row["accuracy"] or 0.0, default={}),
+        "last": rows[-1] if rows else {},
+        "files": {**files, "rounds.csv": text},
+    }

@@ -1,11 +1,9 @@
-"""A run in its directory: each round of loop.py is written, shown, saved, and judged by a search,
-in that order.
-"""
+"""A run in its directory: every round of loop.py is written, shown, saved and judged by a search."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,10 +25,10 @@ from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
 from fedpfl.runner.loop import Round, train_rounds
 from fedpfl.runner.needs import estimate_needs
-from fedpfl.runner.trials import ShouldPrune, replay_evaluations
+from fedpfl.runner.trials import SearchTrial, replay_evaluations
 
-CHOSEN = ("backend", "graphs", "width")
-"""What engine=auto finds out, of the engine's keys."""
+AUTOTUNED_KEYS = ("backend", "graphs", "width")
+"""Keys of the engine that engine=auto finds out."""
 
 
 def play_session(
@@ -39,153 +37,206 @@ def play_session(
     experiment: str | None = None,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
-    watch: ShouldPrune = lambda number, row: False,
-    elsewhere: Callable[[Run], engine.Backend] | None = None,
-    search: str = "",
+    trial: SearchTrial | None = None,
+    make_remote_backend: Callable[[Run], engine.Backend] | None = None,
 ) -> Iterator[Round]:
-    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; yields
-    rounds as they end.
+    """Begin or resume the run of a configuration, and yield its rounds as they end.
 
-    Closed before its end it saves the run, which goes on from there when it is asked for again.
-    quiet: nothing on the
-    terminal. watch: asked at the beginning and after evaluations whether to give up. elsewhere:
-    makes a backend in the place of the engine's, whose clients are not in this process. search:
-    that it is a trial of, which the summary then says to who makes tables. Raises FedpflError.
+    A finished run yields nothing. Closed before its end, a session saves the run, which goes on
+    from there when it is asked for again.
+
+    Args:
+        cfg: configuration of one run.
+        path: its run directory.
+        experiment: the experiment that it belongs to, for callbacks.
+        quiet: whether to print nothing on the terminal.
+        callbacks: what hears of the run beside its loggers and plugins.
+        trial: the trial of a search that this run is, None for any other run.
+        make_remote_backend: makes a backend whose clients are not in this process.
+
+    Raises:
+        FedpflError: for what is wrong with the configuration, the directory or the training.
     """
-    started, stage = time.monotonic(), lockstep.stage.get()
+    started = time.monotonic()
+    stage = lockstep.stage.get()
+
+    # ---- Step 1: read the data and build the run. Processes under torchrun share process 0's path.
     path = Path(ranks.share(str(path)))
     run = build_run(check_config(cfg), stage.share if stage else share_nothing)
-    needs, remote = estimate_needs(run), elsewhere(run) if elsewhere else None
-    added = plugins.make_callbacks(run.config["plugins"]) if ranks.leads() else []
-    earlier = resume.load_shorter_run(run)
+    needs = estimate_needs(run)
+    remote_backend = make_remote_backend(run) if make_remote_backend else None
+    plugin_callbacks: list[Callback] = []
+    if ranks.leads():
+        plugin_callbacks = plugins.make_callbacks(run.config["plugins"])
+    shorter_run = resume.load_shorter_run(run)
+
     with resume.open_directory(run, path) as directory:
         if resume.is_finished(directory):
             if ranks.leads():
                 header.report_finished(directory, quiet)
-            if search and replay_evaluations(path, watch, finished=True):
+            if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
                 raise TrialPruned("given up")
             return
-        progress = resume.Progress.of(
-            run, directory, earlier, started, remote.select_local_state if remote else None
+
+        # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
+        progress = resume.Progress.restore(
+            run=run,
+            directory=directory,
+            shorter_run=shorter_run,
+            started=started,
+            keep_local=remote_backend.select_local_state if remote_backend else None,
         )
         run = resume.add_secret(run, progress)
-        backend, everyone = remote or _backend(run, stage, progress.known), ClientTable(run)
-        mark = {"search": search} if search else {}
-        directory.write_summary(status="running", **header.make_summary_facts(run), **mark)
-        everyone.write_partition(directory)
-        heard = Callbacks()
+        backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
+        client_table = ClientTable(run)
+        search_facts = {"search": trial.study_name} if trial else {}
+        directory.write_summary(status="running", **header.make_summary_facts(run), **search_facts)
+        client_table.write_partition(directory)
+
+        # ---- Step 3: only the first process tells of the run.
+        run_callbacks = Callbacks()
         if ranks.leads():
-            group = experiment or run.federation.name
-            # In lockstep and at nodes it depends on others.
-            timed = not (stage or remote) and timing.is_worth_timing(run, progress.state.round)
-            forecast = timing.forecast_run(run, progress.state) if timed else None
-            about = directory, group, backend, progress.state, everyone.counts, needs
-            info = header.introduce_run(run, *about, forecast=forecast)
-            heard = loggers.start_callbacks(run.config["logger"], info, quiet, [*callbacks, *added])
-        with heard, _ending(progress, heard):
-            if search and replay_evaluations(path, watch, finished=False):
+            # In lockstep and at nodes the time of a round depends on others.
+            is_timed = not (stage or remote_backend) and timing.is_worth_timing(
+                run, progress.state.round
+            )
+            info = header.introduce_run(
+                run=run,
+                progress=progress,
+                group=experiment or run.federation.name,
+                backend=backend,
+                label_counts=client_table.label_counts,
+                needs=needs,
+                forecast=timing.forecast_run(run, progress.state) if is_timed else None,
+            )
+            run_callbacks = loggers.start_callbacks(
+                run.config["logger"], info, quiet, [*callbacks, *plugin_callbacks]
+            )
+
+        # ---- Step 4: play the rounds.
+        with run_callbacks, _report_ending(progress, run_callbacks):
+            if trial and replay_evaluations(path, trial.should_prune, is_finished=False):
                 raise TrialPruned("given up")
-            yield from _recorded(run, progress, backend, everyone, heard, watch)
+            if trial and trial.should_prune(progress.state.round, None):
+                raise TrialPruned("given up")
+            for played_round in train_rounds(
+                run, backend, progress.state, run_callbacks.on_evaluation
+            ):
+                _record_round(played_round, progress, client_table, _engine_record(run, backend))
+                for note in played_round.notes:
+                    run_callbacks.on_note(note)
+                run_callbacks.on_round(played_round)
+                progress.save_if_due(played_round.is_last)
+                yield played_round
+                may_prune = played_round.is_evaluated and not played_round.is_last
+                round_number = played_round.state.round
+                if trial and may_prune and trial.should_prune(round_number, progress.last_row):
+                    raise TrialPruned("given up")
 
 
-def _recorded(
-    run: Run,
+def _record_round(
+    played_round: Round,
     progress: resume.Progress,
-    backend: engine.Backend,
-    everyone: ClientTable,
-    callbacks: Callbacks,
-    watch: ShouldPrune,
-) -> Iterator[Round]:
-    """Yield each round when all is done that there is to do with it."""
+    client_table: ClientTable,
+    engine_record: Mapping[str, Any],
+) -> None:
+    """Write what was measured in a round to the run directory."""
     directory = progress.directory
-    if watch(progress.state.round, None):
-        raise TrialPruned("given up")
-    for round in train_rounds(run, backend, progress.state, callbacks.on_evaluation):
-        # ---- run directory
-        if round.judged:
-            directory.write_clients(everyone.rows(round.clients))
-        elif round.last:
-            directory.write_clients(everyone.rows({"accuracy": {}}))  # nobody has made a step
-        if round.matrix:
-            directory.write_clients(everyone.matrix(round.matrix), "common.csv")
-        directory.row(round.row)
-        progress.count(round, _used(run, backend))
-
-        # ---- callbacks
-        for note in round.notes:
-            callbacks.on_note(note)
-        callbacks.on_round(round)
-
-        # ---- checkpoint
-        progress.save_if_due(round.last)
-
-        # ---- whoever asked for rounds
-        yield round
-
-        # ---- search
-        if round.judged and not round.last and watch(round.state.round, progress.last):
-            raise TrialPruned("given up")
+    if played_round.is_evaluated:
+        directory.write_clients(client_table.make_rows(played_round.clients))
+    elif played_round.is_last:  # nobody has made a step
+        directory.write_clients(client_table.make_rows({"accuracy": {}}))
+    if played_round.matrix:
+        directory.write_clients(client_table.make_matrix_rows(played_round.matrix), "common.csv")
+    directory.row(played_round.row)
+    progress.count_round(played_round, engine_record)
 
 
 @contextmanager
-def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
-    """Write and tell how a run ends: finished, diverged, given up, or left. Of failures others take
-    care.
-    """
-    run, directory = progress.run, progress.directory
+def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
+    """Report that a run finished, diverged, was given up or was left; others report failures."""
+    run = progress.run
+    directory = progress.directory
     try:
         yield
     except (GeneratorExit, KeyboardInterrupt):
         progress.save_if_left()
         raise
     except TrialPruned:
-        done = progress.state.round
-        why = f"given up after round {done}: its validation accuracy is below the others' median"
+        why = (
+            f"given up after round {progress.state.round}: "
+            "its validation accuracy is below the others' median"
+        )
         callbacks.on_end("interrupted", {**directory.summary, "error": why})
         raise
     except Diverged as error:
         directory.write_summary(status="diverged", error=str(error))
         callbacks.on_end("diverged", directory.summary)
         raise
-    trained = len(find_trained_clients(progress.state))
+
+    # ---- The run is finished
+    trained_count = len(find_trained_clients(progress.state))
     masks = engine.compare_masks(run.method, progress.state)
-    directory.write_masks(
-        masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]}
-    )
-    ended = {"best": progress.best, "last": progress.last, "hours": progress.spent / 3600}
+    if masks:
+        clients = [run.federation.number(client) for client in masks["clients"]]
+        masks = {**masks, "clients": clients}
+    directory.write_masks(masks)
     directory.write_summary(
-        status="finished", **ended, rounds_played=progress.state.round, trained=trained
+        status="finished",
+        best=progress.best_row,
+        last=progress.last_row,
+        hours=progress.seconds / 3600,
+        rounds_played=progress.state.round,
+        trained=trained_count,
     )
     if not run.checkpoint.keep:
         directory.drop_checkpoint()
     callbacks.on_end("finished", directory.summary)
 
 
-def play(cfg: DictConfig, path: Path, **more: Any) -> None:
-    """Play a `session` to its end. Raises FedpflError."""
-    for _ in play_session(cfg, path, **more):
-        pass
+def _make_backend(
+    run: Run, stage: lockstep.Stage | None, recorded_engine: dict[str, Any]
+) -> engine.Backend:
+    """Return the backend that computes a run's clients.
 
+    In a lockstep sweep, all runs with the same network and engine share one.
 
-def _backend(run: Run, stage: lockstep.Stage | None, known: dict[str, Any]) -> engine.Backend:
-    """Return that of the run's processes, or in a lockstep sweep of all runs with such a network
-    and engine.
-
-    known: `_used` by the part of the run that is done; on the same kind of device the rest goes on
-    by it, bit for bit.
+    Args:
+        run: what is played.
+        stage: of the lockstep sweep, None without any.
+        recorded_engine: `_engine_record` of the part of the run that is done. On the same type of
+            device the rest goes on by it, so that results are bit for bit the same.
     """
-    taken = tree.select(known, CHOSEN) if known.get("device") == run.device.type else {}
-    over = partial(ranks.over, device=run.device)
-    make = partial(engine.choose, run.engine, run.net, run.device, taken, over, ranks.share)
+    resumed_engine: dict[str, Any] = {}
+    if recorded_engine.get("device") == run.device.type:
+        resumed_engine = tree.select(recorded_engine, AUTOTUNED_KEYS)
+    make = partial(
+        engine.choose,
+        run.engine,
+        run.net,
+        run.device,
+        resumed_engine,
+        partial(ranks.over, device=run.device),
+        ranks.share,
+    )
     if stage is None:
         return make()
-    network = str(run.config["model"]), str(run.config.get("adapter")), fingerprint(run.net.frozen)
-    shape = (*network, run.federation.shape, run.federation.classes)
-    key = ("backend", *shape, run.engine, run.device, *taken.values())
+    key = (
+        "backend",
+        str(run.config["model"]),
+        str(run.config.get("adapter")),
+        fingerprint(run.net.frozen),
+        run.federation.shape,
+        run.federation.classes,
+        run.engine,
+        run.device,
+        *resumed_engine.values(),
+    )
     return lockstep.Shared(stage, stage.share(key, make))
 
 
-def _used(run: Run, backend: engine.Backend) -> dict[str, Any]:
-    """Return what answers, on what, and the seconds of each that was tried."""
-    chosen = {name: getattr(backend.engine, name) for name in CHOSEN}
-    return {"device": run.device.type, **chosen, "seconds": getattr(backend, "seconds", {})}
+def _engine_record(run: Run, backend: engine.Backend) -> dict[str, Any]:
+    """Return the engine settings in use, the device type and the seconds of each candidate."""
+    settings = {name: getattr(backend.engine, name) for name in AUTOTUNED_KEYS}
+    seconds = getattr(backend, "seconds", {})
+    return {"device": run.device.type, **settings, "seconds": seconds}

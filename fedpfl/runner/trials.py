@@ -451,17 +451,33 @@ def require_origin(folder: Path, origin: TrialOrigin) -> None:
         )
 
 
-def make_trial_arguments(sweeper: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return what a session is told of the search that it is a trial of, {} where the sweep is
-    none.
+@dataclass(frozen=True)
+class SearchTrial:
+    """Tell a session of the search that it is a trial of.
 
-    Arguments are those of `watch`.
+    Attributes:
+        study_name: of the search, which the run's summary names.
+        should_prune: what `make_should_prune` returns.
     """
-    study = sweeper.get("study")
-    return {"watch": make_should_prune(sweeper, number), "search": study} if study else {}
+
+    study_name: str
+    should_prune: ShouldPrune
 
 
-def replay_evaluations(folder: Path, give_up: ShouldPrune, finished: bool) -> bool:
+def find_trial(sweeper: Mapping[str, Any], number: int) -> SearchTrial | None:
+    """Return the trial that a job of a sweep is, None where the sweep is no search.
+
+    Args:
+        sweeper: the configuration of Hydra's sweeper.
+        number: of the job.
+    """
+    study_name = sweeper.get("study")
+    if not study_name:
+        return None
+    return SearchTrial(study_name, make_should_prune(sweeper, number))
+
+
+def replay_evaluations(folder: Path, should_prune: ShouldPrune, is_finished: bool) -> bool:
     """Tell a search of the evaluations that a run directory holds, and return whether it gives the
     run up.
 
@@ -470,8 +486,8 @@ def replay_evaluations(folder: Path, give_up: ShouldPrune, finished: bool) -> bo
 
     Args:
         folder: Of the run.
-        give_up: What `watch` returns.
-        finished: Whether the run is finished; nobody is asked after the last round.
+        should_prune: What `make_should_prune` returns.
+        is_finished: Whether the run is finished; nobody is asked after the last round.
     """
     path = folder / "rounds.csv"
     rows = (
@@ -479,8 +495,8 @@ def replay_evaluations(folder: Path, give_up: ShouldPrune, finished: bool) -> bo
         if path.is_file()
         else []
     )
-    judged = rows[:-1] if finished else rows
-    return any(give_up(int(row["round"] or 0), row) for row in judged)
+    judged = rows[:-1] if is_finished else rows
+    return any(should_prune(int(row["round"] or 0), row) for row in judged)
 
 
 def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:

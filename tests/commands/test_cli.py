@@ -1006,7 +1006,7 @@ def test_a_fault_before_the_first_round_leaves_nothing(
 def test_a_fault_of_the_program_keeps_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_trained", lambda *args: 1 / 0)
+    monkeypatch.setattr(loop, "_measure_training", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_command(*TINY, cwd=tmp_path)
 

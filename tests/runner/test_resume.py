@@ -307,9 +307,9 @@ def test_a_finished_run_keeps_no_state_if_it_is_told_so(
 
 def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
     usual, each = Checkpoint(60), Checkpoint(0)
-    assert [usual.due(since, 0.0) for since in (59.9, 60)] == [False, True]
-    assert [usual.due(since, 10.0) for since in (60, 199.9, 200)] == [False, False, True]
-    assert each.due(0.0, 10.0)  # after every round, at any cost
+    assert [usual.is_due(since, 0.0) for since in (59.9, 60)] == [False, True]
+    assert [usual.is_due(since, 10.0) for since in (60, 199.9, 200)] == [False, False, True]
+    assert each.is_due(0.0, 10.0)  # after every round, at any cost
 
 
 def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

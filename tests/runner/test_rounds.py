@@ -75,8 +75,8 @@ def test_the_last_round_is_judged_whenever_it_comes(tmp_path):
     played = list(
         fedpfl.rounds(*WORDS[:-1], "rounds=3", method="fedavg", directory=tmp_path / "run")
     )
-    assert [round.judged for round in played] == [False, True, True]
-    assert [round.last for round in played] == [False, False, True]
+    assert [round.is_evaluated for round in played] == [False, True, True]
+    assert [round.is_last for round in played] == [False, False, True]
     spent = [round.row["seconds"] + (round.row["eval_seconds"] or 0) for round in played]
     assert 0 < min(spent) < sum(spent) < time.monotonic() - began
 

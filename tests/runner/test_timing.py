@@ -143,7 +143,8 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
         monkeypatch.setattr(
             timing, "is_worth_timing", lambda run, done, worthwhile=worthwhile: worthwhile
         )
-        session.play(cfg, mine.parent / name, quiet=True)
+        for _ in session.play_session(cfg, mine.parent / name, quiet=True):
+            pass
     assert read_table(mine.parent / "timed/rounds.csv") == read_table(
         mine.parent / "plain/rounds.csv"
     )
