@@ -50,7 +50,7 @@ PROMISES_BY_KIND: dict[str, list[Promise]] = {
 REGISTRIES = {kind.group: kind for kind in PLUGIN_KINDS.values()}
 BESIDE: dict[str, tuple[Callable[..., Any], ...]] = {
     "model": (ModelOptions,),
-    "dataset": (datasets.load,),
+    "dataset": (datasets.load_samples,),
 }
 """What takes options beside the choice itself."""
 TRIED_WITH = {"model": ("shape",), "dataset": ("data_dir",), "partition": ("clients",)}
@@ -243,7 +243,7 @@ def _make_trial(
         options_of_network = {
             key: value for key, value in chosen.items() if key not in ("name", "overlap")
         }
-        build = partial(models.build, group["name"], **options_of_network)
+        build = partial(models.build_network, group["name"], **options_of_network)
         return NetworkTrial(build, METHODS["fedavg"](), _read_shape(shape))
     if choice.kind == "dataset":
         return DatasetTrial(chosen.pop("name"), Path(data_dir or config["data_dir"]), chosen, read)

@@ -59,7 +59,9 @@ def federation(clients: int, samples: int, side: int) -> Federation:
 
 def network(name: str, side: int, copies: bool) -> Net:
     """A network with low-rank additions, the rest frozen, or in the trees too."""
-    net = models.build(name, (3, side, side), 10, 0, adapter=partial(ADAPTERS["lora"], rank=8))
+    net = models.build_network(
+        name, (3, side, side), 10, 0, adapter=partial(ADAPTERS["lora"], rank=8)
+    )
     if not copies:
         return net
     Masked.moving = frozenset(net.params)

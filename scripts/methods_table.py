@@ -56,7 +56,7 @@ def counted(name: str) -> tuple[str, ...]:
     )
     method = configured(name, "clients=4")
     adapter = partial(models.ADAPTERS["lora"], layers=("conv", "linear"), pairs=method.pairs)
-    net = models.build(
+    net = models.build_network(
         "cnn4",
         federation.shape,
         10,

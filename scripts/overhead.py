@@ -44,7 +44,7 @@ def main() -> None:
     device, names = find_device(args.device), args.methods.split(",")
     load = os.getloadavg()[0]
     fed = Task(samples=args.samples, data_dir=args.data).federation().to(device)
-    net = models.build("cnn4", fed.shape, fed.classes, 42)
+    net = models.build_network("cnn4", fed.shape, fed.classes, 42)
     backend = engine.make(engine.Engine(precision=args.precision), net, device)
     names = ["fedavg", *(name for name in names if name != "fedavg")]
     methods = {name: configured(name) for name in names}

@@ -85,8 +85,8 @@ def train(run: Run, module: nn.Module, epochs: int) -> None:
         module.train()
         order = index[torch.randperm(len(index), generator=generator)]
         for part in order[: len(index) // BATCH * BATCH].split(BATCH):
-            views = torch.rand(BATCH, max(1, federation.views), generator=generator)
-            x = federation.seen(federation.normalize(federation.x[part]), views)
+            views = torch.rand(BATCH, max(1, federation.augment_numbers), generator=generator)
+            x = federation.apply_augmentation(federation.normalize(federation.x[part]), views)
             loss = F.cross_entropy(
                 logits(run, module, x), federation.y[part], label_smoothing=SMOOTHING
             )

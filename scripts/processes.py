@@ -49,7 +49,7 @@ def measure(task: Task, workers: int, sampled: bool) -> None:
     ranks.join()
     cpu = torch.device("cpu")
     federation = task.federation()
-    net = models.build(task.model, federation.shape, federation.classes, 42)
+    net = models.build_network(task.model, federation.shape, federation.classes, 42)
     backend = ranks.over(engine.make(engine.Engine("loop", workers=workers), net, cpu), cpu)
     method, cohorts = FedOBP(q=0.99993), task.cohorts()
     state = engine.make_initial_state(method, net, federation.clients, cpu)

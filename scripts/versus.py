@@ -91,7 +91,9 @@ class Task:
 
     def prepare(self) -> None:
         """Write the split, the images and the order that the programs read, into an empty folder."""
-        images = datasets.load("fmnist", self.data, mean=(MEAN,), std=(STD,), download=False)
+        images = datasets.load_samples(
+            "fmnist", self.data, mean=(MEAN,), std=(STD,), download=False
+        )
         parts = partition.published(images.y.numpy(), self.clients, 42, alpha=0.1)
         cut = slice(self.limit or None)
         pairs = zip(parts.train, parts.test, strict=True)

@@ -286,17 +286,17 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
     (tmp_path / "code/kmnist.py").write_text(source)
     monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path / "code")])
     monkeypatch.setattr(
-        datasets, "SETS", datasets.readers()
+        datasets, "DATA_SETS", datasets.find_readers()
     )  # which then has it without being told
     monkeypatch.delitem(sys.modules, "fedpfl.data.datasets.kmnist")
     assert values.pop("title") == "KMNIST"
     with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
-        datasets.load(data_dir=tmp_path, **values)
+        datasets.load_samples(data_dir=tmp_path, **values)
     for name, count in (("train", 30), ("test", 20)):
         images = np.arange(count * 784, dtype=np.uint8).reshape(count, 28, 28)
         np.savez(tmp_path / f"kmnist-{name}-imgs.npz", images)
         np.savez(tmp_path / f"kmnist-{name}-labels.npz", np.arange(count) % 10)
-    samples = datasets.load(data_dir=tmp_path, **values)
+    samples = datasets.load_samples(data_dir=tmp_path, **values)
     assert (tuple(samples.x.shape), samples.test_from, samples.classes) == ((50, 1, 28, 28), 30, 10)
     assert {*values, "title"} == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
 

@@ -118,7 +118,7 @@ def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
     """Return what the group's values are for."""
     if group in REGISTRIES:
         return REGISTRIES[group].get(values.get("name"))
-    return {**SCHEMAS, "dataset": datasets.load}.get(group)
+    return {**SCHEMAS, "dataset": datasets.load_samples}.get(group)
 
 
 def _sees(values: DictConfig) -> str:

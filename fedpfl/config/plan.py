@@ -210,7 +210,7 @@ def preload_datasets(configs: Iterable[DictConfig]) -> None:
             continue
         name = config["data_dir"], repr(source)
         if name not in read:
-            datasets.load(data_dir=Path(config["data_dir"]), **source)
+            datasets.load_samples(data_dir=Path(config["data_dir"]), **source)
         read.add(name)
 
 
@@ -247,7 +247,7 @@ def build_run(
 
     def load() -> tuple[datasets.Samples, str, np.ndarray]:
         with seeded_by_key("dataset"):  # a reader of a user's may draw
-            samples = datasets.load(data_dir=Path(settings.data_dir), **source)
+            samples = datasets.load_samples(data_dir=Path(settings.data_dir), **source)
         hashes = provenance.hash_samples(samples.x)
         return replace(samples, x=samples.x.to(device)), data.fingerprint(samples), hashes
 
@@ -256,14 +256,14 @@ def build_run(
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
     with seeded_by_key("partition", seed):  # and so may a partition
-        split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
-    away = data.newcomers(len(split.train), settings.newcomers, seed)
+        split = partition.deal_samples(scheme, samples, settings.clients, seed, **dealing)
+    away = data.draw_newcomers(len(split.train), settings.newcomers, seed)
     classes = plan.eval.classes == "own"
     notes = (*split.notes, *_unused_groups(samples, config["partition"]["name"]))
-    whole = data.build(samples, split, settings.validation, seed, plan.augment, away, classes).to(
-        device
-    )
-    federation, unseen = whole.apart(away)
+    whole = data.build_federation(
+        samples, split, settings.validation, seed, plan.augment, away, classes
+    ).to(device)
+    federation, unseen = whole.split_newcomers(away)
     weights = origin.find_weights(Path(settings.data_dir), given.pop("weights", None))
     where = origin.trace_origin(
         weights=weights,
@@ -275,7 +275,7 @@ def build_run(
     )
     given["weights"] = weights and weights.values
     given["adapter"] = partial(ADAPTERS[config["adapter"]["name"]], **_adapter(config))
-    net = models.build(
+    net = models.build_network(
         config["model"]["name"], federation.shape, federation.classes, settings.seed, **given
     )
     net = net.told(clients=federation.clients, rounds=settings.rounds).to(device)
@@ -297,7 +297,12 @@ def build_run(
             f"method={name} chooses by held-out samples, and there are none; set validation=0.1"
         )
     account = _account(plan, federation, net)
-    splits = (whole.train, whole.test, whole.validation, *([unseen.numbers] if unseen else []))
+    splits = (
+        whole.train,
+        whole.test,
+        whole.validation,
+        *([unseen.partition_numbers] if unseen else []),
+    )
     fixed = [net.frozen] if net.frozen else []  # which are in no checkpoint, and may be drawn
     clock = _clock(plan, federation)
     own = [clock.devices] if clock and clock.system.file else []
@@ -335,7 +340,10 @@ def _clock(plan: Plan, federation: Federation) -> Clock | None:
         return None
     seed, clients, amount = plan.settings.seed, federation.clients, plan.local.amount
     own = devices(
-        plan.system, [*map(federation.number, range(clients))], seed, Path(plan.settings.data_dir)
+        plan.system,
+        [*map(federation.partition_number, range(clients))],
+        seed,
+        Path(plan.settings.data_dir),
     )
     return Clock(plan.system, own, stragglers(plan.system, clients, amount, seed))
 
@@ -435,7 +443,7 @@ def _system(config: Mapping[str, Any], local: Local) -> System | None:
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scheme's options, and the seed if it is not the run's."""
     scheme = look_up_choice("partition", config["partition"], partition.SCHEMES)
-    given = tuple(key for key in partition.GIVEN if key != "seed")
+    given = tuple(key for key in partition.SUPPLIED_ARGUMENTS if key != "seed")
     return checked_arguments(
         (scheme, PartitionOptions),
         without_name(config["partition"]),
@@ -446,9 +454,9 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
-    reader = look_up_choice("dataset", config["dataset"], datasets.SETS)
+    reader = look_up_choice("dataset", config["dataset"], datasets.DATA_SETS)
     return checked_arguments(
-        (datasets.load, reader),
+        (datasets.load_samples, reader),
         config["dataset"],
         "dataset",
         provided_elsewhere=("data_dir", "options", "source"),

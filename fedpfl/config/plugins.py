@@ -44,8 +44,8 @@ class Kind(NamedTuple):
 PLUGIN_KINDS = {
     "METHODS": Kind("method", METHODS),
     "MODELS": Kind("model", MODELS, ("shape", "classes"), {"weights": None}),
-    "DATASETS": Kind("dataset", datasets.SETS, ("source",)),
-    "PARTITIONS": Kind("partition", partition.SCHEMES, partition.GIVEN),
+    "DATASETS": Kind("dataset", datasets.DATA_SETS, ("source",)),
+    "PARTITIONS": Kind("partition", partition.SCHEMES, partition.SUPPLIED_ARGUMENTS),
 }
 """By the name that a plugin gives its dictionary of names and classes or functions."""
 

@@ -1,7 +1,7 @@
 """Data sets as tensors, their partition over clients, and the federation the engine trains on."""
 
 from fedpfl.data.augment import Augment
-from fedpfl.data.federation import Federation, build, newcomers
+from fedpfl.data.federation import Federation, build_federation, draw_newcomers
 from fedpfl.data.fingerprint import fingerprint
 
-__all__ = ["Augment", "Federation", "build", "fingerprint", "newcomers"]
+__all__ = ["Augment", "Federation", "build_federation", "draw_newcomers", "fingerprint"]

@@ -46,13 +46,13 @@ class Augment(Checked):
         # traced backwards.
         row = torch.arange(height, device=x.device).view(1, -1, 1) + self._shift(down)
         column = torch.arange(width, device=x.device).view(1, 1, -1) + self._shift(right)
-        border = _outside(row, height) | _outside(column, width)
+        border = _is_outside(row, height) | _is_outside(column, width)
         corner = None
         if self.rotate:
-            row, column = _turned(
+            row, column = _rotate_positions(
                 row, column, (2 * angle - 1) * math.radians(self.rotate), height, width
             )
-            corner = _outside(row, height) | _outside(column, width)
+            corner = _is_outside(row, height) | _is_outside(column, width)
         if self.flip:
             column = torch.where(mirror < 0.5, width - 1 - column, column)
         place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
@@ -73,11 +73,11 @@ class Augment(Checked):
         return (share * (2 * self.crop + 1)).floor().long() - self.crop
 
 
-def _outside(place: Tensor, size: int) -> Tensor:
+def _is_outside(place: Tensor, size: int) -> Tensor:
     return (place < 0) | (place >= size)
 
 
-def _turned(
+def _rotate_positions(
     row: Tensor, column: Tensor, angle: Tensor, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """The nearest pixels to places turned about the middle by `angle` (radians), counter-clockwise."""

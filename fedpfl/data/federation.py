@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
-from fedpfl.data.datasets.shared.samples import moments
+from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 
-VALIDATION, UNSEEN = (
+VALIDATION_STREAM, NEWCOMERS_STREAM = (
     1,
     2,
 )  # tell the streams of random numbers for what is held out from the partition's
@@ -58,8 +58,10 @@ class Federation:
     test: tuple[Tensor, ...]
     validation: tuple[Tensor, ...] = ()  # where the run holds training samples out, else empty
     augment: Augment | None = None  # of images in training steps alone
-    numbers: tuple[int, ...] = ()  # of the clients in the partition, where these are not all of it
-    barred: Tensor | None = (
+    partition_numbers: tuple[
+        int, ...
+    ] = ()  # of the clients in the partition, where these are not all of it
+    excluded_classes: Tensor | None = (
         None  # bool [clients, classes]: what no prediction for a client may be; None: it may be any
     )
     # [channels, 1, ...], made once on the device of x: a copy from the host for each batch would
@@ -74,7 +76,7 @@ class Federation:
             object.__setattr__(self, name, tensor)
 
     @property
-    def held_out(self) -> tuple[Tensor, ...]:
+    def validation_or_test(self) -> tuple[Tensor, ...]:
         """Return what methods validate on: the validation splits, or the test splits where there
         are none.
         """
@@ -101,7 +103,7 @@ class Federation:
         """Count test samples per client, int64 `[clients]`, on the CPU."""
         return torch.tensor([len(index) for index in self.test], dtype=torch.int64)
 
-    def idle(self, batch_size: int, together: int = 1) -> int:
+    def count_untrainable(self, batch_size: int, together: int = 1) -> int:
         """Count the clients that never train: they have too few training samples for a step of
         `together` minibatches.
 
@@ -120,33 +122,40 @@ class Federation:
             [torch.bincount(y[torch.cat(splits)], minlength=self.classes) for splits in clients]
         )
 
-    def number(self, client: int) -> int:
+    def partition_number(self, client: int) -> int:
         """Return what the partition numbers a client."""
-        return self.numbers[client] if self.numbers else client
+        return self.partition_numbers[client] if self.partition_numbers else client
 
-    def of(self, clients: Sequence[int]) -> Federation:
+    def select_clients(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
         splits = (self.train, self.test, self.validation)
         train, test, validation = (
             tuple(split[client] for client in clients if split) for split in splits
         )
-        numbers = tuple(map(self.number, clients))
-        barred = None if self.barred is None else self.barred[list(clients)]
+        partition_numbers = tuple(map(self.partition_number, clients))
+        excluded_classes = (
+            None if self.excluded_classes is None else self.excluded_classes[list(clients)]
+        )
         return replace(
-            self, train=train, test=test, validation=validation, numbers=numbers, barred=barred
+            self,
+            train=train,
+            test=test,
+            validation=validation,
+            partition_numbers=partition_numbers,
+            excluded_classes=excluded_classes,
         )
 
-    def apart(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
+    def split_newcomers(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
         """Return those who take part and, if there are any, those who never do."""
         if not newcomers:
             return self, None
-        return self.of(
+        return self.select_clients(
             [client for client in range(self.clients) if client not in newcomers]
-        ), self.of(sorted(newcomers))
+        ), self.select_clients(sorted(newcomers))
 
-    def merged(self, most: int) -> Federation:
+    def merge_clients(self, most: int) -> Federation:
         """Return a federation of at most `most` clients with the same test samples, no others, and
-        no class barred.
+        no class excluded_classes.
         """
         size = -(-self.clients // most)
         test = tuple(torch.cat(self.test[at : at + size]) for at in range(0, self.clients, size))
@@ -155,16 +164,20 @@ class Federation:
             train=tuple(own[:0] for own in test),
             test=test,
             validation=(),
-            numbers=(),
-            barred=None,
+            partition_numbers=(),
+            excluded_classes=None,
         )
 
     def to(self, device: torch.device | str) -> Federation:
         """Put samples and labels on `device`. The indices stay on the CPU, where batches are
         planned.
         """
-        barred = None if self.barred is None else self.barred.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), barred=barred)
+        excluded_classes = (
+            None if self.excluded_classes is None else self.excluded_classes.to(device)
+        )
+        return replace(
+            self, x=self.x.to(device), y=self.y.to(device), excluded_classes=excluded_classes
+        )
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return (x - mean) / std per channel of samples `[..., *shape]`, pixels divided by 255
@@ -178,25 +191,25 @@ class Federation:
         return values.sub_(self._shift.to(x.device)).div_(self._scale.to(x.device))
 
     @property
-    def views(self) -> int:
+    def augment_numbers(self) -> int:
         """Return how many random numbers decide how a training step sees a sample; 0: as it is."""
         return Augment.NUMBERS if self.augment else 0
 
-    def seen(self, x: Tensor, views: Tensor) -> Tensor:
+    def apply_augmentation(self, x: Tensor, views: Tensor) -> Tensor:
         """Return normalised samples `[..., *shape]` as training steps see them; views: uniform
-        `[..., self.views]`.
+        `[..., self.augment_numbers]`.
         """
         return self.augment(x, views, -self._shift / self._scale) if self.augment else x
 
 
-def build(
+def build_federation(
     samples: Samples,
     partition: Partition,
     validation: float = 0.0,
     seed: int = 0,
     augment: Augment | None = None,
     newcomers: Collection[int] = (),
-    own_classes: bool = False,
+    only_local_classes: bool = False,
 ) -> Federation:
     """Deal a data set to clients; `int(validation * n)` of a client's n training samples are held
     out, at random.
@@ -217,20 +230,20 @@ def build(
         raise FedpflError(
             f"augment is for images, but data set {samples.name} has none; set augment=none"
         )
-    kept, held = _held_out(partition.train, validation, seed)
-    train, mean, std = _tensors(kept), samples.mean, samples.std
+    kept, held = _hold_out_validation(partition.train, validation, seed)
+    train, mean, std = _to_tensors(kept), samples.mean, samples.std
     if mean is None or std is None:
-        found = moments(
+        found = mean_and_std(
             samples.x,
             torch.cat([own for client, own in enumerate(train) if client not in newcomers]),
         )
         mean, std = (found[0] if mean is None else mean), (found[1] if std is None else std)
-    barred = None
-    if own_classes:
+    excluded_classes = None
+    if only_local_classes:
         counts = torch.stack(
             [torch.bincount(samples.y.cpu()[own], minlength=samples.classes) for own in train]
         )
-        barred = (counts == 0) & counts.any(1, keepdim=True)
+        excluded_classes = (counts == 0) & counts.any(1, keepdim=True)
     return Federation(
         samples.name,
         samples.x,
@@ -239,19 +252,21 @@ def build(
         mean,
         std,
         train=train,
-        test=_tensors(partition.test),
-        validation=_tensors(held or partition.validation),
+        test=_to_tensors(partition.test),
+        validation=_to_tensors(held or partition.validation),
         augment=augment or None,
-        barred=barred,
+        excluded_classes=excluded_classes,
     )
 
 
-def newcomers(clients: int, count: int, seed: int) -> list[int]:
+def draw_newcomers(clients: int, count: int, seed: int) -> list[int]:
     """Draw so many of the clients, who never take part; ascending."""
-    return sorted(np.random.default_rng([seed, UNSEEN]).permutation(clients)[:count].tolist())
+    return sorted(
+        np.random.default_rng([seed, NEWCOMERS_STREAM]).permutation(clients)[:count].tolist()
+    )
 
 
-def _held_out(
+def _hold_out_validation(
     train: Sequence[np.ndarray], share: float, seed: int
 ) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
     """What each client still trains on, in its order, and what is held out of it; nothing if the
@@ -259,7 +274,7 @@ def _held_out(
     """
     if not share:
         return train, ()
-    rng = np.random.default_rng([seed, VALIDATION])
+    rng = np.random.default_rng([seed, VALIDATION_STREAM])
     kept, held = [], []
     for index in train:
         out = np.zeros(len(index), bool)
@@ -269,5 +284,5 @@ def _held_out(
     return kept, held
 
 
-def _tensors(indices: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
+def _to_tensors(indices: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(np.array(index, np.int64)) for index in indices)

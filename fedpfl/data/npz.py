@@ -11,7 +11,7 @@ from numpy.lib.npyio import NpzFile
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[NpzFile]:
+def open_archive(path: Path) -> Iterator[NpzFile]:
     """Open an archive, whose arrays are read by name once all checksums are right; nothing is
     unpickled.
 

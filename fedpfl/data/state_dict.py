@@ -18,7 +18,7 @@ from fedpfl.ground.errors import FedpflError
 HASH = re.compile(r"-([0-9a-f]{8,})\.\w+$")  # as torch.hub names its files
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the values of `read_weights`."""
     return read_weights(path).values
 

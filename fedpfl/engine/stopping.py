@@ -43,7 +43,8 @@ def update_stopping(
     loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.validation_loss
     if stopping.lam:
         judged = torch.tensor(
-            [len(federation.held_out[client]) > 0 for client in clients], device=loss.device
+            [len(federation.validation_or_test[client]) > 0 for client in clients],
+            device=loss.device,
         )
         loss = torch.where(judged, loss, part.sample_loss)
     stopped[clients] = loss > last[clients]

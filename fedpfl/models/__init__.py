@@ -2,10 +2,10 @@
 
 from fedpfl.models.adapter import ADAPTERS
 from fedpfl.models.net import Bound, Net
-from fedpfl.models.registry import MODELS, build
-from fedpfl.models.split import Parts, parts
+from fedpfl.models.registry import MODELS, build_network
+from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.squares import squared_gradients
-from fedpfl.models.wiring import Axis, Wiring, wire
+from fedpfl.models.wiring import Axis, Wiring, trace_wiring
 
 __all__ = [
     "ADAPTERS",
@@ -15,8 +15,8 @@ __all__ = [
     "Net",
     "Parts",
     "Wiring",
-    "build",
-    "parts",
+    "build_network",
+    "find_parts",
     "squared_gradients",
-    "wire",
+    "trace_wiring",
 ]

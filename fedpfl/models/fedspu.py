@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.pool import max_pool
-from fedpfl.models.shapes import Unfit, image
+from fedpfl.models.shapes import UnfitSamples, image
 
 
 class FedSPU(nn.Module):
@@ -32,7 +32,7 @@ class FedSPU(nn.Module):
         for _ in widths:
             sides = [((side + 2 * padding - size) // stride + 1) // 2 for side in sides]
         if min(sides) < 1:
-            raise Unfit(
+            raise UnfitSamples(
                 f"nothing is left of images of {shape[1]}x{shape[2]} pixels after two poolings"
             )
         self.conv1 = nn.Conv2d(channels, widths[0], *kernel)

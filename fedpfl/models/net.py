@@ -17,7 +17,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.models.norm import PaddedNorm
-from fedpfl.models.split import Parts, parts
+from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.traits import Traits
 
 Slot = tuple[dict[str, Any], str, str]
@@ -58,7 +58,9 @@ class Net:
         self.aliases = find_aliases(module)
         """Further names of parameters and buffers that layers share, with the name of their entry.
         """
-        self.parts: Parts = parts(module, statistics=self.buffers, aliases=self.aliases, **facts)
+        self.parts: Parts = find_parts(
+            module, statistics=self.buffers, aliases=self.aliases, **facts
+        )
         self.norms = [m for m in module.modules() if isinstance(m, PaddedNorm)]
         self.slots = self._find_slots(module)
         self._buffer_slots = [slot for slot in self.slots if slot[2] in self.buffers]

@@ -27,8 +27,8 @@ from fedpfl.models.mlp import MLP
 from fedpfl.models.net import Net, find_aliases
 from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
-from fedpfl.models.shapes import Unfit, kind
-from fedpfl.models.split import parts
+from fedpfl.models.shapes import UnfitSamples, sample_kind
+from fedpfl.models.split import find_parts
 from fedpfl.models.text import Text
 from fedpfl.models.traits import (
     SEED,
@@ -65,7 +65,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """Called with the samples' shape, the number of classes, and the model's own options."""
 
 
-def build(
+def build_network(
     name: str,
     shape: tuple[int, ...],
     classes: int,
@@ -94,34 +94,36 @@ def build(
         with seeded_process(seed):
             _check_size(make)
         with seeded_process(seed):
-            module = _made(make, shape)
+            module = _make_module(make, shape)
         if not trusted:
             with seeded_process(seed):
-                again = _made(make, shape)
+                again = _make_module(make, shape)
             require_equal_builds(module, again)
         leave_padding_out(module)
 
         # ---- look at it
-        _try(module, shape, classes)
+        _check_logits(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
         if not trusted:
             require_true_copy(module, again, shape)
-            facts |= _trace(name, module, shape, classes)
+            facts |= _trace_head(name, module, shape, classes)
         if head is not None:
             check_head(module, head)
             facts |= {"head_layer": head, "unclear": ""}
 
         # ---- its values
-        split = parts(module, **facts)
+        split = find_parts(module, **facts)
         if weights is not None:
-            start_from(module, _completed(module, weights), () if split.unclear else split.head)
+            start_from(
+                module, _complete_weights(module, weights), () if split.unclear else split.head
+            )
         if getattr(adapter, "func", adapter) is not none:
             adapter(module, split.head_layer, seed)
-            _try(module, shape, classes)
+            _check_logits(module, shape, classes)
         traits = Traits() if trusted else observe(module, shape)
         return Net(module, traits, name, **facts)
-    except Unfit as error:
-        others = ", ".join(_fitting(shape, classes)) or "none"
+    except UnfitSamples as error:
+        others = ", ".join(_fitting_models(shape, classes)) or "none"
         raise FedpflError(f"model={name}: {error}; models that take these: {others}") from None
     except MemoryError as error:
         keys = " or ".join(
@@ -138,7 +140,7 @@ def build(
         ) from error
 
 
-def _made(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
+def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
     """Return a new network; one with lazy layers is called once, which gives them their sizes and
     values.
     """
@@ -149,12 +151,14 @@ def _made(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
         )
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         with torch.no_grad():
-            module.eval()(_blank(shape))
+            module.eval()(_zero_samples(shape))
         module.train()
     return module
 
 
-def _trace(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+def _trace_head(
+    name: str, module: nn.Module, shape: tuple[int, ...], classes: int
+) -> dict[str, Any]:
     """Return the order of the layers and the head, or why it is not clear, as facts of Parts."""
     try:
         trace = trace_layers(copied(module), made_up_samples(shape, 2), classes)
@@ -167,7 +171,7 @@ def _trace(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -
     return facts
 
 
-def _completed(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _complete_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a run under all names of what layers share, without buffers that no
     state_dict has.
     """
@@ -178,7 +182,7 @@ def _completed(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Te
     return {name: value for name, value in {**shared, **weights}.items() if name not in passing}
 
 
-class _Hollow(TorchFunctionMode):
+class _SkipFilling(TorchFunctionMode):
     """On "meta", where tensors have no values: does not fill them, which would load much of torch
     first.
     """
@@ -190,7 +194,7 @@ class _Hollow(TorchFunctionMode):
 def _check_size(make: Callable[[], nn.Module]) -> None:
     """Raise MemoryError for more parameters than this machine can hold, before any is made."""
     try:
-        with torch.device("meta"), _Hollow():
+        with torch.device("meta"), _SkipFilling():
             module = make()
     except ValueError:
         raise
@@ -202,13 +206,13 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
     memory.require_memory(2 * size, "its parameters, held twice,")
 
 
-def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def _check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """Raise what a network raises that does not answer two samples with their logits, ValueError
     for other answers.
     """
     module = copied(module).eval()  # which calls may change
     with torch.no_grad(), seeded_process(SEED):
-        answer = module(_blank(shape))
+        answer = module(_zero_samples(shape))
     if not isinstance(answer, Tensor):
         what = type(answer).__name__
         raise ValueError(
@@ -220,20 +224,20 @@ def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         )
 
 
-def _blank(shape: tuple[int, ...]) -> Tensor:
+def _zero_samples(shape: tuple[int, ...]) -> Tensor:
     """Return two samples of zeros."""
     return torch.zeros(
-        2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32
+        2, *shape, dtype=torch.int32 if sample_kind(shape) == "token ids" else torch.float32
     )
 
 
-def _fitting(shape: tuple[int, ...], classes: int) -> list[str]:
+def _fitting_models(shape: tuple[int, ...], classes: int) -> list[str]:
     """The models that take such samples."""
     names = []
     for name, network in MODELS.items():
         if name == "timm":  # which takes what one of its hundreds takes
             continue
-        with suppress(Exception), torch.device("meta"), _Hollow():
+        with suppress(Exception), torch.device("meta"), _SkipFilling():
             network(shape, classes)
             names.append(name)
     return names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 
-class Unfit(ValueError):
+class UnfitSamples(ValueError):
     """Samples that a network does not take."""
 
 
@@ -18,7 +18,7 @@ def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
     """Return channels, height, width of images of at least `least` pixels each way."""
     channels, height, width = _of(shape, "images [channels, height, width]", 3)
     if min(height, width) < least:
-        raise Unfit(f"images must be at least {least}x{least} pixels, got {height}x{width}")
+        raise UnfitSamples(f"images must be at least {least}x{least} pixels, got {height}x{width}")
     return channels, height, width
 
 
@@ -26,13 +26,13 @@ def signal(shape: tuple[int, ...], least: int = 1) -> tuple[int, int]:
     """Return channels and length of signals of at least `least` points."""
     channels, length = _of(shape, "signals [channels, length]", 2)
     if length < least:
-        raise Unfit(f"signals must be at least {least} points long, got {length}")
+        raise UnfitSamples(f"signals must be at least {least} points long, got {length}")
     return channels, length
 
 
 def tokens(shape: tuple[int, ...]) -> int:
     """Return the length of texts, as token ids."""
-    if kind(shape) not in ("token ids", "samples"):
+    if sample_kind(shape) not in ("token ids", "samples"):
         raise _other("token ids [length]", shape)
     (length,) = _of(shape, "token ids [length]", 1)
     return length
@@ -40,12 +40,12 @@ def tokens(shape: tuple[int, ...]) -> int:
 
 def numbers(shape: tuple[int, ...]) -> int:
     """Count how many numbers samples of any shape consist of; token ids are none."""
-    if kind(shape) == "token ids":
+    if sample_kind(shape) == "token ids":
         raise _other("images, signals or features", shape)
     return math.prod(shape)
 
 
-def kind(shape: tuple[int, ...]) -> str:
+def sample_kind(shape: tuple[int, ...]) -> str:
     """Return what it is the shape of; "samples" if it does not say."""
     return getattr(shape, "kind", "samples")
 
@@ -56,12 +56,14 @@ def _of(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int, ...]:
     return shape
 
 
-def _other(expected: str, shape: tuple[int, ...]) -> Unfit:
+def _other(expected: str, shape: tuple[int, ...]) -> UnfitSamples:
     name = getattr(shape, "data_set", "")
     origin = f" (data set {name})" if name else ""
     advice = ""
-    if kind(shape) == "token ids":
+    if sample_kind(shape) == "token ids":
         advice = "; integers are token ids, save a table of features as floats"
-    elif kind(shape) == "signals" and len(shape) == 2 and expected.startswith("images"):
+    elif sample_kind(shape) == "signals" and len(shape) == 2 and expected.startswith("images"):
         advice = "; of grey images save x[:, None], whose second axis is the channel"
-    return Unfit(f"takes {expected}, got {kind(shape)} of shape {list(shape)}{origin}{advice}")
+    return UnfitSamples(
+        f"takes {expected}, got {sample_kind(shape)} of shape {list(shape)}{origin}{advice}"
+    )

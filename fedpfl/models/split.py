@@ -97,7 +97,7 @@ class Parts:
         return tuple(name for layer in self.layers for name in layer if name not in head)
 
 
-def parts(
+def find_parts(
     module: nn.Module,
     head_layer: str | None = None,
     order: Sequence[str] = (),
@@ -156,7 +156,7 @@ def parts(
         linear_weight = weight if weight in head else ""
     facts["classes"] = facts.get("classes") or last_width
     facts["pairs"] = max(getattr(layer, "pairs", 0) for layer in module.modules())
-    wire = cache(partial(wiring.wire, module))
+    wire = cache(partial(wiring.trace_wiring, module))
     return Parts(
         layers=tuple(map(tuple, layers)),
         head_entries=head,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedpfl.ground.errors import error_text
 from fedpfl.ground.seeding import seeded_process
-from fedpfl.models.shapes import kind
+from fedpfl.models.shapes import sample_kind
 
 SEED = 20_261_125  # of the made-up samples and of what is drawn in the calls
 
@@ -51,7 +51,7 @@ def made_up_samples(shape: tuple[int, ...], count: int, seed: int = SEED) -> Ten
     1.
     """
     generator = torch.Generator().manual_seed(seed)
-    if kind(shape) == "token ids":
+    if sample_kind(shape) == "token ids":
         return torch.randint(2, (count, *shape), generator=generator, dtype=torch.int32)
     return torch.randn(count, *shape, generator=generator)
 

@@ -48,7 +48,7 @@ class Wiring:
     axes: dict[str, tuple[Axis | None, ...]]
 
 
-def wire(module: nn.Module) -> Wiring:
+def trace_wiring(module: nn.Module) -> Wiring:
     """Follow the channels through the network, without an example. Other threads may compute
     meanwhile.
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import yaml
 
-from fedpfl.data.fingerprint import COVERED
+from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.data.provenance import Provenance
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
@@ -359,7 +359,9 @@ class RunDirectory:
             self.notes.append("data        changed since the run finished: run from the beginning")
             self._clear()
         elif other:
-            raise files.damaged_error(self.path, f"was begun with other data ({COVERED})")
+            raise files.damaged_error(
+                self.path, f"was begun with other data ({FINGERPRINTED_PARTS})"
+            )
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
             files.remove_files(

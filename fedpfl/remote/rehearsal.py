@@ -58,7 +58,7 @@ def find_unsent_needs(run: Run) -> str:
 
     # ---- A federation of the two clients with the most samples, in one place and at a node
     largest_clients = run.federation.train_sizes.argsort(descending=True)[:2].tolist()
-    federation = run.federation.of(sorted(largest_clients))
+    federation = run.federation.select_clients(sorted(largest_clients))
     clients = [*range(federation.clients)]
     one_step = replace(run.local, epochs=None, steps=1)
     backend = make(Engine("loop"), run.net, run.device)

@@ -38,7 +38,7 @@ def warn_if_few_train(run: Run, reached: int) -> str:
         reached: how many clients will be drawn at least once.
     """
     clients = run.federation.clients
-    idle = run.federation.idle(run.local.batch_size)
+    idle = run.federation.count_untrainable(run.local.batch_size)
     able = clients - idle
     clients_text = pluralize(clients, "client")
     if not able:
@@ -80,7 +80,7 @@ class Attendance:
         self._lost_count = 0
         self._idle_count = 0
         self._rounds = 0
-        able = run.federation.clients - run.federation.idle(run.local.batch_size)
+        able = run.federation.clients - run.federation.count_untrainable(run.local.batch_size)
         self._has_warned = (
             able <= ALMOST_NOBODY_SHARE * run.federation.clients
         )  # by `warn_if_few_train`

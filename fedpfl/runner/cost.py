@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
-from fedpfl.models.shapes import kind
+from fedpfl.models.shapes import sample_kind
 
 
 def count_submodel_costs(
@@ -51,7 +51,7 @@ def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Mo
         if layer._parameters.get("weight") is not None:
             watch(name, layer)
     sample = torch.zeros(
-        (1, *shape), dtype=torch.int64 if kind(shape) == "token ids" else torch.float32
+        (1, *shape), dtype=torch.int64 if sample_kind(shape) == "token ids" else torch.float32
     )
     with torch.no_grad():
         module.to("cpu")(sample)

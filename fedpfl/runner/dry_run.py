@@ -103,7 +103,7 @@ def print_dry_run(arguments: Sequence[str]) -> None:
         raise FedpflError(f"--dry-run goes with -m alone; leave out {other_options[0]}")
     words = [argument for argument in arguments if argument not in options]
     try:
-        with source.writing_nothing():
+        with source.without_writing():
             _print_runs(words, is_sweep=bool(options))
     except source.WouldDownload as absence:
         print(f"data        {absence}")

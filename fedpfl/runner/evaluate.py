@@ -128,7 +128,7 @@ def _evaluate_federation(
     clients = list(range(federation.clients))
     common: Federation | None = None
     if run.eval.common and federation is run.federation and not tuning:
-        common = federation.merged(MAX_MATRIX_CLIENTS)
+        common = federation.merge_clients(MAX_MATRIX_CLIENTS)
     counts_by_split = backend.evaluate_splits(
         EvalCall(
             method=run.method,
@@ -148,7 +148,7 @@ def _evaluate_federation(
         if split in counts_by_split
     }
     diverged = [
-        federation.number(client)
+        federation.partition_number(client)
         for counts in counts_by_prefix.values()
         for client in non_finite_clients(counts)
     ]
@@ -161,7 +161,9 @@ def _evaluate_federation(
     for prefix, counts in counts_by_prefix.items():
         for name, values in accuracy_per_client(counts).items():
             column = f"{prefix.removeprefix('unseen_')}{name}"
-            by_number = {federation.number(client): value for client, value in enumerate(values)}
+            by_number = {
+                federation.partition_number(client): value for client, value in enumerate(values)
+            }
             evaluation.clients.setdefault(column, {}).update(by_number)
         if not diverged:  # a mean over the others would flatter
             means = summarize_accuracy(counts)
@@ -172,7 +174,7 @@ def _evaluate_federation(
         matrix, on_all_samples = cross_client_accuracy(counts_by_split["common"])
         evaluation.row["common_accuracy"] = mean_of_defined(on_all_samples)
         evaluation.clients["common_accuracy"] = {
-            federation.number(client): float(accuracy)
+            federation.partition_number(client): float(accuracy)
             for client, accuracy in enumerate(on_all_samples)
         }
         if federation.clients <= MAX_MATRIX_CLIENTS:

@@ -23,7 +23,7 @@ def locate_clients(run: Run) -> list[tuple[Federation, int]]:
 
     def partition_number(client: tuple[Federation, int]) -> int:
         federation, index = client
-        return federation.number(index)
+        return federation.partition_number(index)
 
     return sorted(clients, key=partition_number)
 
@@ -46,7 +46,7 @@ class ClientTable:
         self._clients = locate_clients(run)
         federations = _list_federations(run)
         numbers = [
-            federation.number(index)
+            federation.partition_number(index)
             for federation in federations
             for index in range(federation.clients)
         ]
@@ -71,7 +71,7 @@ class ClientTable:
             self.label_counts.numpy(),
             f"{run.federation.name}, {run.settings.clients} clients, {partition_text}",
             indices["validation"],
-            run.unseen.numbers if run.unseen else (),
+            run.unseen.partition_numbers if run.unseen else (),
             run.origin.trained,
         )
 
@@ -104,7 +104,7 @@ class ClientTable:
         Args:
             accuracy: of each participating client's model on each one's samples.
         """
-        numbers = [self._run.federation.number(client) for client in range(len(accuracy))]
+        numbers = [self._run.federation.partition_number(client) for client in range(len(accuracy))]
         columns = [f"on_{number}" for number in numbers]
         rows = []
         for number, values in zip(numbers, accuracy, strict=True):

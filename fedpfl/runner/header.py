@@ -178,7 +178,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
 def _describe_absent_clients(run: Run) -> str:
     """Say how many clients never train, and how many are newcomers; "" for none."""
     text = ""
-    idle = run.federation.idle(run.local.batch_size)
+    idle = run.federation.count_untrainable(run.local.batch_size)
     if idle:
         text += f"; {idle} never train, for lack of samples"
     if run.unseen:

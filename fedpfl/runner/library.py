@@ -33,7 +33,7 @@ from fedpfl.config.plan import (
     register_resolver,
     resolve_config,
 )
-from fedpfl.data.fingerprint import COVERED
+from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import device as find_device
 from fedpfl.ground.errors import FedpflError
@@ -357,7 +357,7 @@ class Trained(Models):
         run = build_run(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} ({COVERED}); give data_dir=... where they are"
+                f"the data are not those of run {self.path} ({FINGERPRINTED_PARTS}); give data_dir=... where they are"
             )
         code = resume.digest_code(run)
         if any(code != known for known in self.summary.get("code", [])):

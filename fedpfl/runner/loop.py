@@ -100,7 +100,9 @@ def train_rounds(
         began = time.monotonic()
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
         row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
-        row |= _measure_training(outcome, [federation.number(client) for client in outcome.cohort])
+        row |= _measure_training(
+            outcome, [federation.partition_number(client) for client in outcome.cohort]
+        )
         attendance.count_round(outcome, len(cohort), clock_columns)
         if not attendance.has_steps:
             row |= dict.fromkeys(MODEL_COLUMNS)

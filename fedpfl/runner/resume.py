@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.plan import Plan, Run
-from fedpfl.data.fingerprint import COVERED
+from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -323,7 +323,7 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
             "and all else as it was"
         )
     if summary.get("data") != run.fingerprint:
-        raise FedpflError(f"extend: {path} was run on other data ({COVERED})")
+        raise FedpflError(f"extend: {path} was run on other data ({FINGERPRINTED_PARTS})")
     return {**checkpoint, **_drop_final_evaluation(run, rounds_done, checkpoint["files"])}
 
 

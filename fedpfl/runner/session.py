@@ -178,7 +178,7 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
     trained_count = len(find_trained_clients(progress.state))
     masks = engine.compare_masks(run.method, progress.state)
     if masks:
-        clients = [run.federation.number(client) for client in masks["clients"]]
+        clients = [run.federation.partition_number(client) for client in masks["clients"]]
         masks = {**masks, "clients": clients}
     directory.write_masks(masks)
     directory.write_summary(

@@ -173,7 +173,9 @@ class _Stopwatch:
             )
 
         def judged(samples: int) -> float:
-            fewer = _with_fewer_tests(run.federation, self._clients, samples).of(self._clients)
+            fewer = _with_fewer_tests(run.federation, self._clients, samples).select_clients(
+                self._clients
+            )
             return _mean_size(fewer)
 
         most = max(len(run.federation.test[client]) for client in self._clients)

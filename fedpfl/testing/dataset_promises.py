@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.data import build, datasets
+from fedpfl.data import build_federation, datasets
 from fedpfl.data.datasets import Samples
-from fedpfl.data.datasets.shared.source import Absent, reading_anew
+from fedpfl.data.datasets.shared.source import AbsentFiles, without_cache
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, error_text
@@ -37,7 +37,7 @@ class DatasetTrial:
     Args:
         name: The data set's name.
         data_dir: Where its files are looked for.
-        options: What `datasets.load` is given besides.
+        options: What `datasets.load_samples` is given besides.
         read_elsewhere: Answers with the `digest` of another process.
     """
 
@@ -62,9 +62,9 @@ class DatasetTrial:
         absent.
         """
         try:
-            with nullcontext() if cached else reading_anew():
+            with nullcontext() if cached else without_cache():
                 return self._load(self.data_dir)
-        except Absent as error:
+        except AbsentFiles as error:
             raise Untriable(str(error)) from None
         except FedpflError as error:
             raise Unkept(str(error)) from None
@@ -72,7 +72,7 @@ class DatasetTrial:
     def load_watched(self) -> list[str]:
         """Load it, and return the names of the generators that it draws from or seeds."""
         with seeded_by_key("dataset") as list_drawn:
-            datasets.load(self.name, self.data_dir, **self.options)
+            datasets.load_samples(self.name, self.data_dir, **self.options)
             return list_drawn()
 
     def load_without_files(self) -> Samples | FedpflError:
@@ -87,7 +87,7 @@ class DatasetTrial:
         # What it draws from the process's generators is the same each time: a promise of its own
         # tells of that.
         with seeded_by_key("dataset"):
-            return datasets.load(self.name, data_dir, **{**self.options, **more})
+            return datasets.load_samples(self.name, data_dir, **{**self.options, **more})
 
     @cached_property
     def samples(self) -> Samples:
@@ -207,7 +207,7 @@ def scales_to_finite_numbers(trial: DatasetTrial) -> None:
     """Constants are finite, and so is what the network sees."""
     samples = trial.samples
     everything = Partition((torch.arange(len(samples.y)).numpy(),), (torch.arange(0).numpy(),))
-    federation = build(samples, everything)
+    federation = build_federation(samples, everything)
     for name, values in (("mean", federation.mean), ("std", federation.std)):
         if not torch.tensor(values).isfinite().all():
             raise Unkept(f"{name} is {values}")

@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
-from fedpfl.models.shapes import kind
+from fedpfl.models.shapes import sample_kind
 from fedpfl.models.vectorized import find_obstacle
 from fedpfl.testing.promises import Promise, Unkept, promise_in
 from fedpfl.testing.toy import CPU, close, same
@@ -144,7 +144,7 @@ def make_federation(shape: tuple[int, ...]) -> Federation:
     generator = torch.Generator().manual_seed(5)
     total = sum(TRAIN) + sum(TEST)
     y = torch.randint(CLASSES, (total,), generator=generator)
-    if kind(shape) == "token ids":
+    if sample_kind(shape) == "token ids":
         x = torch.randint(2, (total, *shape), generator=generator, dtype=torch.int32)
     else:
         pattern = torch.randn(CLASSES, *shape, generator=generator)

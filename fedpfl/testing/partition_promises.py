@@ -110,7 +110,7 @@ class PartitionTrial:
             self.drawn += [name for name in list_drawn() if name not in self.drawn]
         lengths = {len(split) for name in SPLITS if (split := getattr(parts, name, None))}
         try:
-            partition.check(
+            partition.check_partition(
                 parts, clients, total, f"with {clients} clients", self.options.get("path")
             )
         except FedpflError as fault:
@@ -121,7 +121,7 @@ class PartitionTrial:
 
     def _ask(self, clients: int, seed: int) -> Partition:
         try:
-            return partition.ask(self._spying, self.samples, clients, seed, **self.options)
+            return partition.call_scheme(self._spying, self.samples, clients, seed, **self.options)
         except (FedpflError, Unkept):
             raise
         except (Exception, SystemExit) as error:
@@ -257,7 +257,7 @@ def refuses_in_one_line(trial: PartitionTrial) -> None:
     for words, (samples, clients) in tried.items():
         try:
             with seeded_by_key("partition"):
-                partition.deal(trial.scheme, samples, clients, SEEDS[0], **trial.options)
+                partition.deal_samples(trial.scheme, samples, clients, SEEDS[0], **trial.options)
         except FedpflError as refusal:
             if "mend its code" in str(refusal):
                 raise Unkept(f"{words}: {refusal}") from None

@@ -80,7 +80,9 @@ class CNN4:
 
     def __init__(self, fed: Federation, precision: str):
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        self.initial = list(models.build("cnn4", fed.shape, fed.classes, 42).params.values())
+        self.initial = list(
+            models.build_network("cnn4", fed.shape, fed.classes, 42).params.values()
+        )
 
     def logits(self, params: list[Tensor], x: Tensor) -> Tensor:
         """Of a batch `[batch, channels, height, width]`."""
@@ -138,7 +140,10 @@ class Traced:
 
     def __init__(self, model: str, fed: Federation, precision: str, clients: list[int]):
         self.dtype = torch.float32  # the traced list casts by itself
-        self.net, self.precision = models.build(model, fed.shape, fed.classes, 42), precision
+        self.net, self.precision = (
+            models.build_network(model, fed.shape, fed.classes, 42),
+            precision,
+        )
         self.initial = list(self.net.params.values())
         train, test = fed.train_sizes[clients].tolist(), fed.test_sizes[clients].tolist()
         batches = {min(n, LOCAL.batch_size) for n in train} | {n % LOCAL.batch_size for n in train}

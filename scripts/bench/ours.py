@@ -31,7 +31,7 @@ def run(
     end.
     """
     fed = task.federation().to(device)
-    net = models.build(task.model, fed.shape, fed.classes, 42)
+    net = models.build_network(task.model, fed.shape, fed.classes, 42)
     runner = engine.make(own, net, device)
     clock = Clock()
     method = clock.method(FedOBP(q=0.99993))
@@ -82,7 +82,7 @@ def run(
 def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> dict[str, float]:
     """`count` runs of other seeds answered together, as a lockstep sweep does; a round of each."""
     fed = task.federation().to(device)
-    net = models.build(task.model, fed.shape, fed.classes, 42)
+    net = models.build_network(task.model, fed.shape, fed.classes, 42)
     runner = engine.make(own, net, device)
     method = FedOBP(q=0.99993)
     calls, samples = [], 0

@@ -49,7 +49,7 @@ def run(task: Task, device: torch.device, one_by_one: bool = False) -> dict[str,
     net = (
         cnn4(fed)
         if task.model == "cnn4"
-        else models.build(task.model, fed.shape, fed.classes, 42).module
+        else models.build_network(task.model, fed.shape, fed.classes, 42).module
     ).to(device)
     shared = {name: value.clone() for name, value in net.state_dict().items()}
     sets, tests = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fedpfl import engine
-from fedpfl.data import Federation, build, datasets, partition
+from fedpfl.data import Federation, build_federation, datasets, partition
 
 LOCAL = engine.Local(epochs=5, batch_size=32, lr=0.01, momentum=0.7)
 SHAPES = {28: (1, 28, 28), 32: (3, 32, 32)}
@@ -32,7 +32,7 @@ class Task:
     def federation(self) -> Federation:
         """FashionMNIST, or random images; split as published (Dir(0.1))."""
         if self.data_dir:
-            images = datasets.load(
+            images = datasets.load_samples(
                 "fmnist", Path(self.data_dir), mean=(0.286,), std=(0.3205,), download=False
             )
         else:
@@ -42,7 +42,7 @@ class Task:
             )
             y = torch.arange(self.samples) % 10
             images = datasets.Samples("random", x, y, 10, (0.5,) * shape[0], (0.25,) * shape[0])
-        return build(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))
+        return build_federation(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))
 
     def cohorts(self) -> list[list[int]]:
         """One cohort per round, and another one to warm up with, which is the last."""

@@ -29,7 +29,7 @@ def test_bare_kernels_compute_autograds_gradient(kernels):
     own = bare.CNN4(fed, "fp32") if kernels == "by hand" else bare.Traced("cnn4", fed, "fp32", [0])
     n = min(32, int(fed.train_sizes[0]))
     x, y = fed.normalize(fed.x[:n]).contiguous(memory_format=torch.channels_last), fed.y[:n]
-    net = models.build("cnn4", fed.shape, fed.classes, 42)
+    net = models.build_network("cnn4", fed.shape, fed.classes, 42)
     params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
     wanted = torch.autograd.grad(
         F.cross_entropy(net.bind({}, training=True)(params, x), y), list(params.values())

@@ -408,7 +408,7 @@ DATA_FAULTS = {
         READER,
         "file = source.folder / 'raw'; file.exists() or file.touch(); x, y = made(); "
         "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; "
-        "return kept(source, {}, [file], lambda: Raw(x, y[[int(name) for name in os.listdir(FOLDER)]]))",
+        "return read_cached(source, {}, [file], lambda: Raw(x, y[[int(name) for name in os.listdir(FOLDER)]]))",
         {"ignores_surroundings"},
         "with folders listed in another order: y differs in",
     ),

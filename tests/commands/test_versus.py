@@ -201,7 +201,7 @@ def test_the_workload_is_written_once_for_all(task, monkeypatch):
     """The published split; the cohorts of Python's generator, as FL-bench draws them."""
     y = torch.arange(2000) % 10
     images = Samples("made", torch.zeros(2000, 1, 28, 28, dtype=torch.uint8), y, 10, (0.5,), (0.5,))
-    monkeypatch.setattr(versus.datasets, "load", lambda *about, **more: images)
+    monkeypatch.setattr(versus.datasets, "load_samples", lambda *about, **more: images)
     task = replace(task, clients=10, share=0.3, limit=0)
     task.prepare()
     parts = partition.published(y.numpy(), 10, 42, alpha=0.1)

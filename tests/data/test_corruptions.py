@@ -12,9 +12,9 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter, zoom
 
 from fedpfl.data import fingerprint
-from fedpfl.data.datasets import cifar10_c, load
+from fedpfl.data.datasets import cifar10_c, load_samples
 from fedpfl.data.datasets.shared import corruptions, source
-from fedpfl.data.datasets.shared.corruptions import NUMBERS, RECIPES, corrupted
+from fedpfl.data.datasets.shared.corruptions import RECIPES, SEVERITY_PARAMETERS, corrupt_images
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.data.promises import assert_promises
@@ -41,50 +41,54 @@ def rng() -> np.random.Generator:
 
 
 def test_which_of_the_fifteen_are_offered():
-    assert set(cifar10_c.MAIN) - set(RECIPES) == {"frost"}
-    assert set(RECIPES) < set(cifar10_c.MAIN)
+    assert set(cifar10_c.MAIN_CORRUPTIONS) - set(RECIPES) == {"frost"}
+    assert set(RECIPES) < set(cifar10_c.MAIN_CORRUPTIONS)
     assert all(len(numbers) == 5 for _, numbers in RECIPES.values())
-    assert fingerprint(NUMBERS) == "fc139f2d20af7b2ed630ebc5431f9d8f"  # the published ones
+    assert (
+        fingerprint(SEVERITY_PARAMETERS) == "fc139f2d20af7b2ed630ebc5431f9d8f"
+    )  # the published ones
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_corruption_is_a_pure_function_that_grows_with_severity(name):
     before = SMOOTH.copy()
-    first = corrupted(SMOOTH, name, 1, 0)
+    first = corrupt_images(SMOOTH, name, 1, 0)
     assert first.dtype == np.uint8
     assert first.shape == SMOOTH.shape
     assert np.array_equal(SMOOTH, before)
-    assert np.array_equal(first, corrupted(SMOOTH, name, 1, 0))
-    change = [abs(corrupted(SMOOTH, name, s, 0).astype(float) - SMOOTH).mean() for s in range(1, 6)]
+    assert np.array_equal(first, corrupt_images(SMOOTH, name, 1, 0))
+    change = [
+        abs(corrupt_images(SMOOTH, name, s, 0).astype(float) - SMOOTH).mean() for s in range(1, 6)
+    ]
     assert change[0] > 0
     if name not in ("elastic_transform", "glass_blur"):  # whose published numbers do not rise
         assert change[4] > change[0]
     drawn = ("noise", "glass", "motion", "snow", "fog", "elastic")
     assert (
-        np.array_equal(first, corrupted(SMOOTH, name, 1, 1)) != name.startswith(drawn)
+        np.array_equal(first, corrupt_images(SMOOTH, name, 1, 1)) != name.startswith(drawn)
         or "noise" in name
     )
 
 
 def test_chunks_do_not_repeat_each_other(monkeypatch):
-    monkeypatch.setattr(corruptions, "CHUNK", 2)
-    got = corrupted(GREY, "gaussian_noise", 3, 0)
+    monkeypatch.setattr(corruptions, "IMAGES_PER_CHUNK", 2)
+    got = corrupt_images(GREY, "gaussian_noise", 3, 0)
     assert not np.array_equal(got[:2], got[2:])
 
 
 def test_noise_has_the_published_strengths():
     many = np.full((200, 32, 32, 3), 128, np.uint8)
     for severity, spread in enumerate((0.04, 0.06, 0.08, 0.09, 0.10), start=1):
-        assert corrupted(many, "gaussian_noise", severity, 0).std() / 255 == pytest.approx(
+        assert corrupt_images(many, "gaussian_noise", severity, 0).std() / 255 == pytest.approx(
             spread, rel=0.01
         )
     for severity, photons in enumerate((500, 250, 100, 75, 50), start=1):
         expected = (128 / 255 / photons) ** 0.5
-        assert corrupted(many, "shot_noise", severity, 0).std() / 255 == pytest.approx(
+        assert corrupt_images(many, "shot_noise", severity, 0).std() / 255 == pytest.approx(
             expected, rel=0.03
         )  # fractions are cut off
     for severity, share in enumerate((0.01, 0.02, 0.03, 0.05, 0.07), start=1):
-        got = corrupted(many, "impulse_noise", severity, 0)
+        got = corrupt_images(many, "impulse_noise", severity, 0)
         assert (got == 0).mean() == pytest.approx(share / 2, rel=0.05)
         assert (got == 255).mean() == pytest.approx(share / 2, rel=0.05)
         assert set(np.unique(got)) == {0, 128, 255}
@@ -154,7 +158,7 @@ def test_glass_blur(c):
 
 def test_fog():
     got = corruptions.fog(X, (0.5, 3), rng())
-    clouds = corruptions._plasma(len(X), 3, rng())
+    clouds = corruptions._plasma_clouds(len(X), 3, rng())
     assert clouds.shape == (6, 32, 32)
     assert (clouds.min((1, 2)) == 0).all()
     assert (clouds.max((1, 2)) == 1).all()
@@ -166,10 +170,10 @@ def test_fog():
     wrapped = np.concatenate([clouds, clouds[:, :1]], 1)
     jump, step = abs(wrapped[:, -1] - wrapped[:, -2]).mean(), abs(np.diff(clouds, axis=1)).mean()
     assert jump < 2 * step  # on a torus the last row neighbours the first
-    rough = corruptions._plasma(50, 1.75, rng())
+    rough = corruptions._plasma_clouds(50, 1.75, rng())
     assert (
         abs(np.diff(rough, axis=1)).mean()
-        > 1.2 * abs(np.diff(corruptions._plasma(50, 3, rng()), axis=1)).mean()
+        > 1.2 * abs(np.diff(corruptions._plasma_clouds(50, 3, rng()), axis=1)).mean()
     )
 
 
@@ -192,7 +196,7 @@ def test_contrast():
 def test_pixelate_and_jpeg_are_pils():
     for severity, quality, share in ((1, 80, 0.95), (5, 40, 0.65)):
         coarse, packed = (
-            corrupted(SMOOTH, name, severity, 0) for name in ("pixelate", "jpeg_compression")
+            corrupt_images(SMOOTH, name, severity, 0) for name in ("pixelate", "jpeg_compression")
         )
         image, data = Image.fromarray(SMOOTH[3]), io.BytesIO()
         small = image.resize((int(32 * share), int(32 * share)), Image.Resampling.BOX)
@@ -204,7 +208,7 @@ def test_pixelate_and_jpeg_are_pils():
 def test_motion_blur_runs_along_its_angle():
     spot = np.zeros((3, 32, 32, 1))
     spot[:, 16, 16] = 1
-    got = corruptions._moved(spot, 6, 2, np.array([0.0, -45.0, -90.0]))[..., 0]
+    got = corruptions._blur_along_line(spot, 6, 2, np.array([0.0, -45.0, -90.0]))[..., 0]
     np.testing.assert_allclose(got.sum((1, 2)), 1)
     bell = np.exp(-(np.arange(13) ** 2) / 8)
     np.testing.assert_allclose(got[0, 16, 4:17][::-1], bell / bell.sum())
@@ -213,7 +217,7 @@ def test_motion_blur_runs_along_its_angle():
     }  # down and to the left
     np.testing.assert_allclose(got[2, 16:29, 16], bell / bell.sum())
     np.testing.assert_allclose(
-        corruptions._moved(X * 0 + 0.3, 9, 2.5, np.linspace(-45, 45, 6)), 0.3
+        corruptions._blur_along_line(X * 0 + 0.3, 9, 2.5, np.linspace(-45, 45, 6)), 0.3
     )
 
 
@@ -228,7 +232,7 @@ def test_elastic_transform_of_nothing_moves_nothing():
     assert max(abs(bend).max() for bend in bends) < 1e-9  # affine
     assert 0.2 < abs(moved - ramp[:, 8:24, 8:24])[..., :2].max() * 62 < 10
     for border, beyond in (("mirror", 1), ("reflect", 0)):
-        outside = corruptions._sampled(
+        outside = corruptions._sample_bilinear(
             X, np.full((6, 32, 32), -1.0), np.full((6, 32, 32), 4.5), border
         )
         np.testing.assert_allclose(outside[:, 0, 0], (X[:, beyond, 4] + X[:, beyond, 5]) / 2)
@@ -236,7 +240,7 @@ def test_elastic_transform_of_nothing_moves_nothing():
 
 def test_snow_brightens():
     for severity in (1, 5):
-        assert corrupted(SMOOTH // 3, "snow", severity, 0).mean() > (SMOOTH // 3).mean() + 5
+        assert corrupt_images(SMOOTH // 3, "snow", severity, 0).mean() > (SMOOTH // 3).mean() + 5
 
 
 # Files
@@ -245,12 +249,13 @@ def test_snow_brightens():
 @pytest.fixture
 def published(tmp_path, monkeypatch):
     """Seven images at five severities, some corruptions; the sums are those of these files."""
-    monkeypatch.setattr(cifar10_c, "COUNT", 7)
+    monkeypatch.setattr(cifar10_c, "IMAGES_PER_SEVERITY", 7)
     root = tmp_path / "CIFAR-10-C"
     root.mkdir()
     labels = np.tile(np.arange(7, dtype=np.uint8), 5)
     arrays = {"labels": labels} | {
-        name: RNG.integers(0, 256, (35, 32, 32, 3), dtype=np.uint8) for name in cifar10_c.MAIN
+        name: RNG.integers(0, 256, (35, 32, 32, 3), dtype=np.uint8)
+        for name in cifar10_c.MAIN_CORRUPTIONS
     }
     for name, array in arrays.items():
         np.save(root / f"{name}.npy", array)
@@ -264,16 +269,16 @@ def published(tmp_path, monkeypatch):
 
 def test_published_files(tmp_path, published):
     _, arrays = published
-    got = load("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
+    got = load_samples("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
     assert got.x.shape == (14, 3, 32, 32)
     assert got.group_names == ("fog", "snow")
     assert got.groups.tolist() == [0] * 7 + [1] * 7
     assert got.y.tolist() == [*range(7)] * 2
     assert np.array_equal(got.x[7:], arrays["snow"][7:14].transpose(0, 3, 1, 2))
     assert_promises("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
-    whole = load("cifar10_c", tmp_path, severity=None)
+    whole = load_samples("cifar10_c", tmp_path, severity=None)
     assert len(whole.y) == 15 * 35
-    assert whole.group_names == cifar10_c.MAIN
+    assert whole.group_names == cifar10_c.MAIN_CORRUPTIONS
     assert np.array_equal(whole.x[35:70], arrays["shot_noise"].transpose(0, 3, 1, 2))
     assert whole.groups[35:70].tolist() == [1] * 35
     assert whole.y[35:70].tolist() == [*range(7)] * 5
@@ -281,12 +286,16 @@ def test_published_files(tmp_path, published):
 
 def test_each_image_once(tmp_path, published):
     _, arrays = published
-    got = load("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2, once=True, classes=7)
+    got = load_samples(
+        "cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2, once=True, classes=7
+    )
     assert got.x.shape == (7, 3, 32, 32)
     assert got.groups.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert got.y.tolist() == [0, 2, 4, 6, 1, 3, 5]
     assert np.array_equal(got.x[4:], arrays["snow"][[8, 10, 12]].transpose(0, 3, 1, 2))
-    every = load("cifar10_c", tmp_path, once=True, severity=None, corruptions=("fog",), classes=7)
+    every = load_samples(
+        "cifar10_c", tmp_path, once=True, severity=None, corruptions=("fog",), classes=7
+    )
     assert every.y.tolist() == [0, 5, 1, 6, 2, 3, 4]
 
 
@@ -300,7 +309,7 @@ def test_published_archive(tmp_path, published, monkeypatch):
         source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest(),
     )
     root.rename(tmp_path / "elsewhere")
-    got = load("cifar10_c", tmp_path, corruptions=("fog",), severity=5)
+    got = load_samples("cifar10_c", tmp_path, corruptions=("fog",), severity=5)
     assert np.array_equal(got.x, arrays["fog"][28:].transpose(0, 3, 1, 2))
 
 
@@ -321,14 +330,14 @@ def test_published_archive(tmp_path, published, monkeypatch):
     ],
 )
 def test_errors_in_options(tmp_path, published, options, message):
-    assert message in one_line(lambda: load("cifar10_c", tmp_path, **options))
+    assert message in one_line(lambda: load_samples("cifar10_c", tmp_path, **options))
 
 
 def test_errors_in_files(tmp_path, published, monkeypatch):
     root, _ = published
     path = root / "fog.npy"
     path.write_bytes(path.read_bytes()[:-5])
-    read = lambda: load("cifar10_c", tmp_path, corruptions=("fog",))  # noqa: E731
+    read = lambda: load_samples("cifar10_c", tmp_path, corruptions=("fog",))  # noqa: E731
     assert "fog.npy is corrupt: md5 is" in one_line(read)
     for bad, message in (
         (lambda: path.write_bytes(path.read_bytes()[:50]), "fog.npy is corrupt: "),
@@ -351,9 +360,11 @@ def clean(folder, **more) -> np.ndarray:
 
 
 def test_made_from_cifar10(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10_c, "COUNT", 2)  # so that the training images are the first 10
+    monkeypatch.setattr(
+        cifar10_c, "IMAGES_PER_SEVERITY", 2
+    )  # so that the training images are the first 10
     x = clean(tmp_path)
-    got = load(
+    got = load_samples(
         "cifar10_c", tmp_path, corruptions=("contrast", "fog"), severity=None, made=True, classes=10
     )
     assert got.group_names == ("contrast", "fog")
@@ -362,25 +373,27 @@ def test_made_from_cifar10(tmp_path, monkeypatch):
     for place, name in enumerate(got.group_names):
         for severity in range(1, 6):
             start = 10 * place + 2 * (severity - 1)
-            expected = corrupted(images, name, severity, cifar10_c.SEED).transpose(0, 3, 1, 2)
+            expected = corrupt_images(images, name, severity, cifar10_c.SEED).transpose(0, 3, 1, 2)
             assert np.array_equal(got.x[start : start + 2], expected)
     assert len(list((tmp_path / "cache").iterdir())) == 10
     made = {"corruptions": ("contrast", "fog"), "severity": None, "made": True, "classes": 10}
     assert_promises("cifar10_c", tmp_path, "has_all_classes", **made)
     with monkeypatch.context() as patch:
-        patch.setattr(corruptions, "corrupted", None)
-        again = load("cifar10_c", tmp_path, corruptions=("fog",), severity=3, made=True, classes=10)
+        patch.setattr(corruptions, "corrupt_images", None)
+        again = load_samples(
+            "cifar10_c", tmp_path, corruptions=("fog",), severity=3, made=True, classes=10
+        )
     assert torch.equal(again.x, got.x[14:16])
-    assert len(load("cifar10_c", tmp_path, made=True, classes=10).group_names) == 14
+    assert len(load_samples("cifar10_c", tmp_path, made=True, classes=10).group_names) == 14
 
 
 def test_made_needs_the_test_images(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10_c, "COUNT", 2)
-    message = one_line(lambda: load("cifar10_c", tmp_path, made=True, download=False))
+    monkeypatch.setattr(cifar10_c, "IMAGES_PER_SEVERITY", 2)
+    message = one_line(lambda: load_samples("cifar10_c", tmp_path, made=True, download=False))
     assert "data set cifar10 is not in data_dir=" in message
     assert "put cifar-10-python.tar.gz (or cifar-10-batches-py/, unpacked) there" in message
     clean(tmp_path, test_from=11)
-    message = one_line(lambda: load("cifar10_c", tmp_path, made=True))
+    message = one_line(lambda: load_samples("cifar10_c", tmp_path, made=True))
     assert "cifar10.npz is not as published: dataset.made needs CIFAR-10's 2 test images" in message
 
 
@@ -401,6 +414,6 @@ def test_made_from_the_original_batches(tmp_path, monkeypatch):
     meta = pickle.dumps({kind.meta["key"]: list("abcdefghij")}, protocol=2)
     (folder / kind.meta["filename"]).write_bytes(meta)
     monkeypatch.setattr(kind, "meta", kind.meta | {"md5": source.hashlib.md5(meta).hexdigest()})
-    monkeypatch.setattr(cifar10_c, "COUNT", 2)
-    got = load("cifar10_c", tmp_path, corruptions=("contrast",), made=True, classes=10)
+    monkeypatch.setattr(cifar10_c, "IMAGES_PER_SEVERITY", 2)
+    got = load_samples("cifar10_c", tmp_path, corruptions=("contrast",), made=True, classes=10)
     assert got.y.tolist() == [3, 4]

@@ -28,13 +28,13 @@ from scipy.io import savemat
 
 from fedpfl.data import partition, state_dict
 from fedpfl.data.datasets import (
-    SETS,
+    DATA_SETS,
     Raw,
     Samples,
     ag_news,
     digit5,
     har,
-    load,
+    load_samples,
     mini_imagenet,
     office_home,
     pacs,
@@ -100,7 +100,7 @@ def own(compressed: bool) -> World:
     return World(
         {"own.npz": data.getvalue()},
         ["own.npz"],
-        lambda root: load("npz", root, path=root / "own.npz"),
+        lambda root: load_samples("npz", root, path=root / "own.npz"),
     )
 
 
@@ -119,7 +119,7 @@ def gzipped(patch: pytest.MonkeyPatch) -> World:
         f"EMNIST/raw/gzip/emnist-byclass-{n}-ubyte.gz": gzip.compress(d, mtime=0)
         for n, d in files.items()
     }
-    return World(packed, list(packed), lambda root: load("emnist", root, classes=3))
+    return World(packed, list(packed), lambda root: load_samples("emnist", root, classes=3))
 
 
 def plain(patch: pytest.MonkeyPatch) -> World:
@@ -133,7 +133,9 @@ def plain(patch: pytest.MonkeyPatch) -> World:
         for name, shape in (arrays | {"t10k-labels-idx1": (3,)}).items()
     }
     placed = {f"MNIST/raw/{name}-ubyte": data for name, data in files.items()}
-    return World(placed, list(placed), lambda root: load("mnist", root, classes=3), checked=False)
+    return World(
+        placed, list(placed), lambda root: load_samples("mnist", root, classes=3), checked=False
+    )
 
 
 def cifar(patch: pytest.MonkeyPatch) -> World:
@@ -149,7 +151,7 @@ def cifar(patch: pytest.MonkeyPatch) -> World:
     meta = pickle.dumps({kind.meta["key"]: list("abc")}, protocol=2)
     files[f"{kind.base_folder}/{kind.meta['filename']}"] = meta
     patch.setattr(kind, "meta", kind.meta | {"md5": md5(meta)})
-    return World(files, list(files), lambda root: load("cifar10", root))
+    return World(files, list(files), lambda root: load_samples("cifar10", root))
 
 
 def packed_cifar(patch: pytest.MonkeyPatch) -> World:
@@ -168,7 +170,7 @@ def png(patch: pytest.MonkeyPatch) -> World:
     # smooth, so that the bytes that decide the form are as many as those of the pixels
     ramp = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8)[..., None].repeat(3, 2) * 4
     files: dict[str, bytes | str] = {name: _png(ramp + number) for number, name in enumerate(names)}
-    return World(files, names, lambda root: load("pacs", root, size=16))
+    return World(files, names, lambda root: load_samples("pacs", root, size=16))
 
 
 def _png(pixels: np.ndarray) -> bytes:
@@ -186,7 +188,9 @@ def jpeg(patch: pytest.MonkeyPatch) -> World:
     files: dict[str, bytes | str] = {
         name: picture(seed, (16, 16), "JPEG") for seed, name in enumerate(names)
     }
-    return World(files, names, lambda root: load("office_home", root, size=16), checked=False)
+    return World(
+        files, names, lambda root: load_samples("office_home", root, size=16), checked=False
+    )
 
 
 def lists(patch: pytest.MonkeyPatch) -> World:
@@ -202,7 +206,9 @@ def lists(patch: pytest.MonkeyPatch) -> World:
                 rows.append(f"{kind}{number:08}.jpg,{kind}")
         files[f"mini-imagenet/{part}.csv"] = "\n".join(rows) + "\n"
     victims = [f"mini-imagenet/{part}.csv" for part in ("train", "val", "test")]
-    return World(files, victims, lambda root: load("mini_imagenet", root, size=8), checked=False)
+    return World(
+        files, victims, lambda root: load_samples("mini_imagenet", root, size=8), checked=False
+    )
 
 
 def clips(patch: pytest.MonkeyPatch) -> World:
@@ -219,7 +225,9 @@ def clips(patch: pytest.MonkeyPatch) -> World:
         f"{base}/validation_list.txt": f"{names[0]}\n",
         f"{base}/testing_list.txt": f"{names[3]}\n",
     }
-    return World(files, list(files), lambda root: load("speech_commands", root), checked=False)
+    return World(
+        files, list(files), lambda root: load_samples("speech_commands", root), checked=False
+    )
 
 
 def activities(patch: pytest.MonkeyPatch) -> World:
@@ -238,7 +246,7 @@ def activities(patch: pytest.MonkeyPatch) -> World:
     return World(
         files,
         list(files),
-        lambda root: load("har", root, form="features", classes=6),
+        lambda root: load_samples("har", root, form="features", classes=6),
         checked=False,
         tried=15,
     )
@@ -268,7 +276,7 @@ def digits(patch: pytest.MonkeyPatch) -> World:
         data = io.BytesIO()
         savemat(data, own)
         files[f"Digit-Five/{name}.mat"] = data.getvalue()
-    return World(files, list(files), lambda root: load("digit5", root), checked=False)
+    return World(files, list(files), lambda root: load_samples("digit5", root), checked=False)
 
 
 def texts(patch: pytest.MonkeyPatch) -> World:
@@ -278,15 +286,20 @@ def texts(patch: pytest.MonkeyPatch) -> World:
         for kind in range(8)
     )
     files: dict[str, bytes | str] = {"ag_news_csv/train.csv": rows, "ag_news_csv/test.csv": rows}
-    patch.setattr(ag_news, "file", lambda source, name, *_: source.folder / name)
+    patch.setattr(ag_news, "fetch_file", lambda source, name, *_: source.folder / name)
     return World(
-        files, list(files), lambda root: load("ag_news", root, length=8, classes=4), checked=False
+        files,
+        list(files),
+        lambda root: load_samples("ag_news", root, length=8, classes=4),
+        checked=False,
     )
 
 
 def leaf(name: str, classes: int) -> World:
     files: dict[str, bytes | str] = {**written(name)[0]}
-    return World(files, list(files), lambda root: load(name, root, classes=classes), checked=False)
+    return World(
+        files, list(files), lambda root: load_samples(name, root, classes=classes), checked=False
+    )
 
 
 def parts(patch: pytest.MonkeyPatch) -> World:
@@ -305,7 +318,9 @@ def values(patch: pytest.MonkeyPatch) -> World:
         {"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}, data
     )
     return World(
-        {"net.pt": data.getvalue()}, ["net.pt"], lambda root: state_dict.read(root / "net.pt")
+        {"net.pt": data.getvalue()},
+        ["net.pt"],
+        lambda root: state_dict.read_state_dict(root / "net.pt"),
     )
 
 
@@ -400,7 +415,7 @@ def attempt(action: Callable[[], object]) -> object:
 )  # some damage crashes SciPy itself
 def test_damaged_files(tmp_path, monkeypatch, name):
     world = WORLDS[name](monkeypatch)
-    monkeypatch.setattr("fedpfl.data.datasets.shared.source._keep", lambda *_: None)
+    monkeypatch.setattr("fedpfl.data.datasets.shared.source._write_cache", lambda *_: None)
     write(
         tmp_path,
         {
@@ -496,7 +511,7 @@ CLAIMS = {
 @pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_arrays_that_claim_what_is_not_so(tmp_path, claim, kind):
     path = archive(tmp_path / "own.npz", kind, x=CLAIMS[claim])
-    said = attempt(lambda: load("npz", tmp_path, path=path))
+    said = attempt(lambda: load_samples("npz", tmp_path, path=path))
     assert f"{path} cannot be read as an .npz archive of plain arrays (" in said
     assert said.endswith("; save it with np.savez(path, x=x, y=y)")
 
@@ -507,10 +522,12 @@ def test_objects_are_never_unpickled(tmp_path):
             tmp_path / "own.npz",
             **{key: array("(4,)", pickle.dumps(Trap(tmp_path / "trap")), "|O")},
         )
-        said = attempt(lambda p=path: load("npz", tmp_path, path=p))
+        said = attempt(lambda p=path: load_samples("npz", tmp_path, path=p))
         assert "(an array has Python objects in it, where numbers belong)" in said
     path.write_bytes(pickle.dumps(Trap(tmp_path / "trap")))
-    assert "cannot be read as an .npz archive" in attempt(lambda: load("npz", tmp_path, path=path))
+    assert "cannot be read as an .npz archive" in attempt(
+        lambda: load_samples("npz", tmp_path, path=path)
+    )
     assert not (tmp_path / "trap").exists()
 
 
@@ -533,7 +550,7 @@ def test_tables_of_contents(tmp_path, at, value, message):
     data = path.read_bytes()
     at += data.index(b"PK\1\2", data.index(b"PK\1\2") + 1)  # of y
     path.write_bytes(data[:at] + value + data[at + 1 :])
-    assert message in attempt(lambda: load("npz", tmp_path, path=path))
+    assert message in attempt(lambda: load_samples("npz", tmp_path, path=path))
 
 
 def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
@@ -542,7 +559,7 @@ def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
     at = data.rindex(b"test_from.npy")
     path.write_bytes(data[:at] + b"tast_from.npy" + data[at + 13 :])
     assert "(its part tast_from.npy is damaged)" in attempt(
-        lambda: load("npz", tmp_path, path=path)
+        lambda: load_samples("npz", tmp_path, path=path)
     )
 
 
@@ -551,21 +568,23 @@ def test_an_array_that_is_there_twice(tmp_path):
     path = archive(tmp_path / "own.npz")
     with zipfile.ZipFile(path, "a") as zipped:
         zipped.writestr("y.npy", array("(4,)", b"\0\1\2\3"))
-    assert "its table of contents is damaged" in attempt(lambda: load("npz", tmp_path, path=path))
+    assert "its table of contents is damaged" in attempt(
+        lambda: load_samples("npz", tmp_path, path=path)
+    )
 
 
 def test_names_that_no_terminal_shows(tmp_path):
     with zipfile.ZipFile(tmp_path / "own.npz", "w") as zipped:
         for number in range(500):
             zipped.writestr(f"a\n\x1b[31m{number}.npy", array("(4,)", bytes(4)))
-    said = attempt(lambda: load("npz", tmp_path, path=tmp_path / "own.npz"))
+    said = attempt(lambda: load_samples("npz", tmp_path, path=tmp_path / "own.npz"))
     assert "own.npz has no array 'x', only a\\n\\x1b[31m0, a\\n\\x1b[31m1, " in said
     assert said.isprintable()
 
 
 def test_what_else_is_in_the_archive_is_left_alone(tmp_path):
     path = archive(tmp_path / "own.npz", notes=b"no array", other=CLAIMS["negative"])
-    assert len(load("npz", tmp_path, path=path).y) == 4
+    assert len(load_samples("npz", tmp_path, path=path).y) == 4
 
 
 # IDX files that claim what is not so
@@ -643,7 +662,7 @@ def test_pipes_are_not_waited_for(tmp_path, monkeypatch, name):
 
 def test_devices_and_folders(tmp_path):
     for path, what in (("/dev/zero", "not a file"), (tmp_path, "a folder")):
-        said = attempt(lambda p=path: load("npz", tmp_path, path=p))
+        said = attempt(lambda p=path: load_samples("npz", tmp_path, path=p))
         assert f"is {what}; give the path of an .npz archive" in said
 
 
@@ -654,7 +673,7 @@ def test_what_the_system_refuses_is_not_called_corrupt(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", refuse)
-    said = attempt(lambda: load("npz", tmp_path, path=path))
+    said = attempt(lambda: load_samples("npz", tmp_path, path=path))
     assert said == f"{path} cannot be read: Permission denied; mend that and start again"
 
 
@@ -706,8 +725,8 @@ READERS = {
 def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, case):
     read, message = READERS[case]
     monkeypatch.setattr(read, "__qualname__", "read_mine")
-    monkeypatch.setitem(SETS, "mine", read)
-    said = attempt(lambda: load("mine", tmp_path))
+    monkeypatch.setitem(DATA_SETS, "mine", read)
+    said = attempt(lambda: load_samples("mine", tmp_path))
     assert said.startswith(f"data set mine in {tmp_path} cannot be read: ")
     assert message in said
     assert "mend its reader read_mine (hydra.verbose=true tells where it failed)" in said

@@ -27,10 +27,10 @@ import torch
 from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
-from fedpfl.data import build
-from fedpfl.data.datasets import SETS, emnist, fmnist, load, mnist
+from fedpfl.data import build_federation
+from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, mnist
 from fedpfl.data.datasets.shared.archive import MedMNIST
-from fedpfl.data.datasets.shared.samples import Samples, moments, of_classes
+from fedpfl.data.datasets.shared.samples import Samples, mean_and_std, select_classes
 from fedpfl.data.partition import Partition
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
@@ -87,7 +87,7 @@ def one_line(action) -> str:
 
 
 def test_digits_needs_no_files(tmp_path):
-    digits = load("digits", tmp_path / "absent", download=False)
+    digits = load_samples("digits", tmp_path / "absent", download=False)
     assert digits.x.shape == (1797, 1, 28, 28)
     assert digits.x.dtype == torch.uint8
     assert digits.y.dtype == torch.int64
@@ -111,7 +111,7 @@ def test_import_is_light():
         "heavy = ['torchvision', 'sklearn', 'scipy', 'pandas', 'PIL', 'matplotlib', 'wandb']; "
         "print([m for m in [*heavy, 'hydra', 'omegaconf'] if m in sys.modules]); "
         "import fedpfl.train; "
-        "fedpfl.data.datasets.load('digits', 'absent', download=False); "
+        "fedpfl.data.datasets.load_samples('digits', 'absent', download=False); "
         "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run(
@@ -155,7 +155,7 @@ def test_idx(tmp_path, idx_files, name, folder, packed):
         files = {name.removesuffix(".gz"): gzip.decompress(data) for name, data in files.items()}
     write(tmp_path / folder, files)
     before = sorted(tmp_path.rglob("*"))
-    got = load(name, tmp_path, download=False)
+    got = load_samples(name, tmp_path, download=False)
     assert got.x.shape == (9, 1, 4, 5)
     expected = [arrays["train-images-idx3-ubyte.gz"], arrays["t10k-images-idx3-ubyte.gz"]]
     assert np.array_equal(got.x[:, 0], np.concatenate(expected))
@@ -169,7 +169,7 @@ def test_corrupt_idx_is_named_with_both_md5(tmp_path, idx_files):
     _, files = idx_files
     bad = files["train-labels-idx1-ubyte.gz"][:-1] + b"?"
     write(tmp_path / "MNIST/raw", files | {"train-labels-idx1-ubyte.gz": bad})
-    message = one_line(lambda: load("mnist", tmp_path))
+    message = one_line(lambda: load_samples("mnist", tmp_path))
     assert "MNIST/raw/train-labels-idx1-ubyte.gz is corrupt" in message
     assert md5(bad) in message
     assert md5(files["train-labels-idx1-ubyte.gz"]) in message
@@ -189,7 +189,7 @@ def test_corrupt_unpacked_idx_is_named(tmp_path, idx_files, bad):
     files = {name.removesuffix(".gz"): gzip.decompress(data) for name, data in idx_files[1].items()}
     write(tmp_path / "MNIST/raw", files | {"train-images-idx3-ubyte": bad})
     assert "train-images-idx3-ubyte is corrupt: not an IDX file" in one_line(
-        lambda: load("mnist", tmp_path)
+        lambda: load_samples("mnist", tmp_path)
     )
 
 
@@ -197,17 +197,17 @@ def test_download_of_what_is_absent(tmp_path, idx_files, monkeypatch):
     _, files = idx_files
     mirror = write(tmp_path / "mirror", files).as_uri() + "/"
     monkeypatch.setattr(mnist, "URLS", ("http://nowhere/", mirror))
-    first = load("mnist", tmp_path / "data")
+    first = load_samples("mnist", tmp_path / "data")
     assert sorted(path.name for path in (tmp_path / "data/MNIST/raw").iterdir()) == sorted(files)
     monkeypatch.setattr(mnist, "URLS", ("http://nowhere/",))
-    assert torch.equal(load("mnist", tmp_path / "data").x, first.x)
+    assert torch.equal(load_samples("mnist", tmp_path / "data").x, first.x)
 
 
 def test_a_wrong_download_is_not_kept(tmp_path, idx_files, monkeypatch):
     _, files = idx_files
     mirror = write(tmp_path / "mirror", dict.fromkeys(files, b"a login page")).as_uri() + "/"
     monkeypatch.setattr(mnist, "URLS", (mirror,))
-    message = one_line(lambda: load("mnist", tmp_path / "data"))
+    message = one_line(lambda: load_samples("mnist", tmp_path / "data"))
     assert f"gave another file: md5 is {md5(b'a login page')}" in message
     assert list((tmp_path / "data/MNIST/raw").iterdir()) == []
 
@@ -217,10 +217,10 @@ WITHOUT_ADDRESS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name not in ("digits", "npz")])
+@pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in ("digits", "npz")])
 @pytest.mark.parametrize("download", [True, False])
 def test_absent_and_no_network(tmp_path, name, download):
-    message = one_line(lambda: load(name, tmp_path / "data", download=download))
+    message = one_line(lambda: load_samples(name, tmp_path / "data", download=download))
     assert f"data set {name} is not in data_dir={tmp_path / 'data'}" in message
     reason = "no network" if download else "dataset.download is false"
     assert ("has no address to download from" if name in WITHOUT_ADDRESS else reason) in message
@@ -255,22 +255,22 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
         Path(name).stem: gzip.decompress(data) for name, data in files.items() if "byclass" in name
     }
     write(tmp_path / "plain/EMNIST/raw", plain)
-    first = load("emnist", tmp_path / "zip", download=False)
+    first = load_samples("emnist", tmp_path / "zip", download=False)
     assert first.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]  # training, then test
     assert first.test_from == 5
     assert_promises("emnist", tmp_path / "zip")
     for form in ("gz", "plain"):
-        again = load("emnist", tmp_path / form, download=False)
+        again = load_samples("emnist", tmp_path / form, download=False)
         assert torch.equal(first.x, again.x)
         assert torch.equal(first.y, again.y)
 
     write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()[:-1]})
     assert "EMNIST/raw/gzip.zip is corrupt: md5 is" in one_line(
-        lambda: load("emnist", tmp_path / "zip")
+        lambda: load_samples("emnist", tmp_path / "zip")
     )
     name = "gzip/emnist-byclass-test-images-idx3-ubyte.gz"
     write(tmp_path / "gz/EMNIST/raw", {name: files[name][:-10]})
-    assert f"{name} is corrupt" in one_line(lambda: load("emnist", tmp_path / "gz"))
+    assert f"{name} is corrupt" in one_line(lambda: load_samples("emnist", tmp_path / "gz"))
 
 
 # CIFAR
@@ -314,7 +314,7 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 def test_cifar_unpacked(tmp_path, cifar):
     name, _, files, x, y = cifar
-    got = load(name, write(tmp_path, files), download=False)
+    got = load_samples(name, write(tmp_path, files), download=False)
     assert np.array_equal(got.x, x)
     assert np.array_equal(got.y, y)
     assert got.x.is_contiguous()
@@ -331,11 +331,11 @@ def test_cifar_archive(tmp_path, cifar, monkeypatch, writable):
         os, "access", lambda *_: writable
     )  # the tests may run as root, who may write anywhere
     write(tmp_path, {kind.filename: archive})
-    got = load(name, tmp_path, download=False)
+    got = load_samples(name, tmp_path, download=False)
     assert np.array_equal(got.x, x)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({kind.filename, kind.base_folder} if writable else {kind.filename})
-    assert np.array_equal(load(name, tmp_path, download=False).x, x)
+    assert np.array_equal(load_samples(name, tmp_path, download=False).x, x)
 
 
 def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
@@ -344,7 +344,7 @@ def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
     monkeypatch.setattr(kind, "tgz_md5", md5(archive))
     root = write(tmp_path / "data", {kind.filename: archive})
     assert f"{kind.filename} is corrupt: '../../outside' would be extracted to " in one_line(
-        lambda: load(name, root)
+        lambda: load_samples(name, root)
     )
     assert not (tmp_path / "outside").exists()
 
@@ -353,16 +353,16 @@ def test_corrupt_cifar_is_named(tmp_path, cifar):
     name, kind, files, _, _ = cifar
     file = f"{kind.base_folder}/{kind.test_list[0][0]}"
     write(tmp_path, files | {file: files[file] + b"?"})
-    message = one_line(lambda: load(name, tmp_path))
+    message = one_line(lambda: load_samples(name, tmp_path))
     assert (
         f"{file} is corrupt: md5 is {md5(files[file] + b'?')}, expected {md5(files[file])}"
         in message
     )
     (tmp_path / file).unlink()
-    assert f"{Path(file).name} is missing" in one_line(lambda: load(name, tmp_path))
+    assert f"{Path(file).name} is missing" in one_line(lambda: load_samples(name, tmp_path))
     shutil.rmtree(tmp_path / kind.base_folder)
     write(tmp_path, {kind.filename: b"half an archive"})
-    assert f"{kind.filename} is corrupt: md5 is" in one_line(lambda: load(name, tmp_path))
+    assert f"{kind.filename} is corrupt: md5 is" in one_line(lambda: load_samples(name, tmp_path))
 
 
 # SVHN
@@ -380,7 +380,7 @@ def test_svhn(tmp_path, monkeypatch):
         splits[split] = ["http://nowhere", file.name, md5(file.read_bytes())]
         parts[split] = x
     monkeypatch.setattr(kind, "split_list", splits)
-    got = load("svhn", tmp_path, download=False)
+    got = load_samples("svhn", tmp_path, download=False)
     assert np.array_equal(
         got.x, np.concatenate([parts["train"], parts["test"]]).transpose(0, 3, 1, 2)
     )
@@ -391,7 +391,7 @@ def test_svhn(tmp_path, monkeypatch):
     assert_promises("svhn", tmp_path)
 
     (tmp_path / "test_32x32.mat").write_bytes(b"?")
-    message = one_line(lambda: load("svhn", tmp_path))
+    message = one_line(lambda: load_samples("svhn", tmp_path))
     assert f"test_32x32.mat is corrupt: md5 is {md5(b'?')}, expected {splits['test'][2]}" in message
 
 
@@ -411,14 +411,14 @@ def medmnist_file(path: Path) -> dict[str, np.ndarray]:
 def test_medmnist(tmp_path, name, monkeypatch):
     arrays = medmnist_file(tmp_path / f"{name}.npz")
     known = ("0" * 32, md5((tmp_path / f"{name}.npz").read_bytes()))
-    monkeypatch.setitem(SETS, name, MedMNIST("http://nowhere", known))
-    got = load(name, tmp_path, download=False)
+    monkeypatch.setitem(DATA_SETS, name, MedMNIST("http://nowhere", known))
+    got = load_samples(name, tmp_path, download=False)
     assert np.array_equal(
         got.x[:, 0], np.concatenate([arrays[f"{part}_images"] for part in ("train", "val", "test")])
     )
     assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
     assert got.test_from == 9
-    assert torch.equal(load("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
+    assert torch.equal(load_samples("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
     assert_promises(name, tmp_path)
     assert_promises("npz", tmp_path / "absent", path=tmp_path / f"{name}.npz")
 
@@ -428,23 +428,23 @@ def test_corrupt_medmnist_is_named(tmp_path, cut):
     path = tmp_path / "organamnist.npz"
     medmnist_file(path)  # well-formed, yet not the official file
     path.write_bytes(path.read_bytes()[: -cut or None])
-    message = one_line(lambda: load("organamnist", tmp_path))
+    message = one_line(lambda: load_samples("organamnist", tmp_path))
     assert f"organamnist.npz is corrupt: md5 is {md5(path.read_bytes())}, expected " in message
-    assert all(known in message for known in SETS["organamnist"].md5)
+    assert all(known in message for known in DATA_SETS["organamnist"].md5)
 
 
 def test_medmnist_download(tmp_path, monkeypatch):
     source = tmp_path / "source.npz"
     medmnist_file(source)
     entry = MedMNIST(source.as_uri(), (md5(source.read_bytes()),))
-    monkeypatch.setitem(SETS, "organcmnist", entry)
-    assert len(load("organcmnist", tmp_path / "data").y) == 13
+    monkeypatch.setitem(DATA_SETS, "organcmnist", entry)
+    assert len(load_samples("organcmnist", tmp_path / "data").y) == 13
     assert (tmp_path / "data/organcmnist.npz").is_file()
 
 
 def test_own_arrays_under_a_medmnist_name(tmp_path):
     np.savez(tmp_path / "organamnist.npz", x=images(6, 1, 28, 28), y=labels(6))
-    assert load("organamnist", tmp_path).x.shape == (6, 1, 28, 28)
+    assert load_samples("organamnist", tmp_path).x.shape == (6, 1, 28, 28)
 
 
 # Own arrays
@@ -468,7 +468,7 @@ def test_own_arrays_under_a_medmnist_name(tmp_path):
 def test_own_array_shapes(tmp_path, shape, as_images):
     x = images(*shape)
     np.savez(tmp_path / "own.npz", x=x, y=labels(6)[:, None])
-    got = load("npz", tmp_path, path=tmp_path / "own.npz")
+    got = load_samples("npz", tmp_path, path=tmp_path / "own.npz")
     assert got.x.shape[1:] == as_images
     assert got.x.is_contiguous()
     assert got.classes == 3
@@ -481,9 +481,9 @@ def test_own_array_shapes(tmp_path, shape, as_images):
 def test_archive_comes_before_the_original_files(tmp_path, idx_files):
     write(tmp_path / "MNIST/raw", idx_files[1])
     np.savez(tmp_path / "mnist.npz", x=images(4, 28, 28), y=labels(4))
-    assert len(load("mnist", tmp_path).y) == 4
+    assert len(load_samples("mnist", tmp_path).y) == 4
     np.savez(tmp_path / "other.npz", x=images(5, 28, 28), y=labels(5))
-    assert len(load("mnist", tmp_path, path=tmp_path / "other.npz").y) == 5
+    assert len(load_samples("mnist", tmp_path, path=tmp_path / "other.npz").y) == 5
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
 )
 def test_errors_in_own_arrays(tmp_path, arrays, message):
     np.savez(tmp_path / "own.npz", **arrays)
-    got = one_line(lambda: load("npz", tmp_path, path=tmp_path / "own.npz"))
+    got = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / "own.npz"))
     assert message in got
     assert "own.npz" in got
 
@@ -555,7 +555,7 @@ def test_errors_in_own_arrays(tmp_path, arrays, message):
 )
 def test_not_an_archive(tmp_path, content):
     (tmp_path / "cifar10.npz").write_bytes(content)
-    message = one_line(lambda: load("cifar10", tmp_path))
+    message = one_line(lambda: load_samples("cifar10", tmp_path))
     assert "cifar10.npz cannot be read as an .npz archive of plain arrays" in message
 
 
@@ -563,7 +563,7 @@ def test_not_an_archive(tmp_path, content):
 def test_a_file_of_another_kind_is_told_what_to_do(tmp_path, name):
     """Of what numpy would take for a pickle, its advice to load that is none of ours."""
     (tmp_path / name).write_bytes(pickle.dumps({"x": 1}) if name.endswith("pkl") else b"a,b\n1,2\n")
-    message = one_line(lambda: load("npz", tmp_path, path=tmp_path / name))
+    message = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / name))
     assert (
         f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as np.savez"
         in message
@@ -576,7 +576,7 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path, name):
 
 def test_an_npy_is_not_an_archive(tmp_path):
     np.save(tmp_path / "x.npy", images(4, 8, 8))
-    message = one_line(lambda: load("npz", tmp_path, path=tmp_path / "x.npy"))
+    message = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / "x.npy"))
     assert (
         "x.npy cannot be read as an .npz archive of plain arrays (it is a single array)" in message
     )
@@ -601,12 +601,12 @@ def test_an_npy_is_not_an_archive(tmp_path):
 def test_errors_in_options(tmp_path, options, message):
     np.savez(tmp_path / "own.npz", x=images(6, 3, 8, 8), y=labels(6))
     options = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"} | options
-    assert message in one_line(lambda: load(**options))
+    assert message in one_line(lambda: load_samples(**options))
 
 
 def test_classes_may_be_more_than_are_present(tmp_path):
     np.savez(tmp_path / "own.npz", x=images(6, 1, 8, 8), y=labels(6) * 2)
-    assert load("npz", tmp_path, path=tmp_path / "own.npz", classes=7).classes == 7
+    assert load_samples("npz", tmp_path, path=tmp_path / "own.npz", classes=7).classes == 7
 
 
 # Normalisation
@@ -616,7 +616,7 @@ def test_classes_that_are_kept_are_numbered_anew(tmp_path):
     """With their samples, groups and test part, in the order in which they are named."""
     x, y = images(8, 4, 4), np.array([0, 1, 2, 3, 3, 2, 1, 0])
     np.savez(tmp_path / "own.npz", x=x, y=y)
-    found = load("npz", tmp_path, path=tmp_path / "own.npz", only=(3, 1))
+    found = load_samples("npz", tmp_path, path=tmp_path / "own.npz", only=(3, 1))
     kept = [1, 3, 4, 6]
     assert (found.y.tolist(), found.classes) == ([1, 0, 0, 1], 2)
     assert torch.equal(found.x[:, 0], torch.from_numpy(x[kept]))
@@ -624,15 +624,15 @@ def test_classes_that_are_kept_are_numbered_anew(tmp_path):
         "own", found.x, found.y, 2, None, None, torch.arange(4), tuple("abcd"), test_from=2
     )
     for only, own, test_from in (((0,), [1, 2], 1), ((1, 0), [0, 1, 2, 3], 2)):
-        part = of_classes(samples, only)
+        part = select_classes(samples, only)
         assert (part.groups.tolist(), part.test_from, part.classes) == (own, test_from, len(only))
-    assert of_classes(dataclasses.replace(samples, test_from=1), (0,)).test_from is None
+    assert select_classes(dataclasses.replace(samples, test_from=1), (0,)).test_from is None
     for only, told in (
         ((3, 7), "npz has no sample of label 7"),
         ((3, 3), r"must be labels, each once, got \[3, 3\]"),
     ):
         with pytest.raises(FedpflError, match=rf"^dataset.only:? {told}"):
-            load("npz", tmp_path, path=tmp_path / "own.npz", only=only)
+            load_samples("npz", tmp_path, path=tmp_path / "own.npz", only=only)
 
 
 def test_constants_are_computed_where_none_are_given(tmp_path):
@@ -640,11 +640,13 @@ def test_constants_are_computed_where_none_are_given(tmp_path):
     x[:, 2] = 7  # a constant channel must not divide by 0
     np.savez(tmp_path / "own.npz", x=x, y=labels(50))
     everyone = Partition((np.arange(50),), (np.arange(0),))
-    got = build(load("npz", tmp_path, path=tmp_path / "own.npz"), everyone)
+    got = build_federation(load_samples("npz", tmp_path, path=tmp_path / "own.npz"), everyone)
     np.testing.assert_allclose(got.mean, (x / 255).mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(got.std[:2], (x / 255).std((0, 2, 3))[:2], rtol=1e-12)
     assert got.std[2] == 1 / 255
-    half = build(load("npz", tmp_path, path=tmp_path / "own.npz", mean=[0.0] * 3), everyone)
+    half = build_federation(
+        load_samples("npz", tmp_path, path=tmp_path / "own.npz", mean=[0.0] * 3), everyone
+    )
     assert half.mean == (0, 0, 0)
     assert half.std == got.std
 
@@ -658,7 +660,7 @@ def test_config_files():
         for path in (ROOT / "conf/dataset").glob("*.yaml")
     }
     assert set(files) == {
-        *SETS,
+        *DATA_SETS,
         "organamnist_as_published",
         "organcmnist_as_published",
         "cifar10_c_made",
@@ -667,7 +669,8 @@ def test_config_files():
         values.pop("title", None)
         name = stem.removesuffix("_as_published").removesuffix("_made")
         options = {
-            key: p.default for key, p in list(inspect.signature(SETS[name]).parameters.items())[1:]
+            key: p.default
+            for key, p in list(inspect.signature(DATA_SETS[name]).parameters.items())[1:]
         }
         own = {key: value for key, value in list(values.items())[6:] if key != "normalize"}
         assert list(values)[:6] == ["name", "mean", "std", "classes", "path", "download"]
@@ -689,8 +692,8 @@ def test_config_files():
 
 def test_digits_constants():
     values = OmegaConf.load(ROOT / "conf/dataset/digits.yaml")
-    digits = load("digits", Path())
-    mean, std = moments(digits.x, torch.arange(len(digits.x)))
+    digits = load_samples("digits", Path())
+    mean, std = mean_and_std(digits.x, torch.arange(len(digits.x)))
     assert mean == pytest.approx(values.mean, abs=1e-4)
     assert std == pytest.approx(values.std, abs=1e-4)
 
@@ -702,14 +705,14 @@ def test_digits_constants():
 def test_real_mnist(name, folder):
     if DATA is None or not (DATA / folder / "raw").is_dir():
         pytest.skip(f"FEDPFL_TEST_DATA names no folder with {folder}")
-    got = load(name, DATA, download=False)
+    got = load_samples(name, DATA, download=False)
     assert got.x.shape == (70_000, 1, 28, 28)
     first = {"mnist": [5, 0, 4, 1, 9], "fmnist": [9, 0, 0, 3, 0]}[name]
     assert got.y[:5].tolist() == first
     assert (
         got.y[60_000:60_005].tolist() == {"mnist": [7, 2, 1, 0, 4], "fmnist": [9, 2, 1, 1, 6]}[name]
     )
-    mean, _ = moments(got.x, torch.arange(70_000))
+    mean, _ = mean_and_std(got.x, torch.arange(70_000))
     assert mean == pytest.approx(OmegaConf.load(ROOT / f"conf/dataset/{name}.yaml").mean, abs=1e-3)
 
 
@@ -721,7 +724,7 @@ def test_real_cifar100_from_arrays(tmp_path):
     subprocess.run(
         [sys.executable, DATA / "unpack.py", tmp_path, "cifar100"], check=True, capture_output=True
     )
-    got = load("cifar100", tmp_path, download=False)
+    got = load_samples("cifar100", tmp_path, download=False)
     values = OmegaConf.load(ROOT / "conf/dataset/cifar100.yaml")
     assert got.x.shape == (60_000, 3, 32, 32)
     assert (got.classes, int(got.y.bincount().min()), int(got.y.bincount().max())) == (
@@ -729,4 +732,4 @@ def test_real_cifar100_from_arrays(tmp_path):
         600,
         600,
     )
-    assert moments(got.x, torch.arange(60_000))[0] == pytest.approx(values.mean, abs=1e-3)
+    assert mean_and_std(got.x, torch.arange(60_000))[0] == pytest.approx(values.mean, abs=1e-3)

@@ -23,7 +23,7 @@ from fedpfl.data.datasets import (
     cinic10,
     digit5,
     har,
-    load,
+    load_samples,
     mini_imagenet,
     office_home,
     pacs,
@@ -91,7 +91,7 @@ def activities(tmp_path, monkeypatch):
 
 def test_har_signals(tmp_path, activities):
     _, numbers = activities
-    got = load("har", tmp_path, classes=6)
+    got = load_samples("har", tmp_path, classes=6)
     assert got.x.shape == (8, 9, 128)
     assert got.x.dtype == torch.float32
     for channel, name in enumerate(har.SIGNALS):
@@ -111,7 +111,7 @@ def test_har_signals(tmp_path, activities):
 
 
 def test_har_features(tmp_path, activities):
-    got = load("har", tmp_path, form="features", normalize=False)
+    got = load_samples("har", tmp_path, form="features", normalize=False)
     np.testing.assert_allclose(got.x[:5], activities[1]["train", "X"], rtol=1e-6)
     assert got.x.shape == (8, 561)
     assert got.mean == ()
@@ -168,7 +168,7 @@ def test_errors_of_har(tmp_path, activities, name, data, message):
         (activities[0] / name).unlink()
     else:
         write(activities[0], {name: data})
-    got = one_line(lambda: load("har", tmp_path))
+    got = one_line(lambda: load_samples("har", tmp_path))
     assert message in got
     assert got.endswith("put a good copy there")
 
@@ -196,7 +196,7 @@ def texts(tmp_path, monkeypatch):
 
 
 def test_ag_news(tmp_path, texts):
-    got = load("ag_news", tmp_path, vocabulary=7, length=8, classes=4)
+    got = load_samples("ag_news", tmp_path, vocabulary=7, length=8, classes=4)
     assert got.x.dtype == torch.int32
     assert got.y.tolist() == [2, 0, 3, 1]
     assert got.test_from == 3
@@ -209,7 +209,7 @@ def test_ag_news(tmp_path, texts):
         [bears, the, the, 0, 0, 0, 0, 0],
         [1, 1, the, bears, 1, 1, 1, 1],
     ]
-    assert ag_news.words("Short-sellers, Wall's\\band #39;") == [
+    assert ag_news.split_words("Short-sellers, Wall's\\band #39;") == [
         *("short", "sellers", "wall", "s", "band", "39"),
     ]
     assert (got.mean, got.std) == ((), ())
@@ -217,12 +217,12 @@ def test_ag_news(tmp_path, texts):
 
 
 def test_ag_news_is_kept_by_its_options(tmp_path, texts, monkeypatch):
-    first = load("ag_news", tmp_path, vocabulary=7, length=8)
-    other = load("ag_news", tmp_path, vocabulary=5, length=8)
+    first = load_samples("ag_news", tmp_path, vocabulary=7, length=8)
+    other = load_samples("ag_news", tmp_path, vocabulary=5, length=8)
     assert int(other.x.max()) == 4
     assert len(cached(tmp_path)) == 2
-    monkeypatch.setattr(ag_news, "_texts", None)
-    again = load("ag_news", tmp_path, vocabulary=7, length=8)
+    monkeypatch.setattr(ag_news, "_read_texts", None)
+    again = load_samples("ag_news", tmp_path, vocabulary=7, length=8)
     assert torch.equal(first.x, again.x)
     assert again.test_from == 3
     assert again.groups is None
@@ -234,11 +234,11 @@ def test_errors_of_ag_news(tmp_path, texts, monkeypatch):
         (texts / "train.csv").write_bytes(bad)
         monkeypatch.setitem(ag_news.MD5, "train", md5(data))
         assert f"train.csv is corrupt: md5 is {md5(bad)}" in one_line(
-            lambda: load("ag_news", tmp_path)
+            lambda: load_samples("ag_news", tmp_path)
         )
         if bad != data[:-20]:
             monkeypatch.setitem(ag_news.MD5, "train", md5(bad))
-            assert "train.csv is corrupt: " in one_line(lambda: load("ag_news", tmp_path))
+            assert "train.csv is corrupt: " in one_line(lambda: load_samples("ag_news", tmp_path))
 
 
 # Speech Commands
@@ -280,7 +280,7 @@ FOLDER = "SpeechCommands/speech_commands_v0.02"
 
 def test_speech(tmp_path, clips):
     write(tmp_path / FOLDER, clips)
-    got = load("speech_commands", tmp_path)
+    got = load_samples("speech_commands", tmp_path)
     assert got.x.shape == (5, 1, 32, 32)
     assert got.y.tolist() == [0, 1, 1, 0, 1]  # no, yes; training, validation, test
     assert [got.group_names[i] for i in got.groups] == ["aa", "aa", "bb", "cc", "bb"]
@@ -297,7 +297,7 @@ def test_speech(tmp_path, clips):
 
 def test_log_mel_by_its_definition():
     clip = RNG.normal(size=16_000).astype(np.float32)
-    got = speech_commands.log_mel(clip, speech_commands.mel_filters())
+    got = speech_commands.log_mel_spectrogram(clip, speech_commands.mel_filters())
     padded = np.concatenate([clip[512:0:-1], clip, clip[-2:-514:-1]])
     window = np.hanning(1025)[:-1]
     for time in (0, 1, 17, 31):
@@ -326,39 +326,39 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     write(tmp_path, {"speech_commands_v0.02.tar.gz": data.getvalue()})
     with monkeypatch.context() as patch:  # from a folder that cannot be written to
         patch.setattr(os, "access", lambda *_: False)
-        first = load("speech_commands", tmp_path)
-    with source.writing_nothing():  # as of a dry run
-        assert torch.equal(load("speech_commands", tmp_path).x, first.x)
+        first = load_samples("speech_commands", tmp_path)
+    with source.without_writing():  # as of a dry run
+        assert torch.equal(load_samples("speech_commands", tmp_path).x, first.x)
     assert [path.name for path in tmp_path.iterdir()] == ["speech_commands_v0.02.tar.gz"]
-    again = load("speech_commands", tmp_path)
+    again = load_samples("speech_commands", tmp_path)
     assert (tmp_path / FOLDER / "yes").is_dir()
     assert torch.equal(first.x, again.x)
     assert len(cached(tmp_path)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(speech_commands, "_read", None)
-        kept = load("speech_commands", tmp_path)
+        patch.setattr(speech_commands, "_read_clips", None)
+        kept = load_samples("speech_commands", tmp_path)
     assert torch.equal(kept.x, again.x)
     assert torch.equal(kept.groups, again.groups)
     assert kept.group_names == again.group_names
     cached(tmp_path)[0].unlink()
-    with source.writing_nothing():
-        assert torch.equal(load("speech_commands", tmp_path).x, again.x)
+    with source.without_writing():
+        assert torch.equal(load_samples("speech_commands", tmp_path).x, again.x)
     assert not cached(tmp_path)
-    assert torch.equal(load("speech_commands", tmp_path).x, again.x)
+    assert torch.equal(load_samples("speech_commands", tmp_path).x, again.x)
     cached(tmp_path)[0].write_bytes(b"cut short")
-    assert torch.equal(load("speech_commands", tmp_path).x, again.x)
+    assert torch.equal(load_samples("speech_commands", tmp_path).x, again.x)
     write(tmp_path / FOLDER, {"yes/aa_nohash_0.wav": sound(tone(1000))})
-    assert not torch.equal(load("speech_commands", tmp_path).x, again.x)
+    assert not torch.equal(load_samples("speech_commands", tmp_path).x, again.x)
 
     shutil.rmtree(tmp_path / "SpeechCommands")
     half = data.getvalue()[: len(data.getvalue()) // 2]
     write(tmp_path, {"speech_commands_v0.02.tar.gz": half})
     assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in one_line(
-        lambda: load("speech_commands", tmp_path)
+        lambda: load_samples("speech_commands", tmp_path)
     )
     monkeypatch.setattr(speech_commands, "MD5", md5(half))
     assert "speech_commands_v0.02.tar.gz is corrupt: " in one_line(
-        lambda: load("speech_commands", tmp_path)
+        lambda: load_samples("speech_commands", tmp_path)
     )
 
 
@@ -397,7 +397,7 @@ def test_errors_of_speech(tmp_path, clips, change, message):
         tmp_path / FOLDER,
         {name: data for name, data in (clips | change).items() if data is not None},
     )
-    assert message in one_line(lambda: load("speech_commands", tmp_path))
+    assert message in one_line(lambda: load_samples("speech_commands", tmp_path))
 
 
 # Folders of images
@@ -442,7 +442,7 @@ def tiny(monkeypatch):
 
 def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
     write(tmp_path / "tiny-imagenet-200", tiny)
-    got = load("tiny_imagenet", tmp_path)
+    got = load_samples("tiny_imagenet", tmp_path)
     assert got.y.tolist() == [0, 0, 1, 1, 1, 0, 1]
     assert got.test_from == 4
     names = [f"train/n0{1 + k}/images/n0{1 + k}_{n}.JPEG" for k in (0, 1) for n in (0, 1)]
@@ -452,12 +452,12 @@ def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
         assert np.array_equal(image, pixels(tiny[name], 64))
     assert len(set(got.x[0, :, 5, 5].tolist())) == 1  # grey, in three channels
     assert_promises("tiny_imagenet", tmp_path)
-    small = load("tiny_imagenet", tmp_path, size=16)
+    small = load_samples("tiny_imagenet", tmp_path, size=16)
     assert np.array_equal(small.x[0], pixels(tiny[names[0]], 16))
     assert len(cached(tmp_path)) == 2
     with monkeypatch.context() as patch:
         patch.setattr(tiny_imagenet, "images", None)
-        assert torch.equal(load("tiny_imagenet", tmp_path).x, got.x)
+        assert torch.equal(load_samples("tiny_imagenet", tmp_path).x, got.x)
 
 
 def test_tiny_imagenet_from_the_archive(tmp_path, tiny, monkeypatch):
@@ -467,21 +467,23 @@ def test_tiny_imagenet_from_the_archive(tmp_path, tiny, monkeypatch):
             zipped.writestr(f"tiny-imagenet-200/{name}", content)
     monkeypatch.setattr(tiny_imagenet, "MD5", md5(data.getvalue()))
     write(tmp_path, {"tiny-imagenet-200.zip": data.getvalue()})
-    assert len(load("tiny_imagenet", tmp_path).y) == 7
+    assert len(load_samples("tiny_imagenet", tmp_path).y) == 7
     assert (tmp_path / "tiny-imagenet-200/val").is_dir()
     shutil.rmtree(tmp_path / "tiny-imagenet-200")
     write(tmp_path, {"tiny-imagenet-200.zip": b"half"})
     assert "tiny-imagenet-200.zip is corrupt: md5 is" in one_line(
-        lambda: load("tiny_imagenet", tmp_path)
+        lambda: load_samples("tiny_imagenet", tmp_path)
     )
     monkeypatch.setattr(tiny_imagenet, "MD5", md5(b"half"))
-    assert "tiny-imagenet-200.zip is corrupt: " in one_line(lambda: load("tiny_imagenet", tmp_path))
+    assert "tiny-imagenet-200.zip is corrupt: " in one_line(
+        lambda: load_samples("tiny_imagenet", tmp_path)
+    )
     empty = io.BytesIO()
     zipfile.ZipFile(empty, "w").close()
     monkeypatch.setattr(tiny_imagenet, "MD5", md5(empty.getvalue()))
     write(tmp_path, {"tiny-imagenet-200.zip": empty.getvalue()})
     assert "is corrupt: it holds no folder tiny-imagenet-200" in one_line(
-        lambda: load("tiny_imagenet", tmp_path)
+        lambda: load_samples("tiny_imagenet", tmp_path)
     )
 
 
@@ -517,7 +519,7 @@ def test_errors_of_tiny_imagenet(tmp_path, tiny, change, message):
         tmp_path / "tiny-imagenet-200",
         {name: data for name, data in (tiny | change).items() if data is not None},
     )
-    assert message in one_line(lambda: load("tiny_imagenet", tmp_path))
+    assert message in one_line(lambda: load_samples("tiny_imagenet", tmp_path))
     assert not cached(tmp_path)
 
 
@@ -540,7 +542,7 @@ def cinic(monkeypatch):
 
 def test_cinic10(tmp_path, cinic, monkeypatch):
     write(tmp_path / "CINIC-10", cinic)
-    got = load("cinic10", tmp_path)
+    got = load_samples("cinic10", tmp_path)
     assert got.x.shape == (60, 3, 32, 32)
     assert got.y.tolist() == [kind for kind in range(10) for _ in (0, 1)] * 3
     assert got.test_from == 40  # after training and validation
@@ -554,7 +556,9 @@ def test_cinic10(tmp_path, cinic, monkeypatch):
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     monkeypatch.setattr(cinic10, "MD5", md5(data.getvalue()))
-    again = load("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data.getvalue()}))
+    again = load_samples(
+        "cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data.getvalue()})
+    )
     assert torch.equal(again.x, got.x)
     assert (tmp_path / "packed/CINIC-10/valid").is_dir()
 
@@ -584,7 +588,7 @@ def test_errors_of_cinic10(tmp_path, cinic, change, message):
         tmp_path / "CINIC-10",
         {name: data for name, data in (cinic | change).items() if data is not None},
     )
-    assert message in one_line(lambda: load("cinic10", tmp_path))
+    assert message in one_line(lambda: load_samples("cinic10", tmp_path))
 
 
 @pytest.fixture
@@ -604,7 +608,7 @@ def mini(monkeypatch):
 
 def test_mini_imagenet(tmp_path, mini):
     write(tmp_path / "mini-imagenet", mini)
-    got = load("mini_imagenet", tmp_path)
+    got = load_samples("mini_imagenet", tmp_path)
     assert got.x.shape == (6, 3, 84, 84)
     assert got.y.tolist() == [3, 3, 0, 0, 2, 1]
     assert got.test_from is None
@@ -633,7 +637,7 @@ def test_errors_of_mini_imagenet(tmp_path, mini, change, message):
         tmp_path / "mini-imagenet",
         {name: data for name, data in (mini | change).items() if data is not None},
     )
-    assert message in one_line(lambda: load("mini_imagenet", tmp_path))
+    assert message in one_line(lambda: load_samples("mini_imagenet", tmp_path))
 
 
 DOMAINS = {
@@ -657,7 +661,7 @@ def test_domains(tmp_path, name, monkeypatch):
             files[f"{domain}/{kind}/00001.jpg"] = picture(len(files), (20, 10), "JPEG")
     files[f"{domains[0]}/Bike/00002.png"] = picture(99, (16, 16))
     write(tmp_path / base, files)
-    got = load(name, tmp_path, size=16)
+    got = load_samples(name, tmp_path, size=16)
     assert got.group_names == domains
     assert got.groups.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert got.y.tolist() == [0, 1, 1, 0, 1, 0, 1, 0, 1]
@@ -668,14 +672,14 @@ def test_domains(tmp_path, name, monkeypatch):
     assert got.test_from is None
     if name == "office_home":
         (tmp_path / base / "Real World").rename(tmp_path / base / "RealWorld")
-        assert torch.equal(load(name, tmp_path, size=16).x, got.x)
+        assert torch.equal(load_samples(name, tmp_path, size=16).x, got.x)
     (tmp_path / base / domains[1] / "Bike/00001.jpg").unlink()
     assert f"{domains[1]} is not as published: 1 images, 2 are published" in one_line(
-        lambda: load(name, tmp_path)
+        lambda: load_samples(name, tmp_path)
     )
     shutil.rmtree(tmp_path / base / domains[1])
     assert f"{base} is not as published: folder {domains[1]} is missing" in one_line(
-        lambda: load(name, tmp_path)
+        lambda: load_samples(name, tmp_path)
     )
 
 
@@ -723,7 +727,7 @@ def digits(tmp_path, monkeypatch):
 
 def test_digit5(tmp_path, digits):
     _, arrays = digits
-    got = load("digit5", tmp_path)
+    got = load_samples("digit5", tmp_path)
     assert got.x.shape == (25, 3, 32, 32)
     assert got.group_names == ("mnist", "mnist_m", "svhn", "syn", "usps")
     assert got.groups.tolist() == [g for n in (3, 2) for g in range(5) for _ in range(n)]
@@ -738,7 +742,7 @@ def test_digit5(tmp_path, digits):
     assert np.array_equal(got.x[9:12], arrays["syn"][0].transpose(0, 3, 1, 2))
     means = arrays["usps"][0].mean((1, 2, 3))
     assert abs(got.x[12:15].float().mean((1, 2, 3)).numpy() - means).max() < 3  # enlarged
-    small = load("digit5", tmp_path, size=28)
+    small = load_samples("digit5", tmp_path, size=28)
     assert np.array_equal(small.x[12:15, 0], arrays["usps"][0][:, 0])
     assert np.array_equal(small.x[3:6], arrays["mnist_m"][0].transpose(0, 3, 1, 2))
 
@@ -748,13 +752,15 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     good = (root / "syn_number.mat").read_bytes()
     for bad in (b"", b"not a .mat file" * 20, good[:200], good[: len(good) // 2]):
         (root / "syn_number.mat").write_bytes(bad)
-        assert "syn_number.mat is not as published: " in one_line(lambda: load("digit5", tmp_path))
+        assert "syn_number.mat is not as published: " in one_line(
+            lambda: load_samples("digit5", tmp_path)
+        )
     savemat(root / "syn_number.mat", {"other": np.zeros(3)})
-    message = one_line(lambda: load("digit5", tmp_path))
+    message = one_line(lambda: load_samples("digit5", tmp_path))
     assert "syn_number.mat is not as published: KeyError: 'train_data'" in message
     (root / "syn_number.mat").write_bytes(good)
     monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
-    assert "3 images of syn, 4 are published" in one_line(lambda: load("digit5", tmp_path))
+    assert "3 images of syn, 4 are published" in one_line(lambda: load_samples("digit5", tmp_path))
     labels = {"train_label": np.array([[4], [0], [5]]), "test_label": np.array([[6], [0]])}
     for images, own, says in (
         (np.full((3, 32, 32, 3), np.nan), labels, "images are [3, 32, 32, 3], or not all finite"),
@@ -775,16 +781,16 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
             {"train_data": images, "test_data": np.zeros((2, 32, 32)), **own},
         )
         assert f"syn_number.mat is not as published: {says}" in one_line(
-            lambda: load("digit5", tmp_path)
+            lambda: load_samples("digit5", tmp_path)
         )
     (root / "syn_number.mat").write_bytes(good)
     savemat(root / "usps_28x28.mat", {"dataset": np.zeros(3)})
     assert "usps_28x28.mat is not as published: zip() argument" in one_line(
-        lambda: load("digit5", tmp_path)
+        lambda: load_samples("digit5", tmp_path)
     )
     (root / "mnist_data.mat").unlink()
     assert "mnist_data.mat is not as published: it is missing" in one_line(
-        lambda: load("digit5", tmp_path)
+        lambda: load_samples("digit5", tmp_path)
     )
 
 
@@ -802,5 +808,5 @@ def test_what_is_not_there_is_named_with_its_place(tmp_path):
     }
     for name, place in places.items():
         assert f"put {place} there" in one_line(
-            lambda name=name: load(name, tmp_path, download=False)
+            lambda name=name: load_samples(name, tmp_path, download=False)
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpfl.config.plan import Run, build_run, check_config
-from fedpfl.data.datasets import femnist, load, shakespeare
+from fedpfl.data.datasets import femnist, load_samples, shakespeare
 from tests.command import compose_once, format_override
 from tests.conftest import BACKENDS, assert_close, record_rounds
 from tests.data.promises import assert_promises
@@ -79,7 +79,7 @@ def test_both_parts(tmp_path, name):
     classes = {"femnist": 62, "shakespeare": 80}[name]
     files, expected, owners = written(name)
     write(tmp_path, files)
-    got = load(name, tmp_path, classes=classes)
+    got = load_samples(name, tmp_path, classes=classes)
     assert got.x.dtype == (torch.uint8 if name == "femnist" else torch.int32)
     assert np.array_equal(got.x, np.concatenate(expected))
     assert [got.group_names[place] for place in got.groups] == owners
@@ -92,7 +92,7 @@ def test_both_parts(tmp_path, name):
         letters = first["user_data"]["HAMLET_HAMLET"]["y"]
         assert [shakespeare.LETTERS[place] for place in got.y[:6]] == letters
         assert (got.mean, got.std) == ((), ())
-    again = load(name, tmp_path, classes=classes)  # from the cache
+    again = load_samples(name, tmp_path, classes=classes)  # from the cache
     assert torch.equal(again.x, got.x)
     assert again.group_names == got.group_names
     twins = ("has_no_twins",) if name == "shakespeare" else ()
@@ -102,7 +102,7 @@ def test_both_parts(tmp_path, name):
 def test_all_data_have_no_test_part(tmp_path):
     files, expected, owners = written("femnist", ("all_data",))
     write(tmp_path, {file.replace("/data/", "/"): data for file, data in files.items()})
-    got = load("femnist", tmp_path, classes=62)
+    got = load_samples("femnist", tmp_path, classes=62)
     assert np.array_equal(got.x, np.concatenate(expected))
     assert [got.group_names[place] for place in got.groups] == owners
     assert got.test_from is None
@@ -112,7 +112,7 @@ def test_all_data_have_no_test_part(tmp_path):
 def test_every_pixel_makes_the_round_trip():
     levels = np.resize(np.arange(256), 784)
     for decimals in (4, 6, 17):
-        found, _ = femnist._images([(levels / 255).round(decimals).tolist()], [0])
+        found, _ = femnist._to_images([(levels / 255).round(decimals).tolist()], [0])
         assert found.ravel().tolist() == levels.tolist()
 
 
@@ -236,20 +236,20 @@ NUMBER = "f0001_41 has 6 samples and 5 labels, expected 6 of both"
 )
 def test_errors(tmp_path, name, change, message):
     write(tmp_path, change(written(name)[0], name))
-    assert message in one_line(lambda: load(name, tmp_path))
+    assert message in one_line(lambda: load_samples(name, tmp_path))
 
 
 def test_users_twice_and_folders_without_files(tmp_path):
     files, _, _ = written("femnist")
     one = next(iter(files))
     write(tmp_path, files | {one.replace("train_9", "train_8"): files[one]})
-    said = one_line(lambda: load("femnist", tmp_path))
+    said = one_line(lambda: load_samples("femnist", tmp_path))
     assert (
         "train_9.json is not as published: it has user f0001_41, whom all_data_f1_niid_0_keep_0_train_8.json"
         in said
     )
     write(tmp_path / "other", {one: files[one]})
-    said = one_line(lambda: load("femnist", tmp_path / "other"))
+    said = one_line(lambda: load_samples("femnist", tmp_path / "other"))
     assert (
         "femnist/data is not as published: there are .json files neither in train/ and test/ nor in all_dat"
         in said

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import Samples
-from fedpfl.data.federation import build
-from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
+from fedpfl.data.federation import build_federation
+from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground.checks import checked_arguments
@@ -64,9 +64,11 @@ def check(
 
 def configured(name: str, options: dict) -> Partition:
     """Deal as a configuration has it, whose options are checked before."""
-    given = {key: options[key] for key in GIVEN if key in options}
-    chosen = {key: value for key, value in options.items() if key not in GIVEN}
-    return SCHEMES[name](**given, **checked_arguments(SCHEMES[name], chosen, "partition", GIVEN))
+    given = {key: options[key] for key in SUPPLIED_ARGUMENTS if key in options}
+    chosen = {key: value for key, value in options.items() if key not in SUPPLIED_ARGUMENTS}
+    return SCHEMES[name](
+        **given, **checked_arguments(SCHEMES[name], chosen, "partition", SUPPLIED_ARGUMENTS)
+    )
 
 
 def same(a: Partition, b: Partition) -> bool:
@@ -83,7 +85,7 @@ def same(a: Partition, b: Partition) -> bool:
 def fmnist() -> Samples:
     if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
         pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
-    return datasets.load("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
+    return datasets.load_samples("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def fmnist() -> Samples:
 )
 def test_published_counts_on_fashionmnist(fmnist, alpha, attempts, train, test, least, most):
     parts = partition.published(fmnist.y, 100, 42, alpha=alpha)
-    federation = build(fmnist, parts)
+    federation = build_federation(fmnist, parts)
     assert parts.attempts == attempts
     assert int(federation.train_sizes.sum()) == train
     assert int(federation.test_sizes.sum()) == test
@@ -118,7 +120,7 @@ def test_published_split_gives_the_published_accuracy_of_the_initial_model(fmnis
     """Index for index: pooled test accuracy of the untrained net on the clients of round 1, to the
     last digit.
     """
-    federation = build(fmnist, partition.published(fmnist.y, 100, 42, alpha=0.1))
+    federation = build_federation(fmnist, partition.published(fmnist.y, 100, 42, alpha=0.1))
     with torch.random.fork_rng():
         torch.manual_seed(42)
         net = torch.nn.Sequential(
@@ -387,11 +389,11 @@ def test_errors(name, options, message):
 
 
 def test_more_clients_than_samples():
-    assert len(deal(SCHEMES["iid"], small_images(), 12, 0, test_fraction=0.0).train) == 12
+    assert len(deal_samples(SCHEMES["iid"], small_images(), 12, 0, test_fraction=0.0).train) == 12
     with pytest.raises(
         FedpflError, match=r"^clients must be at most the number of samples, 12, got 13$"
     ):
-        deal(SCHEMES["iid"], small_images(), 13, 0)
+        deal_samples(SCHEMES["iid"], small_images(), 13, 0)
 
 
 # The federation
@@ -405,7 +407,7 @@ def small_images() -> Samples:
 def test_federation():
     images = small_images()
     parts = partition.iid(images.y, 3, 0)
-    federation = build(images, parts)
+    federation = build_federation(images, parts)
     assert federation.clients == 3
     assert federation.shape == (3, 2, 2)
     assert federation.train_sizes.tolist() == [3, 3, 3]
@@ -427,7 +429,7 @@ def test_clients_that_never_train(batch, together, idle):
     training.
     """
     federation = make_federation((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
-    assert federation.idle(batch, together) == idle
+    assert federation.count_untrainable(batch, together) == idle
     phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
     counts = [
         len(plan_steps(phase, range(1), batch, draws, federation, client).positions)
@@ -447,14 +449,14 @@ def test_clients_that_never_train_are_told(tmp_path):
 
 def test_the_shape_knows_of_what_it_is():
     images = small_images()
-    shape = build(images, partition.iid(images.y, 3, 0)).shape
+    shape = build_federation(images, partition.iid(images.y, 3, 0)).shape
     for copied in (shape, copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
         assert copied == (3, 2, 2)
         assert (copied.kind, copied.data_set) == ("images", "small")
 
 
 def test_normalize_any_batch_shape_and_leave_the_images_alone():
-    federation = build(small_images(), partition.iid(small_images().y, 3, 0))
+    federation = build_federation(small_images(), partition.iid(small_images().y, 3, 0))
     before = federation.x.clone()
     x = federation.x.view(3, 2, 2, 3, 2, 2)
     out = federation.normalize(x)
@@ -468,7 +470,7 @@ def test_normalize_any_batch_shape_and_leave_the_images_alone():
 
 
 def test_to_moves_images_and_labels_and_leaves_the_indices():
-    federation = build(small_images(), partition.iid(small_images().y, 3, 0)).to("meta")
+    federation = build_federation(small_images(), partition.iid(small_images().y, 3, 0)).to("meta")
     assert {t.device.type for t in (federation.x, federation.y)} == {"meta"}
     assert {t.device.type for t in (*federation.train, *federation.test)} == {"cpu"}
     assert federation.train_sizes.tolist() == [3, 3, 3]
@@ -526,14 +528,14 @@ ONE = np.arange(4)
 def test_what_a_scheme_of_ones_own_must_not_deal_is_one_line(answer, message, monkeypatch):
     monkeypatch.setitem(SCHEMES, "own", lambda y, clients, seed: answer)
     with pytest.raises(FedpflError) as error:
-        deal(SCHEMES["own"], small_images(), 2, 0)
+        deal_samples(SCHEMES["own"], small_images(), 2, 0)
     assert str(error.value).startswith(message)
 
 
 def test_clients_of_a_scheme_of_ones_own_may_share_and_lack_test_samples(monkeypatch):
     shared = Partition((ONE, ONE + 1), (ONE + 5, np.array([])))
     monkeypatch.setitem(SCHEMES, "own", lambda y, clients, seed: shared)
-    assert deal(SCHEMES["own"], small_images(), 2, 0) is shared
+    assert deal_samples(SCHEMES["own"], small_images(), 2, 0) is shared
 
 
 def test_a_split_that_was_mostly_filled_up_says_so():

@@ -9,7 +9,7 @@ import torch
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
-from fedpfl.data.federation import build as federation_of
+from fedpfl.data.federation import build_federation as federation_of
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, compose_once, format_override, read_table, run_command
@@ -35,7 +35,7 @@ OWN = Samples(
 
 
 def read(path, clients=3, seed=0, **options):
-    return partition.deal(partition.file, OWN, clients, seed, path=path, **options)
+    return partition.deal_samples(partition.file, OWN, clients, seed, path=path, **options)
 
 
 def listed(parts: Partition):
@@ -241,4 +241,4 @@ def test_what_a_file_holds_out_is_trained_on_by_nobody():
     )
     federation = federation_of(OWN, parts)
     assert [index.tolist() for index in federation.train] == [*TRAIN]
-    assert [index.tolist() for index in federation.held_out] == [*HELD]
+    assert [index.tolist() for index in federation.validation_or_test] == [*HELD]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
-from fedpfl.data.federation import build
-from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
-from fedpfl.data.partition.parts import allotted
+from fedpfl.data.federation import build_federation
+from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
+from fedpfl.data.partition.parts import allot_counts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedAvg
 from tests.conftest import assert_same, make_federation, record_states, tiny
@@ -303,7 +303,7 @@ def test_clients_of_fixed_dirichlet_may_share_samples():
 def test_the_last_class_takes_the_rest(proportions, total, counts):
     if counts[-1] < 0:  # nothing is left for it: the largest gives
         counts = [counts[0] + counts[-1], *counts[1:-1], 0]
-    assert allotted(np.array(proportions), total).tolist() == counts
+    assert allot_counts(np.array(proportions), total).tolist() == counts
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ EXTREMES = (
 def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("parts.json").write_text(json.dumps(np.arange(len(Y)).reshape(10, -1).tolist()))
-    for key in {*inspect.signature(SCHEMES[name]).parameters} - {*GIVEN}:
+    for key in {*inspect.signature(SCHEMES[name]).parameters} - {*SUPPLIED_ARGUMENTS}:
         for value in EXTREMES:
             now = time.process_time()
             tracemalloc.start()
@@ -408,12 +408,12 @@ def test_who_holds_what_is_as_in_every_run_so_far(words):
 
 def test_schemes_are_told_what_they_ask_for():
     own = samples(groups=torch.from_numpy(GROUPS), group_names=tuple("abcde"), test_from=TEST_FROM)
-    assert len(deal(SCHEMES["groups"], own, 5, 0).train) == 5
-    parts = deal(SCHEMES["shuffled_shards"], own, 10, 0, classes_per_client=2)
+    assert len(deal_samples(SCHEMES["groups"], own, 5, 0).train) == 5
+    parts = deal_samples(SCHEMES["shuffled_shards"], own, 10, 0, classes_per_client=2)
     assert np.concatenate(parts.train).max() < TEST_FROM
-    assert len(deal(SCHEMES["iid"], own, 5, 0).train) == 5
+    assert len(deal_samples(SCHEMES["iid"], own, 5, 0).train) == 5
     assert "group a has" in one_line(
-        lambda: deal(SCHEMES["groups"], own, 5, 0, samples_per_client=500)
+        lambda: deal_samples(SCHEMES["groups"], own, 5, 0, samples_per_client=500)
     )
 
 
@@ -425,7 +425,7 @@ def test_what_is_given_is_known():
             if p.kind is not p.KEYWORD_ONLY
         }
         assert needed == {"y", "clients", "seed"}
-        assert needed <= set(GIVEN)
+        assert needed <= set(SUPPLIED_ARGUMENTS)
 
 
 # Validation
@@ -433,10 +433,10 @@ def test_what_is_given_is_known():
 
 def test_a_share_of_the_training_samples_is_held_out():
     own, parts = samples(), partition.dirichlet(Y, 20, 0, alpha=0.5)
-    plain, held = build(own, parts), build(own, parts, 0.2, seed=3)
+    plain, held = build_federation(own, parts), build_federation(own, parts, 0.2, seed=3)
     assert plain.validation == ()
-    assert plain.held_out is plain.test
-    assert held.held_out is held.validation
+    assert plain.validation_or_test is plain.test
+    assert held.validation_or_test is held.validation
     for client in range(20):
         whole, left, out = plain.train[client], held.train[client], held.validation[client]
         assert len(out) == int(0.2 * len(whole))
@@ -447,7 +447,10 @@ def test_a_share_of_the_training_samples_is_held_out():
         assert torch.equal(plain.test[client], held.test[client])
     assert torch.equal(plain.label_counts(), held.label_counts())
     assert held.to("cpu").validation is held.validation
-    again, other = build(own, parts, 0.2, seed=3), build(own, parts, 0.2, seed=4)
+    again, other = (
+        build_federation(own, parts, 0.2, seed=3),
+        build_federation(own, parts, 0.2, seed=4),
+    )
     assert all(torch.equal(a, b) for a, b in zip(held.validation, again.validation, strict=True))
     assert not all(
         torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True)
@@ -456,14 +459,14 @@ def test_a_share_of_the_training_samples_is_held_out():
 
 def test_what_is_held_out_is_drawn_as_in_every_run_so_far():
     parts = Partition((np.arange(10), np.arange(10, 20)), (np.arange(20, 21),) * 2)
-    assert [own.tolist() for own in build(samples(), parts, 0.3, seed=3).validation] == [
+    assert [own.tolist() for own in build_federation(samples(), parts, 0.3, seed=3).validation] == [
         [1, 2, 4],
         [12, 14, 17],
     ]
 
 
 def test_somebody_with_one_sample_keeps_it():
-    held = build(
+    held = build_federation(
         samples(), Partition((np.arange(1), np.arange(1, 3)), (np.arange(3, 4),) * 2), 0.99
     )
     assert [len(index) for index in held.train] == [1, 1]
@@ -478,12 +481,12 @@ def test_training_does_not_see_what_is_held_out():
     own = Samples(
         "toy", federation.x, federation.y, federation.classes, federation.mean, federation.std
     )
-    held = build(own, parts, 0.3)
+    held = build_federation(own, parts, 0.3)
     spoilt = own.x.clone()
     spoilt[torch.cat(held.validation)] = 255
     net = tiny()
     states = [
-        record_states(FedAvg(), net, build(replace(own, x=x), parts, 0.3))[-1]
+        record_states(FedAvg(), net, build_federation(replace(own, x=x), parts, 0.3))[-1]
         for x in (own.x, spoilt)
     ]
     assert_same(*states)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl import models
-from fedpfl.data import build, fingerprint, partition
-from fedpfl.data.datasets import Samples, load
-from fedpfl.data.datasets.shared.samples import moments
+from fedpfl.data import build_federation, fingerprint, partition
+from fedpfl.data.datasets import Samples, load_samples
+from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
@@ -33,7 +33,7 @@ Y = np.arange(120) % CLASSES
 
 def own(folder: Path, name: str = "npz", **arrays) -> Samples:
     np.savez(folder / "own.npz", **({"y": Y} | arrays))
-    return load(name, folder, path=folder / "own.npz")
+    return load_samples(name, folder, path=folder / "own.npz")
 
 
 def one_line(action) -> str:
@@ -52,7 +52,7 @@ def test_token_ids_are_never_scaled(tmp_path, kind):
     assert got.x.dtype == torch.int32
     assert got.x.tolist() == TOKENS.tolist()
     assert (got.mean, got.std) == ((), ())
-    federation = build(got, partition.iid(got.y.numpy(), 4, 0))
+    federation = build_federation(got, partition.iid(got.y.numpy(), 4, 0))
     assert federation.shape == (7,)
     assert federation.normalize(federation.x) is federation.x
 
@@ -77,7 +77,7 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     """Not of test samples, of what is held out, or of clients that never take part."""
     split, away = partition.iid(Y, 4, 0), [1, 3]
     got = own(tmp_path, x=x)
-    federation = build(got, split, validation=0.2, newcomers=away)
+    federation = build_federation(got, split, validation=0.2, newcomers=away)
     assert federation.shape == x.shape[1:]
     axes, trained = (
         (0, *range(2, x.ndim)),
@@ -96,15 +96,15 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     assert torch.equal(federation.normalize(batch), scaled.view(batch.shape))
     other = x.copy()
     other[np.delete(np.arange(120), trained)] = 7
-    other = build(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
+    other = build_federation(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
     assert (other.mean, other.std) == (federation.mean, federation.std)
     once = replace(
-        got, **dict(zip(("mean", "std"), moments(got.x, torch.arange(120)), strict=True))
+        got, **dict(zip(("mean", "std"), mean_and_std(got.x, torch.arange(120)), strict=True))
     )
     assert fingerprint(got) != fingerprint(
         once
     )  # so that runs scaled by all samples are runs on other data
-    for part in federation.apart(away):
+    for part in federation.split_newcomers(away):
         assert (part.mean, part.std) == (federation.mean, federation.std)
 
 
@@ -116,23 +116,23 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     ],
 )
 def test_a_constant_feature_stays_finite(tmp_path, x, least):
-    federation = build(own(tmp_path, x=x), partition.iid(Y, 4, 0))
+    federation = build_federation(own(tmp_path, x=x), partition.iid(Y, 4, 0))
     assert min(federation.std) == federation.std[-1 if x.ndim == 4 else 4] == least
 
 
 def test_scaling_may_be_given_or_left_out(tmp_path):
     np.savez(tmp_path / "own.npz", x=FEATURES, y=Y)
     path = tmp_path / "own.npz"
-    given = load("npz", tmp_path, path=path, mean=[1.0] * 11, std=[2.0] * 11)
-    federation = build(given, partition.iid(given.y.numpy(), 4, 0))
+    given = load_samples("npz", tmp_path, path=path, mean=[1.0] * 11, std=[2.0] * 11)
+    federation = build_federation(given, partition.iid(given.y.numpy(), 4, 0))
     torch.testing.assert_close(federation.normalize(federation.x), (federation.x - 1) / 2)
-    bare = load("npz", tmp_path, path=path, normalize=False)
+    bare = load_samples("npz", tmp_path, path=path, normalize=False)
     assert (bare.mean, bare.std) == ((), ())
-    federation = build(bare, partition.iid(bare.y.numpy(), 4, 0))
+    federation = build_federation(bare, partition.iid(bare.y.numpy(), 4, 0))
     assert torch.equal(federation.normalize(federation.x), torch.from_numpy(FEATURES))
     np.savez(path, x=np.full((120, 2, 8, 8), 51, np.uint8), y=Y)
-    bare = load("npz", tmp_path, path=path, normalize=False)
-    federation = build(bare, partition.iid(bare.y.numpy(), 4, 0))
+    bare = load_samples("npz", tmp_path, path=path, normalize=False)
+    federation = build_federation(bare, partition.iid(bare.y.numpy(), 4, 0))
     torch.testing.assert_close(federation.normalize(federation.x), torch.full((120, 2, 8, 8), 0.2))
 
 
@@ -193,17 +193,17 @@ def test_errors_in_constants(tmp_path):
     np.savez(tmp_path / "own.npz", x=TOKENS, y=Y)
     path = tmp_path / "own.npz"
     assert "must be null for token ids" in one_line(
-        lambda: load("npz", tmp_path, path=path, mean=[0.5], std=[0.5])
+        lambda: load_samples("npz", tmp_path, path=path, mean=[0.5], std=[0.5])
     )
     np.savez(path, x=SIGNALS, y=Y)
-    message = one_line(lambda: load("npz", tmp_path, path=path, mean=[0.0], std=[1.0]))
+    message = one_line(lambda: load_samples("npz", tmp_path, path=path, mean=[0.0], std=[1.0]))
     assert "dataset.mean has 1 entries, but the samples have 3 channels" in message
 
 
 def test_options_have_no_effect_on_an_archive(tmp_path):
     np.savez(tmp_path / "har.npz", x=FEATURES, y=Y)
-    assert load("har", tmp_path, form="signals").x.shape == (120, 11)
-    message = one_line(lambda: load("har", tmp_path, form="features"))
+    assert load_samples("har", tmp_path, form="signals").x.shape == (120, 11)
+    message = one_line(lambda: load_samples("har", tmp_path, form="features"))
     assert f"dataset.form=features has no effect on {tmp_path / 'har.npz'}" in message
 
 
@@ -247,7 +247,7 @@ def world(kind: str, folder: Path):
     x, module = WORLDS[kind]
     torch.manual_seed(0)
     samples = own(folder, x=x)
-    return Net(module()), build(
+    return Net(module()), build_federation(
         samples, partition.dirichlet(samples.y.numpy(), 4, 0, alpha=1.0), 0.2
     )
 
@@ -296,8 +296,8 @@ def test_training_learns(tmp_path, kind):
 )
 def test_the_registered_models_take_them(tmp_path, model, x):
     samples = own(tmp_path, x=x)
-    federation = build(samples, partition.iid(samples.y.numpy(), 3, 0))
-    net = models.build(model, federation.shape, federation.classes, 0)
+    federation = build_federation(samples, partition.iid(samples.y.numpy(), 3, 0))
+    net = models.build_network(model, federation.shape, federation.classes, 0)
     states, _ = record_rounds(FedAvg(), net, federation, [[0, 1]], local=PLAIN)
     assert all(bool(torch.isfinite(leaf).all()) for leaf in states[-1].server.values())
 
@@ -308,8 +308,12 @@ GREY = np.random.default_rng(0).random((len(TOKENS), 28, 28))
 
 
 def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
-    federation = build(samples := own(tmp_path, x=TOKENS), partition.iid(samples.y.numpy(), 3, 0))
-    message = one_line(lambda: models.build("cnn4", federation.shape, federation.classes, 0))
+    federation = build_federation(
+        samples := own(tmp_path, x=TOKENS), partition.iid(samples.y.numpy(), 3, 0)
+    )
+    message = one_line(
+        lambda: models.build_network("cnn4", federation.shape, federation.classes, 0)
+    )
     says = "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set npz)"
     assert message == f"{says}; {TABLE}; models that take these: lstm, text, transformer"
 
@@ -337,7 +341,9 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
     ],
 )
 def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):
-    federation = build(samples := own(tmp_path, x=x), partition.iid(samples.y.numpy(), 3, 0))
-    message = one_line(lambda: models.build(model, federation.shape, federation.classes, 0))
+    federation = build_federation(
+        samples := own(tmp_path, x=x), partition.iid(samples.y.numpy(), 3, 0)
+    )
+    message = one_line(lambda: models.build_network(model, federation.shape, federation.classes, 0))
     fit = {id(TOKENS): "lstm, text, transformer", id(GREY): "har_cnn, mlp"}.get(id(x), "mlp")
     assert message == f"model={model}: {says}; models that take these: {fit}"

@@ -278,7 +278,9 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
         make_initial_state(FedAvg(), net, 10, CPU),
         list(range(10)),
     )
-    plain, judged = (data.build(samples, split, own_classes=own) for own in (False, True))
+    plain, judged = (
+        data.build_federation(samples, split, only_local_classes=own) for own in (False, True)
+    )
     over_all, over_own = (
         runner.evaluate(EvalCall(FedAvg(), own, state, everyone)) for own in (plain, judged)
     )
@@ -290,9 +292,14 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
         hits = [max(classes, key=row.__getitem__) for row in logits]
         wanted.append(sum(hit == y for hit, y in zip(hits, whole.y[own].tolist(), strict=True)))
     assert over_own.correct.tolist() == wanted != over_all.correct.tolist()
-    assert judged.merged(3).barred is None  # everybody's samples
+    assert judged.merge_clients(3).excluded_classes is None  # everybody's samples
     few = runner.evaluate(
-        EvalCall(FedAvg(), judged.of([4, 2]), make_initial_state(FedAvg(), net, 2, CPU), [1, 0])
+        EvalCall(
+            FedAvg(),
+            judged.select_clients([4, 2]),
+            make_initial_state(FedAvg(), net, 2, CPU),
+            [1, 0],
+        )
     )
     assert few.correct.tolist() == [wanted[2], wanted[4]]
 

@@ -143,7 +143,7 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
 
 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
-    net, world = tiny(norm=True), federation.of([0, 2, 4])
+    net, world = tiny(norm=True), federation.select_clients([0, 2, 4])
     state = record_rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
     runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
     late = replace(

@@ -146,13 +146,15 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
                 state,
                 everyone,
                 measures=NAMES,
-                common_federation=federation.merged(10),
+                common_federation=federation.merge_clients(10),
             )
         )
         assert all(map(torch.equal, asked["test"][:3], plain[:3]))
         assert torch.equal(asked["common"].correct.diagonal(), plain.correct)
         halves = runner.evaluate_splits(
-            EvalCall(method, federation, state, everyone, common_federation=federation.merged(2))
+            EvalCall(
+                method, federation, state, everyone, common_federation=federation.merge_clients(2)
+            )
         )["common"]
         assert torch.equal(halves.correct.sum(1), asked["common"].correct.sum(1))
         told[engine] = asked

@@ -71,7 +71,7 @@ def registered(monkeypatch):
 
 
 def build(name, seed=1, shape=networks.SHAPE, **options):
-    return models.build(name, shape, CLASSES, seed, **options)
+    return models.build_network(name, shape, CLASSES, seed, **options)
 
 
 def broken_promises(trial):
@@ -95,7 +95,9 @@ QUICK = {
 
 @pytest.mark.parametrize("name", keep_only(networks.KEPT, QUICK))
 def test_a_network_of_ones_own_keeps_every_promise(name):
-    broken = broken_promises(NetworkTrial(partial(models.build, name), FedAvg(), networks.SHAPE))
+    broken = broken_promises(
+        NetworkTrial(partial(models.build_network, name), FedAvg(), networks.SHAPE)
+    )
     expected = {}
     if name in ON_LOOP_ALONE:
         expected["batched_equals_loop"] = ON_LOOP_ALONE[name]
@@ -195,7 +197,9 @@ BUILT_IN = {
 
 @pytest.mark.parametrize("name", keep_only(BUILT_IN, ("lenet5", "mlp")))
 def test_built_in_networks_keep_every_promise(name):
-    broken = broken_promises(NetworkTrial(partial(models.build, name), FedAvg(), BUILT_IN[name]))
+    broken = broken_promises(
+        NetworkTrial(partial(models.build_network, name), FedAvg(), BUILT_IN[name])
+    )
     assert not broken
 
 

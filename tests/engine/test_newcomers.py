@@ -49,15 +49,15 @@ def worlds():
     validate.
     """
     whole = hold_out_quarter(make_federation())
-    away = data.newcomers(10, 3, seed=0)
-    clean = whole.apart(away)
+    away = data.draw_newcomers(10, 3, seed=0)
+    clean = whole.split_newcomers(away)
     assert [own.clients for own in clean] == [7, 3]
 
     def otherwise(hidden):
         secret = torch.cat([*hidden, *clean[1].train, *clean[1].test, *clean[1].validation])
         x, y = whole.x.clone(), whole.y.clone()
         x[secret], y[secret] = 255 - x[secret], (y[secret] + 1) % CLASSES
-        return dataclasses.replace(whole, x=x, y=y).apart(away)
+        return dataclasses.replace(whole, x=x, y=y).split_newcomers(away)
 
     return clean, otherwise(clean[0].validation), otherwise(clean[0].test)
 
@@ -125,22 +125,22 @@ def test_who_validates_learns_from_validation_samples_alone(name, values, net, w
 def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
     """As in every run so far."""
     whole = make_federation()
-    away = data.newcomers(10, 3, seed=5)
-    assert (away, data.newcomers(100, 5, seed=0)) == ([0, 2, 4], [27, 62, 65, 75, 88])
-    seen, unseen = whole.apart(away)
-    assert list(unseen.numbers) == away
-    assert list(seen.numbers) == [client for client in range(10) if client not in away]
-    assert seen.of([0, 2]).numbers == (1, 5)
+    away = data.draw_newcomers(10, 3, seed=5)
+    assert (away, data.draw_newcomers(100, 5, seed=0)) == ([0, 2, 4], [27, 62, 65, 75, 88])
+    seen, unseen = whole.split_newcomers(away)
+    assert list(unseen.partition_numbers) == away
+    assert list(seen.partition_numbers) == [client for client in range(10) if client not in away]
+    assert seen.select_clients([0, 2]).partition_numbers == (1, 5)
     for federation in (seen, unseen):
-        for client, number in enumerate(federation.numbers):
-            assert federation.number(client) == number
+        for client, number in enumerate(federation.partition_numbers):
+            assert federation.partition_number(client) == number
             assert_same(
                 [federation.train[client], federation.test[client]],
                 [whole.train[number], whole.test[number]],
             )
-    drawn = {tuple(data.newcomers(10, 3, seed=seed)) for seed in range(40)}
+    drawn = {tuple(data.draw_newcomers(10, 3, seed=seed)) for seed in range(40)}
     assert {number for numbers in drawn for number in numbers} == set(range(10))
-    assert whole.apart([]) == (whole, None)
+    assert whole.split_newcomers([]) == (whole, None)
 
 
 def percent(trained, client, split):
@@ -191,7 +191,7 @@ def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
         build_run(check_config(compose_once(*SETTINGS, "partition.seed=3", f"seed={seed}")))
         for seed in (1, 2)
     ]
-    assert plans[0].unseen.numbers == plans[1].unseen.numbers
+    assert plans[0].unseen.partition_numbers == plans[1].unseen.partition_numbers
     assert_same(plans[0].federation.train, plans[1].federation.train)
     assert plans[0].identity == plans[1].identity
 

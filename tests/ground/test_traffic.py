@@ -161,7 +161,7 @@ def test_fedavg_with_local_statistics_sends_what_fedpurin_published():
     federation = Federation(
         "zeros", x, y, 10, (0.0,), (1.0,), tuple(s[:3] for s in split), tuple(s[3:] for s in split)
     )
-    net = models.build("resnet8", federation.shape, 10, 0)
+    net = models.build_network("resnet8", federation.shape, 10, 0)
     sizes = []
     for statistics in ("local", "aggregate"):
         method = FedAvg(statistics=statistics)

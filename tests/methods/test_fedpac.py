@@ -273,5 +273,5 @@ def test_missing_prototypes_are_the_clients_own(net, federation):
 
 
 def test_what_travels():
-    net = models.build("cnn4", (3, 32, 32), 10, 0)
+    net = models.build_network("cnn4", (3, 32, 32), 10, 0)
     assert tree.size(FedPAC().init(net.params, net.parts)[0]["body"]) == 873_408

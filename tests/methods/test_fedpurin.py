@@ -619,7 +619,7 @@ def counts():
         tuple(own[10:] for own in split),
     )
     net, local = (
-        models.build("resnet8", federation.shape, 10, 0),
+        models.build_network("resnet8", federation.shape, 10, 0),
         Local(epochs=1, batch_size=10, lr=0.1, momentum=0.9),
     )
 
@@ -674,7 +674,9 @@ def test_sizes_of_table_3(network, shape, classes, dense, printed):
     Up, the paper adds the bits of CIFAR10's network to all. After beta it has 13.21 for CIFAR100,
     of smaller masks.
     """
-    sizes = [leaf.numel() for leaf in models.build(network, shape, classes, 0).params.values()]
+    sizes = [
+        leaf.numel() for leaf in models.build_network(network, shape, classes, 0).params.values()
+    ]
     size, half = sum(sizes), sum(n // 2 for n in sizes)
     assert (
         tuple(round(v, 2) for v in (mebibytes(size), mebibytes(size, size), mebibytes(size - half)))

@@ -278,7 +278,7 @@ def test_a_whole_layer_is_personal_from_the_first_round_on(layer, name, delta, n
 
 def test_a_layer_is_a_weight_with_the_normalisation_behind_it():
     """ResNet-18 has 21: stem, sixteen convolutions in blocks, three projections, the classifier."""
-    net = models.build("resnet18", (3, 32, 32), 10, 0)
+    net = models.build_network("resnet18", (3, 32, 32), 10, 0)
     assert len(net.parts.layers) == 21
     for number, channels in (
         (0, 64),

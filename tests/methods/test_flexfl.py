@@ -90,7 +90,7 @@ def shares(net, **values):
 @pytest.mark.parametrize("apoz", [(), (0.5, 0.5, 0.9), (0.9, 0.5, 0.1)])
 @pytest.mark.parametrize("tolerance", [0.05, 0.005])
 def test_levels_have_their_shares_of_the_scalars(apoz, tolerance):
-    net = models.build("cnn4", (1, 28, 28), 10, 0)
+    net = models.build_network("cnn4", (1, 28, 28), 10, 0)
     counts, levels = shares(net, apoz=apoz, tolerance=tolerance)
     assert counts == pytest.approx([0.25, 0.5, 1.0], abs=tolerance)
     assert levels[2].all()
@@ -104,7 +104,7 @@ def test_levels_have_their_shares_of_the_scalars(apoz, tolerance):
 
 def test_an_embedding_is_a_layer_of_its_group():
     """Shares of 100 s / gamma of 32 and 32 neurons by hand; s = 1 where there is no ReLU behind."""
-    net = models.build("text", (5,), 4, 0)
+    net = models.build_network("text", (5,), 4, 0)
     largest = math.log(20_000 * 32)
     worth = (1.0, 1 - 0.9 * math.log(33 * 32) / largest)
     assert shares(net)[1].equal(shares(net, apoz=(0.0, 0.0))[1])
@@ -119,7 +119,7 @@ def test_an_embedding_is_a_layer_of_its_group():
 
 def test_the_first_gamma_within_the_tolerance_is_taken():
     """Shares of 100 / gamma of 32, 64 and 512 neurons, counted by hand."""
-    net = models.build("cnn4", (1, 28, 28), 10, 0)
+    net = models.build_network("cnn4", (1, 28, 28), 10, 0)
     for target, level in zip((0.25, 0.5), shares(net)[1], strict=False):
         for gamma in range(1, 1000):
             a, b, c = (max(1, int(min(1, 100 / gamma) * width + 1e-9)) for width in (32, 64, 512))
@@ -141,7 +141,7 @@ def test_as_far_from_the_target_as_the_tolerance_is_within_it():
 
 
 def test_without_apoz_shares_are_equal_and_silent_groups_are_cut_more():
-    net = models.build("cnn4", (1, 28, 28), 10, 0)
+    net = models.build_network("cnn4", (1, 28, 28), 10, 0)
 
     def widths(**values):
         return [
@@ -176,7 +176,7 @@ def test_apoz_is_of_all_groups(net):
 
 
 def test_layers_of_a_residual_stream_are_a_group():
-    net = models.build("resnet8", (3, 8, 8), 4, 0, stem="small")
+    net = models.build_network("resnet8", (3, 8, 8), 4, 0, stem="small")
     counts, levels = shares(net, apoz=(0.5,) * 6)
     assert counts == pytest.approx([0.25, 0.5, 1.0], abs=0.05)
     assert len(levels[0]) == sum(net.parts.wiring.widths.values()) + 1

@@ -73,11 +73,11 @@ def test_endpoints_are_the_networks_head_and_xavier_normals(net):
     assert client["beta"].tolist() == pytest.approx([1 / 6] * 6)
     few = Floco(endpoints=3).init(net.params, net.parts)[0]["endpoints"][NAME]
     assert_same(ends[:3], few)
-    big = models.build("cnn4", (3, 32, 32), 10, 5)
+    big = models.build_network("cnn4", (3, 32, 32), 10, 5)
     ends = Floco().init(big.params, big.parts)[0]["endpoints"]["classifier.weight"]
     for end in ends[1:]:
         assert float(end.std()) == pytest.approx((2 / 522) ** 0.5, rel=0.05)
-    other = models.build("cnn4", (3, 32, 32), 10, 6)
+    other = models.build_network("cnn4", (3, 32, 32), 10, 6)
     assert not torch.equal(
         ends[1], Floco().init(other.params, other.parts)[0]["endpoints"]["classifier.weight"][1]
     )
@@ -337,7 +337,7 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
 
 
 def test_what_travels(net, federation):
-    big = models.build("cnn4", (3, 32, 32), 10, 0)
+    big = models.build_network("cnn4", (3, 32, 32), 10, 0)
     server, _ = Floco().init(big.params, big.parts)
     assert tree.size(server) == 873_408 + 51_200 + 10
     assert tree.size(server) == 924_618

@@ -186,7 +186,7 @@ def test_each_regulariser_has_an_effect(net, federation):
 
 
 def test_what_travels():
-    net = models.build("cnn4", (3, 32, 32), 10, 0)
+    net = models.build_network("cnn4", (3, 32, 32), 10, 0)
     server, client = FLUTE().init(net.params, net.parts)
     assert tree.size(FLUTE().download(server, client)) == 873_408 + 5_120
     upload, _ = FLUTE().finish(

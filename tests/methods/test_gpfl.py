@@ -58,7 +58,7 @@ class Bypass(GPFL):
 
 def test_past_the_valve_it_is_fedper(backend, federation):
     """Where features come out of a ReLU."""
-    net = models.build("mlp", (1, 8, 8), CLASSES, 0)
+    net = models.build_network("mlp", (1, 8, 8), CLASSES, 0)
     own, outcomes = record_rounds(Bypass(), net, federation, engine=backend)
     states, others = record_rounds(FedPer(), net, federation, engine=backend)
     for state, per in zip(own, states, strict=True):
@@ -144,7 +144,7 @@ def test_the_loss_decays_embeddings_and_valve_alone_and_sees_angles_alone(net, s
 
 
 def test_what_travels_and_what_is_drawn(net, federation):
-    built = models.build("cnn4", (3, 32, 32), 10, 0)
+    built = models.build_network("cnn4", (3, 32, 32), 10, 0)
     server = GPFL().init(built.params, built.parts)[0]
     assert tree.size(server["valve"]) == 527_360
     assert tree.size(server) == 1_405_888

@@ -151,7 +151,7 @@ def images(shape=(3, 8, 8), clients=3, samples=24) -> Federation:
 )
 def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
     """One round, with residual streams. FedRolex: the second, whose window has moved."""
-    federation, net = images(), models.build("resnet8", (3, 8, 8), 4, 0, stem="small")
+    federation, net = images(), models.build_network("resnet8", (3, 8, 8), 4, 0, stem="small")
     kept, local = first(net, 0.125, shift), replace(LOCAL, batch_size=9)
     assert len(kept) == 6  # the stem's stream is one group with the first block's
     small = dense(net, kept)
@@ -411,7 +411,7 @@ def test_under_batch_normalisation_the_scaler_is_a_smaller_eps(backend, federati
 
 
 def test_which_entries_are_scaled():
-    net = models.build("cnn4", (1, 28, 28), 10, 0)
+    net = models.build_network("cnn4", (1, 28, 28), 10, 0)
     server, _ = HeteroFL().init(net.params, net.parts)
     assert set(server["scaled"]) == {"conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias"}
     assert set(server["classes"]) == {"classifier.weight", "classifier.bias"}
@@ -488,7 +488,7 @@ def test_a_client_that_never_trained_has_its_part_of_the_initial_model(
 
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
 def test_the_small_networks_values_travel(kind):
-    net, method = models.build("cnn4", (1, 28, 28), 10, 0), kind()
+    net, method = models.build_network("cnn4", (1, 28, 28), 10, 0), kind()
     state = make_initial_state(method, net, 5, CPU)
     for client, rate in enumerate(RATES):
         client = method.prepare(state.server, state.client(client))

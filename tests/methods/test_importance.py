@@ -52,7 +52,7 @@ def test_counts_of_table_ii_with_the_real_networks():
     matching = 0
     for name, columns in TABLE_II.items():
         shape, classes, parameters = SHAPES[name]
-        n = sum(p.numel() for p in models.build("cnn4", shape, classes, 0).params.values())
+        n = sum(p.numel() for p in models.build_network("cnn4", shape, classes, 0).params.values())
         assert n == parameters
         for q, entries in columns:
             if (name, q) != ("organamnist", 0.9999):

@@ -158,7 +158,7 @@ def test_references_are_judged_by_their_own_statistics(backend, federation):
 
 def test_the_papers_projection_is_part_of_the_network():
     """1,269,962 scalars instead of 878,538; z is the classifier's input and may be negative."""
-    net = models.build("cnn4", (3, 32, 32), 10, 0, projection=256)
+    net = models.build_network("cnn4", (3, 32, 32), 10, 0, projection=256)
     assert tree.size(net.params) == 1_269_962
     assert net.parts.head == HEAD
     logits, z = net.bind({}).features(net.params, torch.rand(4, 3, 32, 32))

@@ -131,7 +131,7 @@ def test_incoming_adds_up_rows_without_biases():
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet10"])
 def test_layers_of_a_residual_stream_share_their_neurons(name):
-    net = models.build(name, (3, 16, 16), 10, 0)
+    net = models.build_network(name, (3, 16, 16), 10, 0)
     plan = neurons.build_plan(net.params, net.parts)
     masks = neurons.entry_masks(plan, neurons.prefix_neurons(plan, share(0.5)), net.params)
     kept = {

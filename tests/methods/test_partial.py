@@ -54,7 +54,7 @@ def test_lg_fedavg_shares_what_fedper_keeps(net, federation):
 
 
 def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
-    net = models.build("cnn4", (3, 32, 32), 10, 0)
+    net = models.build_network("cnn4", (3, 32, 32), 10, 0)
     sent = {}
     for name, method in {
         "top": LGFedAvg(),
@@ -174,7 +174,8 @@ def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
 
 def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
     batch, group = (
-        models.build("resnet8", (1, 28, 28), 10, 0, norm=norm) for norm in ("batch", "group")
+        models.build_network("resnet8", (1, 28, 28), 10, 0, norm=norm)
+        for norm in ("batch", "group")
     )
     assert (
         len(FedBN()._personal(batch.parts)) == 2 * 9

@@ -260,7 +260,7 @@ def test_as_published_statistics_never_move(backend, net, federation):
 
 
 def test_body_statistics_and_nothing_else_travel():
-    net = models.build("cnn4", (3, 32, 32), 10, 0)
+    net = models.build_network("cnn4", (3, 32, 32), 10, 0)
     method = PFedFDA()
     server, client = method.init(net.params, net.parts)
     assert int(count_traffic(method.download(server, client)).values) == 873_408 + 5_120 + 131_328

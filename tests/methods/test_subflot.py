@@ -292,7 +292,7 @@ def test_the_bias_tells_neurons_apart():
 )
 def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
     """Layers that write to one stream move together."""
-    world = World(models.build(name, shape, 10, 0, **values))
+    world = World(models.build_network(name, shape, 10, 0, **values))
     small = world.cut(world.net.params, world.active(0.5))
     assert tree.size(small) < 0.6 * tree.size(world.net.params)
     assert_same(world.align(world.net.params, small, "one")[0], small)
@@ -304,7 +304,7 @@ def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
 
 
 def test_a_residual_network_plays(backend, federation):
-    net = models.build("resnet8", (1, 8, 8), 5, 0)
+    net = models.build_network("resnet8", (1, 8, 8), 5, 0)
     local = dataclasses.replace(LOCAL, epochs=1, batch_size=512)
     states, outcomes = record_rounds(
         SubFLOT(rates=(0.75,)), net, federation, [[3], [3]], engine=backend, local=local
@@ -647,7 +647,7 @@ def test_sizes_of_the_four_layer_network(rate, size):
     """conv1 76 a, conv2 (25 a + 1) b, fc1 (25 b + 1) c, classifier 10 c + 10, of 32, 64 and 512."""
     a, b, c = (round((1 - rate) * width) for width in (32, 64, 512))
     assert size == 76 * a + (25 * a + 1) * b + (25 * b + 1) * c + 10 * c + 10
-    method, net = SubFLOT(rates=(rate,)), models.build("cnn4", (3, 32, 32), 10, 0)
+    method, net = SubFLOT(rates=(rate,)), models.build_network("cnn4", (3, 32, 32), 10, 0)
     state = make_initial_state(method, net, 1, CPU)
     client = state.client(0) | method.sample(state.server, torch.Generator())
     client = received(method, state.server, client)

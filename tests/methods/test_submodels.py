@@ -122,7 +122,7 @@ def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(
 )
 @pytest.mark.parametrize("kind", [FedSPU, RandomDropout, FjORD])
 def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
-    net, method = models.build(name, shape, classes, 0), kind()
+    net, method = models.build_network(name, shape, classes, 0), kind()
     state = make_initial_state(method, net, 5, CPU)
     for client, expected in enumerate(values):
         own = state.client(client) | method.sample(

@@ -43,7 +43,7 @@ cases = pytest.mark.parametrize("name", NETWORKS)
 def built(name, adapter="none", **options):
     shape, own, layers, x = NETWORKS[name]
     more = {"layers": layers, **options} if adapter == "lora" else options
-    return models.build(
+    return models.build_network(
         name.partition("-")[0], shape, 5, 0, adapter=partial(ADAPTERS[adapter], **more), **own
     ), x
 
@@ -150,7 +150,7 @@ def test_a_square_identity_trains_the_weight_itself():
         built("cnn4"),
         built("cnn4", "lora", layers=("linear",), rank=64, alpha=64.0),
     )
-    net = models.build(
+    net = models.build_network(
         "cnn4",
         (1, 16, 16),
         5,
@@ -207,7 +207,9 @@ def test_only_what_an_adapter_says_trains():
 )
 def test_what_a_network_has_no_room_for_is_refused(options, told):
     with pytest.raises(FedpflError, match=f"^model=cnn4: {told}"):
-        models.build("cnn4", (1, 16, 16), 5, 0, adapter=partial(ADAPTERS["lora"], **options))
+        models.build_network(
+            "cnn4", (1, 16, 16), 5, 0, adapter=partial(ADAPTERS["lora"], **options)
+        )
 
 
 # Attention
@@ -261,9 +263,9 @@ def test_a_vision_transformer_starts_from_the_files_of_others(dialect):
                 for part, own in zip(("query", "key", "value"), parts, strict=True)
             }
     shape, own, _, _ = NETWORKS["vit"]
-    again = models.build("vit", shape, 5, 1, weights=values, **own)
+    again = models.build_network("vit", shape, 5, 1, weights=values, **own)
     assert_same(again.params, net.params)
-    larger = models.build("vit", (3, 24, 24), 7, 1, weights=values, **own)
+    larger = models.build_network("vit", (3, 24, 24), 7, 1, weights=values, **own)
     assert larger.params["encoder.pos_embedding"].shape == (1, 37, 16)
     assert_same(
         {**larger.params, **{n: net.params[n] for n in ("encoder.pos_embedding", *net.parts.head)}},

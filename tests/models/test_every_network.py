@@ -42,7 +42,7 @@ def setting(network: str):
             torch.manual_seed(0)
             return Net(ResNet(shape, CLASSES, (1, 1), "batch", "small")), federation
     federation = dataclasses.replace(federation, x=x, mean=(), std=())
-    return models.build(network, shape, CLASSES, 0, **options), federation
+    return models.build_network(network, shape, CLASSES, 0, **options), federation
 
 
 CASES = [(name, network) for name in METHODS for network in NETWORKS]

@@ -35,7 +35,7 @@ def sequential(shape: tuple[int, int, int], classes: int, flat: int) -> nn.Seque
 
 @pytest.mark.parametrize(("shape", "classes", "total", "body"), PUBLISHED)
 def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body):
-    net = models.build("cnn4", shape, classes, seed=0)
+    net = models.build_network("cnn4", shape, classes, seed=0)
     count = {name: p.numel() for name, p in net.params.items()}
     assert sum(count.values()) == total
     assert sum(count[name] for name in net.parts.body) == body
@@ -51,7 +51,7 @@ def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body
 
 
 def test_cnn4_parts():
-    parts = models.build("cnn4", (1, 28, 28), 10, seed=0).parts
+    parts = models.build_network("cnn4", (1, 28, 28), 10, seed=0).parts
     names = ["conv1", "conv2", "fc1", "classifier"]
     assert parts.layers == tuple((f"{name}.weight", f"{name}.bias") for name in names)
     assert parts.head == ("classifier.weight", "classifier.bias")
@@ -72,7 +72,7 @@ def test_parts_of_a_network_with_normalisation():
 
 @pytest.mark.parametrize("seed", [0, 42])
 def test_cnn4_starts_from_the_seeds_default_initialisation_in_order_of_the_layers(seed):
-    net = models.build("cnn4", (1, 28, 28), 10, seed)
+    net = models.build_network("cnn4", (1, 28, 28), 10, seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         plain = sequential((1, 28, 28), 10, 1024)
@@ -81,12 +81,12 @@ def test_cnn4_starts_from_the_seeds_default_initialisation_in_order_of_the_layer
 
 def test_building_leaves_the_global_generator_alone():
     state = torch.get_rng_state()
-    models.build("cnn4", (1, 28, 28), 10, 42)
+    models.build_network("cnn4", (1, 28, 28), 10, 42)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_cnn4_equals_relu_then_pool_bit_for_bit_in_values_and_gradients():
-    net = models.build("cnn4", (3, 32, 32), 10, 1)
+    net = models.build_network("cnn4", (3, 32, 32), 10, 1)
     plain = sequential((3, 32, 32), 10, 1600)
     plain.load_state_dict(dict(zip(plain.state_dict(), net.params.values(), strict=True)))
     x = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -102,11 +102,11 @@ def test_cnn4_equals_relu_then_pool_bit_for_bit_in_values_and_gradients():
 @pytest.mark.parametrize("shape", [(1, 15, 28), (1, 28, 15), (3, 8, 8)])
 def test_too_small_images_are_refused(shape):
     with pytest.raises(FedpflError, match=rf"at least 16x16 pixels, got {shape[1]}x{shape[2]}"):
-        models.build("cnn4", shape, 10, 0)
+        models.build_network("cnn4", shape, 10, 0)
 
 
 def test_the_smallest_images_that_fit():
-    net = models.build("cnn4", (1, 16, 16), 3, 0)
+    net = models.build_network("cnn4", (1, 16, 16), 3, 0)
     assert net.bind({})(net.params, torch.zeros(2, 1, 16, 16)).shape == (2, 3)
 
 
@@ -140,7 +140,7 @@ def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(
     with pytest.raises(
         FedpflError, match=rf"^model={name}: its parameters.* would take .*; {mend}$"
     ):
-        models.build(name, shape, 10, 0, **options)
+        models.build_network(name, shape, 10, 0, **options)
 
 
 class Sum(nn.Module):
@@ -172,10 +172,13 @@ class Sum(nn.Module):
 )
 def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
     monkeypatch.setitem(models.MODELS, "sum", Sum)
-    assert models.build("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
-    assert models.build("sum", (4,), 3, 0, mistake="meta").params["fc.weight"].shape == (3, 4)
+    assert models.build_network("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
+    assert models.build_network("sum", (4,), 3, 0, mistake="meta").params["fc.weight"].shape == (
+        3,
+        4,
+    )
     with pytest.raises(FedpflError, match=f"^model=sum: {says}") as error:
-        models.build("sum", (4,), 3, 0, mistake=mistake)
+        models.build_network("sum", (4,), 3, 0, mistake=mistake)
     assert "\n" not in str(error.value)
 
 
@@ -283,11 +286,11 @@ def test_the_published_initial_model_has_the_published_accuracy():
     if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
         pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
     from fedpfl.data import datasets, partition
-    from fedpfl.data.federation import build
+    from fedpfl.data.federation import build_federation
 
-    images = datasets.load("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
-    federation = build(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))
-    net = models.build("cnn4", (1, 28, 28), 10, 42)
+    images = datasets.load_samples("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
+    federation = build_federation(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))
+    net = models.build_network("cnn4", (1, 28, 28), 10, 42)
     method = FedAvg()
     state, cohort = make_initial_state(method, net, 100, CPU), next(draw_cohorts(42, 100, 0.1, 1))
     counts = make(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, cohort))

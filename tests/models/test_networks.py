@@ -50,14 +50,14 @@ COUNTS = [
 
 @pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
 def test_as_many_parameters_as_stated(name, shape, classes, options, count):
-    net = models.build(name, shape, classes, 0, **options)
+    net = models.build_network(name, shape, classes, 0, **options)
     assert sum(p.numel() for p in net.params.values()) == count
     assert net.parts.head == ("classifier.weight", "classifier.bias")
     assert net.parts.layers[-1] == net.parts.head
 
 
 def test_the_hidden_layers_of_fedspus_network_for_cifar10_have_no_bias():
-    params = models.build("fedspu_cifar10", (3, 32, 32), 10, 0).params
+    params = models.build_network("fedspu_cifar10", (3, 32, 32), 10, 0).params
     assert [name for name in params if name.startswith("hidden")] == [
         "hidden.0.weight",
         "hidden.1.weight",
@@ -74,7 +74,7 @@ def test_the_hidden_layers_of_fedspus_network_for_cifar10_have_no_bias():
 )
 def test_fedspus_sub_models_have_as_many_parameters_as_stated(name, shape, classes, counts):
     """Whichever neurons they are."""
-    net = models.build(name, shape, classes, 0)
+    net = models.build_network(name, shape, classes, 0)
     wiring, g = net.parts.wiring, torch.Generator().manual_seed(0)
     for share, count in zip((0.2, 0.4, 0.6, 0.8, 1.0), counts, strict=True):
         active = {}
@@ -85,7 +85,7 @@ def test_fedspus_sub_models_have_as_many_parameters_as_stated(name, shape, class
 
 
 def test_fedspus_network_for_cifar10_equals_the_papers_drawing():
-    net = models.build("fedspu_cifar10", (3, 32, 32), 10, 3)
+    net = models.build_network("fedspu_cifar10", (3, 32, 32), 10, 3)
     drawn = nn.Sequential(
         *(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
         *(
@@ -111,7 +111,7 @@ def test_fedspus_network_for_cifar10_equals_the_papers_drawing():
 
 
 def test_lenet5_equals_its_drawing():
-    net = models.build("lenet5", (1, 28, 28), 10, 3)
+    net = models.build_network("lenet5", (1, 28, 28), 10, 3)
     drawn = nn.Sequential(
         *(
             nn.Conv2d(1, 6, 5),
@@ -149,7 +149,7 @@ IMAGES = (
 def test_networks_for_images_say_so(name, shape):
     says = rf"model={name}: takes images \[channels, height, width\], got samples of shape \[{shape[0]}"
     with pytest.raises(FedpflError, match=says):
-        models.build(name, shape, 10, 0)
+        models.build_network(name, shape, 10, 0)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_networks_for_images_say_so(name, shape):
 )
 def test_what_a_network_cannot_take_is_refused(name, shape, options, says):
     with pytest.raises(FedpflError, match=f"model={name}: .*{says}"):
-        models.build(name, shape, 10, 0, **options)
+        models.build_network(name, shape, 10, 0, **options)
 
 
 @pytest.mark.parametrize(
@@ -183,13 +183,13 @@ def test_what_a_network_cannot_take_is_refused(name, shape, options, says):
     ],
 )
 def test_the_smallest_samples_that_fit(name, shape):
-    net = models.build(name, shape, 3, 0)
+    net = models.build_network(name, shape, 3, 0)
     bound = net.bind({"main": net.buffers})
     assert bound(net.params, torch.zeros(2, *shape)).shape == (2, 3)
 
 
 def test_the_mlp_takes_any_shape():
-    net = models.build("mlp", (2, 3, 4), 5, 0, hidden=(7,))
+    net = models.build_network("mlp", (2, 3, 4), 5, 0, hidden=(7,))
     x = torch.randn(6, 2, 3, 4)
     assert torch.equal(net.bind({})(net.params, x), net.bind({})(net.params, x.flatten(1)))
 
@@ -198,7 +198,7 @@ def test_the_mlp_takes_any_shape():
 
 
 def test_padding_takes_no_part():
-    net = models.build("text", (5,), 3, 0, vocabulary=20, width=4)
+    net = models.build_network("text", (5,), 3, 0, vocabulary=20, width=4)
     bound = net.bind({})
     short, padded = torch.tensor([[3, 7, 7]]), torch.tensor([[3, 7, 0, 7, 0]])
     assert_close(bound(net.params, short), bound(net.params, padded))
@@ -212,14 +212,14 @@ def test_padding_takes_no_part():
 
 
 def test_an_empty_text_has_finite_logits():
-    net = models.build("text", (5,), 3, 0, vocabulary=20)
+    net = models.build_network("text", (5,), 3, 0, vocabulary=20)
     assert net.bind({})(net.params, torch.zeros(2, 5)).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["text", "lstm"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
 def test_ids_have_any_type_and_large_ones_share_a_row(name, dtype):
-    net = models.build(name, (4,), 3, 0, vocabulary=20, width=8)
+    net = models.build_network(name, (4,), 3, 0, vocabulary=20, width=8)
     bound = net.bind({})
     ids = torch.tensor([[1, 19, 5, 0]])
     far = torch.tensor([[1, 90_001, 5, 0]])
@@ -227,7 +227,7 @@ def test_ids_have_any_type_and_large_ones_share_a_row(name, dtype):
 
 
 def test_lstm_equals_torchs():
-    net = models.build("lstm", (5,), 3, 0, vocabulary=20, width=6)
+    net = models.build_network("lstm", (5,), 3, 0, vocabulary=20, width=6)
     drawn, ids = (
         nn.LSTM(8, 6, 2, batch_first=True),
         torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(0)),
@@ -280,7 +280,7 @@ def test_clients_at_once_are_as_good_as_one_by_one(name):
     network.
     """
     shape, options = SAMPLES[name]
-    nets = [models.build(name, shape, 3, seed, **options) for seed in range(3)]
+    nets = [models.build_network(name, shape, 3, seed, **options) for seed in range(3)]
     net, x, y = nets[0], batch(name, shape, 3, 5), torch.tensor([[0, 1, 2, 2, 1]] * 3)
     weight = torch.tensor([[1.0] * 5, [1.0, 1.0, 1.0, 0.0, 0.0], [1.0] * 5])
 
@@ -310,7 +310,7 @@ def test_clients_at_once_are_as_good_as_one_by_one(name):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_bf16_is_close(name):
     shape, options = SAMPLES[name]
-    net = models.build(name, shape, 3, 0, **options)
+    net = models.build_network(name, shape, 3, 0, **options)
     x = batch(name, shape, 1, 5)[0]
     bound = net.bind({"main": net.buffers}, training=True)
     full = bound(net.params, x)
@@ -324,7 +324,7 @@ def test_loop_equals_batched_for_fedspus_network():
         make_federation((20, 9, 33), (4, 3, 5)),
         Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
     )
-    net, method = models.build("fedspu_emnist", (1, 8, 8), 5, 0), FedAvg()
+    net, method = models.build_network("fedspu_emnist", (1, 8, 8), 5, 0), FedAvg()
     ends = []
     for backend in BACKENDS:
         state = make_initial_state(method, net, 3, CPU)

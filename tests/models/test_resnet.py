@@ -23,7 +23,7 @@ COUNTS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
 
 @pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
 def test_as_many_parameters_as_published(name, shape, classes, options, count):
-    net = models.build(name, shape, classes, 0, **options)
+    net = models.build_network(name, shape, classes, 0, **options)
     assert sum(p.numel() for p in net.params.values()) == count
     assert net.parts.head == ("classifier.weight", "classifier.bias")
     norms = {
@@ -45,7 +45,7 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count):
     [("resnet8", "batch", 2_688), ("resnet10", "group", 5_760), ("resnet18", "batch", 9_600)],
 )
 def test_as_many_parameters_of_normalisation_as_published(name, count, norm):
-    net = models.build(name, (3, 32, 32), 10, 0, norm=norm)
+    net = models.build_network(name, (3, 32, 32), 10, 0, norm=norm)
     assert sum(net.params[name].numel() for name in net.parts.normalisation) == count
 
 
@@ -85,14 +85,14 @@ def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm,
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         theirs = ResNet(BasicBlock, [depth] * 4, num_classes=10, norm_layer=layer)
-    net = models.build(name, (3, 32, 32), 10, seed, norm=norm)
+    net = models.build_network(name, (3, 32, 32), 10, seed, norm=norm)
     assert_same(list(net.params.values()), list(theirs.parameters()))
     assert_same(list(net.buffers.values()), list(theirs.buffers()))
 
 
 def test_convolutions_start_kaiming_normal():
     """Standard deviation sqrt(2 / (outputs * kernel^2)); normalisation starts as the identity."""
-    net = models.build("resnet8", (3, 32, 32), 10, 1)
+    net = models.build_network("resnet8", (3, 32, 32), 10, 1)
     for name, value in net.params.items():
         if value.dim() == 4:
             outputs, _, kernel, _ = value.shape
@@ -115,7 +115,7 @@ def test_convolutions_start_kaiming_normal():
 )
 def test_no_image_is_too_small(shape, stem, norm):
     """Two are a batch even where one pixel is left."""
-    net = models.build("resnet8", shape, 7, 0, norm=norm, stem=stem)
+    net = models.build_network("resnet8", shape, 7, 0, norm=norm, stem=stem)
     for training in (True, False):
         logits = net.bind({"main": net.buffers}, training=training)(
             net.params, torch.randn(2, *shape)
@@ -170,7 +170,7 @@ def test_resnet18_equals_the_papers_drawing():
         *(block(*width) for width in [*widths, (512, 512, 1)]),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)),
     )
-    net = models.build("resnet18", (3, 32, 32), 10, 3)
+    net = models.build_network("resnet18", (3, 32, 32), 10, 3)
     with torch.no_grad():
         for own, value in zip(drawn.parameters(), net.params.values(), strict=True):
             own.copy_(value)
@@ -192,15 +192,15 @@ def test_resnet18_equals_the_papers_drawing():
 
 
 def test_only_batch_normalisation_keeps_statistics():
-    assert models.build("resnet8", (1, 28, 28), 10, 0, norm="group").buffers == {}
-    net = models.build("resnet8", (1, 28, 28), 10, 0)
+    assert models.build_network("resnet8", (1, 28, 28), 10, 0, norm="group").buffers == {}
+    net = models.build_network("resnet8", (1, 28, 28), 10, 0)
     layers = {name.rpartition(".")[0] for name in net.parts.normalisation}
     kept = ("running_mean", "running_var", "num_batches_tracked")
     assert set(net.buffers) == {f"{layer}.{name}" for layer in layers for name in kept}
 
 
 def test_group_normalisation_judges_an_image_by_itself():
-    net = models.build("resnet8", (1, 28, 28), 10, 0, norm="group")
+    net = models.build_network("resnet8", (1, 28, 28), 10, 0, norm="group")
     x = torch.randn(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     bound = net.bind({}, training=True)
     torch.testing.assert_close(bound(net.params, x)[:1], bound(net.params, x[:1]))
@@ -215,7 +215,7 @@ def test_loop_equals_batched(norm, method):
         make_federation((20, 9, 33), (4, 3, 5)),
         Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
     )
-    net = models.build("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
+    net = models.build_network("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
     ends = []
     for backend in BACKENDS:
         state = make_initial_state(method, net, 3, CPU)

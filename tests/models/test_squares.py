@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
 
-from fedpfl.models import build, squared_gradients
+from fedpfl.models import build_network, squared_gradients
 from fedpfl.models.net import Net
 from tests.conftest import assert_close
 
@@ -67,8 +67,8 @@ def samples(shape, classes, count=37):
 
 NETS = {
     "mixed": lambda: (Net(Mixed()), (2, 9, 8)),
-    "cnn4": lambda: (build("cnn4", (1, 16, 16), 3, seed=1), (1, 16, 16)),
-    "resnet8": lambda: (build("resnet8", (3, 16, 16), 3, seed=1), (3, 16, 16)),
+    "cnn4": lambda: (build_network("cnn4", (1, 16, 16), 3, seed=1), (1, 16, 16)),
+    "resnet8": lambda: (build_network("resnet8", (3, 16, 16), 3, seed=1), (3, 16, 16)),
 }
 
 

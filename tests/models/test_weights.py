@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpfl import models
 from fedpfl.config.plan import identity
-from fedpfl.data.state_dict import read
+from fedpfl.data.state_dict import read_state_dict
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, run_command
@@ -18,7 +18,9 @@ from tests.conftest import assert_same
 
 
 def start(name="resnet8", classes=10, weights=None):
-    return models.build(name, (1, 16, 16), classes, 0, weights=read(weights) if weights else None)
+    return models.build_network(
+        name, (1, 16, 16), classes, 0, weights=read_state_dict(weights) if weights else None
+    )
 
 
 def saved(tmp_path, net, name="own.pt", **changes):
@@ -29,7 +31,7 @@ def saved(tmp_path, net, name="own.pt", **changes):
 
 @pytest.mark.parametrize("name", ["resnet8", "lenet5"])
 def test_own_weights_and_statistics_come_back(name, tmp_path):
-    other = models.build(name, (1, 16, 16), 10, 7)
+    other = models.build_network(name, (1, 16, 16), 10, 7)
     for value in other.buffers.values():
         value.add_(1)
     found = start(name, weights=saved(tmp_path, other))
@@ -37,7 +39,7 @@ def test_own_weights_and_statistics_come_back(name, tmp_path):
 
 
 def test_the_classifier_is_drawn_where_the_classes_differ(tmp_path):
-    other, fresh = models.build("resnet8", (1, 16, 16), 1000, 7), start()
+    other, fresh = models.build_network("resnet8", (1, 16, 16), 1000, 7), start()
     for changes in (
         {},
         {"classifier.weight": None},
@@ -60,12 +62,12 @@ def test_torchvisions_names(depth, tmp_path):
             for values in (part.weight, part.bias, part.running_mean, part.running_var):
                 torch.nn.init.uniform_(values, 0.5, 1.5)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
-    net = models.build(
+    net = models.build_network(
         "resnet10" if depth == 1 else "resnet18",
         (3, 32, 32),
         1000,
         0,
-        weights=read(tmp_path / "theirs.pth"),
+        weights=read_state_dict(tmp_path / "theirs.pth"),
     )
     x = torch.randn(2, 3, 40, 40)
     torch.testing.assert_close(net.bind({"main": net.buffers})(net.params, x), theirs(x))
@@ -119,7 +121,7 @@ SMALL = {"patch": 4, "layers": 1, "heads": 2, "width": 8}
 
 
 def vit(seed=0, **other):
-    return models.build("vit", (1, 8, 8), 5, seed, **{**SMALL, **other})
+    return models.build_network("vit", (1, 8, 8), 5, seed, **{**SMALL, **other})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def vit(seed=0, **other):
         ),
         (
             "resnet.safetensors",
-            lambda good: save(models.build("resnet8", (1, 8, 8), 5, 0).params),
+            lambda good: save(models.build_network("resnet8", (1, 8, 8), 5, 0).params),
             "has no class_token",
         ),
         (
@@ -168,7 +170,9 @@ def vit(seed=0, **other):
 def test_files_that_are_not_this_networks_safetensors(name, content, told, tmp_path, capsys):
     (tmp_path / name).write_bytes(content(save(vit(7).params)))
     with pytest.raises(FedpflError, match=told) as error:
-        models.build("vit", (1, 8, 8), 5, 0, weights=read(tmp_path / name), **SMALL)
+        models.build_network(
+            "vit", (1, 8, 8), 5, 0, weights=read_state_dict(tmp_path / name), **SMALL
+        )
     assert "\n" not in str(error.value)
     assert "unpickled" not in capsys.readouterr().out
 
@@ -183,15 +187,15 @@ class Trap:
 def test_safetensors_come_back(tmp_path):
     other = vit(7)
     (tmp_path / "good.safetensors").write_bytes(save(other.params))
-    found = models.build(
-        "vit", (1, 8, 8), 5, 0, weights=read(tmp_path / "good.safetensors"), **SMALL
+    found = models.build_network(
+        "vit", (1, 8, 8), 5, 0, weights=read_state_dict(tmp_path / "good.safetensors"), **SMALL
     )
     assert_same(found.params, other.params)
 
 
 def test_on_the_command_line(tmp_path):
     (tmp_path / "data").mkdir()
-    net = models.build("resnet8", (1, 28, 28), 10, 7)
+    net = models.build_network("resnet8", (1, 28, 28), 10, 7)
     saved(tmp_path / "data", net)
     tiny = (*TINY, "model=resnet8", "rounds=1", "data_dir=data", "hydra.run.dir=run")
     result = run_command(*tiny, "model.weights=own.pt", cwd=tmp_path)

@@ -12,7 +12,7 @@ from fedpfl import models
 from fedpfl.ground import tree
 from fedpfl.models import Net, Parts
 from fedpfl.models.norm import BatchNorm2d
-from fedpfl.models.wiring import Axis, Wiring, wire
+from fedpfl.models.wiring import Axis, Wiring, trace_wiring
 from tests.conftest import CLASSES, assert_close, entries_between, tiny
 
 
@@ -43,7 +43,7 @@ def test_tiny_by_hand():
     ("shape", "block"), [((3, 32, 32), 25), ((1, 28, 28), 16), ((1, 16, 20), 2)]
 )
 def test_cnn4_by_hand(shape, block):
-    wiring = models.build("cnn4", shape, 10, 0).parts.wiring
+    wiring = models.build_network("cnn4", shape, 10, 0).parts.wiring
     assert list(wiring.widths.items()) == [("conv1", 32), ("conv2", 64), ("fc1", 512)]
     assert wiring.axes == {
         "conv1.weight": (one("conv1"), None),
@@ -60,7 +60,7 @@ def test_cnn4_by_hand(shape, block):
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("stem", ["large", "small"])
 def test_resnet8_shares_neurons_along_residual_streams(norm, stem):
-    net = models.build("resnet8", (3, 32, 32), 10, 0, norm=norm, stem=stem)
+    net = models.build_network("resnet8", (3, 32, 32), 10, 0, norm=norm, stem=stem)
     wiring = net.parts.wiring
     stream = ["conv", "blocks.1.conv2", "blocks.2.conv2"]
     inside = [f"blocks.{block}.conv1" for block in range(3)]
@@ -128,19 +128,25 @@ def restless(net: Net) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 NETS = {  # how to build, the inputs of one sample
     "tiny": (tiny, (1, 8, 8)),
     "tiny with norm": (lambda: tiny(norm=True), (1, 8, 8)),
-    "cnn4": (lambda: models.build("cnn4", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
+    "cnn4": (lambda: models.build_network("cnn4", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
     "resnet8": (
-        lambda: models.build("resnet8", (2, 12, 12), CLASSES, 0, stem="small"),
+        lambda: models.build_network("resnet8", (2, 12, 12), CLASSES, 0, stem="small"),
         (2, 12, 12),
     ),
-    "resnet18": (lambda: models.build("resnet18", (3, 16, 16), CLASSES, 0), (3, 16, 16)),
-    "fedspu_cifar10": (lambda: models.build("fedspu_cifar10", (3, 8, 8), CLASSES, 0), (3, 8, 8)),
-    "fedspu_speech": (lambda: models.build("fedspu_speech", (1, 8, 8), CLASSES, 0), (1, 8, 8)),
-    "lenet5": (lambda: models.build("lenet5", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
-    "mlp": (lambda: models.build("mlp", (11,), CLASSES, 0), (11,)),
-    "har_cnn": (lambda: models.build("har_cnn", (3, 36), CLASSES, 0), (3, 36)),
-    "text": (lambda: models.build("text", (6,), CLASSES, 0, vocabulary=5), (6,)),
-    "lstm": (lambda: models.build("lstm", (6,), CLASSES, 0, vocabulary=5, width=7), (6,)),
+    "resnet18": (lambda: models.build_network("resnet18", (3, 16, 16), CLASSES, 0), (3, 16, 16)),
+    "fedspu_cifar10": (
+        lambda: models.build_network("fedspu_cifar10", (3, 8, 8), CLASSES, 0),
+        (3, 8, 8),
+    ),
+    "fedspu_speech": (
+        lambda: models.build_network("fedspu_speech", (1, 8, 8), CLASSES, 0),
+        (1, 8, 8),
+    ),
+    "lenet5": (lambda: models.build_network("lenet5", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
+    "mlp": (lambda: models.build_network("mlp", (11,), CLASSES, 0), (11,)),
+    "har_cnn": (lambda: models.build_network("har_cnn", (3, 36), CLASSES, 0), (3, 36)),
+    "text": (lambda: models.build_network("text", (6,), CLASSES, 0, vocabulary=5), (6,)),
+    "lstm": (lambda: models.build_network("lstm", (6,), CLASSES, 0, vocabulary=5, width=7), (6,)),
 }
 
 
@@ -211,7 +217,7 @@ def test_all_neurons_active_masks_nothing(name):
 
 
 def last_hidden(*layers: nn.Module) -> Wiring:
-    return wire(nn.Sequential(*layers))
+    return trace_wiring(nn.Sequential(*layers))
 
 
 def test_norms_after_flattening_and_after_linear_layers():
@@ -243,7 +249,7 @@ def test_global_pooling_and_means_leave_one_entry_per_neuron():
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.conv(x).mean(2))
 
-    assert wire(Mean()).axes["out.weight"] == (None, one("conv"))
+    assert trace_wiring(Mean()).axes["out.weight"] == (None, one("conv"))
 
 
 def test_a_network_of_one_layer_has_no_hidden_neurons():
@@ -321,14 +327,14 @@ class Does(nn.Module):
 def test_what_is_not_known_is_refused_by_name(network, says):
     module = network()
     with pytest.raises(ValueError, match=says):
-        wire(module)
+        trace_wiring(module)
 
 
 def test_shared_parameters_are_refused():
     module = Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 1))
     module.more.bias = module.conv.bias
     with pytest.raises(ValueError, match="share"):
-        wire(module)
+        trace_wiring(module)
 
 
 # Parts
@@ -368,7 +374,7 @@ def test_other_threads_compute_while_a_network_is_traced():
 
     thread = threading.Thread(target=compute)
     thread.start()
-    wire(Does(meet))
+    trace_wiring(Does(meet))
     thread.join()
     assert torch.equal(got[0], other.bind({"main": other.buffers})(other.params, x))
 

@@ -95,7 +95,7 @@ def assert_fits(composed: DictConfig) -> None:
     network = (MODELS[cfg["model"]["name"]], ModelOptions)
     checked_arguments(network, rest["model"], "model", provided_elsewhere=("shape", "classes"))
     _partition(cfg)
-    assert cfg["dataset"]["name"] in datasets.SETS
+    assert cfg["dataset"]["name"] in datasets.DATA_SETS
 
 
 @pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
@@ -149,7 +149,7 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
     for path in (ROOT / "conf/paper/own").glob("*.yaml"):
         assert path.stem in {f"{paper}_{method}" for paper in papers for method in METHODS}
     for path in (ROOT / "conf/paper/split").glob("*.yaml"):
-        dealt = itertools.product(papers, datasets.SETS, partition.SCHEMES)
+        dealt = itertools.product(papers, datasets.DATA_SETS, partition.SCHEMES)
         assert path.stem in {"_".join(names) for names in dealt}
 
 

@@ -195,7 +195,7 @@ def test_a_step_launches_and_moves_little():
     federation = make_federation((64,) * 10, (1,) * 10)
     x = torch.randint(0, 256, (len(federation.y), 3, 32, 32), dtype=torch.uint8)
     federation = dataclasses.replace(federation, x=x, mean=(0.5,) * 3, std=(0.25,) * 3).to(GPU)
-    net, found = models.build("cnn4", (3, 32, 32), 10, 1), []
+    net, found = models.build_network("cnn4", (3, 32, 32), 10, 1), []
     for epochs in (1, 2):  # of two steps each
         runner, state = (
             make(Engine("batched"), net, GPU),

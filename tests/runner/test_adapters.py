@@ -113,11 +113,11 @@ def test_a_run_without_an_adapter_is_the_run_that_it_was(words):
 def test_clients_are_judged_over_their_own_classes_if_it_is_said():
     plain, own = (plan("method=fedavg", f"eval.classes={which}") for which in ("all", "own"))
     assert plain.identity == plan("method=fedavg").identity != own.identity
-    assert build_run(plain).federation.barred is None
+    assert build_run(plain).federation.excluded_classes is None
     federation = build_run(own).federation
     for client, index in enumerate(federation.train):
         there = set(federation.y[index].tolist())
-        assert [not barred for barred in federation.barred[client].tolist()] == [
+        assert [not barred for barred in federation.excluded_classes[client].tolist()] == [
             y in there for y in range(10)
         ]
 

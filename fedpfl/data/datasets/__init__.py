@@ -17,35 +17,41 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedpfl.data.datasets.shared.archive import archive
-from fedpfl.data.datasets.shared.samples import CLASSES, Raw, Samples, checked, of_classes
-from fedpfl.data.datasets.shared.source import Absent, Source, line
+from fedpfl.data.datasets.shared.archive import read_archive
+from fedpfl.data.datasets.shared.samples import (
+    MAX_CLASSES,
+    Raw,
+    Samples,
+    check_samples,
+    select_classes,
+)
+from fedpfl.data.datasets.shared.source import AbsentFiles, Source, error_line
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, Between
 
 log = logging.getLogger(__name__)
 
-__all__ = ["SETS", "Raw", "Samples", "Source", "load"]
+__all__ = ["DATA_SETS", "Raw", "Samples", "Source", "load_samples"]
 
 
-def readers() -> dict[str, Callable[..., Raw]]:
+def find_readers() -> dict[str, Callable[..., Raw]]:
     """Return the reader in each file of this folder, by its name."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
     return {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}
 
 
-SETS = readers()
+DATA_SETS = find_readers()
 """The reader of each data set. What it takes beside the Source are the data set's options."""
 
 
-def load(
+def load_samples(
     name: str,
     data_dir: Path,
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[Annotated[float, Above(0)]] | None = None,
-    classes: Annotated[int, Between(1, CLASSES)] | None = None,
-    only: tuple[Annotated[int, Between(0, CLASSES - 1)], ...] | None = None,
+    classes: Annotated[int, Between(1, MAX_CLASSES)] | None = None,
+    only: tuple[Annotated[int, Between(0, MAX_CLASSES - 1)], ...] | None = None,
     path: Path | None = None,
     download: bool = True,
     normalize: bool = True,
@@ -64,28 +70,28 @@ def load(
     """
     source = Source(name, Path(data_dir).expanduser(), download)
     try:
-        file = _archive(source, path)
+        file = _find_archive(source, path)
         if file is None:
-            raw = SETS[name](source, **options)
+            raw = DATA_SETS[name](source, **options)
         else:
-            raw = archive(file, getattr(SETS[name], "md5", ()))
-            _without(options, SETS[name], file)
-        samples = checked(
+            raw = read_archive(file, getattr(DATA_SETS[name], "md5", ()))
+            _refuse_options(options, DATA_SETS[name], file)
+        samples = check_samples(
             name, raw, f"{name} in {file or source.folder}", mean, std, classes, normalize
         )
-        return samples if only is None else of_classes(samples, only)
+        return samples if only is None else select_classes(samples, only)
     except FedpflError:
         raise
     except Exception as error:  # what no reader foresaw, or its author's mistake
         log.debug("reading %s", name, exc_info=True)
-        reader = getattr(SETS[name], "__qualname__", SETS[name])
+        reader = getattr(DATA_SETS[name], "__qualname__", DATA_SETS[name])
         raise FedpflError(
-            f"data set {name} in {data_dir} cannot be read: {line(error)}; put good copies of its files there, "
+            f"data set {name} in {data_dir} cannot be read: {error_line(error)}; put good copies of its files there, "
             f"or mend its reader {reader} (hydra.verbose=true tells where it failed)"
         ) from error
 
 
-def _archive(source: Source, path: Path | None) -> Path | None:
+def _find_archive(source: Source, path: Path | None) -> Path | None:
     """The archive that takes the place of the original files: the one that is named, else
     `<name>.npz`, if any.
     """
@@ -93,7 +99,7 @@ def _archive(source: Source, path: Path | None) -> Path | None:
         named = Path(path).expanduser()
         if not named.is_file():
             what = "a folder" if named.is_dir() else "not a file"
-            raise Absent(
+            raise AbsentFiles(
                 f"dataset.path={path} is {what}; give the path of an .npz archive with x and y"
             )
         return named
@@ -101,7 +107,7 @@ def _archive(source: Source, path: Path | None) -> Path | None:
     return usual if source.name != "npz" and usual.is_file() else None
 
 
-def _without(options: dict[str, Any], read: Callable[..., Raw], file: Path) -> None:
+def _refuse_options(options: dict[str, Any], read: Callable[..., Raw], file: Path) -> None:
     """Raise FedpflError for an option that an archive cannot follow."""
     usual = inspect.signature(read).parameters
     for key, value in options.items():

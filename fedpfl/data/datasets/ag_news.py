@@ -10,8 +10,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.samples import Raw, merged
-from fedpfl.data.datasets.shared.source import Source, file, kept, reading
+from fedpfl.data.datasets.shared.samples import Raw, merge_parts
+from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file, read_cached
 from fedpfl.ground.ranges import AtLeast
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
@@ -36,36 +36,38 @@ def ag_news(
     frequent first; 1 is any other word, 0 fills up. What is longer than `length` words is cut.
     """
     paths = {
-        part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE)
+        part: fetch_file(
+            source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE
+        )
         for part in MD5
     }
 
     def make() -> Raw:
-        texts = {part: _texts(path) for part, path in paths.items()}
+        texts = {part: _read_texts(path) for part, path in paths.items()}
         counts = Counter(word for words, _ in texts["train"] for word in words)
         frequent = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
         ids = {word: number for number, word in enumerate(frequent, start=UNKNOWN + 1)}
-        return merged(*(_encoded(part, ids, length) for part in texts.values()))
+        return merge_parts(*(_encode_texts(part, ids, length) for part in texts.values()))
 
-    return kept(source, {"vocabulary": vocabulary, "length": length}, paths.values(), make)
+    return read_cached(source, {"vocabulary": vocabulary, "length": length}, paths.values(), make)
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text, in order."""
     return WORD.findall(text.lower())
 
 
-def _texts(path: Path) -> list[tuple[list[str], int]]:
+def _read_texts(path: Path) -> list[tuple[list[str], int]]:
     """Words and class, from 0, of each row."""
     texts = []
-    with reading(path), path.open(encoding="utf-8", newline="") as rows:
+    with explain_read_errors(path), path.open(encoding="utf-8", newline="") as rows:
         for row in csv.reader(rows):
             kind, *text = row
-            texts.append((words(" ".join(text)), int(kind) - 1))
+            texts.append((split_words(" ".join(text)), int(kind) - 1))
     return texts
 
 
-def _encoded(
+def _encode_texts(
     texts: list[tuple[list[str], int]], ids: dict[str, int], length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     x = np.full((len(texts), length), PAD, np.int32)

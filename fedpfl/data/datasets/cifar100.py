@@ -2,7 +2,7 @@
 
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.vision import cifar
+from fedpfl.data.datasets.shared.vision import read_cifar
 from fedpfl.ground.vision import load_torchvision
 
 
@@ -10,4 +10,4 @@ def cifar100(source: Source) -> Raw:
     """Read the archive, or its folder where it is unpacked: uint8 `[3, 32, 32]`, training then
     test.
     """
-    return cifar(source, load_torchvision().CIFAR100)
+    return read_cifar(source, load_torchvision().CIFAR100)

@@ -12,16 +12,16 @@ import numpy as np
 
 from fedpfl.data.datasets.cifar10 import cifar10
 from fedpfl.data.datasets.shared import corruptions as recipes
-from fedpfl.data.datasets.shared.archive import archive
+from fedpfl.data.datasets.shared.archive import read_archive
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import (
     Source,
     check_md5,
-    corrupt,
-    kept,
-    reading,
-    unpacked,
-    wrong,
+    corrupt_error,
+    explain_read_errors,
+    not_as_published,
+    read_cached,
+    unpacked_folder,
 )
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Between
@@ -51,8 +51,8 @@ MD5 = {
     "saturate": "1cfae0964219c5102abbb883e538cc56",
 }
 LABELS_MD5 = "c439b113295ed5254878798ffe28fd54"
-MAIN = tuple(MD5)[:15]  # the last four were published for validation
-COUNT = 10_000  # images of each severity
+MAIN_CORRUPTIONS = tuple(MD5)[:15]  # the last four were published for validation
+IMAGES_PER_SEVERITY = 10_000  # images of each severity
 SEED = 2019  # of corruptions made here: the same images in every run
 HINT = "; dataset=cifar10_c_made makes most of it from CIFAR-10"
 
@@ -74,11 +74,13 @@ def cifar10_c(
     them: no image is then in one client's training part and, otherwise corrupted, in a test part.
     made: by the published recipe, from CIFAR-10.
     """
-    offered = tuple(name for name in MAIN if name in recipes.RECIPES) if made else tuple(MD5)
+    offered = (
+        tuple(name for name in MAIN_CORRUPTIONS if name in recipes.RECIPES) if made else tuple(MD5)
+    )
     names = (
         tuple(corruptions)
         if corruptions is not None
-        else tuple(name for name in MAIN if name in offered)
+        else tuple(name for name in MAIN_CORRUPTIONS if name in offered)
     )
     unknown = [name for name in names if name not in offered]
     if unknown or not names or len(set(names)) != len(names):
@@ -88,7 +90,7 @@ def cifar10_c(
         )
     severities = range(1, 6) if severity is None else (severity,)
     kinds = [(name, degree) for name in names for degree in severities]
-    read = _made if made else _published
+    read = _make_images if made else _read_published
     x, y, groups = [], [], []
     for place, (images, labels) in enumerate(read(source, kinds)):
         taken = slice(place, None, len(kinds)) if once else slice(None)
@@ -99,43 +101,46 @@ def cifar10_c(
     return Raw(images, np.concatenate(y).astype(np.int64), np.concatenate(groups), names)
 
 
-def _published(
+def _read_published(
     source: Source, kinds: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of each corruption and severity."""
-    with unpacked(source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,), hint=HINT) as root:
-        y = _array(root / "labels.npy", LABELS_MD5)
-        arrays = {name: _array(root / f"{name}.npy", MD5[name]) for name in dict(kinds)}
+    with unpacked_folder(
+        source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,), hint=HINT
+    ) as root:
+        y = _read_array(root / "labels.npy", LABELS_MD5)
+        arrays = {name: _read_array(root / f"{name}.npy", MD5[name]) for name in dict(kinds)}
         for name, severity in kinds:
-            rows = slice((severity - 1) * COUNT, severity * COUNT)
+            rows = slice((severity - 1) * IMAGES_PER_SEVERITY, severity * IMAGES_PER_SEVERITY)
             yield arrays[name][rows], y[rows]
 
 
-def _array(path: Path, md5: str) -> np.ndarray:
+def _read_array(path: Path, md5: str) -> np.ndarray:
     if not path.is_file():
-        raise corrupt(path.parent, f"{path.name} is missing")
+        raise corrupt_error(path.parent, f"{path.name} is missing")
     check_md5(path, (md5,))
-    with reading(path):
+    with explain_read_errors(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def _made(
+def _make_images(
     source: Source, kinds: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The same, made from CIFAR-10."""
     path = source.folder / "cifar10.npz"
-    clean = archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
-    start = clean.test_from if clean.test_from is not None else 5 * COUNT
+    clean = read_archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
+    start = clean.test_from if clean.test_from is not None else 5 * IMAGES_PER_SEVERITY
     images, y = clean.x[start:].transpose(0, 2, 3, 1), np.asarray(clean.y[start:]).reshape(-1)
-    if images.shape != (COUNT, 32, 32, 3) or images.dtype != np.uint8:
-        raise wrong(
-            path, f"dataset.made needs CIFAR-10's {COUNT:,} test images after the training images"
+    if images.shape != (IMAGES_PER_SEVERITY, 32, 32, 3) or images.dtype != np.uint8:
+        raise not_as_published(
+            path,
+            f"dataset.made needs CIFAR-10's {IMAGES_PER_SEVERITY:,} test images after the training images",
         )
     digest = hashlib.blake2b(images.tobytes(), digest_size=8).hexdigest()
 
     def make(name: str, severity: int) -> Raw:
-        return Raw(recipes.corrupted(images, name, severity, SEED), y)
+        return Raw(recipes.corrupt_images(images, name, severity, SEED), y)
 
     for name, severity in kinds:
         options = {"corruption": name, "severity": severity, "images": digest}
-        yield kept(source, options, (), partial(make, name, severity)).x, y
+        yield read_cached(source, options, (), partial(make, name, severity)).x, y

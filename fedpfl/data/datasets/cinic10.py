@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedpfl.data.datasets.shared.images import images
-from fedpfl.data.datasets.shared.samples import Raw, numbered
-from fedpfl.data.datasets.shared.source import Source, counted, kept, unpacked
+from fedpfl.data.datasets.shared.images import read_images
+from fedpfl.data.datasets.shared.samples import Raw, number_groups
+from fedpfl.data.datasets.shared.source import Source, read_cached, require_count, unpacked_folder
 
 URLS = (
     "https://datashare.ed.ac.uk/server/api/core/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",
@@ -20,12 +20,14 @@ SIZE = 90_000  # of each part
 
 def cinic10(source: Source) -> Raw:
     """Read uint8 `[3, 32, 32]`, classes in order of their names; training, validation, test."""
-    with unpacked(source, "CINIC-10", "CINIC-10.tar.gz", (MD5,), URLS, flat=True) as root:
+    with unpacked_folder(source, "CINIC-10", "CINIC-10.tar.gz", (MD5,), URLS, flat=True) as root:
         paths: list[Path] = []
         for part in ("train", "valid", "test"):
             files = sorted((root / part).glob("*/*.png"))
-            counted(root / part, "images", len(files), SIZE)
+            require_count(root / part, "images", len(files), SIZE)
             paths += files
-        labels, names = numbered([path.parent.name for path in paths])
-        counted(root, "classes", len(names), 10)
-        return kept(source, {}, paths, lambda: Raw(images(paths, 32), labels, test_from=2 * SIZE))
+        labels, names = number_groups([path.parent.name for path in paths])
+        require_count(root, "classes", len(names), 10)
+        return read_cached(
+            source, {}, paths, lambda: Raw(read_images(paths, 32), labels, test_from=2 * SIZE)
+        )

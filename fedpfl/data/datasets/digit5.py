@@ -9,7 +9,14 @@ import torch
 
 from fedpfl.data.datasets.shared.images import Side
 from fedpfl.data.datasets.shared.samples import Raw
-from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, reading, wrong
+from fedpfl.data.datasets.shared.source import (
+    Source,
+    explain_read_errors,
+    find_folder,
+    not_as_published,
+    read_cached,
+    require_count,
+)
 
 PLACE = (
     "Digit-Five/ with mnist_data.mat, mnistm_with_label.mat, svhn_train_32x32.mat, svhn_test_32x32.mat, "
@@ -48,36 +55,36 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
-    root = folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
+    root = find_folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
     paths = {name: root / f"{name}.mat" for name in FILES}
 
     def make() -> Raw:
         x, y, groups = [], [], []
-        held = {name: _arrays(path) for name, path in paths.items()}
+        held = {name: _read_arrays(path) for name, path in paths.items()}
         for part in (0, 1):
             for number, (domain, parts) in enumerate(PARTS.items()):
                 name, images, labels = parts[part]
-                with reading(paths[name], wrong):
-                    x.append(_resized(_pixels(held[name][images]), size))
-                    y.append(_digits(held[name][labels]))
-                counted(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
-                counted(root, f"labels of {domain}", len(y[-1]), SIZES[domain][part])
+                with explain_read_errors(paths[name], not_as_published):
+                    x.append(_resize_images(_to_pixels(held[name][images]), size))
+                    y.append(_to_digits(held[name][labels]))
+                require_count(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
+                require_count(root, f"labels of {domain}", len(y[-1]), SIZES[domain][part])
                 groups.append(np.full(len(x[-1]), number))
         start = sum(map(len, y[: len(SIZES)]))
         return Raw(
             np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(SIZES), start
         )
 
-    return kept(source, {"size": size}, paths.values(), make)
+    return read_cached(source, {"size": size}, paths.values(), make)
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file by name; SVHN's images come first to last, USPS's cells as the others'
     arrays.
     """
     from scipy.io import loadmat
 
-    with reading(path, wrong):
+    with explain_read_errors(path, not_as_published):
         held = loadmat(path)
         if "X" in held:
             held["X"] = held["X"].transpose(3, 0, 1, 2)
@@ -88,7 +95,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         return held
 
 
-def _pixels(images: np.ndarray) -> np.ndarray:
+def _to_pixels(images: np.ndarray) -> np.ndarray:
     """uint8 `[images, 3, side, side]` of arrays without channels, with one or with three, first or
     last.
 
@@ -106,7 +113,7 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     return np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
 
 
-def _digits(labels: np.ndarray) -> np.ndarray:
+def _to_digits(labels: np.ndarray) -> np.ndarray:
     """Digits of `[samples, 10]` (one is 1) or `[samples, 1]` labels. Raises ValueError for others."""
     if labels.ndim != 2 or labels.shape[1] not in (1, 10) or not np.isin(labels, range(11)).all():
         raise ValueError(f"labels are {list(labels.shape)}, or not digits")
@@ -114,7 +121,7 @@ def _digits(labels: np.ndarray) -> np.ndarray:
     return digits.astype(np.int64) % 10  # SVHN's 0 is stored as 10
 
 
-def _resized(images: np.ndarray, size: int) -> np.ndarray:
+def _resize_images(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[2:] == (size, size):
         return images
     parts = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import zipfile
 
-from fedpfl.data.datasets.shared.idx import array, values
-from fedpfl.data.datasets.shared.samples import Raw, merged
-from fedpfl.data.datasets.shared.source import Source, file, reading
+from fedpfl.data.datasets.shared.idx import parse_idx, read_idx_file
+from fedpfl.data.datasets.shared.samples import Raw, merge_parts
+from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file
 
 URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 MD5 = "58c8d27c78d21e728a6bc7b3cc06412e"
@@ -27,11 +27,11 @@ def emnist(source: Source) -> Raw:
     for pattern in ("{}", "{}.gz", "gzip/{}.gz"):
         paths = [folder / pattern.format(name) for name in NAMES]
         if all(path.is_file() for path in paths):
-            arrays = [values(path) for path in paths]
+            arrays = [read_idx_file(path) for path in paths]
             break
     else:
-        path = file(source, "EMNIST/raw/gzip.zip", (MD5,), (URL,))
-        with reading(path), zipfile.ZipFile(path) as zipped:
-            arrays = [array(gzip.decompress(zipped.read(f"gzip/{name}.gz"))) for name in NAMES]
-    with reading(folder):
-        return merged((arrays[0], arrays[1]), (arrays[2], arrays[3]))
+        path = fetch_file(source, "EMNIST/raw/gzip.zip", (MD5,), (URL,))
+        with explain_read_errors(path), zipfile.ZipFile(path) as zipped:
+            arrays = [parse_idx(gzip.decompress(zipped.read(f"gzip/{name}.gz"))) for name in NAMES]
+    with explain_read_errors(folder):
+        return merge_parts((arrays[0], arrays[1]), (arrays[2], arrays[3]))

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.leaf import Part, clients
+from fedpfl.data.datasets.shared.leaf import Part, read_clients
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
-SIDE, KINDS = 28, 62
-NEAR = 0.02  # of a pixel's 255 values; what four decimals leave
+SIDE, CLASSES = 28, 62
+TOLERANCE = 0.02  # of a pixel's 255 values; what four decimals leave
 
 
 def femnist(source: Source) -> Raw:
     """Read digits, capitals, small letters, uint8 `[1, 28, 28]`; groups are the writers."""
-    return clients(source, _images)
+    return read_clients(source, _to_images)
 
 
-def _images(x: list, y: list) -> Part:
+def _to_images(x: list, y: list) -> Part:
     """Pixels from 0 to 1, `[samples, 784]`, and classes."""
     values = 255 * np.array(x, np.float64).reshape(len(x), SIDE * SIDE)
     labels = np.array(y)
     if not ((values >= 0) & (values <= 255)).all():  # nor if one is no number
         raise ValueError("pixels are not from 0 to 1")
     pixels = values.round()
-    if (abs(values - pixels) > NEAR).any():
+    if (abs(values - pixels) > TOLERANCE).any():
         raise ValueError("pixels are not multiples of 1/255")
-    if labels.dtype.kind != "i" or labels.ndim != 1 or not ((labels >= 0) & (labels < KINDS)).all():
-        raise ValueError(f"classes are not whole numbers from 0 to {KINDS - 1}")
+    if (
+        labels.dtype.kind != "i"
+        or labels.ndim != 1
+        or not ((labels >= 0) & (labels < CLASSES)).all()
+    ):
+        raise ValueError(f"classes are not whole numbers from 0 to {CLASSES - 1}")
     return pixels.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), labels

@@ -1,6 +1,6 @@
 """FashionMNIST (Xiao et al. 2017): 70,000 articles of clothing, in MNIST's form."""
 
-from fedpfl.data.datasets.shared.idx import twin
+from fedpfl.data.datasets.shared.idx import read_mnist_like
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
@@ -16,4 +16,4 @@ MD5 = {
 
 def fmnist(source: Source) -> Raw:
     """Read the original files, packed or not: uint8 `[28, 28]`, training then test."""
-    return twin(source, "FashionMNIST/raw", URLS, MD5)
+    return read_mnist_like(source, "FashionMNIST/raw", URLS, MD5)

@@ -8,8 +8,15 @@ from typing import Literal
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.samples import Raw, numbered
-from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, reading, wrong
+from fedpfl.data.datasets.shared.samples import Raw, number_groups
+from fedpfl.data.datasets.shared.source import (
+    Source,
+    explain_read_errors,
+    find_folder,
+    not_as_published,
+    read_cached,
+    require_count,
+)
 
 PLACE = "folder 'UCI HAR Dataset' (https://archive.ics.uci.edu/dataset/240, unzipped twice)"
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
@@ -25,47 +32,51 @@ def har(source: Source, form: Form = "signals") -> Raw:
     form: signals, float32 `[9, 128]`: acceleration of the body, angular velocity, total
     acceleration, each x, y, z; or the authors' 561 features.
     """
-    root = folder(source, PLACE, "UCI HAR Dataset")
+    root = find_folder(source, PLACE, "UCI HAR Dataset")
     names = ["X"] if form == "features" else [f"Inertial Signals/{name}" for name in SIGNALS]
     inputs = [
         root / part / f"{name}_{part}.txt" for part in SIZES for name in (*names, "y", "subject")
     ]
-    return kept(source, {"form": form}, inputs, lambda: _read(root, names))
+    return read_cached(source, {"form": form}, inputs, lambda: _read_tables(root, names))
 
 
-def _read(root: Path, names: list[str]) -> Raw:
+def _read_tables(root: Path, names: list[str]) -> Raw:
     """Tables side by side, one per channel, or the one of features."""
     x, y, persons = [], [], []
     for part, size in SIZES.items():
         base = root / part
-        labels = _table(base / f"y_{part}.txt", 1)[:, 0]
-        counted(base, "windows", len(labels), size)
+        labels = _read_numbers(base / f"y_{part}.txt", 1)[:, 0]
+        require_count(base, "windows", len(labels), size)
         if not np.isin(labels, range(1, 7)).all():
-            raise wrong(base / f"y_{part}.txt", "labels are not from 1 to 6")
+            raise not_as_published(base / f"y_{part}.txt", "labels are not from 1 to 6")
         columns = FEATURES if names == ["X"] else LENGTH
-        tables = [_table(base / f"{name}_{part}.txt", columns, len(labels)) for name in names]
+        tables = [
+            _read_numbers(base / f"{name}_{part}.txt", columns, len(labels)) for name in names
+        ]
         x.append(tables[0] if names == ["X"] else np.stack(tables, axis=1))
         y.append(labels.astype(np.int64) - 1)
-        subject = _table(base / f"subject_{part}.txt", 1, len(labels))[:, 0]
+        subject = _read_numbers(base / f"subject_{part}.txt", 1, len(labels))[:, 0]
         if (subject % 1 != 0).any():
-            raise wrong(base / f"subject_{part}.txt", "persons are not numbered by whole numbers")
+            raise not_as_published(
+                base / f"subject_{part}.txt", "persons are not numbered by whole numbers"
+            )
         persons.append(subject.astype(np.int64))
-    groups, people = numbered(np.concatenate(persons))
+    groups, people = number_groups(np.concatenate(persons))
     return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))
 
 
-def _table(path: Path, columns: int, rows: int | None = None) -> np.ndarray:
+def _read_numbers(path: Path, columns: int, rows: int | None = None) -> np.ndarray:
     """Numbers between spaces, float32 `[rows, columns]`."""
     import pandas
 
-    with reading(path, wrong), warnings.catch_warnings():
+    with explain_read_errors(path, not_as_published), warnings.catch_warnings():
         warnings.simplefilter("error")
         table = pandas.read_csv(path, sep=r"\s+", header=None, dtype=np.float32).to_numpy()
     if (
         table.shape != (len(table) if rows is None else rows, columns)
         or not np.isfinite(table).all()
     ):
-        raise wrong(
+        raise not_as_published(
             path,
             f"{' x '.join(map(str, table.shape))} numbers, expected {rows or 'some'} x {columns}",
         )

@@ -1,6 +1,6 @@
 """MNIST (LeCun et al. 1998): 70,000 handwritten digits."""
 
-from fedpfl.data.datasets.shared.idx import twin
+from fedpfl.data.datasets.shared.idx import read_mnist_like
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
@@ -16,4 +16,4 @@ MD5 = {
 
 def mnist(source: Source) -> Raw:
     """Read the original files, packed or not: uint8 `[28, 28]`, training then test."""
-    return twin(source, "MNIST/raw", URLS, MD5)
+    return read_mnist_like(source, "MNIST/raw", URLS, MD5)

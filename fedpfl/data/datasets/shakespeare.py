@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.leaf import Part, clients
+from fedpfl.data.datasets.shared.leaf import Part, read_clients
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
@@ -22,14 +22,14 @@ def shakespeare(source: Source) -> Raw:
     A letter that is not in LETTERS is an error: LEAF's own code takes it for the last one where it
     is the label.
     """
-    return clients(source, _texts)
+    return read_clients(source, _to_ids)
 
 
-def _texts(x: list, y: list) -> Part:
-    return _places(x, LENGTH), _places(y, 1)[:, 0].astype(np.int64)
+def _to_ids(x: list, y: list) -> Part:
+    return _letter_ids(x, LENGTH), _letter_ids(y, 1)[:, 0].astype(np.int64)
 
 
-def _places(texts: list[str], length: int) -> np.ndarray:
+def _letter_ids(texts: list[str], length: int) -> np.ndarray:
     """Places of texts' letters in the alphabet, int32 `[texts, length]`."""
     for text in texts:
         if len(text) != length:

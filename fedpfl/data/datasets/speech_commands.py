@@ -7,8 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.samples import Raw, numbered
-from fedpfl.data.datasets.shared.source import Source, counted, kept, reading, unpacked, wrong
+from fedpfl.data.datasets.shared.samples import Raw, number_groups
+from fedpfl.data.datasets.shared.source import (
+    Source,
+    explain_read_errors,
+    not_as_published,
+    read_cached,
+    require_count,
+    unpacked_folder,
+)
 
 URL = "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 MD5 = "6b74f3901214cb2c2934e98196829835"  # torchaudio's and the server's own
@@ -25,37 +32,37 @@ def speech_commands(source: Source) -> Raw:
     of 64 ms every 32 ms, natural logarithm of the power plus 1e-6.
     """
     base, archive = "SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02.tar.gz"
-    with unpacked(source, base, archive, (MD5,), (URL,), flat=True) as root:
+    with unpacked_folder(source, base, archive, (MD5,), (URL,), flat=True) as root:
         paths = sorted(
             path for path in root.glob("*/*.wav") if not path.parent.name.startswith("_")
         )
-        counted(root, "clips", len(paths), FILES)
-        return kept(source, {}, paths, lambda: _read(root, paths))
+        require_count(root, "clips", len(paths), FILES)
+        return read_cached(source, {}, paths, lambda: _read_clips(root, paths))
 
 
-def _read(root: Path, paths: list[Path]) -> Raw:
+def _read_clips(root: Path, paths: list[Path]) -> Raw:
     part = dict.fromkeys((path.relative_to(root).as_posix() for path in paths), 0)
     for number, name in ((1, "validation_list.txt"), (2, "testing_list.txt")):
         if not (root / name).is_file():
-            raise wrong(root / name, "it is missing")
-        with reading(root / name, wrong):
+            raise not_as_published(root / name, "it is missing")
+        with explain_read_errors(root / name, not_as_published):
             entries = (root / name).read_text(encoding="utf-8").split()
         for entry in entries:
             if entry not in part:
-                raise wrong(root / name, f"it names {entry}, which is absent")
+                raise not_as_published(root / name, f"it names {entry}, which is absent")
             part[entry] = number
     names = sorted(part, key=lambda name: (part[name], name))
-    kinds, labels = numbered([name.split("/")[0] for name in names])
-    counted(root, "words", len(labels), WORDS)
+    kinds, labels = number_groups([name.split("/")[0] for name in names])
+    require_count(root, "words", len(labels), WORDS)
     filters = mel_filters()
-    x = np.stack([log_mel(_clip(root / name), filters) for name in names])[:, None]
-    speakers, people = numbered([Path(name).name.split("_")[0] for name in names])
+    x = np.stack([log_mel_spectrogram(_read_clip(root / name), filters) for name in names])[:, None]
+    speakers, people = number_groups([Path(name).name.split("_")[0] for name in names])
     return Raw(x, kinds, speakers, people, sum(number < 2 for number in part.values()))
 
 
-def _clip(path: Path) -> np.ndarray:
+def _read_clip(path: Path) -> np.ndarray:
     """A second of a file of 16-bit samples, float32 from -1 to 1."""
-    with reading(path, wrong), wave.open(str(path), "rb") as sound:
+    with explain_read_errors(path, not_as_published), wave.open(str(path), "rb") as sound:
         form, frames = (
             (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()),
             sound.getnframes(),
@@ -71,7 +78,7 @@ def _clip(path: Path) -> np.ndarray:
     return np.pad(np.frombuffer(data, "<i2").astype(np.float32) / 32768, (0, RATE - len(data) // 2))
 
 
-def log_mel(clip: np.ndarray, filters: np.ndarray) -> np.ndarray:
+def log_mel_spectrogram(clip: np.ndarray, filters: np.ndarray) -> np.ndarray:
     """`[bands, times]` of a clip `[RATE]`, whose ends are mirrored so that windows are centred on
     every HOP samples.
     """

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.images import Side, images, rows
-from fedpfl.data.datasets.shared.samples import Raw, merged, numbered
-from fedpfl.data.datasets.shared.source import Source, counted, kept, unpacked, wrong
+from fedpfl.data.datasets.shared.images import Side, read_images, read_table
+from fedpfl.data.datasets.shared.samples import Raw, merge_parts, number_groups
+from fedpfl.data.datasets.shared.source import (
+    Source,
+    not_as_published,
+    read_cached,
+    require_count,
+    unpacked_folder,
+)
 
 URLS = (
     "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
@@ -22,21 +28,25 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
 
     The validation part is the test part, as the published test part has no labels.
     """
-    with unpacked(source, "tiny-imagenet-200", "tiny-imagenet-200.zip", (MD5,), URLS) as root:
+    with unpacked_folder(
+        source, "tiny-imagenet-200", "tiny-imagenet-200.zip", (MD5,), URLS
+    ) as root:
         train = sorted(root.glob("train/*/images/*.JPEG"))
-        counted(root / "train", "images", len(train), SIZES[0])
-        labels, names = numbered([path.parts[-3] for path in train])
+        require_count(root / "train", "images", len(train), SIZES[0])
+        labels, names = number_groups([path.parts[-3] for path in train])
         notes = root / "val/val_annotations.txt"
         held: dict[str, str] = {}
-        for row in rows(notes, "\t"):
+        for row in read_table(notes, "\t"):
             if len(row) < 2 or row[1] not in names:
-                raise wrong(notes, f"line {len(held) + 1} names no class of the training part")
+                raise not_as_published(
+                    notes, f"line {len(held) + 1} names no class of the training part"
+                )
             held[row[0]] = row[1]
         test = [root / "val/images" / name for name in held]
-        counted(notes, "images", len(test), SIZES[1])
+        require_count(notes, "images", len(test), SIZES[1])
 
         def make() -> Raw:
             kinds = np.array([names.index(kind) for kind in held.values()])
-            return merged((images(train, size), labels), (images(test, size), kinds))
+            return merge_parts((read_images(train, size), labels), (read_images(test, size), kinds))
 
-        return kept(source, {"size": size}, [*train, *test, notes], make)
+        return read_cached(source, {"size": size}, [*train, *test, notes], make)

@@ -13,13 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 from fedpfl.data.datasets import Samples
-from fedpfl.data.partition.common import Index, Partition, check
+from fedpfl.data.partition.common import Indices, Partition, check_partition
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
 from fedpfl.ground.errors import FedpflError
 
-__all__ = ["GIVEN", "SCHEMES", "Index", "Partition", "ask", "check", "deal"]
+__all__ = [
+    "SCHEMES",
+    "SUPPLIED_ARGUMENTS",
+    "Indices",
+    "Partition",
+    "call_scheme",
+    "check_partition",
+    "deal_samples",
+]
 
 SCHEMES: dict[str, Callable[..., Partition]] = {
     scheme.__name__: scheme
@@ -34,11 +42,11 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
         file,
     )
 }
-GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")
+SUPPLIED_ARGUMENTS = ("y", "clients", "seed", "groups", "group_names", "test_from")
 """Arguments of schemes that are not chosen with them."""
 
 
-def deal(
+def deal_samples(
     scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any
 ) -> Partition:
     """Deal a data set's samples by a scheme, which is given what it asks for beside the labels.
@@ -49,14 +57,14 @@ def deal(
         raise FedpflError(
             f"clients must be at most the number of samples, {len(samples.y)}, got {clients}"
         )
-    parts = ask(scheme, samples, clients, seed, **options)
+    parts = call_scheme(scheme, samples, clients, seed, **options)
     name = next((name for name, known in SCHEMES.items() if known is scheme), "...")
     where = "partition.path" if scheme is file else f"partition={name}"
-    check(parts, clients, len(samples.y), where, options.get("path"))
+    check_partition(parts, clients, len(samples.y), where, options.get("path"))
     return parts
 
 
-def ask(
+def call_scheme(
     scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any
 ) -> Partition:
     """Return a scheme's answer, not yet checked. Labels and groups are copies, which it cannot

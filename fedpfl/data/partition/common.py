@@ -14,10 +14,10 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 
 SPLITS = ("train", "test", "validation")
-Index = np.ndarray  # int64 [samples of one client]
+Indices = np.ndarray  # int64 [samples of one client]
 Generator = np.random.Generator | np.random.RandomState
 Alpha = Annotated[float, Above(0), AtMost(10**6)]  # iid is the limit of large alpha
-Count = Annotated[int, AtLeast(1)]
+PositiveInt = Annotated[int, AtLeast(1)]
 Fraction = Annotated[float, AtLeast(0), Below(1)]
 
 
@@ -30,20 +30,20 @@ class Partition:
     dealt.
     """
 
-    train: tuple[Index, ...]
-    test: tuple[Index, ...]
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
     attempts: int = 1
-    validation: tuple[Index, ...] = ()
+    validation: tuple[Indices, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def by_class(y: np.ndarray) -> list[Index]:
+def indices_by_class(y: np.ndarray) -> list[Indices]:
     """Return the positions of each class, ascending."""
     order = np.argsort(y, kind="stable")
     return np.split(order, np.cumsum(np.bincount(y))[:-1])
 
 
-def trim(held: list[Index], samples: int, client: int, key: str) -> list[Index]:
+def trim_shards(held: list[Indices], samples: int, client: int, key: str) -> list[Indices]:
     """Keep the first entries of each shard, `samples` in all, as evenly as the shards' sizes allow."""
     sizes = np.array([len(shard) for shard in held])
     if sizes.sum() < samples:
@@ -59,24 +59,24 @@ def trim(held: list[Index], samples: int, client: int, key: str) -> list[Index]:
     return [shard[:count] for shard, count in zip(held, keep, strict=True)]
 
 
-def shards_of(
-    stacks: list[list[Index]],
+def deal_shards(
+    stacks: list[list[Indices]],
     hands: Iterable[np.ndarray],
     samples: int | None,
     key: str = "samples_per_client",
-) -> list[Index]:
+) -> list[Indices]:
     """Give each client a shard of each class in its hand; of these, with `samples`, it keeps that
     many.
     """
     owned = []
     for client, hand in enumerate(hands):
         held = [stacks[kind].pop() for kind in hand]
-        owned.append(np.concatenate(trim(held, samples, client, key) if samples else held))
+        owned.append(np.concatenate(trim_shards(held, samples, client, key) if samples else held))
     return owned
 
 
-def split(
-    owned: Sequence[Index], test_fraction: float, rng: Generator, attempts: int = 1
+def split_clients(
+    owned: Sequence[Indices], test_fraction: float, rng: Generator, attempts: int = 1
 ) -> Partition:
     """Shuffle each client's samples in order of the clients; the first `int(test_fraction * n)` are
     its test split.
@@ -90,7 +90,7 @@ def split(
     return Partition(tuple(train), tuple(test), attempts)
 
 
-def check_enough(samples: int, clients: int, key: str, each: int) -> None:
+def require_enough_samples(samples: int, clients: int, key: str, each: int) -> None:
     """Raise FedpflError if there are not `each` samples, an option's value, for all clients."""
     if clients * each > samples:
         raise FedpflError(
@@ -99,7 +99,9 @@ def check_enough(samples: int, clients: int, key: str, each: int) -> None:
         )
 
 
-def check(parts: Partition, clients: int, samples: int, where: str, path: object = None) -> None:
+def check_partition(
+    parts: Partition, clients: int, samples: int, where: str, path: object = None
+) -> None:
     """Raise FedpflError for what does not fit, or would be tested on what somebody trains on.
 
     where: what the user chose. path: of the file that it is from, if any.

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from fedpfl.data import npz
-from fedpfl.data.partition.common import SPLITS, Fraction, Index, Partition, split
+from fedpfl.data.partition.common import SPLITS, Fraction, Indices, Partition, split_clients
 from fedpfl.ground.errors import FedpflError, error_text
 
-AMBIGUOUS = {
+SPLIT_NAMES = {
     *SPLITS,
     "val",
     "valid",
     "training",
     "testing",
 }  # a client's splits, or clients of such names
-Owned = list[Index] | dict[str, list[Index]]
+ClientIndices = list[Indices] | dict[str, list[Indices]]
 """Indices per client, of all its samples or by split."""
 
 
@@ -34,14 +34,14 @@ def file(
 
     Raises: FedpflError if the file is absent or is no such file.
     """
-    owned = _read(Path(path).expanduser())
+    owned = _read_file(Path(path).expanduser())
     if isinstance(owned, list):
-        return split(owned, test_fraction, np.random.default_rng(seed))
+        return split_clients(owned, test_fraction, np.random.default_rng(seed))
     train, test, held = (tuple(owned.get(name, ())) for name in SPLITS)
     return Partition(train, test, validation=held if any(map(len, held)) else ())
 
 
-def _read(path: Path) -> Owned:
+def _read_file(path: Path) -> ClientIndices:
     """What a file says, in whichever form."""
     if not path.is_file():
         raise FedpflError(f"partition.path: there is no file {path}; check the path")
@@ -51,7 +51,7 @@ def _read(path: Path) -> Owned:
             "docs/data.md has the line that writes one as JSON"
         )
     try:
-        return _npz(path) if path.suffix == ".npz" else _json(path)
+        return _read_npz(path) if path.suffix == ".npz" else _read_json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
         why = error_text(error, with_class=True)
         raise FedpflError(
@@ -59,17 +59,20 @@ def _read(path: Path) -> Owned:
         ) from None
 
 
-def _npz(path: Path) -> dict[str, list[Index]]:
+def _read_npz(path: Path) -> dict[str, list[Indices]]:
     """Flat indices and offsets of each split, as runs write them."""
-    with npz.opened(path) as arrays:
+    with npz.open_archive(path) as arrays:
         names = [name for name in SPLITS if name != "validation" or f"{name}_indices" in arrays]
-        owned = {name: _cut(arrays[f"{name}_indices"], arrays[f"{name}_offsets"]) for name in names}
+        owned = {
+            name: _split_at_offsets(arrays[f"{name}_indices"], arrays[f"{name}_offsets"])
+            for name in names
+        }
     if len({len(parts) for parts in owned.values()}) > 1:
         raise ValueError("its splits have other numbers of clients")
     return owned
 
 
-def _cut(indices: np.ndarray, offsets: np.ndarray) -> list[Index]:
+def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]:
     if (
         indices.ndim != 1
         or offsets.ndim != 1
@@ -82,12 +85,12 @@ def _cut(indices: np.ndarray, offsets: np.ndarray) -> list[Index]:
     return np.split(indices, offsets[1:-1])
 
 
-def _json(path: Path) -> Owned:
+def _read_json(path: Path) -> ClientIndices:
     """One entry per client, by number if they are numbered, else as they come."""
     held = json.loads(path.read_bytes())
     held = held.get("data_indices", held) if isinstance(held, dict) else held
     if isinstance(held, dict):
-        if AMBIGUOUS & {key.lower() for key in held}:
+        if SPLIT_NAMES & {key.lower() for key in held}:
             raise ValueError(
                 "train, test and val are of a client, but stand where clients do; give a list of clients"
             )
@@ -96,8 +99,8 @@ def _json(path: Path) -> Owned:
     if not isinstance(held, list) or not held:
         raise ValueError("it has no entry per client")
     if all(isinstance(entry, list) for entry in held):
-        return [_indices(entry, client) for client, entry in enumerate(held)]
-    owned: dict[str, list[Index]] = {name: [] for name in SPLITS}
+        return [_check_indices(entry, client) for client, entry in enumerate(held)]
+    owned: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(held):
         named = entry if isinstance(entry, dict) else {}
         splits = {"validation" if name == "val" else name: values for name, values in named.items()}
@@ -106,11 +109,11 @@ def _json(path: Path) -> Owned:
                 f"client {client} has neither a list of samples nor train, test and val"
             )
         for name in SPLITS:
-            owned[name].append(_indices(splits.get(name, []), client))
+            owned[name].append(_check_indices(splits.get(name, []), client))
     return owned
 
 
-def _indices(values: Any, client: int) -> Index:
+def _check_indices(values: Any, client: int) -> Indices:
     array = np.asarray(values)
     if not isinstance(values, list) or array.ndim != 1 or (values and array.dtype.kind != "i"):
         raise ValueError(f"the samples of client {client} are no list of whole numbers")

@@ -11,13 +11,13 @@ import numpy as np
 
 from fedpfl.data.partition.common import (
     Alpha,
-    Count,
     Fraction,
-    Index,
+    Indices,
     Partition,
-    by_class,
-    shards_of,
-    split,
+    PositiveInt,
+    deal_shards,
+    indices_by_class,
+    split_clients,
 )
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
@@ -30,8 +30,8 @@ def groups(
     *,
     groups: np.ndarray | None = None,
     group_names: Sequence[str] = (),
-    min_samples: Count = 1,
-    samples_per_client: Count | None = None,
+    min_samples: PositiveInt = 1,
+    samples_per_client: PositiveInt | None = None,
     test_from: int | None = None,
     test_fraction: Fraction | None = 0.25,
 ) -> Partition:
@@ -57,9 +57,9 @@ def groups(
             "set partition.test_fraction=0.25 to split each client's samples"
         )
     rng = np.random.default_rng(seed)
-    taken = _taken(groups, clients, min_samples, rng)
+    taken = _choose_groups(groups, clients, min_samples, rng)
     each, needed = clients // len(taken), samples_per_client or 1
-    pieces: list[Index] = []
+    pieces: list[Indices] = []
     names = [
         group_names[number] if group_names else str(number)
         for number, _ in taken
@@ -74,7 +74,7 @@ def groups(
             )
         pieces += [part[:samples_per_client] for part in parts]
     if test_fraction is not None:
-        return split(pieces, test_fraction, rng)
+        return split_clients(pieces, test_fraction, rng)
     train, test = (
         [index[(index >= test_from) == held].astype(np.int64) for index in pieces]
         for held in (False, True)
@@ -88,9 +88,9 @@ def groups(
     return Partition(tuple(train), tuple(test))
 
 
-def _taken(
-    groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.Generator
-) -> list[tuple[int, Index]]:
+def _choose_groups(
+    groups: np.ndarray, clients: int, min_samples: PositiveInt, rng: np.random.Generator
+) -> list[tuple[int, Indices]]:
     """Numbers and samples of the groups that clients are made of: of those large enough as many as
     there are clients.
 
@@ -98,7 +98,7 @@ def _taken(
     """
     large = [
         (number, index)
-        for number, index in enumerate(by_class(groups))
+        for number, index in enumerate(indices_by_class(groups))
         if len(index) >= min_samples
     ]
     if not large:
@@ -122,9 +122,9 @@ def shuffled_shards(
     seed: int,
     *,
     test_from: int | None = None,
-    classes_per_client: Count,
-    samples_per_client: Count | None = None,
-    test_samples_per_client: Count | None = None,
+    classes_per_client: PositiveInt,
+    samples_per_client: PositiveInt | None = None,
+    test_samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction | None = None,
 ) -> Partition:
     """Make the pathological split with classes dealt at random, and the original test part split
@@ -139,7 +139,7 @@ def shuffled_shards(
     Raises: FedpflError if there is no test part, or a class has too few samples.
     """
     rng = np.random.default_rng(seed)
-    train, test = _halves(y, test_from, test_fraction, rng, "shuffled_shards")
+    train, test = _train_and_test_pools(y, test_from, test_fraction, rng, "shuffled_shards")
     kinds = len(train)
     if clients * classes_per_client % kinds:
         raise FedpflError(
@@ -155,11 +155,11 @@ def shuffled_shards(
         )
     hands = rng.permutation(np.repeat(np.arange(kinds), each)).reshape(clients, classes_per_client)
 
-    def part(pool: list[Index], samples: int | None, key: str) -> tuple[Index, ...]:
+    def part(pool: list[Indices], samples: int | None, key: str) -> tuple[Indices, ...]:
         stacks = [np.array_split(rng.permutation(index), each) for index in pool]
         return tuple(
             rng.permutation(index).astype(np.int64)
-            for index in shards_of(stacks, hands, samples, key)
+            for index in deal_shards(stacks, hands, samples, key)
         )
 
     return Partition(
@@ -175,7 +175,7 @@ def fixed_dirichlet(
     *,
     test_from: int | None = None,
     alpha: Alpha,
-    train_samples: Count = 500,
+    train_samples: PositiveInt = 500,
     test_samples: Annotated[int, AtLeast(0)] = 100,
 ) -> Partition:
     """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts
@@ -195,10 +195,12 @@ def fixed_dirichlet(
             )
     rng = np.random.default_rng(seed)
     share = test_samples / (train_samples + test_samples)
-    pools = _halves(y, test_from, None if test_from else share, rng, "fixed_dirichlet")
+    pools = _train_and_test_pools(
+        y, test_from, None if test_from else share, rng, "fixed_dirichlet"
+    )
     kinds = len(pools[0])
 
-    def drawn(pool: list[Index], counts: np.ndarray, key: str) -> Index:
+    def drawn(pool: list[Indices], counts: np.ndarray, key: str) -> Indices:
         sizes = np.array([len(index) for index in pool])
         short = np.flatnonzero(counts > sizes)
         if len(short):
@@ -215,15 +217,15 @@ def fixed_dirichlet(
     train, test = [], []
     for _ in range(clients):
         proportions = rng.dirichlet(np.full(kinds, alpha))
-        train.append(drawn(pools[0], allotted(proportions, train_samples), "train_samples"))
-        test.append(drawn(pools[1], allotted(proportions, test_samples), "test_samples"))
+        train.append(drawn(pools[0], allot_counts(proportions, train_samples), "train_samples"))
+        test.append(drawn(pools[1], allot_counts(proportions, test_samples), "test_samples"))
     return Partition(tuple(train), tuple(test))
 
 
 # Steps
 
 
-def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
+def allot_counts(proportions: np.ndarray, total: int) -> np.ndarray:
     """Return round(total q_c) of each class; the last takes the rest, and if there is none, the
     largest gives.
     """
@@ -235,17 +237,17 @@ def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def _halves(
+def _train_and_test_pools(
     y: np.ndarray,
     test_from: int | None,
     test_fraction: float | None,
     rng: np.random.Generator,
     scheme: str,
-) -> tuple[list[Index], list[Index]]:
+) -> tuple[list[Indices], list[Indices]]:
     """Training and test samples of each class that has any: the original parts, or a random share
     of each class.
     """
-    classes = [index for index in by_class(y) if len(index)]
+    classes = [index for index in indices_by_class(y) if len(index)]
     if test_fraction is not None:
         shuffled = [(rng.permutation(index), int(test_fraction * len(index))) for index in classes]
         return [index[cut:] for index, cut in shuffled], [index[:cut] for index, cut in shuffled]

@@ -10,15 +10,15 @@ import numpy as np
 
 from fedpfl.data.partition.common import (
     Alpha,
-    Count,
     Fraction,
     Generator,
-    Index,
+    Indices,
     Partition,
-    by_class,
-    check_enough,
-    shards_of,
-    split,
+    PositiveInt,
+    deal_shards,
+    indices_by_class,
+    require_enough_samples,
+    split_clients,
 )
 from fedpfl.ground.errors import FedpflError
 
@@ -29,8 +29,8 @@ def dirichlet(
     seed: int,
     *,
     alpha: Alpha,
-    min_samples: Count = 10,
-    samples_per_client: Count | None = None,
+    min_samples: PositiveInt = 10,
+    samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
@@ -48,18 +48,18 @@ def dirichlet(
     """
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
-        check_enough(len(y), clients, "samples_per_client", samples_per_client)
-        owned = _fixed_sizes(y, clients, alpha, samples_per_client, rng)
+        require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
+        owned = _deal_fixed_sizes(y, clients, alpha, samples_per_client, rng)
     else:
-        check_enough(len(y), clients, "min_samples", min_samples)
-        owned = _cut(by_class(y), clients, alpha, rng)
+        require_enough_samples(len(y), clients, "min_samples", min_samples)
+        owned = _cut_classes(indices_by_class(y), clients, alpha, rng)
         for index in owned:
             rng.shuffle(index)  # so that the tail is a random choice
         sizes = [len(index) for index in owned]
-        owned = _repair(owned, min_samples)
+        owned = _fill_small_clients(owned, min_samples)
         notes = _describe_repair(sizes, [len(index) for index in owned], min_samples, alpha)
-        return replace(split(owned, test_fraction, rng), notes=notes)
-    return split(owned, test_fraction, rng)
+        return replace(split_clients(owned, test_fraction, rng), notes=notes)
+    return split_clients(owned, test_fraction, rng)
 
 
 def _describe_repair(
@@ -85,8 +85,8 @@ def published(
     seed: int,
     *,
     alpha: Alpha,
-    min_samples: Count = 10,
-    max_attempts: Count = 1000,
+    min_samples: PositiveInt = 10,
+    max_attempts: PositiveInt = 1000,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients
@@ -98,13 +98,13 @@ def published(
 
     Raises: FedpflError if there are too few samples, and after `max_attempts` draws.
     """
-    check_enough(len(y), clients, "min_samples", min_samples)
+    require_enough_samples(len(y), clients, "min_samples", min_samples)
     rng = np.random.RandomState(seed)
-    classes = by_class(y)
+    classes = indices_by_class(y)
     for attempt in range(1, max_attempts + 1):
-        owned = _cut(classes, clients, alpha, rng)
+        owned = _cut_classes(classes, clients, alpha, rng)
         if min(map(len, owned)) >= min_samples:
-            return split(owned, test_fraction, rng, attempt)
+            return split_clients(owned, test_fraction, rng, attempt)
     raise FedpflError(
         f"partition=published found no split in {max_attempts} attempts in which each of clients={clients} has "
         f"partition.min_samples={min_samples} samples at partition.alpha={alpha}; use partition=dirichlet, which "
@@ -117,7 +117,7 @@ def iid(
     clients: int,
     seed: int,
     *,
-    samples_per_client: Count | None = None,
+    samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Cut a random permutation into parts whose sizes differ by at most one (or are all
@@ -126,10 +126,12 @@ def iid(
     Raises: FedpflError if there are too few samples.
     """
     if samples_per_client is not None:
-        check_enough(len(y), clients, "samples_per_client", samples_per_client)
+        require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
     rng = np.random.default_rng(seed)
     total = len(y) if samples_per_client is None else clients * samples_per_client
-    return split(np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng)
+    return split_clients(
+        np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng
+    )
 
 
 def shards(
@@ -137,8 +139,8 @@ def shards(
     clients: int,
     seed: int,
     *,
-    classes_per_client: Count,
-    samples_per_client: Count | None = None,
+    classes_per_client: PositiveInt,
+    samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Make the pathological split: each client holds one shard of each of exactly
@@ -154,14 +156,14 @@ def shards(
     Raises: FedpflError if a class or a client has too few samples.
     """
     rng = np.random.default_rng(seed)
-    classes = [index for index in by_class(y) if len(index)]
+    classes = [index for index in indices_by_class(y) if len(index)]
     if classes_per_client > len(classes):
         raise FedpflError(
             f"partition.classes_per_client must be at most the number of classes, {len(classes)}, "
             f"got {classes_per_client}"
         )
     if samples_per_client is not None:
-        check_enough(len(y), clients, "samples_per_client", samples_per_client)
+        require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
 
     dealt = np.zeros(len(classes), np.int64)
     hands = []
@@ -170,7 +172,7 @@ def shards(
         dealt[hand] += 1
         hands.append(hand)
 
-    stacks: list[list[Index]] = []
+    stacks: list[list[Indices]] = []
     for index, count in zip(classes, dealt, strict=True):
         if len(index) < count:
             raise FedpflError(
@@ -180,17 +182,19 @@ def shards(
         rng.shuffle(index)
         stacks.append(np.array_split(index, count) if count else [])
 
-    return split(shards_of(stacks, hands, samples_per_client), test_fraction, rng)
+    return split_clients(deal_shards(stacks, hands, samples_per_client), test_fraction, rng)
 
 
 # Steps
 
 
-def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> list[Index]:
+def _cut_classes(
+    classes: list[Indices], clients: int, alpha: float, rng: Generator
+) -> list[Indices]:
     """One draw: shuffle each class in place, cut it by Dir(alpha) proportions, give piece k to
     client k.
     """
-    pieces: list[list[Index]] = [[] for _ in range(clients)]
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for index in classes:
         rng.shuffle(index)
         share = rng.dirichlet(np.full(clients, alpha))
@@ -204,7 +208,7 @@ def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> li
     return [np.concatenate(piece) for piece in pieces]
 
 
-def _repair(owned: list[Index], minimum: int) -> list[Index]:
+def _fill_small_clients(owned: list[Indices], minimum: int) -> list[Indices]:
     """Fill clients below `minimum` from the tail of the largest client, which never falls below
     `minimum` itself.
 
@@ -223,13 +227,13 @@ def _repair(owned: list[Index], minimum: int) -> list[Index]:
     return owned
 
 
-def _fixed_sizes(
+def _deal_fixed_sizes(
     y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator
-) -> list[Index]:
+) -> list[Indices]:
     """`samples` per client, by class proportions ~ Dir(alpha), restricted to the classes that have
     samples left.
     """
-    classes = by_class(y)
+    classes = indices_by_class(y)
     for index in classes:
         rng.shuffle(index)
     left = np.array([len(index) for index in classes])

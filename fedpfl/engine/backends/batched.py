@@ -194,8 +194,15 @@ class Batched(Backend):
         metrics, kept = jobs[0].metrics, list[tuple[Tensor, Tensor]]()
 
         barred: Tree = {}
-        if rows[0].federation.barred is not None:
-            barred = {"classes": torch.stack([row.federation.barred[row.client] for row in rows])}  # type: ignore[index]
+        if rows[0].federation.excluded_classes is not None:
+            barred = {
+                "classes": torch.stack(
+                    [
+                        row.federation.excluded_classes[row.client]  # type: ignore[index]
+                        for row in rows
+                    ]
+                )
+            }
 
         def one(p: Tree, b: dict[str, Tree], barred: Tree, batch: Batch) -> tuple[Tensor, ...]:
             # As if differentiated, like in training: autocast then meets whole layers. Under vmap

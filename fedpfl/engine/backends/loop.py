@@ -170,7 +170,7 @@ class Loop(Backend):
             gather_data(federation, getattr(federation, job.split)[client]),
             net.bind(job.buffers),
         )
-        barred = federation.barred
+        barred = federation.excluded_classes
         correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
         loss = torch.zeros((), device=data.y.device)
         (random,) = job.random()
@@ -343,7 +343,7 @@ def _batches(
                     random=tree.send(random[:count], device)
                 )
                 if federation.augment:
-                    x = federation.seen(batch.x, tree.send(seen[:count], device))
+                    x = federation.apply_augmentation(batch.x, tree.send(seen[:count], device))
                     batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
                 step.append(batch)
             yield step

@@ -327,7 +327,7 @@ class Program:
             numbers, weight, random, views = (part[now] for part in inputs)
             index, place = numbers.unbind(1)
             x, y = (
-                federation.seen(federation.normalize(federation.x[index]), views),
+                federation.apply_augmentation(federation.normalize(federation.x[index]), views),
                 federation.y[index],
             )
             batches = [

@@ -56,7 +56,7 @@ class EvalJob:
     def kind(self) -> tuple[Any, ...]:
         """Say what jobs of one program have in common: the images, predictions and form of trees."""
         asker = None if type(self.method).predict is Method.predict else self.method
-        anything = self.rows[0].federation.barred is None
+        anything = self.rows[0].federation.excluded_classes is None
         trees = _form(self.params), _form(self.buffers)
         return asker, self.split, self.metrics, anything, _images(self.rows), *trees
 

@@ -461,18 +461,22 @@ def plan_steps(
     room = count * phase.batches * batch
     taken = min(samples, room)
     positions = torch.full((len(epochs), room), -1)
-    views = torch.zeros(len(epochs), room, federation.views)
+    views = torch.zeros(len(epochs), room, federation.augment_numbers)
     for place, epoch in enumerate(epochs):
         order = draws.order(client, phase.stream, epoch, samples)[:taken]
         positions[place, :taken] = order
-        if federation.views:
-            seen = draws.random(client, phase.stream, epoch, samples, federation.views, "views")
+        if federation.augment_numbers:
+            seen = draws.random(
+                client, phase.stream, epoch, samples, federation.augment_numbers, "views"
+            )
             views[place, :taken] = seen[order]
     drawn = [draws.random(client, phase.stream, epoch, room, randoms) for epoch in epochs]
     # The numbers of all first samples are drawn first, then those of all second ones.
     random = [own.view(phase.batches, batch, count, randoms).permute(2, 0, 1, 3) for own in drawn]
     shape = (len(epochs) * count, phase.batches, batch)
-    whole = StepPlan(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
+    whole = StepPlan(
+        positions.view(shape), views.view(*shape, federation.augment_numbers), torch.cat(random)
+    )
     return StepPlan(*(part[now] for part in whole))
 
 

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpfl.data import npz
-from fedpfl.data.datasets.shared.samples import Raw, merged, numbered
-from fedpfl.data.datasets.shared.source import LONG, Source, check_md5, file, reading
+from fedpfl.data.datasets.shared.samples import Raw, merge_parts, number_groups
+from fedpfl.data.datasets.shared.source import (
+    MAX_MESSAGE,
+    Source,
+    check_md5,
+    explain_read_errors,
+    fetch_file,
+)
 from fedpfl.ground.errors import FedpflError
 
 
-def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
+def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
     """Read an .npz archive: `x` and `y`, if there are any `groups` and `test_from`; or MedMNIST's
     keys, merged in the order train, val, test.
 
@@ -31,19 +37,21 @@ def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
             "[samples], x uint8 images or float32 [samples, features]"
         )
 
-    with reading(path, fault), npz.opened(path) as arrays:
+    with explain_read_errors(path, fault), npz.open_archive(path) as arrays:
         if "train_images" in arrays and "x" not in arrays:
             if medmnist_md5:
                 check_md5(path, medmnist_md5)
             parts = ("train", "val", "test")
-            return merged(*((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts))
+            return merge_parts(
+                *((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts)
+            )
         for key in ("x", "y"):
             if key not in arrays:
                 raise FedpflError(
-                    f"{path} has no array {key!r}, only {', '.join(arrays)[:LONG] or 'no named arrays'}; save it with "
+                    f"{path} has no array {key!r}, only {', '.join(arrays)[:MAX_MESSAGE] or 'no named arrays'}; save it with "
                     "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
                 )
-        groups, names = numbered(arrays["groups"]) if "groups" in arrays else (None, ())
+        groups, names = number_groups(arrays["groups"]) if "groups" in arrays else (None, ())
         test_from = arrays["test_from"].tolist() if "test_from" in arrays else None
         return Raw(arrays["x"], arrays["y"], groups, names, test_from)
 
@@ -61,4 +69,6 @@ class MedMNIST:
 
     def __call__(self, source: Source) -> Raw:
         """Download and read, train, val and test merged."""
-        return archive(file(source, f"{source.name}.npz", self.md5, (self.url,)), self.md5)
+        return read_archive(
+            fetch_file(source, f"{source.name}.npz", self.md5, (self.url,)), self.md5
+        )

@@ -20,18 +20,18 @@ import yaml
 
 Generator = np.random.Generator
 SIDE = 32
-CHUNK = 1_000
+IMAGES_PER_CHUNK = 1_000
 
 
-def corrupted(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
+def corrupt_images(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
     """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each
     time.
     """
     function, numbers = RECIPES[name]
     changed = np.empty_like(images)
-    for start in range(0, len(images), CHUNK):
+    for start in range(0, len(images), IMAGES_PER_CHUNK):
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
-        now = slice(start, start + CHUNK)
+        now = slice(start, start + IMAGES_PER_CHUNK)
         values = function(images[now] / 255.0, numbers[severity - 1], rng)
         changed[now] = (np.clip(values, 0, 1) * 255).astype(
             np.uint8
@@ -79,26 +79,26 @@ def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.n
     images.
     """
     sigma, reach, times = c
-    shuffled = np.floor(_gaussian(x, sigma) * 255)
+    shuffled = np.floor(_gaussian_blur(x, sigma) * 255)
     number = np.arange(len(x))
     for _ in range(times):
         for row in range(SIDE - reach, reach, -1):
             for column in range(SIDE - reach, reach, -1):
                 across, down = rng.integers(-reach, reach, size=(2, len(x)))
                 shuffled[:, row, column] = shuffled[number, row + down, column + across]
-    return _gaussian(shuffled / 255, sigma)
+    return _gaussian_blur(shuffled / 255, sigma)
 
 
 def motion_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
     """Blur by half a Gaussian along a line between -45 and 45 degrees."""
-    return _moved(x, *c, rng.uniform(-45, 45, len(x)))
+    return _blur_along_line(x, *c, rng.uniform(-45, 45, len(x)))
 
 
 def zoom_blur(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
     """Take the mean of the image and its enlargements, from 1 below c by hundredths."""
     x = x.astype(np.float32)
     factors = np.arange(1, c, 0.01)
-    return (x + sum(_zoomed(x, factor) for factor in factors)) / (len(factors) + 1)
+    return (x + sum(_zoom_in(x, factor) for factor in factors)) / (len(factors) + 1)
 
 
 # Weather
@@ -107,9 +107,12 @@ def zoom_blur(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 def snow(x: np.ndarray, c: tuple[float, ...], rng: Generator) -> np.ndarray:
     """Blow flakes over a brighter, greyer image."""
     mean, spread, zoom, threshold, radius, sigma, share = c
-    flakes = _zoomed(rng.normal(mean, spread, (*x.shape[:3], 1)), zoom)
+    flakes = _zoom_in(rng.normal(mean, spread, (*x.shape[:3], 1)), zoom)
     flakes = np.floor(np.clip(np.where(flakes < threshold, 0, flakes), 0, 1) * 255) / 255
-    flakes = np.round(_moved(flakes, radius, sigma, rng.uniform(-135, -45, len(x))) * 255) / 255
+    flakes = (
+        np.round(_blur_along_line(flakes, radius, sigma, rng.uniform(-135, -45, len(x))) * 255)
+        / 255
+    )
     grey = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
     bright = share * x + (1 - share) * np.maximum(x, grey * 1.5 + 0.5)
     return bright + flakes + flakes[:, ::-1, ::-1]
@@ -119,7 +122,7 @@ def fog(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
     """Add a fractal cloud of strength c[0], smoother with c[1]."""
     strength, decay = c
     brightest = x.max((1, 2, 3), keepdims=True)
-    clouds = _plasma(len(x), decay, rng)[..., None]
+    clouds = _plasma_clouds(len(x), decay, rng)[..., None]
     return (x + strength * clouds) * brightest / (brightest + strength)
 
 
@@ -164,7 +167,7 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
     rows, columns = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
     grid = np.stack([columns, rows, np.ones_like(rows)], -1).reshape(-1, 3)
     where = (grid @ back).reshape(len(x), SIDE, SIDE, 2)
-    x = _sampled(x, where[..., 1], where[..., 0], "mirror")
+    x = _sample_bilinear(x, where[..., 1], where[..., 0], "mirror")
     across, down = (
         gaussian_filter(
             rng.uniform(-1, 1, (len(x), SIDE, SIDE)),
@@ -174,7 +177,7 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
         )
         for _ in range(2)
     )
-    return _sampled(x, rows + down * strength, columns + across * strength, "reflect")
+    return _sample_bilinear(x, rows + down * strength, columns + across * strength, "reflect")
 
 
 def pixelate(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
@@ -185,7 +188,7 @@ def pixelate(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
         small = image.resize((int(SIDE * c),) * 2, Image.Resampling.BOX)
         return small.resize((SIDE, SIDE), Image.Resampling.BOX)
 
-    return _one_by_one(x, coarse)
+    return _change_each(x, coarse)
 
 
 def jpeg_compression(x: np.ndarray, c: int, rng: Generator) -> np.ndarray:
@@ -197,12 +200,12 @@ def jpeg_compression(x: np.ndarray, c: int, rng: Generator) -> np.ndarray:
         image.save(data, "JPEG", quality=c)
         return Image.open(data)
 
-    return _one_by_one(x, packed)
+    return _change_each(x, packed)
 
 
-NUMBERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+SEVERITY_PARAMETERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 RECIPES: dict[str, tuple[Callable[..., np.ndarray], list[Any]]] = {
-    name: (globals()[name], NUMBERS[name]) for name in NUMBERS
+    name: (globals()[name], SEVERITY_PARAMETERS[name]) for name in SEVERITY_PARAMETERS
 }
 """Function and the numbers of severities 1 to 5."""
 
@@ -210,13 +213,13 @@ RECIPES: dict[str, tuple[Callable[..., np.ndarray], list[Any]]] = {
 # Steps
 
 
-def _gaussian(x: np.ndarray, sigma: float) -> np.ndarray:
+def _gaussian_blur(x: np.ndarray, sigma: float) -> np.ndarray:
     from scipy.ndimage import gaussian_filter
 
     return gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4)
 
 
-def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
+def _zoom_in(x: np.ndarray, factor: float) -> np.ndarray:
     """The middle of the images, enlarged to their size; linear interpolation along an axis is a
     matrix.
     """
@@ -231,7 +234,7 @@ def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
     return np.einsum("ri,nijc,sj->nrsc", along, middle, along, optimize=True)
 
 
-def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
+def _blur_along_line(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:
     """ImageMagick's motion blur: half a Gaussian of 2 radius + 1 pixels, along a line at each
     image's angle.
     """
@@ -249,7 +252,7 @@ def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> n
     return total
 
 
-def _plasma(count: int, decay: float, rng: Generator) -> np.ndarray:
+def _plasma_clouds(count: int, decay: float, rng: Generator) -> np.ndarray:
     """Clouds by the diamond-square algorithm on a torus, from 0 to 1, `[count, 32, 32]`."""
     heights = np.zeros((count, SIDE, SIDE))
     step, wibble = SIDE, 100.0
@@ -274,7 +277,9 @@ def _plasma(count: int, decay: float, rng: Generator) -> np.ndarray:
     return heights / heights.max((1, 2), keepdims=True)
 
 
-def _sampled(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str) -> np.ndarray:
+def _sample_bilinear(
+    x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str
+) -> np.ndarray:
     """Bilinear values of images at places `[n, 32, 32]`, mirrored beyond the border as scipy names
     it.
     """
@@ -294,7 +299,7 @@ def _sampled(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str) 
     return total
 
 
-def _one_by_one(x: np.ndarray, change: Callable[[Any], Any]) -> np.ndarray:
+def _change_each(x: np.ndarray, change: Callable[[Any], Any]) -> np.ndarray:
     """What PIL makes of each image; half a step up, so that it stays when fractions are cut off."""
     from PIL import Image
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.samples import Raw, merged
-from fedpfl.data.datasets.shared.source import Source, file, reading
+from fedpfl.data.datasets.shared.samples import Raw, merge_parts
+from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file
 
 
-def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str]) -> Raw:
+def read_mnist_like(
+    source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str]
+) -> Raw:
     """Read four .gz files or the uncompressed ones where they lie (torchvision would unpack beside
     them).
 
@@ -24,25 +26,27 @@ def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str
     def read(name: str) -> np.ndarray:
         unpacked = source.folder / folder / name.removesuffix(".gz")
         if unpacked.is_file() and not (source.folder / folder / name).is_file():
-            return values(unpacked)
-        return values(
-            file(source, f"{folder}/{name}", (md5[name],), [url + name for url in urls], place)
+            return read_idx_file(unpacked)
+        return read_idx_file(
+            fetch_file(
+                source, f"{folder}/{name}", (md5[name],), [url + name for url in urls], place
+            )
         )
 
     train_x, train_y, test_x, test_y = map(read, md5)
-    with reading(source.folder / folder):
-        return merged((train_x, train_y), (test_x, test_y))
+    with explain_read_errors(source.folder / folder):
+        return merge_parts((train_x, train_y), (test_x, test_y))
 
 
-def values(path: Path) -> np.ndarray:
+def read_idx_file(path: Path) -> np.ndarray:
     """Read the array of a file, compressed where its name ends in .gz."""
-    with reading(path):
-        return array(
+    with explain_read_errors(path):
+        return parse_idx(
             gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         )
 
 
-def array(data: bytes) -> np.ndarray:
+def parse_idx(data: bytes) -> np.ndarray:
     """Return the uint8 array of an IDX file: two zero bytes, type 8, number of axes, axes as
     big-endian int32, values.
 

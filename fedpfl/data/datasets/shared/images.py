@@ -10,15 +10,21 @@ from typing import Annotated
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.samples import Raw, numbered
-from fedpfl.data.datasets.shared.source import Source, counted, kept, reading, wrong
+from fedpfl.data.datasets.shared.samples import Raw, number_groups
+from fedpfl.data.datasets.shared.source import (
+    Source,
+    explain_read_errors,
+    not_as_published,
+    read_cached,
+    require_count,
+)
 from fedpfl.ground.ranges import AtLeast
 
-ENDINGS = (".jpg", ".jpeg", ".png")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
 
 
-def domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw:
+def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw:
     """Read folders of domains, in these of classes, in these of images; groups are the domains.
 
     sizes: images of each domain. Spaces in a domain's name may be _ or left out in its folder's.
@@ -29,27 +35,27 @@ def domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw
         spellings = [root / name.replace(" ", gap) for gap in (" ", "_", "")]
         base = next((path for path in spellings if path.is_dir()), None)
         if base is None:
-            raise wrong(root, f"folder {name} is missing")
-        files = sorted(path for path in base.glob("*/*") if path.suffix.lower() in ENDINGS)
-        counted(base, "images", len(files), published)
+            raise not_as_published(root, f"folder {name} is missing")
+        files = sorted(path for path in base.glob("*/*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        require_count(base, "images", len(files), published)
         paths += files
         groups += [number] * len(files)
-    labels, _ = numbered([path.parent.name for path in paths])
+    labels, _ = number_groups([path.parent.name for path in paths])
     names = tuple(sizes)
-    return kept(
+    return read_cached(
         source,
         {"size": size},
         paths,
-        lambda: Raw(images(paths, size), labels, np.array(groups), names),
+        lambda: Raw(read_images(paths, size), labels, np.array(groups), names),
     )
 
 
-def images(paths: Sequence[Path], size: int) -> np.ndarray:
+def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
     """Read images, uint8 `[images, 3, size, size]`, stretched to a square where they are none."""
     from PIL import Image
 
     def read(path: Path) -> np.ndarray:
-        with reading(path, wrong):
+        with explain_read_errors(path, not_as_published):
             with Image.open(path) as image:
                 image.verify()  # a PNG's checksums, which are not all looked at otherwise
             with Image.open(path) as image:
@@ -65,9 +71,12 @@ def images(paths: Sequence[Path], size: int) -> np.ndarray:
     return pixels
 
 
-def rows(path: Path, separator: str) -> list[list[str]]:
+def read_table(path: Path, separator: str) -> list[list[str]]:
     """Read the lines of a table, empty ones left out."""
     if not path.is_file():
-        raise wrong(path, "it is missing")
-    with reading(path, wrong), path.open(encoding="utf-8", newline="") as rows:
+        raise not_as_published(path, "it is missing")
+    with (
+        explain_read_errors(path, not_as_published),
+        path.open(encoding="utf-8", newline="") as rows,
+    ):
         return [row for row in csv.reader(rows, delimiter=separator) if row]

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError
 
-CLASSES = 2**16  # at most: counts per client and class, and a classifier, are to fit into memory
+MAX_CLASSES = (
+    2**16
+)  # at most: counts per client and class, and a classifier, are to fit into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,7 @@ class Raw(NamedTuple):
     test_from: int | None = None
 
 
-def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
+def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
     """Join original parts (x, y), the last of which is the test part. Raises ValueError if x and y
     do not match.
     """
@@ -67,13 +69,13 @@ def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
     )
 
 
-def numbered(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def number_groups(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return group numbers 0, 1, ... of any values, and the groups' names, in order of the values."""
     names, numbers = np.unique(np.asarray(values), return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
-def checked(
+def check_samples(
     name: str,
     raw: Raw,
     where: str,
@@ -84,27 +86,27 @@ def checked(
 ) -> Samples:
     """Check what was read. Raises FedpflError."""
     try:
-        x, y = torch.from_numpy(np.ascontiguousarray(_x(raw.x))), _y(raw)
-        classes, groups = _classes(y, classes), _groups(raw)
+        x, y = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x))), _check_labels(raw)
+        classes, groups = _count_classes(y, classes), _check_groups(raw)
         if raw.test_from is not None and raw.test_from not in range(1, len(x)):
             raise ValueError(
                 f"test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; it is the first test sample"
             )
     except ValueError as error:
         raise FedpflError(f"{where}: {error}") from None
-    mean, std = _scaling(x, mean, std, normalize)
+    mean, std = _check_scaling(x, mean, std, normalize)
     return Samples(
         name, x, torch.from_numpy(y), classes, mean, std, groups, raw.group_names, raw.test_from
     )
 
 
-def of_classes(samples: Samples, labels: Sequence[int]) -> Samples:
+def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
     """Return the samples of some classes, numbered anew in the order of `labels`. Raises
     FedpflError.
     """
     if not labels or len(set(labels)) < len(labels):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
-    number = torch.full((CLASSES,), -1)
+    number = torch.full((MAX_CLASSES,), -1)
     number[list(labels)] = torch.arange(len(labels))
     y = number[samples.y]
     kept = y >= 0
@@ -124,7 +126,7 @@ def of_classes(samples: Samples, labels: Sequence[int]) -> Samples:
 # Checks; they raise ValueError
 
 
-def _x(x: np.ndarray) -> np.ndarray:
+def _check_inputs(x: np.ndarray) -> np.ndarray:
     """Images, signals or token ids in the form that `Samples` has them."""
     if not x.ndim:
         raise ValueError(f"x must be one entry per sample, got {x.dtype} []; see docs/data.md")
@@ -176,7 +178,7 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
     return x.transpose(0, 3, 1, 2) if last else x
 
 
-def _y(raw: Raw) -> np.ndarray:
+def _check_labels(raw: Raw) -> np.ndarray:
     """Labels as int64 `[samples]`."""
     y, samples = raw.y, len(raw.x)
     if y.ndim == 2 and y.shape[1] == 1:
@@ -191,14 +193,14 @@ def _y(raw: Raw) -> np.ndarray:
         raise ValueError("there are no samples; x and y must hold at least one")
     if y.min() < 0:
         raise ValueError(f"labels must be 0..C-1, found {y.min()}; number the classes from 0")
-    if y.max() >= CLASSES:
+    if y.max() >= MAX_CLASSES:
         raise ValueError(
-            f"labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0"
+            f"labels must be below {MAX_CLASSES:,}, found {y.max()}; number the classes from 0"
         )
     return y.astype(np.int64)
 
 
-def _classes(y: np.ndarray, classes: int | None) -> int:
+def _count_classes(y: np.ndarray, classes: int | None) -> int:
     if classes is not None:
         if y.max() >= classes:
             raise ValueError(
@@ -216,7 +218,7 @@ def _classes(y: np.ndarray, classes: int | None) -> int:
     return classes
 
 
-def _groups(raw: Raw) -> Tensor | None:
+def _check_groups(raw: Raw) -> Tensor | None:
     groups = raw.groups
     if groups is None:
         return None
@@ -234,7 +236,7 @@ def _groups(raw: Raw) -> Tensor | None:
 # Constants
 
 
-def _scaling(
+def _check_scaling(
     x: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, normalize: bool
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Mean and standard deviation to scale with, None where they are to be computed; none for token
@@ -260,7 +262,7 @@ def _scaling(
     )
 
 
-def moments(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_std(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel or feature of some samples, of images those of
     x / 255.
 

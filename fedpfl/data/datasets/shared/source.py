@@ -28,7 +28,7 @@ from fedpfl.ground.files import atomic_write
 
 log = logging.getLogger(__name__)
 
-LONG = 300  # letters of another library's message that are shown
+MAX_MESSAGE = 300  # letters of another library's message that are shown
 
 
 _writes_nothing: ContextVar[bool] = ContextVar("writes_nothing", default=False)
@@ -39,7 +39,7 @@ class WouldDownload(FedpflError):
 
 
 @contextmanager
-def writing_nothing() -> Iterator[None]:
+def without_writing() -> Iterator[None]:
     """While this lasts, download nothing, and keep nothing of what is read below `data_dir`."""
     before = _writes_nothing.set(True)
     try:
@@ -58,7 +58,7 @@ class Source(NamedTuple):
     download: bool
 
 
-def file(
+def fetch_file(
     source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = ""
 ) -> Path:
     """Return the file below `data_dir`, its md5 checked; downloaded if it is absent and the user
@@ -71,7 +71,7 @@ def file(
         check_md5(path, md5)
         return path
     if not source.download:
-        raise absent(
+        raise absent_error(
             source, f"{relative} is absent and dataset.download is false", place or relative
         )
     if _writes_nothing.get():
@@ -81,21 +81,21 @@ def file(
     reasons = []
     for url in urls:
         try:
-            _download(url, path, md5)
+            _download_file(url, path, md5)
             return path
         except (
             OSError,
             HTTPException,
         ) as error:  # URLError, timeouts and a read-only folder are OSErrors
-            reasons.append(line(error))
-    raise absent(
+            reasons.append(error_line(error))
+    raise absent_error(
         source,
         f"{relative} is absent and its download failed: {'; '.join(reasons)}",
         place or relative,
     )
 
 
-def folder(source: Source, place: str, *relatives: str) -> Path:
+def find_folder(source: Source, place: str, *relatives: str) -> Path:
     """Return the first of some folders below `data_dir` that is there; none of them can be
     downloaded.
 
@@ -104,11 +104,13 @@ def folder(source: Source, place: str, *relatives: str) -> Path:
     for relative in relatives:
         if (source.folder / relative).is_dir():
             return source.folder / relative
-    raise absent(source, f"{relatives[0]} is absent and has no address to download from", place)
+    raise absent_error(
+        source, f"{relatives[0]} is absent and has no address to download from", place
+    )
 
 
 @contextmanager
-def unpacked(
+def unpacked_folder(
     source: Source,
     base: str,
     archive: str,
@@ -127,15 +129,15 @@ def unpacked(
     if target.is_dir():
         yield target
         return
-    path = file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
+    path = fetch_file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
     writable = os.access(source.folder, os.W_OK) and not _writes_nothing.get()
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
         inside = Path(scratch) / target.name
-        with reading(path):
+        with explain_read_errors(path):
             into = inside if flat else Path(scratch)
             shutil.unpack_archive(path, into, filter=None if path.suffix == ".zip" else "data")
         if not inside.is_dir():
-            raise corrupt(path, f"it holds no folder {target.name}")
+            raise corrupt_error(path, f"it holds no folder {target.name}")
         if not writable:
             yield inside
             return
@@ -145,7 +147,7 @@ def unpacked(
     yield target
 
 
-def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
+def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
     """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
     log.info("downloading %s to %s", url, path)
     with urllib.request.urlopen(url, timeout=60) as response:
@@ -155,17 +157,17 @@ def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
         with atomic_write(path) as aside:
             with aside.open("wb") as file:
                 shutil.copyfileobj(response, file)
-            if fault := _other(aside, md5):
+            if fault := _describe_md5_mismatch(aside, md5):
                 raise OSError(f"{url} gave another file: {fault}")
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
     """Raise FedpflError with both sums if the file is another one."""
-    if fault := _other(path, md5):
-        raise corrupt(path, fault)
+    if fault := _describe_md5_mismatch(path, md5):
+        raise corrupt_error(path, fault)
 
 
-def _other(path: Path, md5: tuple[str, ...]) -> str:
+def _describe_md5_mismatch(path: Path, md5: tuple[str, ...]) -> str:
     """Both sums, unless the file is the right one."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -178,7 +180,7 @@ _anew = ContextVar("anew", default=False)
 
 
 @contextmanager
-def reading_anew() -> Iterator[None]:
+def without_cache() -> Iterator[None]:
     """Leave `data_dir`/cache alone: everything is read from its files."""
     token = _anew.set(True)
     try:
@@ -187,7 +189,7 @@ def reading_anew() -> Iterator[None]:
         _anew.reset(token)
 
 
-def kept(
+def read_cached(
     source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]
 ) -> Raw:
     """Return what `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
@@ -204,16 +206,16 @@ def kept(
         try:
             facts = path.stat()
         except OSError:
-            raise wrong(path, "it is missing") from None
+            raise not_as_published(path, "it is missing") from None
         if not stat.S_ISREG(facts.st_mode):
-            raise wrong(path, "it is no regular file")
+            raise not_as_published(path, "it is no regular file")
         digest.update(
             f"{path.relative_to(source.folder)} {facts.st_size} {facts.st_mtime_ns}\n".encode()
         )
     path = source.folder / "cache" / f"{source.name}-{digest.hexdigest()}.npz"
     if path.is_file():
         try:
-            return _restored(path)
+            return _read_cache(path)
         except Exception:  # whatever is wrong with it, it can be made again
             log.warning("%s cannot be read and is made again", path)
     log.info("reading %s, which takes a while the first time", source.name)
@@ -221,18 +223,18 @@ def kept(
     if _writes_nothing.get():
         return raw
     try:
-        _keep(raw, path)
+        _write_cache(raw, path)
     except OSError as error:
         log.warning(
             "%s is read anew at each start: cannot write to %s (%s)",
             source.name,
             path.parent,
-            line(error),
+            error_line(error),
         )
     return raw
 
 
-def _keep(raw: Raw, path: Path) -> None:
+def _write_cache(raw: Raw, path: Path) -> None:
     names = np.array(raw.group_names, np.str_)
     arrays: dict[str, Any] = {
         "x": raw.x,
@@ -246,8 +248,8 @@ def _keep(raw: Raw, path: Path) -> None:
         np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
 
 
-def _restored(path: Path) -> Raw:
-    with npz.opened(path) as arrays:
+def _read_cache(path: Path) -> Raw:
+    with npz.open_archive(path) as arrays:
         test_from = int(arrays["test_from"]) if "test_from" in arrays else None
         return Raw(
             arrays["x"],
@@ -261,33 +263,33 @@ def _restored(path: Path) -> Raw:
 # Errors
 
 
-class Absent(FedpflError):
+class AbsentFiles(FedpflError):
     """Files of a data set are not there."""
 
 
-def absent(source: Source, reason: str, place: str) -> FedpflError:
+def absent_error(source: Source, reason: str, place: str) -> FedpflError:
     """Return that files are not there, and which to put where."""
-    return Absent(
+    return AbsentFiles(
         f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {place} there, or "
         f"{source.name}.npz with x and y; dataset=digits works offline"
     )
 
 
-def corrupt(path: Path | str, reason: str) -> FedpflError:
+def corrupt_error(path: Path | str, reason: str) -> FedpflError:
     """Return that a file that can be downloaded is not the right one."""
     return FedpflError(
         f"{path} is corrupt: {reason}; delete it to have it downloaded again, or put a good copy there"
     )
 
 
-def wrong(path: Path | str, reason: str) -> FedpflError:
+def not_as_published(path: Path | str, reason: str) -> FedpflError:
     """Return that a file or folder that only the user can replace is not as published."""
     return FedpflError(f"{path} is not as published: {reason}; put a good copy there")
 
 
 @contextmanager
-def reading(
-    path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt
+def explain_read_errors(
+    path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt_error
 ) -> Iterator[None]:
     """Turn whatever a library raises on what it finds in a file into one line that names the file.
 
@@ -303,20 +305,20 @@ def reading(
             errno.EINVAL,
         ):  # the system's fault, not the file's
             raise FedpflError(
-                f"{path} cannot be read: {line(error)}; mend that and start again"
+                f"{path} cannot be read: {error_line(error)}; mend that and start again"
             ) from error
-        raise fault(path, line(error)) from error
+        raise fault(path, error_line(error)) from error
 
 
-def counted(path: Path, what: str, count: int, published: int) -> None:
+def require_count(path: Path, what: str, count: int, published: int) -> None:
     """Raise FedpflError if the data set has been cut short, or is another edition."""
     if count != published:
-        raise wrong(path, f"{count:,} {what}, {published:,} are published")
+        raise not_as_published(path, f"{count:,} {what}, {published:,} are published")
 
 
-def line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error's message as one line, not too long, with the error's name where it says
     little alone.
     """
     terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
-    return error_text(error, with_class=isinstance(error, terse))[:LONG]
+    return error_text(error, with_class=isinstance(error, terse))[:MAX_MESSAGE]
