@@ -1,3 +1,1 @@
-"""Hold what every room stands on: trees of tensors, errors in one line, files, the lock and
-identity of a run.
-"""
+"""Trees of tensors, errors, files, run locks and identities: the modules all rooms import."""

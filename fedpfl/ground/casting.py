@@ -1,4 +1,4 @@
-"""Values held against annotations: their types, choices and `ranges`."""
+"""Cast and check values by annotations: their types, choices and `ranges`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts", Path:
 
 
 class CastError(ValueError):
-    """Say that a value does not fit an annotation.
+    """A value does not fit an annotation.
 
-    wanted: in words what would. kind: what of it does not fit: its "type", its "range", or the
-    single "value" that an
-    annotation names. meant: which value was probably meant.
+    Attributes:
+        expected: The values that would fit, in words.
+        kind: What does not fit: the "type", the "range", or the single "value" that is annotated.
+        suggestion: Which value was probably meant, or "".
     """
 
-    def __init__(self, wanted: str, kind: Literal["type", "range", "value"], meant: str = ""):
-        super().__init__(wanted)
-        self.wanted, self.kind, self.meant = wanted, kind, meant
+    def __init__(
+        self, expected: str, kind: Literal["type", "range", "value"], suggestion: str = ""
+    ):
+        super().__init__(expected)
+        self.expected = expected
+        self.kind = kind
+        self.suggestion = suggestion
 
 
 class Checked:
@@ -54,149 +59,174 @@ class Checked:
 
 @cache
 def schema_annotations(schema: Any) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields, or of what a function or class is called
-    with.
-    """
+    """Return the annotations of a dataclass's fields or of a callable's arguments."""
     if inspect.isclass(schema) and is_dataclass(schema):
-        known = get_type_hints(schema, include_extras=True)
-        return {field.name: known[field.name] for field in fields(schema)}
-    return get_type_hints(
-        schema.__init__ if inspect.isclass(schema) else schema, include_extras=True
-    )
+        annotations = get_type_hints(schema, include_extras=True)
+        return {field.name: annotations[field.name] for field in fields(schema)}
+    function = schema.__init__ if inspect.isclass(schema) else schema
+    return get_type_hints(function, include_extras=True)
 
 
 def cast_value(value: Any, hint: Any, name: str) -> Any:
-    """Return a value as its annotation has it: a list as a tuple, an int for a float as a float, a
-    text as a Path.
+    """Return a value in the type of its annotation.
 
-    Raises ValueError, in one line with the name, what is allowed and the value, where it does not
-    fit.
+    A list becomes a tuple, an int for a float a float, and a text for a Path a Path.
+
+    Raises:
+        ValueError: In one line with the name, the values that fit and the value that does not.
     """
     try:
-        return _fit(value, hint)
+        return _cast(value, hint)
     except CastError as error:
-        raise ValueError(f"{name} must be {error.wanted}, got {value!r}{error.meant}") from None
+        message = f"{name} must be {error.expected}, got {value!r}{error.suggestion}"
+        raise ValueError(message) from None
 
 
-def _fit(value: Any, hint: Any) -> Any:
-    origin, inside = get_origin(hint), get_args(hint)
+def _cast(value: Any, hint: Any) -> Any:
+    """Cast a value, or raise CastError."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if hint is Any or hint is inspect.Parameter.empty:
         return value
     if origin is Annotated:
-        value, whole = _fit(value, inside[0]), _range(inside)
-        if value not in whole:
-            raise CastError(str(whole), "range")
+        value = _cast(value, arguments[0])
+        limits = _combined_range(arguments)
+        if value not in limits:
+            raise CastError(str(limits), "range")
         return value
     if origin in UNION_TYPES:
-        return _fit_one(value, inside)
+        return _cast_to_first_fit(value, arguments)
     if origin is Literal:
-        if value in inside:
+        if value in arguments:
             return value
-        raise CastError(
-            describe_annotation(hint), "value", did_you_mean(str(value), map(str, inside))
-        )
-    kind = origin or hint
-    if kind in LIST_TYPES:
-        return _fit_items(value, hint, inside)
+        suggestion = did_you_mean(str(value), map(str, arguments))
+        raise CastError(describe_annotation(hint), "value", suggestion)
+    if (origin or hint) in LIST_TYPES:
+        return _cast_items(value, hint, arguments)
+    return _cast_scalar(value, hint, origin or hint)
+
+
+def _cast_scalar(value: Any, hint: Any, kind: Any) -> Any:
+    """Cast a value that is no list, by an annotation that is a type."""
     if hint is Path and isinstance(value, str):
         return Path(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and number:
+    # bool is an int to Python, and none to a user.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and is_number:
         return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and (number or kind is not int):
+    if isinstance(kind, type) and isinstance(value, kind) and (is_number or kind is not int):
         return value
-    is_whole = hint is int and number and 1 <= value < 2**53 and value % 1 == 0
-    meant = f"; did you mean {int(value)}?" if is_whole else ""
-    raise CastError(describe_annotation(hint), "value" if hint is type(None) else "type", meant)
+
+    is_whole_float = hint is int and is_number and 1 <= value < 2**53 and value % 1 == 0
+    suggestion = f"; did you mean {int(value)}?" if is_whole_float else ""
+    fault: Literal["type", "value"] = "value" if hint is type(None) else "type"
+    raise CastError(describe_annotation(hint), fault, suggestion)
 
 
-def _range(annotated: tuple[Any, ...]) -> Range:
-    return sum((note for note in annotated if isinstance(note, Range)), Range(()))
+def _combined_range(arguments: tuple[Any, ...]) -> Range:
+    """Return the numbers that all ranges of an Annotated's arguments hold."""
+    return sum((note for note in arguments if isinstance(note, Range)), Range(()))
 
 
-def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ...]:
+def _cast_items(values: Any, hint: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cast a list's items by its annotation."""
     if not isinstance(values, list | tuple):
-        raise CastError(describe_annotation(hint), "type", _as_item(values, inside))
-    if get_origin(hint) is tuple and inside[-1] is not ...:
-        if len(values) != len(inside):
+        raise CastError(describe_annotation(hint), "type", _suggest_list(values, arguments))
+    if get_origin(hint) is tuple and arguments[-1] is not ...:
+        if len(values) != len(arguments):
             raise CastError(describe_annotation(hint), "type")
-        return tuple(map(_fit, values, inside))
+        return tuple(map(_cast, values, arguments))
+    item_hint = arguments[0] if arguments else Any
     try:
-        return tuple(_fit(value, inside[0] if inside else Any) for value in values)
+        return tuple(_cast(value, item_hint) for value in values)
     except CastError as error:
-        raise (
-            error
-            if error.kind == "range"
-            else CastError(describe_annotation(hint), "type", error.meant)
-        ) from None
+        if error.kind == "range":
+            raise error from None
+        raise CastError(describe_annotation(hint), "type", error.suggestion) from None
 
 
-def _as_item(value: Any, inside: tuple[Any, ...]) -> str:
-    """Return that a list of this one value was probably meant, if it can be an item."""
-    if not inside or (len(inside) > 1 and inside[-1] is not ...):
+def _suggest_list(value: Any, arguments: tuple[Any, ...]) -> str:
+    """Suggest a list of this one value, if it can be an item."""
+    if not arguments or (len(arguments) > 1 and arguments[-1] is not ...):
         return ""
     try:
-        _fit(value, inside[0])
+        _cast(value, arguments[0])
     except CastError:
         return ""
     return f"; did you mean [{value}]?"
 
 
-def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
-    """Fit the first of several annotations that takes the value."""
-    faults = []
+def _cast_to_first_fit(value: Any, options: tuple[Any, ...]) -> Any:
+    """Cast by the first of several annotations that takes the value."""
+    errors = []
     for option in options:
         try:
-            return _fit(value, option)
-        except CastError as fault:
-            faults.append(fault)
-    close = any(fault.kind == "range" for fault in faults)
-    words = [fault.wanted for fault in faults if fault.kind != "type" or not close]
-    meant = next((fault.meant for fault in faults if fault.meant), "")
-    raise CastError(_either(words), "range" if close else "type", meant)
+            return _cast(value, option)
+        except CastError as error:
+            errors.append(error)
+
+    # Where a type fits and only its range does not, other types are not what was meant.
+    is_out_of_range = any(error.kind == "range" for error in errors)
+    expected = [error.expected for error in errors if error.kind != "type" or not is_out_of_range]
+    suggestion = next((error.suggestion for error in errors if error.suggestion), "")
+    kind: Literal["range", "type"] = "range" if is_out_of_range else "type"
+    raise CastError(_join_alternatives(expected), kind, suggestion)
 
 
-def _either(words: list[str]) -> str:
-    return (", or " if any(" and " in word or " or " in word for word in words) else " or ").join(
-        words
-    )
+def _join_alternatives(phrases: list[str]) -> str:
+    """Join phrases by "or", with a comma where a phrase has a conjunction of its own."""
+    is_compound = any(" and " in phrase or " or " in phrase for phrase in phrases)
+    separator = ", or " if is_compound else " or "
+    return separator.join(phrases)
 
 
 def describe_annotation(hint: Any) -> str:
-    """Return in words what values an annotation takes, without their range."""
-    origin, inside = get_origin(hint), get_args(hint)
+    """Return in words which values an annotation takes, without their range."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if hint is type(None):
         return "null"
     if origin is Annotated:
-        return describe_annotation(inside[0])
+        return describe_annotation(arguments[0])
     if origin in UNION_TYPES:
-        return " or ".join(map(describe_annotation, inside))
+        return " or ".join(map(describe_annotation, arguments))
     if origin is Literal:
-        return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
+        if len(arguments) > 1:
+            return f"one of {', '.join(map(str, arguments))}"
+        return str(arguments[0])
     if (origin or hint) in LIST_TYPES:
-        count = f"{len(inside)} " if origin is tuple and inside[-1] is not ... else ""
-        if not inside:
-            return "a list"
-        item = inside[0]
-        while get_origin(item) is Annotated:
-            item = get_args(item)[0]
-        if item in PLURAL_TYPE_NAMES:
-            return f"a list of {count}{PLURAL_TYPE_NAMES[item]}"
-        return f"a list of {count}values, each {describe_annotation(item)}"
+        return _describe_list(origin, arguments)
     return TYPE_NAMES.get(hint, str(hint))
 
 
+def _describe_list(origin: Any, arguments: tuple[Any, ...]) -> str:
+    """Return in words which lists an annotation takes."""
+    if not arguments:
+        return "a list"
+    count = ""
+    if origin is tuple and arguments[-1] is not ...:
+        count = f"{len(arguments)} "
+    item = arguments[0]
+    while get_origin(item) is Annotated:
+        item = get_args(item)[0]
+    if item in PLURAL_TYPE_NAMES:
+        return f"a list of {count}{PLURAL_TYPE_NAMES[item]}"
+    return f"a list of {count}values, each {describe_annotation(item)}"
+
+
 def describe_limits(hint: Any) -> str:
-    """Return in words the range or the choices that an annotation gives, empty where it gives none."""
-    origin, inside = get_origin(hint), get_args(hint)
+    """Return an annotation's range or choices in words, "" where it has none."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Annotated:
-        return str(_range(inside))
+        return str(_combined_range(arguments))
     if origin is Literal:
         return describe_annotation(hint)
     if origin in LIST_TYPES:
-        return describe_limits(inside[0])
-    if origin in UNION_TYPES and (
-        words := list(dict.fromkeys(filter(None, map(describe_limits, inside))))
-    ):
-        return _either([*words, *(describe_annotation(one) for one in inside if one is type(None))])
+        return describe_limits(arguments[0])
+    if origin in UNION_TYPES:
+        limits = list(dict.fromkeys(filter(None, map(describe_limits, arguments))))
+        if limits:
+            null = [describe_annotation(option) for option in arguments if option is type(None)]
+            return _join_alternatives([*limits, *null])
     return ""

@@ -1,6 +1,4 @@
-"""Checks: keys, types and ranges of a configuration's values, against the annotations of what they
-are for.
-"""
+"""Check the keys, types and ranges of configuration values against annotations."""
 
 from __future__ import annotations
 
@@ -15,19 +13,25 @@ import numpy as np
 from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, choices_text, did_you_mean
 
-SMALLEST_FLOAT, LARGEST_FLOAT = (
-    float(np.finfo(np.float32).smallest_normal),
-    float(np.finfo(np.float32).max),
-)
+SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_normal)
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 def build_dataclass(schema: Callable[..., Any], values: Any, path: str) -> Any:
-    """Build the dataclass `schema` from a group of keys; `path` is where they stand. Raises
-    FedpflError.
+    """Build a dataclass from a group of keys.
+
+    Args:
+        schema: The dataclass.
+        values: The group's keys and values.
+        path: The dotted key of the group.
+
+    Raises:
+        FedpflError: If a key is unknown or has no value, or a value does not fit.
     """
+    arguments = checked_arguments(schema, values, path)
     try:
-        return schema(**checked_arguments(schema, values, path))
-    except ValueError as error:  # of several values together
+        return schema(**arguments)
+    except ValueError as error:  # a rule about several values together
         raise FedpflError(f"{path}.{error}" if path else str(error)) from None
 
 
@@ -37,9 +41,16 @@ def checked_arguments(
     path: str,
     provided_elsewhere: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return `values` as arguments of dataclasses or functions, checked against their annotations.
+    """Return values as arguments of dataclasses or functions, checked against annotations.
 
-    given: arguments that come from elsewhere in the configuration. Raises FedpflError.
+    Args:
+        schemas: One or several that take the values together.
+        values: The group's keys and values.
+        path: The dotted key of the group.
+        provided_elsewhere: Arguments that are no keys of this group.
+
+    Raises:
+        FedpflError: If a key is unknown or has no value, or a value does not fit.
     """
     if not isinstance(values, Mapping):
         raise FedpflError(f"{path} must be a group of keys, got {values!r}")
@@ -48,68 +59,67 @@ def checked_arguments(
     for schema in schemas if isinstance(schemas, tuple) else (schemas,):
         parameters |= inspect.signature(schema).parameters
         annotations |= schema_annotations(schema)
-    dot = f"{path}." if path else ""
-    require_known_keys(
-        values, [name for name in parameters if name not in provided_elsewhere], path
-    )
-    for key, parameter in parameters.items():
-        if (
-            key not in values
-            and key not in provided_elsewhere
-            and parameter.default is parameter.empty
-        ):
-            raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
-    checked = {}
+
+    # ---- Keys: none unknown, none absent.
+    prefix = f"{path}." if path else ""
+    expected_keys = [name for name in parameters if name not in provided_elsewhere]
+    require_known_keys(values, expected_keys, path)
+    for key in expected_keys:
+        is_required = parameters[key].default is inspect.Parameter.empty
+        if is_required and key not in values:
+            raise FedpflError(f"{prefix}{key} has no value; set it with {prefix}{key}=...")
+
+    # ---- Values: each by its annotation.
+    arguments = {}
     for key, value in values.items():
+        full_key = prefix + key
+        require_representable(value, full_key)
         try:
-            checked[key] = cast_value(
-                require_representable(value, dot + key), annotations.get(key, Any), dot + key
-            )
+            arguments[key] = cast_value(value, annotations.get(key, Any), full_key)
         except ValueError as error:
             raise FedpflError(str(error)) from None
-    return checked
+    return arguments
 
 
-def require_known_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
+def require_known_keys(values: Mapping[str, Any], known_keys: Collection[str], path: str) -> None:
     """Raise FedpflError for a key of a group that is not known."""
-    dot = f"{path}." if path else ""
+    prefix = f"{path}." if path else ""
     for key in values:
-        if key not in known:
-            meant = did_you_mean(str(key), known, f"did you mean {dot}{{}}?")
-            listed = (
-                f"known keys: {', '.join(known) or 'none'}"
-                if len(known) <= MAX_LISTED_NAMES or not meant
-                else ""
-            )
-            raise FedpflError(
-                f"{dot}{key} is not a key here; {'; '.join(filter(None, (listed, meant)))}"
-            )
+        if key in known_keys:
+            continue
+        suggestion = did_you_mean(str(key), known_keys, f"did you mean {prefix}{{}}?")
+        advice = []
+        if len(known_keys) <= MAX_LISTED_NAMES or not suggestion:
+            advice.append(f"known keys: {', '.join(known_keys) or 'none'}")
+        if suggestion:
+            advice.append(suggestion)
+        raise FedpflError(f"{prefix}{key} is not a key here; {'; '.join(advice)}")
 
 
-def require_representable(value: Any, path: str) -> Any:
-    """Return a value that can be computed with (float32, int64) and written down. Raises
-    FedpflError for others.
-    """
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        require_representable(item, f"{path}.{key}")
-    for item in value if isinstance(value, list) else ():
-        require_representable(item, path)
+def require_representable(value: Any, path: str) -> None:
+    """Raise FedpflError for a value that float32, int64 or a text file cannot hold."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            require_representable(item, f"{path}.{key}")
+    if isinstance(value, list):
+        for item in value:
+            require_representable(item, path)
     if type(value) is float and not math.isfinite(value):
         raise FedpflError(f"{path} must be a finite number, got {value}")
     if type(value) is float and value and not SMALLEST_FLOAT <= abs(value) <= LARGEST_FLOAT:
-        raise FedpflError(
-            f"{path} must be within {SMALLEST_FLOAT:.2g} and {LARGEST_FLOAT:.2g} in size, as float32 is, got {value}"
-        )
+        limits = f"{SMALLEST_FLOAT:.2g} and {LARGEST_FLOAT:.2g}"
+        raise FedpflError(f"{path} must be within {limits} in size, as float32 is, got {value}")
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
     if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
         raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
-    return value
 
 
 def look_up_choice(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
-    """Return what a group's `name` stands for. Raises FedpflError for a name that is not in the
-    registry.
+    """Return the registry's entry for a group's `name`.
+
+    Raises:
+        FedpflError: For a name that is not in the registry.
     """
     name = values.get("name") if isinstance(values, Mapping) else values
     if not isinstance(name, str) or name not in registry:
@@ -118,5 +128,5 @@ def look_up_choice(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
 
 
 def without_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's keys beside `name`."""
+    """Return a group's keys and values but for `name`."""
     return {key: value for key, value in values.items() if key != "name"}

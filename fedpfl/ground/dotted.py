@@ -16,8 +16,11 @@ def flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def get_dotted(values: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return what a dotted key holds, a value or a mapping."""
+    """Return the value or the mapping under a dotted key."""
     value: Any = values
     for part in key.split("."):
-        value = value.get(part, default) if isinstance(value, Mapping) else default
+        if isinstance(value, Mapping):
+            value = value.get(part, default)
+        else:
+            value = default
     return value

@@ -1,4 +1,4 @@
-"""matplotlib, which is slow to load and looks at the environment before it draws anything."""
+"""Load matplotlib, which is slow and reads the environment when it is imported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from fedpfl.ground.errors import FedpflError
 
 
 def load_matplotlib() -> ModuleType:
-    """Load matplotlib. Raises FedpflError where MPLBACKEND names none of its backends."""
+    """Import matplotlib.
+
+    Raises:
+        FedpflError: If the environment's MPLBACKEND is none of its backends.
+    """
     try:
         import matplotlib
     except ValueError:
-        name = os.environ.get("MPLBACKEND")
+        backend = os.environ.get("MPLBACKEND")
         raise FedpflError(
-            f"MPLBACKEND={name}: matplotlib has no such backend; unset it, or set it to agg"
+            f"MPLBACKEND={backend}: matplotlib has no such backend; unset it, or set it to agg"
         ) from None
     return matplotlib

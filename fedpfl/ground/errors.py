@@ -1,19 +1,22 @@
-"""The one exception meant for users, and what may be shown of their input."""
+"""The one exception meant for users, and the form in which messages quote their input."""
 
 import difflib
 import re
 from collections.abc import Collection, Iterable
 
-MAX_LISTED_NAMES = 12  # names that are listed even where one is near what was meant
-# Share of two names that must be alike: `dri` is near `dir`, `accuracy` is not near `auroc`
+# Up to so many names are listed even where one of them is probably meant.
+MAX_LISTED_NAMES = 12
+# Share of two names that must agree: `dri` is near `dir`, `accuracy` is not near `auroc`.
 MIN_SIMILARITY = 0.65
-LONG_VALUE = re.compile(
-    r"(?<!\w)'[^']{120,}'(?!\w)|\[[^]]{120,}]|{[^}]{120,}}|[^\s/]{120,}"
-)  # texts, lists, names in a path
+# Texts in quotes, lists, mappings and names in a path of 120 characters or more.
+LONG_VALUE = re.compile(r"(?<!\w)'[^']{120,}'(?!\w)|\[[^]]{120,}]|{[^}]{120,}}|[^\s/]{120,}")
 
 
 class FedpflError(Exception):
-    """Something the user can mend. The message is one line: what is wrong, where, and what to do."""
+    """An error that the user can correct.
+
+    The message is one line: what is wrong, where, and what to do.
+    """
 
     def __init__(self, message: str):
         super().__init__(escape_controls(shorten_values(message)))
@@ -24,56 +27,74 @@ class MethodError(FedpflError):
 
 
 def shorten_values(text: str) -> str:
-    """Return a message with the middle of its long values left out."""
-    return LONG_VALUE.sub(lambda value: f"{value[0][:60]} ... {value[0][-20:]}", text)
+    """Leave out the middle of long values in a message."""
+
+    def shorten(match: re.Match[str]) -> str:
+        value = match[0]
+        return f"{value[:60]} ... {value[-20:]}"
+
+    return LONG_VALUE.sub(shorten, text)
 
 
 def escape_controls(text: str) -> str:
-    """Return a text on one line, with control characters, which a terminal would obey, as backslash
-    escapes.
-    """
+    """Return a text on one line, with control characters as backslash escapes."""
+    # A terminal would obey them.
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def error_text(error: BaseException, with_class: bool = False) -> str:
-    """Return what an error says, on one line; its class where it says nothing, or with `kind`
-    before what it says.
+    """Return an error's message on one line.
+
+    Args:
+        error: Any exception.
+        with_class: Whether the class stands before the message. Without a message the class is
+            returned alone in either case.
     """
-    text = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return (
-        f"{type(error).__name__}: {text}" if with_class and text else text or type(error).__name__
-    )
+    class_name = type(error).__name__
+    message = getattr(error, "strerror", None) or " ".join(str(error).split())
+    if not message:
+        return class_name
+    if with_class:
+        return f"{class_name}: {message}"
+    return message
 
 
 def as_exception(error: Exception | SystemExit) -> Exception:
-    """Return an error of somebody else's function as one that ends no program; `origin` undoes it."""
+    """Turn SystemExit in a user's function into an error that ends no program.
+
+    `original_error` returns it again.
+    """
     if isinstance(error, Exception):
         return error
-    failed = RuntimeError(error_text(error, with_class=True))
-    failed.__cause__ = error
-    return failed
+    replacement = RuntimeError(error_text(error, with_class=True))
+    replacement.__cause__ = error
+    return replacement
 
 
 def original_error(error: BaseException) -> BaseException:
-    """Return what was raised where that became another error: StopIteration in a generator,
-    SystemExit.
-    """
-    return error.__cause__ if isinstance(error.__cause__, StopIteration | SystemExit) else error
+    """Return the StopIteration or SystemExit that became another error, else the error."""
+    # A generator turns StopIteration into RuntimeError; `as_exception` does so with SystemExit.
+    if isinstance(error.__cause__, StopIteration | SystemExit):
+        return error.__cause__
+    return error
 
 
 def did_you_mean(name: str, names: Iterable[str], template: str = "; did you mean {}?") -> str:
-    """Return `words` about the known word that was probably meant, or nothing where none is near."""
-    close = difflib.get_close_matches(name, list(names), 1, MIN_SIMILARITY)
-    return template.replace("{}", close[0]) if close else ""
+    """Return the template with the most similar name, or "" where none is near."""
+    matches = difflib.get_close_matches(name, list(names), 1, MIN_SIMILARITY)
+    if not matches:
+        return ""
+    return template.replace("{}", matches[0])
 
 
-def choices_text(names: Collection[str], got: object) -> str:
-    """Return `one of a, b, c, got 'x'`, with what was probably meant."""
-    meant = did_you_mean(str(got), names)
-    listed = (
-        ", ".join(names) if len(names) <= MAX_LISTED_NAMES or not meant else f"{len(names)} names"
-    )
-    return f"one of {listed}, got {got!r}{meant}"
+def choices_text(names: Collection[str], value: object) -> str:
+    """Return `one of a, b, c, got 'x'`, with the name that was probably meant."""
+    suggestion = did_you_mean(str(value), names)
+    if len(names) <= MAX_LISTED_NAMES or not suggestion:
+        choices = ", ".join(names)
+    else:
+        choices = f"{len(names)} names"
+    return f"one of {choices}, got {value!r}{suggestion}"
 
 
 def pluralize(count: int, noun: str) -> str:

@@ -1,6 +1,4 @@
-"""Single files: read and written so that nothing is half done, waited for, or reached through a
-link.
-"""
+"""Read and write single files: never half, never through a link, never waiting for a pipe."""
 
 from __future__ import annotations
 
@@ -14,22 +12,25 @@ from typing import BinaryIO
 
 from fedpfl.ground.errors import FedpflError, error_text
 
-# Reading
+# ---- Reading
 
 
 def content_digest(content: bytes) -> str:
-    """Return what tells contents apart."""
+    """Return a digest of 16 bytes, in hexadecimal."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def read_if_exists(path: Path) -> bytes | None:
-    """Return what a file holds, None where there is none. Raises FedpflError where it cannot be
-    read.
+    """Return a file's content, or None where there is no file.
+
+    Raises:
+        FedpflError: If it cannot be read, or is no regular file.
     """
     try:
-        # A named pipe must not be waited for.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise irregular_error(path)
             return file.read()
     except FileNotFoundError:
@@ -39,31 +40,32 @@ def read_if_exists(path: Path) -> bytes | None:
 
 
 def require_regular_file(path: Path) -> None:
-    """Raise FedpflError where there is something that is no regular file: a link, a named pipe, a
-    folder.
-    """
+    """Raise FedpflError for a link, a named pipe or a folder; an absent file passes."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise irregular_error(path)
 
 
-# Writing
+# ---- Writing
 
 
 @contextlib.contextmanager
 def explain_write_errors(path: Path, option: str = "hydra.run.dir=...") -> Iterator[None]:
-    """Raise FedpflError for an OSError within: why `path` cannot be written. option: by which to
-    choose another.
+    """Turn an OSError inside the context into a FedpflError that names the path.
+
+    Args:
+        path: The file or folder that is written.
+        option: The option by which the user chooses another.
     """
     try:
         yield
     except OSError as error:
-        mend = f"make room or set its permissions, or choose another with {option}"
-        raise FedpflError(f"cannot write {path}: {error_text(error)}; {mend}") from None
+        advice = f"make room or set its permissions, or choose another with {option}"
+        raise FedpflError(f"cannot write {path}: {error_text(error)}; {advice}") from None
 
 
 def temporary_path(path: Path) -> Path:
-    """Return under which name a file is written before it is whole."""
+    """Return the name under which a run's file is written until it is complete."""
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -71,11 +73,12 @@ def temporary_path(path: Path) -> Path:
 def atomic_write(
     path: Path, temporary: Path | None = None, guard: Callable[[], None] = lambda: None
 ) -> Iterator[Path]:
-    """Yield the name of a file to write, which takes the place of `path` when all went well, and
-    else goes.
+    """Yield a temporary name to write to; it replaces `path` if the context ends without error.
 
-    aside: that name; by default one that no other process writes. guard: raises where the place is
-    no longer ours.
+    Args:
+        path: The file to write.
+        temporary: The temporary name; by default one that no other process writes.
+        guard: Raises an error where this process may no longer write to the folder.
     """
     temporary = temporary or path.with_name(f".{os.getpid()}-{path.name}")
     guard()
@@ -92,33 +95,41 @@ def atomic_write(
 
 @contextlib.contextmanager
 def atomic_output(path: Path) -> Iterator[Path]:
-    """Yield the name of a `whole` file that a command was asked for, whose folder is made.
+    """Yield a temporary name for a command's output file, and make its folder.
 
-    Raises FedpflError where the file system refuses.
+    Raises:
+        FedpflError: If the file system refuses.
     """
     with explain_write_errors(path, "--out"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as aside:
-            yield aside
+        with atomic_write(path) as temporary:
+            yield temporary
 
 
 @contextlib.contextmanager
 def durable_write(
     path: Path, guard: Callable[[], None], opener: Callable[[str, int], int] | None = None
 ) -> Iterator[BinaryIO]:
-    """Yield a file of a run that is `whole` and on the disk before it takes its place.
+    """Yield an open file that replaces a run's file once it is on the disk.
 
-    opener: as of `open`. Raises FedpflError where the file system refuses.
+    Args:
+        path: The file to write.
+        guard: As of `atomic_write`.
+        opener: As of `open`.
+
+    Raises:
+        FedpflError: If the file system refuses.
     """
     with explain_write_errors(path):
         with (
-            atomic_write(path, temporary_path(path), guard) as aside,
-            open(aside, "wb", opener=opener) as file,
+            atomic_write(path, temporary_path(path), guard) as temporary,
+            open(temporary, "wb", opener=opener) as file,
         ):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(OSError):  # not every file system lets a directory be synced
+        # The new name is on the disk once the folder is. Not every file system lets one sync it.
+        with contextlib.suppress(OSError):
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -126,44 +137,44 @@ def durable_write(
                 os.close(folder)
 
 
-def append_all(file: int, data: bytes) -> None:
-    """Write all of it in one go, or nothing: half a line must not stay in front of the next."""
-    before = os.fstat(file).st_size
+def append_all(descriptor: int, data: bytes) -> None:
+    """Append all of the data or, on an error, nothing."""
+    # Half a line must not stay in front of the next one.
+    size_before = os.fstat(descriptor).st_size
     try:
-        written = os.write(file, data)
+        written = os.write(descriptor, data)
         while written < len(data):
-            written += os.write(file, data[written:])
+            written += os.write(descriptor, data[written:])
     except OSError:
         with contextlib.suppress(OSError):
-            os.ftruncate(file, before)
+            os.ftruncate(descriptor, size_before)
         raise
 
 
 def remove_files(folder: Path, *names: str) -> None:
-    """Remove files that may be there."""
+    """Remove files that may exist."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
 
 
-# What is wrong, in one line
+# ---- Errors in one line
 
 
 def unreadable_error(path: Path, error: Exception) -> FedpflError:
-    """Return why a file that may be whole cannot be read."""
+    """Return the error for a file that may be complete but cannot be read."""
     return FedpflError(
         f"cannot read {path}: {error_text(error)}; once that is mended, give the same command again"
     )
 
 
 def damaged_error(path: Path, problem: str = "is damaged") -> FedpflError:
-    """Return how a run's file is not what it was."""
+    """Return the error for a run's file that is not as it was written."""
     return FedpflError(
         f"{path} {problem}; restart=true removes the run's files and runs it from the beginning"
     )
 
 
 def irregular_error(path: Path) -> FedpflError:
-    """Return that there is no regular file."""
-    return FedpflError(
-        f"{path} is not a regular file; remove it, or choose another directory with hydra.run.dir=..."
-    )
+    """Return the error for a link, a pipe or a folder in a regular file's place."""
+    advice = "remove it, or choose another directory with hydra.run.dir=..."
+    return FedpflError(f"{path} is not a regular file; {advice}")

@@ -1,7 +1,6 @@
-"""Ctrl-C and the signals of schedulers: one line and an exit status of its own, whatever a command
-is at.
+"""Ctrl-C and the signals of schedulers: one line, and an exit status of their own.
 
-SIGTERM is how schedulers, `kill` and torchrun end a process; SIGUSR2 how submitit has Slurm
+SIGTERM is how schedulers, `kill` and torchrun end a process; with SIGUSR2 submitit has Slurm
 announce that.
 """
 
@@ -24,101 +23,97 @@ if hasattr(signal, "SIGUSR2"):
     EXIT_STATUS[signal.SIGUSR2] = 143
 RESUME_ADVICE = "the same command goes on from the last checkpoint"
 REPEAT_SECONDS = 10.0
-"""Seconds in which a further signal is the same news: a terminal, a scheduler and torchrun may all
-tell a process.
+"""Within so many seconds a further signal counts as the same one.
+
+A terminal, a scheduler and torchrun may all signal one process.
 """
 
-_answered: list[signal.Signals] = []
-_heard: list[int] = []
-_since: list[float] = []
-_first: list[Callable[[], None]] = []
+# Signals that this process handles, those that came since, the time of the last Interrupt, and the
+# functions to call before one.
+_handled_signals: list[signal.Signals] = []
+_received_signals: list[int] = []
+_interrupt_times: list[float] = []
+_actions: list[Callable[[], None]] = []
 
 
 class Interrupt(KeyboardInterrupt):
-    """Say by which signal, and what is to be told of it."""
+    """A signal that ends the run; its text is the line for the user."""
 
     def __init__(self, number: int):
         super().__init__("interrupted" if number == signal.SIGINT else "terminated")
-        self.number, self.status = number, EXIT_STATUS[signal.Signals(number)]
+        self.number = number
+        self.status = EXIT_STATUS[signal.Signals(number)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel from a worker process to the one that started it."""
+        """Pickle it for the process that started a worker."""
         return Interrupt, (self.number,)
 
 
 def exit_during_import(number: int, frame: object) -> NoReturn:
-    """End a command whose modules are being imported, a second or two in which nothing is open."""
+    """End a command while its modules are imported, when nothing is open."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
         print(f"fedpfl: {Interrupt(number)} before anything was done", file=sys.stderr, flush=True)
     os._exit(Interrupt(number).status)
 
 
 def raise_interrupt(number: int, frame: object) -> None:
-    """Raise Interrupt, at which runs are saved; not again while that may be going on."""
-    _heard.append(number)
-    if _since and time.monotonic() - _since[0] < REPEAT_SECONDS:
+    """Raise Interrupt, at which runs are saved, unless one was raised a moment ago."""
+    _received_signals.append(number)
+    # A second Interrupt would break off the saving.
+    if _interrupt_times and time.monotonic() - _interrupt_times[0] < REPEAT_SECONDS:
         return
-    _since[:] = [time.monotonic()]
-    for act in _first:
-        act()
+    _interrupt_times[:] = [time.monotonic()]
+    for action in _actions:
+        action()
     raise Interrupt(number)
 
 
 @contextmanager
-def before_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Have this done as soon as a signal comes, before anything ends by it."""
-    _first.append(act)
+def before_interrupt(action: Callable[[], None]) -> Iterator[None]:
+    """Within the context, call `action` as soon as a signal comes, before it ends anything."""
+    _actions.append(action)
     try:
         yield
     finally:
-        _first.remove(act)
+        _actions.remove(action)
 
 
-def install_handler(how: Callable[[int, object], None]) -> None:
-    """Answer the signals so from here on, but for those that whoever started this process has it
-    ignore.
-    """
-    _heard.clear()
-    _since.clear()
-    # None: it is not Python that answers.
-    _answered[:] = [
+def install_handler(handler: Callable[[int, object], None]) -> None:
+    """Handle the signals from now on, but for those that the parent process has it ignore."""
+    _received_signals.clear()
+    _interrupt_times.clear()
+    # None: the handler was not installed from Python.
+    _handled_signals[:] = [
         number for number in EXIT_STATUS if signal.getsignal(number) not in (signal.SIG_IGN, None)
     ]
-    for number in _answered:
-        signal.signal(number, how)
+    for number in _handled_signals:
+        signal.signal(number, handler)
 
 
 def reinstall_handlers() -> None:
-    """Answer as `playing` again where a library has put itself in its place, as Ray does, with a
-    dump of the stack.
-    """
+    """Install `raise_interrupt` again where a library, such as Ray, has replaced it."""
     if threading.current_thread() is threading.main_thread():
-        for number in _answered:
+        for number in _handled_signals:
             signal.signal(number, raise_interrupt)
 
 
 def ignore_signals() -> None:
-    """Answer no signal from here on: the process ends, and another one would only spoil its last
-    words.
-    """
+    """Ignore the signals from now on, as the process is about to end."""
     for number in EXIT_STATUS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Save the run that is played here before a launcher's process answers a signal as its launcher
-    has it.
+    """Within the context raise Interrupt for signals, then let the launcher's handler have them.
 
-    So does submitit queue a job again once its run is saved. Where nobody answers the Interrupt
-    goes on. In a command, which hears already, and in a thread, which signals do not reach, nothing
-    is done.
+    So a run is saved before submitit, for example, queues its job again. Without a handler of the
+    launcher's the Interrupt goes on. Nothing changes within a command, which raises it already, and
+    in threads, which signals do not reach.
     """
-    before = {number: signal.getsignal(number) for number in EXIT_STATUS}
-    if (
-        raise_interrupt in before.values()
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    handlers_before = {number: signal.getsignal(number) for number in EXIT_STATUS}
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if raise_interrupt in handlers_before.values() or not is_main_thread:
         yield
         return
     install_handler(raise_interrupt)
@@ -128,40 +123,39 @@ def interrupt_on_signals() -> Iterator[None]:
     except KeyboardInterrupt as error:
         interrupt = error
     finally:
-        _give_back(before)
+        _restore_handlers(handlers_before)
     if interrupt:
-        _hand_on(interrupt, before)
+        _call_handler(interrupt, handlers_before)
 
 
-def _hand_on(interrupt: KeyboardInterrupt, before: Mapping[signal.Signals, Any]) -> NoReturn:
-    """Have the signal answered as it was `before`, and end the process; raise the interrupt where
-    nobody answers.
-    """
-    number = _said()
-    then = before[number] if number else None
-    if number is None or not callable(then) or then is signal.default_int_handler:
+def _call_handler(interrupt: KeyboardInterrupt, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
+    """Call the signal's handler and end the process; without a handler raise the interrupt."""
+    number = _decisive_signal()
+    handler = handlers[number] if number else None
+    if number is None or not callable(handler) or handler is signal.default_int_handler:
         raise interrupt
     print_notice(f"{interrupt}; {RESUME_ADVICE}")
-    then(number, None)
+    handler(number, None)
     sys.exit(EXIT_STATUS[number])
 
 
-def _give_back(before: Mapping[signal.Signals, Any]) -> None:
-    _answered.clear()
-    for number, how in before.items():
-        if how is not None:
-            signal.signal(number, how)
+def _restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    _handled_signals.clear()
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)
 
 
-def _said() -> signal.Signals | None:
-    """Return which signal is to be answered of those that came, if any did."""
-    return max(map(signal.Signals, _heard), key=lambda own: [*EXIT_STATUS].index(own), default=None)
+def _decisive_signal() -> signal.Signals | None:
+    """Return the signal whose exit status counts, None if none came."""
+    order = [*EXIT_STATUS]
+    return max(map(signal.Signals, _received_signals), key=order.index, default=None)
 
 
-def exit_interrupted(error: KeyboardInterrupt, tell: Callable[[str], None]) -> NoReturn:
-    """Say that the command was interrupted, and end it."""
+def exit_interrupted(error: KeyboardInterrupt, notify: Callable[[str], None]) -> NoReturn:
+    """Say that the command was interrupted, and end the process."""
     ignore_signals()  # threads are ending
-    if not str(error) and (number := _said()):
-        error = Interrupt(number)  # which a library has raised again as its own
-    tell(f"{str(error) or 'interrupted'}; {RESUME_ADVICE}")
+    if not str(error) and (number := _decisive_signal()):
+        error = Interrupt(number)  # a library has raised it again as an error of its own
+    notify(f"{str(error) or 'interrupted'}; {RESUME_ADVICE}")
     sys.exit(getattr(error, "status", EXIT_STATUS[signal.SIGINT]))

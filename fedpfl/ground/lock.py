@@ -1,6 +1,4 @@
-"""Who writes a run directory: a lock on `run.lock`, held while the process lives, and the status
-that follows.
-"""
+"""The lock on a run directory, held while the writing process lives, and the run's status."""
 
 from __future__ import annotations
 
@@ -17,25 +15,29 @@ try:
 except ImportError:  # reports can be read where runs cannot be run
     fcntl = None  # type: ignore[assignment]
 
-# POSIX locks do not exclude a second opening by the same process, and are lost when that one closes
-# its file.
-_held: set[Path] = set()
+# A POSIX lock does not exclude a second opening by the same process, and is lost when that one
+# closes its file. So the process remembers which folders it holds.
+_folders_of_this_process: set[Path] = set()
 
 
 def acquire_lock(folder: Path) -> int:
-    """Open and lock `run.lock`. Raises FedpflError where another process, or this one, holds it."""
-    if folder.resolve() in _held:
-        raise _busy(folder, str(os.getpid()))
+    """Open and lock a folder's `run.lock`, and return its file descriptor.
+
+    Raises:
+        FedpflError: If a process holds it, be it this one.
+    """
+    if folder.resolve() in _folders_of_this_process:
+        raise _busy_error(folder, str(os.getpid()))
     lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    # Some cluster file systems have no locks; better to run unguarded than not at all.
-    if _locked(lock) is False:
+    # None, on cluster file systems without locks: better to run unguarded than not at all.
+    if _try_lock(lock) is False:
         holder = os.read(lock, 32).decode(errors="replace").strip()
         os.close(lock)
-        raise _busy(folder, holder or "unknown")
-    if not is_current_lock(lock, folder):  # who held it has just removed it
+        raise _busy_error(folder, holder or "unknown")
+    if not is_current_lock(lock, folder):  # its last holder has just removed the file
         os.close(lock)
-        raise _busy(folder, "unknown")
-    _held.add(folder.resolve())
+        raise _busy_error(folder, "unknown")
+    _folders_of_this_process.add(folder.resolve())
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
@@ -43,8 +45,9 @@ def acquire_lock(folder: Path) -> int:
 
 
 def is_current_lock(lock: int, folder: Path) -> bool:
-    """Return whether the open file is still the folder's `run.lock`; if not, another process may
-    hold another.
+    """Return whether the open file is still the folder's `run.lock`.
+
+    If it is not, another process may hold a newer one.
     """
     try:
         return os.path.samestat(os.fstat(lock), (folder / "run.lock").lstat())
@@ -53,35 +56,35 @@ def is_current_lock(lock: int, folder: Path) -> bool:
 
 
 def release_lock(lock: int, folder: Path) -> None:
-    """Let go of `run.lock`. folder: resolved."""
+    """Release the `run.lock` of a resolved folder."""
     os.close(lock)
-    _held.discard(folder)
+    _folders_of_this_process.discard(folder)
 
 
 @contextlib.contextmanager
 def hold_lock(folder: Path) -> Iterator[bool | None]:
-    """Hold the run directory as a run does, so that none starts in it; yields whether that was
-    possible.
+    """Hold a run directory's lock, so that no run starts in it.
 
-    False: a living process has it. None: no lock can tell, for want of a `run.lock` or on a file
-    system without locks.
+    Yields:
+        True if it is held, False if a living process holds it, and None where no lock can tell:
+        without a `run.lock`, or on a file system without locks.
     """
-    if folder.resolve() in _held:
+    if folder.resolve() in _folders_of_this_process:
         yield False
         return
     try:
         lock = os.open(folder / "run.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (OSError, AttributeError):  # no such flags: no such locks
+    except (OSError, AttributeError):  # a system without these flags has no such locks
         yield None
         return
     try:
-        yield _locked(lock)
+        yield _try_lock(lock)
     finally:
         os.close(lock)
 
 
-def _locked(lock: int) -> bool | None:
-    """Lock an open file; False: a living process has it. None: no lock can tell."""
+def _try_lock(lock: int) -> bool | None:
+    """Lock an open file. False: a living process holds it. None: no lock can tell."""
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             return None
@@ -94,16 +97,20 @@ def _locked(lock: int) -> bool | None:
 
 
 def is_held_by_process(folder: Path) -> bool | None:
-    """Return whether a living process holds the run directory; None where that cannot be known."""
-    with hold_lock(folder) as taken:
-        return None if taken is None else not taken
+    """Return whether a living process holds the run directory, or None if that is unknown."""
+    with hold_lock(folder) as is_acquired:
+        if is_acquired is None:
+            return None
+        return not is_acquired
 
 
 def run_status(written_status: str, is_held: bool | None, is_quiet: bool = True) -> str:
-    """Return the status of a run: `finished`, `running`, `interrupted`, `failed` or `diverged`.
+    """Return a run's status: `finished`, `running`, `interrupted`, `failed` or `diverged`.
 
-    written: what summary.json says. held: whether a living process writes it, None where that
-    cannot be known; then `quiet`, whether the files have not changed for long, decides.
+    Args:
+        written_status: The status in summary.json.
+        is_held: Whether a living process writes the run, None where that is unknown.
+        is_quiet: Whether the files have not changed for long; decides where `is_held` is None.
     """
     if written_status == "finished":
         return written_status
@@ -111,10 +118,11 @@ def run_status(written_status: str, is_held: bool | None, is_quiet: bool = True)
         return "running"
     if written_status in ("failed", "diverged"):
         return written_status
-    return "running" if is_held is None and not is_quiet else "interrupted"
+    if is_held is None and not is_quiet:
+        return "running"
+    return "interrupted"
 
 
-def _busy(folder: Path, pid: str) -> FedpflError:
-    return FedpflError(
-        f"run directory {folder} is in use by process {pid}; wait for it, or choose another with hydra.run.dir=..."
-    )
+def _busy_error(folder: Path, pid: str) -> FedpflError:
+    advice = "wait for it, or choose another with hydra.run.dir=..."
+    return FedpflError(f"run directory {folder} is in use by process {pid}; {advice}")

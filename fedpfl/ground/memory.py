@@ -1,4 +1,4 @@
-"""What this machine's memory can hold."""
+"""How much memory the machine and its devices have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def total_memory() -> float:
-    """Return the machine's memory in bytes; infinity where the system does not tell."""
+    """Return the machine's memory in bytes; infinity where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -17,24 +17,26 @@ def total_memory() -> float:
 
 
 def device_memory(device: torch.device) -> tuple[float, float]:
-    """Return the free and the whole memory of a device in bytes; the host's free one with what its
-    caches would give.
+    """Return the free and the total memory of a device in bytes.
 
-    Infinity where the system does not tell.
+    The host's free memory includes what its caches would give back. Both are infinity where the
+    system does not say.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
     try:
         with open("/proc/meminfo") as file:
             sizes = dict(line.split(":") for line in file)
-        return 1024 * int(sizes["MemAvailable"].split()[0]), total_memory()
+        available_kib = int(sizes["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
         return total_memory(), total_memory()
+    return 1024 * available_kib, total_memory()
 
 
-def require_memory(size: int, what: str) -> None:
-    """Raise MemoryError if `what` would take `size` bytes and the machine has fewer."""
-    if size > total_memory():
-        raise MemoryError(
-            f"{what} would take {size / 2**30:,.1f} GiB, this machine has {total_memory() / 2**30:,.1f} GiB"
-        )
+def require_memory(size: int, description: str) -> None:
+    """Raise MemoryError if the machine has fewer than `size` bytes for what is described."""
+    total = total_memory()
+    if size > total:
+        needed_gib = f"{size / 2**30:,.1f} GiB"
+        total_gib = f"{total / 2**30:,.1f} GiB"
+        raise MemoryError(f"{description} would take {needed_gib}, this machine has {total_gib}")

@@ -1,5 +1,6 @@
-"""Ranges of numbers, as annotations say them: `mu: Annotated[float, AtLeast(0)]`; `casting` reads
-them.
+"""Ranges of numbers in annotations, such as `mu: Annotated[float, AtLeast(0)]`.
+
+`casting` checks values against them.
 """
 
 from __future__ import annotations
@@ -19,38 +20,40 @@ COMPARISONS = {
 
 @dataclass(frozen=True)
 class Range:
-    """Hold the finite numbers within all of its limits, such as `("at least", 0), ("below", 1)`."""
+    """The finite numbers within limits, such as `("at least", 0), ("below", 1)`."""
 
     limits: tuple[tuple[str, float], ...]
 
     def __contains__(self, value: float) -> bool:
-        return math.isfinite(value) and all(
-            COMPARISONS[word](value, limit) for word, limit in self.limits
-        )
+        if not math.isfinite(value):
+            return False
+        return all(COMPARISONS[relation](value, limit) for relation, limit in self.limits)
 
     def __add__(self, other: Range) -> Range:
-        """Return the numbers that both hold."""
+        """Return the numbers within the limits of both."""
         return Range(self.limits + other.limits)
 
     def __str__(self) -> str:
         match self.limits:
-            case (("at least", least),):
-                return f"{least} or more"
+            case (("at least", minimum),):
+                return f"{minimum} or more"
             case (("above", 0),):
                 return "a positive number"
-            case (("at least", least), ("at most", most)):
-                return f"between {least} and {most}"
-        return " and ".join(f"{word} {limit}" for word, limit in self.limits)
+            case (("at least", minimum), ("at most", maximum)):
+                return f"between {minimum} and {maximum}"
+        return " and ".join(f"{relation} {limit}" for relation, limit in self.limits)
 
 
-def _limited(word: str, limit: float) -> Range:
-    return Range(((word, limit),))
+def _make_range(relation: str, limit: float) -> Range:
+    return Range(((relation, limit),))
 
 
-AtLeast, Above = partial(_limited, "at least"), partial(_limited, "above")
-AtMost, Below = partial(_limited, "at most"), partial(_limited, "below")
+AtLeast = partial(_make_range, "at least")
+Above = partial(_make_range, "above")
+AtMost = partial(_make_range, "at most")
+Below = partial(_make_range, "below")
 
 
-def Between(least: float, most: float) -> Range:
-    """Return the range from `least` to `most`, both included."""
-    return AtLeast(least) + AtMost(most)
+def Between(minimum: float, maximum: float) -> Range:
+    """Return the range from `minimum` to `maximum`, both included."""
+    return AtLeast(minimum) + AtMost(maximum)

@@ -1,6 +1,4 @@
-"""What travels between server and clients, counted from what is sent: nobody keeps a second ledger
-by hand.
-"""
+"""Count what travels between server and clients from the trees that are sent."""
 
 from __future__ import annotations
 
@@ -16,8 +14,11 @@ INDEX_BITS = 32
 
 
 class Traffic(NamedTuple):
-    """Hold counts as int64 tensors: values (scalars) and bits (values and the positions of masked
-    ones).
+    """Counts of what travels, as int64 tensors.
+
+    Attributes:
+        values: Scalars.
+        bits: Bits of these scalars, and of the positions of masked ones.
     """
 
     values: Tensor
@@ -25,33 +26,42 @@ class Traffic(NamedTuple):
 
 
 def count_traffic(sent: Tree) -> Traffic:
-    """Count a tree that travels. Tensors travel whole; of `Masked` and `Agreed` only the selected
-    entries travel, of `Known` none. Flags (bool tensors) are bits alone, no values.
+    """Count the scalars and bits of a tree that travels.
 
-    The positions of a mask cost the cheapest of a list of the selected, a list of the others (32
-    bits an index) and a bitmap (one bit an entry), over the whole masked tree.
+    Of `Masked` and `Agreed` only the selected entries travel, of `Known` none. Flags (bool tensors)
+    are bits alone, no values. The positions of a `Masked` tree cost the cheapest of a list of the
+    selected entries, a list of the others (32 bits an index) and a bitmap (one bit an entry).
     """
     if isinstance(sent, Masked | Agreed):
-        masks = tree.leaves(sent.mask)
-        total = sum(mask.numel() for mask in masks)
-        chosen = torch.stack([mask.sum() for mask in masks])
-        width = tree.send(
-            torch.tensor([_bits(leaf) for leaf in tree.leaves(sent.values)]), chosen.device
-        )
-        values = (chosen * (width > 1)).sum()
-        if isinstance(sent, Agreed):
-            return Traffic(values, (chosen * width).sum())
-        listed = INDEX_BITS * torch.minimum(chosen.sum(), total - chosen.sum())
-        return Traffic(values, (chosen * width).sum() + listed.clamp(max=total))
+        return _count_masked(sent)
     if isinstance(sent, Known):
         return count_traffic({})
     if isinstance(sent, dict):
         parts = [count_traffic(part) for part in sent.values()]
         zero = torch.zeros((), dtype=torch.int64)
-        return Traffic(sum((p.values for p in parts), zero), sum((p.bits for p in parts), zero))
-    whole = 0 if sent.dtype == torch.bool else sent.numel()
-    return Traffic(torch.tensor(whole), torch.tensor(sent.numel() * _bits(sent)))
+        return Traffic(
+            values=sum((part.values for part in parts), zero),
+            bits=sum((part.bits for part in parts), zero),
+        )
+    values = 0 if sent.dtype == torch.bool else sent.numel()
+    bits = sent.numel() * _bits_per_entry(sent)
+    return Traffic(values=torch.tensor(values), bits=torch.tensor(bits))
 
 
-def _bits(leaf: Tensor) -> int:
+def _count_masked(sent: Masked | Agreed) -> Traffic:
+    masks = tree.leaves(sent.mask)
+    entries = sum(mask.numel() for mask in masks)
+    selected = torch.stack([mask.sum() for mask in masks])
+    bits_per_entry = tree.send(
+        torch.tensor([_bits_per_entry(leaf) for leaf in tree.leaves(sent.values)]), selected.device
+    )
+    values = (selected * (bits_per_entry > 1)).sum()
+    value_bits = (selected * bits_per_entry).sum()
+    if isinstance(sent, Agreed):
+        return Traffic(values=values, bits=value_bits)
+    index_list_bits = INDEX_BITS * torch.minimum(selected.sum(), entries - selected.sum())
+    return Traffic(values=values, bits=value_bits + index_list_bits.clamp(max=entries))
+
+
+def _bits_per_entry(leaf: Tensor) -> int:
     return 1 if leaf.dtype == torch.bool else 8 * leaf.element_size()

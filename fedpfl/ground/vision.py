@@ -1,4 +1,4 @@
-"""torchvision, where its wheel is made for another torch."""
+"""Import torchvision, also where its wheel is made for another torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 
 import torch
 
-_schemas: list[
-    torch.library.Library
-] = []  # an op schema lives as long as the Library that defined it
+# An operator's schema lives as long as the Library that defined it.
+_libraries: list[torch.library.Library] = []
 
 
 def load_torchvision(part: str = "datasets") -> Any:
-    """Return a part of torchvision, `datasets` or `models`, imported when first needed.
-
-    The plain wheel is a CUDA build: beside a CPU build of torch its ops do not load and the import
-    fails. These parts need none of them, so the two missing schemas are declared and the import
-    repeated.
-    """
+    """Import a part of torchvision, `datasets` or `models`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -27,8 +21,10 @@ def load_torchvision(part: str = "datasets") -> Any:
         except RuntimeError as error:
             if "torchvision::nms" not in str(error):
                 raise
-            schemas = torch.library.Library("torchvision", "DEF")
+            # The plain wheel is a CUDA build: beside a CPU build of torch its operators do not load.
+            # These parts need none, so the two missing schemas are declared, and the import repeated.
+            library = torch.library.Library("torchvision", "DEF")
             for op in ("nms", "qnms"):
-                schemas.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _schemas.append(schemas)
+                library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _libraries.append(library)
             return importlib.import_module(f"torchvision.{part}")

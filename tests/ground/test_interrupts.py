@@ -28,7 +28,7 @@ def put_back() -> Iterator[None]:
     yield
     for number, how in before.items():
         signal.signal(number, how)
-    interrupts._since.clear()
+    interrupts._interrupt_times.clear()
 
 
 @pytest.mark.parametrize(
