@@ -1,6 +1,4 @@
-"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds`, `fedpfl.sweep` and `fedpfl.load`
-are.
-"""
+"""Run and load from Python: `fedpfl.run`, `fedpfl.rounds`, `fedpfl.sweep` and `fedpfl.load`."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -49,6 +47,20 @@ from fedpfl.runner.models import Models
 from fedpfl.runner.session import play_session
 
 
+class RunRequest(NamedTuple):
+    """Name the run that a call asks for.
+
+    Attributes:
+        cfg: its configuration, with Hydra's part.
+        path: its run directory.
+        experiment: the experiment that it belongs to, None without any.
+    """
+
+    cfg: DictConfig
+    path: Path
+    experiment: str | None
+
+
 def run(
     *settings: str | Mapping[str, Any],
     directory: str | os.PathLike[str] | None = None,
@@ -56,23 +68,26 @@ def run(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> Trained:
-    """Train as the command line does, and return what `load` does: `run("method=fedobp",
-    "local.lr=0.05", rounds=5)`.
+    """Train as the command line does, and return the run as `load` does.
 
-    An interrupted run goes on, a finished one is loaded. settings: words of the command line, but
-    no sweep; or a whole configuration, such as `load(...).config`, alone. keys: the same as words,
-    `rounds=5` for `"rounds=5"`; a mapping's
-    keys are joined by dots. directory: of the run; by default where the command line would put it,
-    below outputs/.
-    progress: whether the terminal is told. callbacks: hear of the run beside its `logger`.
+    `run("method=fedobp", "local.lr=0.05", rounds=5)` is `fedpfl train` with these words. An
+    interrupted run goes on, a finished one is loaded. After an interrupt the same call goes on.
 
-    Raises FedpflError, in one line, for what the command line refuses. After an interrupt the same
-    call goes on.
+    Args:
+        settings: words of the command line, but no sweep; or a whole configuration, such as
+            `load(...).config`, alone.
+        directory: of the run; by default where the command line would put it, below outputs/.
+        progress: whether the terminal is told.
+        callbacks: hear of the run beside its `logger`.
+        keys: the same as words, `rounds=5` for `"rounds=5"`; a mapping's keys are joined by dots.
+
+    Raises:
+        FedpflError: in one line, for what the command line refuses.
     """
-    cfg, path, experiment = _asked(settings, keys, directory, callbacks)
-    for _ in _played(cfg, path, experiment, not progress, callbacks):
+    request = _read_request(settings, keys, directory, callbacks)
+    for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
         pass
-    return _loaded(path, cfg)
+    return _load_result(request)
 
 
 def rounds(
@@ -82,14 +97,15 @@ def rounds(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> Generator[Round]:
-    """Train as `run` does, and yield each round when it is over: `for round in
-    fedpfl.rounds("method=fedobp"): ...`.
+    """Train as `run` does, and yield each round when it is over.
 
-    A round has its `row` and answers with the models after it (`round.personal(7)`) until the next
-    one begins. Leaving the loop interrupts the run, which is saved and goes on when it is asked for
-    again; a finished run has no rounds left. Arguments and errors are those of `run`.
+    `for round in fedpfl.rounds("method=fedobp"): ...`: a round has its `row` and answers with the
+    models after it (`round.personal(7)`) until the next one begins. Leaving the loop interrupts the
+    run, which is saved and goes on when it is asked for again; a finished run has no rounds left.
+    Arguments and errors are those of `run`.
     """
-    return _played(*_asked(settings, keys, directory, callbacks), not progress, callbacks)
+    request = _read_request(settings, keys, directory, callbacks)
+    return _play(request, is_quiet=not progress, callbacks=callbacks)
 
 
 def sweep(
@@ -99,112 +115,134 @@ def sweep(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> tuple[list[Trained], pd.DataFrame]:
-    """Train all combinations of what is swept over, one after another: `sweep(method=["fedobp",
-    "ditto"], rounds=5)`.
+    """Train all combinations of what is swept over, one after another.
 
-    Returns the runs as `load` does, and a table with a row for each: its values of what is swept
-    over, its status, and its row of rounds.csv at the last evaluation, of which there is nothing
-    where it diverged. Finished runs are loaded, the command line's too; an interrupted sweep goes
-    on.
+    `sweep(method=["fedobp", "ditto"], rounds=5)`: finished runs are loaded, the command line's too;
+    an interrupted sweep goes on.
 
-    settings: words of the command line, such as "seed=1,2,3". keys: as in `run`, but of a list each
-    run has one value.
-    directory: in which the runs' are made, by default outputs/. progress, callbacks: as in `run`.
+    Args:
+        settings: words of the command line, such as "seed=1,2,3".
+        directory: in which the runs' are made, by default outputs/.
+        progress: as in `run`.
+        callbacks: as in `run`.
+        keys: as in `run`, but of a list each run has one value.
 
-    Raises FedpflError before the first run for what is wrong with any, after the last for those
-    that failed.
+    Returns:
+        The runs as `load` does, and a table with a row for each: its values of what is swept over,
+        its status, and its row of rounds.csv at the last evaluation, of which there is nothing
+        where it diverged.
+
+    Raises:
+        FedpflError: before the first run for what is wrong with any, after the last for those that
+            failed.
     """
-    jobs = _jobs(settings, keys, directory, callbacks)
-    failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
+    jobs = _read_jobs(settings, keys, directory, callbacks)
+    failures: list[str] = []
+    runs: list[Trained] = []
+    rows: list[dict[str, Any]] = []
     events = ""  # when runs began, and how long they took
-    for number, (path, (cfg, experiment, swept)) in enumerate(jobs.items(), 1):
-        before = console.run_label.set(name := _named(swept))
+    for number, (request, swept_values) in enumerate(jobs, 1):
+        # ---- Step 1: say which run begins.
+        name = _name_job(swept_values)
+        previous_label = console.run_label.set(name)
         began = time.monotonic()
         events += f"{number} {began}\n"
         if progress:
-            told = console.describe_job_start(events, len(jobs), began, number)
-            print(f"sweep: {told}  {name}", file=sys.stderr, flush=True)
+            start_text = console.describe_job_start(events, len(jobs), began, number)
+            _tell_sweep(f"{start_text}  {name}")
+
+        # ---- Step 2: play it. One that diverged stays in the table, and others go on.
         try:
-            with contextlib.suppress(Diverged):  # its row says so
-                for _ in _played(cfg, path, experiment, not progress, callbacks):
+            with contextlib.suppress(Diverged):
+                for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
                     pass
-            runs.append(found := _loaded(path, cfg))
-            over = found.status == "finished"
-            rows.append(
-                {**swept, "status": found.status, **(found._tables.last_evaluation if over else {})}
-            )
-            told = console.describe_result(found.summary) if over else found.status
+            trained = _load_result(request)
+            runs.append(trained)
+            row = {**swept_values, "status": trained.status}
+            result_text = trained.status
+            if trained.status == "finished":
+                row |= trained._tables.last_evaluation
+                result_text = console.describe_result(trained.summary)
+            rows.append(row)
         except FedpflError as error:
-            failed.append(f"{name}: {error}")
-            told = f"failed: {error}"
+            failures.append(f"{name}: {error}")
+            result_text = f"failed: {error}"
         finally:
-            console.run_label.reset(before)
+            console.run_label.reset(previous_label)
         events += f"{number} {began} {time.monotonic() - began}\n"
         if progress:
-            print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
-    if failed:
+            _tell_sweep(f"{number}/{len(jobs)} done  {name}: {result_text}")
+    if failures:
         raise FedpflError(
-            f"{len(failed)} of {len(jobs)} runs failed, and the same call tries them again: {failed[0]}"
+            f"{len(failures)} of {len(jobs)} runs failed, and the same call tries them again: "
+            f"{failures[0]}"
         )
     return runs, pd.DataFrame(rows)
 
 
-def _jobs(
+def _tell_sweep(text: str) -> None:
+    print(f"sweep: {text}", file=sys.stderr, flush=True)
+
+
+def _read_jobs(
     settings: tuple[str, ...],
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
-) -> dict[Path, tuple[DictConfig, str | None, dict[str, Any]]]:
-    """Return by run directory what `_asked` says of it, and its values of what is swept over.
-    Raises as `sweep`.
-    """
+) -> list[tuple[RunRequest, dict[str, Any]]]:
+    """Return each run of a sweep, and its values of what is swept over. Raises as `sweep`."""
     register_resolver()
-    with _in_one_line():
-        words = overrides.adapt_for_sweeps(_words(settings, keys, choices=True), GROUPS)
-        if given := next((word for word in words if word.lstrip("+~").startswith("hydra")), None):
-            raise FedpflError(
-                f"{given} is for sweeps of the command line; here one run follows the other"
-            )
-        jobs = overrides.expand_sweep(words)
-    found: dict[Path, Any] = {}
-    for own, swept in jobs:
-        cfg, _, experiment = _asked(tuple(own), {}, None, callbacks)
+    with _hydra_errors_in_one_line():
+        run_words = overrides.adapt_for_sweeps(
+            _read_words(settings, keys, lists_are_sweeps=True), GROUPS
+        )
+        for word in run_words:
+            if word.lstrip("+~").startswith("hydra"):
+                raise FedpflError(
+                    f"{word} is for sweeps of the command line; here one run follows the other"
+                )
+        expanded_jobs = overrides.expand_sweep(run_words)
+    jobs: dict[Path, tuple[RunRequest, dict[str, Any]]] = {}
+    for job_words, swept_values in expanded_jobs:
+        cfg, _, experiment = _read_request(tuple(job_words), {}, None, callbacks)
         check_config(cfg)
         path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-        if path in found:
+        if path in jobs:
             raise FedpflError(
-                f"{_named(swept)} is a run already; sweep over what decides a result, each value once"
+                f"{_name_job(swept_values)} is a run already; sweep over what decides a result, "
+                "each value once"
             )
-        found[path] = cfg, experiment, swept
-    prepare_sweep([cfg for cfg, _, _ in found.values()])
-    return found
+        jobs[path] = RunRequest(cfg, path, experiment), swept_values
+    prepare_sweep([request.cfg for request, _ in jobs.values()])
+    return list(jobs.values())
 
 
-def _named(swept: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in swept.items())
+def _name_job(swept_values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in swept_values.items())
 
 
-def _asked(
+def _read_request(
     settings: tuple[str | Mapping[str, Any], ...],
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
-) -> tuple[DictConfig, Path, str | None]:
-    """Return the configuration, the run directory and the experiment. Raises FedpflError."""
+) -> RunRequest:
+    """Compose the configuration of one run. Raises FedpflError."""
     if ranks.launched():
         raise FedpflError("fedpfl.run is for one process; under torchrun use -m fedpfl.train")
-    if wrong := [one for one in callbacks if not isinstance(one, Callback)]:
-        raise FedpflError(
-            f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}"
-        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise FedpflError(
+                f"callbacks must be instances of subclasses of fedpfl.Callback, got {callback!r}"
+            )
     register_resolver()
-    with _in_one_line():
-        cfg, experiment = _composed(settings, keys)
-        return cfg, Path(directory or cfg.hydra.run.dir), experiment
+    with _hydra_errors_in_one_line():
+        cfg, experiment = _compose(settings, keys)
+        return RunRequest(cfg, Path(directory or cfg.hydra.run.dir), experiment)
 
 
 @contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
+def _hydra_errors_in_one_line() -> Iterator[None]:
     """Raise FedpflError for what Hydra refuses."""
     try:
         yield
@@ -212,30 +250,26 @@ def _in_one_line() -> Iterator[None]:
         raise FedpflError(format_error(error)) from None
 
 
-def _played(
-    cfg: DictConfig, path: Path, experiment: str | None, quiet: bool, callbacks: Sequence[Callback]
-) -> Generator[Round]:
+def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) -> Generator[Round]:
     """Yield a session's rounds, and leave threads, logging and folders as they were."""
-    stop, threads, package = (
-        tidy.find_existing_parent(path),
-        torch.get_num_threads(),
-        logging.getLogger("fedpfl"),
-    )
-    level = package.level
+    cfg, path, experiment = request
+    existing_folder = tidy.find_existing_parent(path)
+    threads = torch.get_num_threads()
+    package_log = logging.getLogger("fedpfl")
+    log_level = package_log.level
     try:
         with user_errors(cfg, path):
-            yield from play_session(cfg, path, experiment, quiet, callbacks)
+            yield from play_session(cfg, path, experiment, is_quiet, callbacks)
     finally:
         torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
-        package.setLevel(level)
-        tidy.remove_empty_parents(path, stop)
+        package_log.setLevel(log_level)
+        tidy.remove_empty_parents(path, existing_folder)
 
 
-def _loaded(path: Path, cfg: DictConfig) -> Trained:
+def _load_result(request: RunRequest) -> Trained:
     """Load what was just trained, with the plugins that its user named."""
-    return load(
-        path, plugins=[Path(file).expanduser().absolute() for file in cfg.get("plugins") or ()]
-    )
+    files = request.cfg.get("plugins") or ()
+    return load(request.path, plugins=[Path(file).expanduser().absolute() for file in files])
 
 
 def load(
@@ -244,24 +278,28 @@ def load(
     data_dir: str | os.PathLike[str] = "",
     plugins: Sequence[str | os.PathLike[str]] = (),
 ) -> Trained:
-    """Read a run directory. Raises FedpflError, in one line, where there is no run in it, or a file
-    is damaged.
+    """Read a run directory.
 
-    Models are read, and the data that they need, when they are first asked for. device: where
-    predictions are computed.
-    data_dir: where the data are, if not where the run found them. plugins: files of the run's
-    method, network and data, where they are none of fedpfl's; no other code is run.
+    Models are read, and the data that they need, when they are first asked for.
+
+    Args:
+        directory: of the run.
+        device: where predictions are computed.
+        data_dir: where the data are, if not where the run found them.
+        plugins: files of the run's method, network and data, where they are none of fedpfl's; no
+            other code is run.
+
+    Raises:
+        FedpflError: in one line, where there is no run in it, or a file is damaged.
     """
     return Trained(Path(directory), device, data_dir, plugins)
 
 
-def read_logger_settings(words: Sequence[str]) -> dict[str, Any]:
-    """Return the `logger` part of a configuration that such words of the command line make. Raises
-    FedpflError.
-    """
+def read_logger_settings(run_words: Sequence[str]) -> dict[str, Any]:
+    """Return the `logger` part of the configuration that words make. Raises FedpflError."""
     register_resolver()
-    with _in_one_line():
-        return resolve_config(overrides.compose_single_run(words))["logger"]
+    with _hydra_errors_in_one_line():
+        return resolve_config(overrides.compose_single_run(run_words))["logger"]
 
 
 class Trained(Models):
@@ -281,17 +319,18 @@ class Trained(Models):
     ):
         self.path = path
         self._tables = read_started_run(path)
-        self._device, self._data_dir, self._plugins = (
-            device,
-            data_dir,
-            [os.fspath(file) for file in plugins],
-        )
+        self._device = device
+        self._data_dir = data_dir
+        self._plugins = [os.fspath(file) for file in plugins]
 
     def __repr__(self) -> str:
-        done = f"{self._tables.rounds_done} of {self._tables.rounds_planned} rounds"
-        last = self._tables.evaluations["accuracy"].dropna()
-        accuracy = f", {last.iloc[-1]:.2f} %" if len(last) else ""
-        return f"<{self._tables.method} on {self._tables.dataset}: {self.status}, {done}{accuracy}, {self.path}>"
+        tables = self._tables
+        accuracies = tables.evaluations["accuracy"].dropna()
+        accuracy_text = f", {accuracies.iloc[-1]:.2f} %" if len(accuracies) else ""
+        return (
+            f"<{tables.method} on {tables.dataset}: {self.status}, {tables.rounds_done} of "
+            f"{tables.rounds_planned} rounds{accuracy_text}, {self.path}>"
+        )
 
     def __len__(self) -> int:
         return self._run.settings.clients
@@ -323,33 +362,15 @@ class Trained(Models):
 
     @property
     def round(self) -> int:
-        """Return the round after which the models were saved, perhaps an earlier one than the last."""
+        """Return the round after which the models were saved, which may not be the last."""
         return self._state.round
 
     @cached_property
     def _run(self) -> Run:
-        """Build the run's data, network and method as it was made; where it is computed may be
-        another place.
-        """
-        where = find_device(self._device)
-        told = {
-            **self.config,
-            "device": self._device,
-            "logger": {"name": "none"},
-            "state": {"device": "auto"},
-        }
-        told["engine"] = {**told.get("engine", {})}
-        if where.type == "cpu" and told["engine"].get("precision") == "tf32":
-            told["engine"]["precision"] = "fp32"
-        told |= {"data_dir": os.fspath(self._data_dir)} if self._data_dir else {}
-        if (wanted := told.get("plugins")) and not self._plugins:
-            raise FedpflError(
-                f"{self.path} is of a run with plugins, whose code is only run for who names it: give "
-                f"{overrides.quote_list('plugins', map(str, wanted))}, or where these files are now"
-            )
-        told["plugins"] = self._plugins
+        """Build the run's data, network and method, on the device that `load` was given."""
+        config = self._adapt_config()
         try:
-            plan = check_config(escape_interpolations(told))
+            plan = check_config(escape_interpolations(config))
         except FedpflError as error:
             raise FedpflError(
                 f"{self.path / 'config.yaml'} is not of this version: {error}"
@@ -357,54 +378,86 @@ class Trained(Models):
         run = build_run(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} ({FINGERPRINTED_PARTS}); give data_dir=... where they are"
+                f"the data are not those of run {self.path} ({FINGERPRINTED_PARTS}); give data_dir=... where "
+                "they are"
             )
         code = resume.digest_code(run)
-        if any(code != known for known in self.summary.get("code", [])):
+        if any(code != recorded_code for recorded_code in self.summary.get("code", [])):
             warnings.warn(f"{self.path}: the method's code has changed since the run", stacklevel=2)
         return run
+
+    def _adapt_config(self) -> dict[str, Any]:
+        """Return the run's configuration, to be computed here. Raises FedpflError for plugins."""
+        config = {
+            **self.config,
+            "device": self._device,
+            "logger": {"name": "none"},
+            "state": {"device": "auto"},
+        }
+        config["engine"] = dict(config.get("engine", {}))
+        # Only a GPU has tf32, which needs no other precision of models than fp32.
+        is_on_cpu = find_device(self._device).type == "cpu"
+        if is_on_cpu and config["engine"].get("precision") == "tf32":
+            config["engine"]["precision"] = "fp32"
+        if self._data_dir:
+            config["data_dir"] = os.fspath(self._data_dir)
+        plugin_files = config.get("plugins")
+        if plugin_files and not self._plugins:
+            raise FedpflError(
+                f"{self.path} is of a run with plugins, whose code is only run for who names it: "
+                f"give {overrides.quote_list('plugins', map(str, plugin_files))}, or where these "
+                "files are now"
+            )
+        config["plugins"] = self._plugins
+        return config
 
     @cached_property
     def _state(self) -> engine.State:
         file = self.path / "state.pt"
         if not file.exists():
             raise FedpflError(
-                f"{file} is not there, and the models with it: the run kept none (checkpoint.keep=false), or has not "
-                "come to its first checkpoint; run it with checkpoint.keep=true restart=true"
+                f"{file} is not there, and the models with it: the run kept none "
+                "(checkpoint.keep=false), or has not come to its first checkpoint; run it with "
+                "checkpoint.keep=true restart=true"
             )
-        return resume.restore_state(
-            self._run, read_checkpoint(self.path, self._tables.summary), self.path
-        )
+        checkpoint = read_checkpoint(self.path, self._tables.summary)
+        return resume.restore_state(self._run, checkpoint, self.path)
 
 
-def _composed(
+def _compose(
     settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]
 ) -> tuple[DictConfig, str | None]:
     """Return the configuration with Hydra's part, and the experiment's name."""
-    if any(not isinstance(one, str) for one in settings):
-        (whole, *more) = settings
-        if more or keys or not isinstance(whole, Mapping):
-            raise FedpflError(
-                "a whole configuration stands alone; change it, or give words such as 'rounds=5'"
-            )
-        own = whole if OmegaConf.is_config(whole) else escape_interpolations(whole)
-        return OmegaConf.merge(
-            {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own
-        ), None  # type: ignore[return-value]
-    cfg = overrides.compose_single_run(_words(settings, keys))
-    return cfg, cfg.hydra.runtime.choices.get("experiment")
+    if all(isinstance(setting, str) for setting in settings):
+        cfg = overrides.compose_single_run(_read_words(settings, keys))
+        return cfg, cfg.hydra.runtime.choices.get("experiment")
+    config, *more_settings = settings
+    if more_settings or keys or not isinstance(config, Mapping):
+        raise FedpflError(
+            "a whole configuration stands alone; change it, or give words such as 'rounds=5'"
+        )
+    if not OmegaConf.is_config(config):
+        config = escape_interpolations(config)
+    hydra_part = {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}
+    return OmegaConf.merge(hydra_part, config), None  # type: ignore[return-value]
 
 
-def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = False) -> list[str]:
-    """Return what the command line would be given, and load the plugins that it names. choices: as
-    in `words`.
+def _read_words(
+    settings: Sequence[Any], keys: Mapping[str, Any], lists_are_sweeps: bool = False
+) -> list[str]:
+    """Return what the command line would be given, and load the plugins that it names.
+
+    Args:
+        settings: words.
+        keys: values by key, which become words.
+        lists_are_sweeps: whether a list is a sweep over its values, and no list.
     """
-    words = [
-        *map(str, settings),
-        *(word for key in keys for word in overrides.format_words(key, keys[key], choices)),
-    ]
-    words = check_words(words, {}, "here are no options, only words such as 'rounds=5'")
-    if note := replaced_words(words):
-        warnings.warn(note, stacklevel=5)
-    plugins.load_plugins(overrides.read_list_value(words, "plugins"))
-    return words
+    run_words = list(map(str, settings))
+    for key, value in keys.items():
+        run_words.extend(overrides.format_words(key, value, lists_are_sweeps))
+    run_words = check_words(run_words, {}, "here are no options, only words such as 'rounds=5'")
+    note = replaced_words(run_words)
+    if note:
+        warnings.warn(note, stacklevel=5)  # in the line that calls `run`
+    plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
+    return run_words
