@@ -36,7 +36,7 @@ from tests.command import (
     rewrite_summary,
     run_command,
 )
-from tests.conftest import ROOT, assert_same
+from tests.conftest import ROOT, assert_same, keep_only
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import notebook
@@ -55,7 +55,7 @@ SERVERS = {  # how the server's state holds the network
     "fedbabu": lambda server: {**server["body"], **server["head"]},
     "floco": lambda server: server["shared"],
 }
-FIRST = {*SERVERS, "apfl", "heterofl", "per_fedavg"}
+FIRST = {"fedobp", "apfl", "per_fedavg"}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def accuracies(run: fedpfl.Trained) -> list[float]:
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS],
+    keep_only(METHODS, FIRST),
 )
 def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
     adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []

@@ -2,10 +2,12 @@
 killed.
 """
 
+import functools
 import json
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tests.command import (
     start_process,
     wait_for,
 )
-from tests.conftest import assert_same
+from tests.conftest import assert_same, keep_quick
 
 SETTINGS = {
     "fedobp": ("method=fedobp", "quantile.q=0.9", "method.ema=0.3"),
@@ -111,27 +113,42 @@ POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "while a row is written": ("wrap(files, 'append_all', 13, half)", 3),  # each is noted before
     "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
 }
-KILLED = [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")]
+Case = tuple[str, str]
+QUICK: list[Case] = [("fedobp", "while a checkpoint is written"), ("ditto", "right after a row")]
+"""Those that `make test` kills."""
+REST: list[Case] = [("fedobp", point) for point in POINTS if point != QUICK[0][1]]
+REST.append(("ditto", "in the middle of a round"))
 AHEAD = ("fedobp", "rows ahead")
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """Where each command killed itself at a point; all are children of one process, which has
-    loaded everything.
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
+    """Return where a command killed itself at a point.
+
+    All of QUICK and all of REST are children of one process each, which has loaded everything.
     """
-    places = {case: tmp_path_factory.mktemp("killed") for case in (*KILLED, AHEAD)}
-    jobs = [[str(places[case]), POINTS[case[1]][0], *COMMON, *SETTINGS[case[0]]] for case in KILLED]
-    place, command = str(places[AHEAD]), (*COMMON, *SETTINGS["fedobp"])
-    jobs.append([place, POINTS["right after a row"][0], *command])
-    jobs.append(
-        [place, "wrap(rundir.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"]
-    )
-    result = wait_for(
-        start_process(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER)
-    )
-    assert result.code == 0, result
-    return places
+
+    @functools.cache
+    def kill_all(cases: tuple[Case, ...]) -> dict[Case, Path]:
+        places = {case: tmp_path_factory.mktemp("killed") for case in cases}
+        jobs = []
+        for (method, point), place in places.items():
+            command = (*COMMON, *SETTINGS[method])
+            if (method, point) != AHEAD:
+                jobs.append([str(place), POINTS[point][0], *command])
+                continue
+            jobs.append([str(place), POINTS["right after a row"][0], *command])
+            again = "wrap(rundir.RunDirectory, 'row', 2, after)"
+            jobs.append([str(place), again, *command, "checkpoint.seconds=1e6"])
+        cwd = tmp_path_factory.mktemp("driver")
+        result = wait_for(start_process(json.dumps(jobs), cwd=cwd, script=DRIVER))
+        assert result.code == 0, result
+        return places
+
+    def place_of(case: Case) -> Path:
+        return kill_all((*REST,) if case in REST else (*QUICK, AHEAD))[case]
+
+    return place_of
 
 
 def finish(cwd: Path, *overrides: str) -> str:
@@ -169,11 +186,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return done
 
 
-@pytest.mark.parametrize(("method", "point"), KILLED)
+@pytest.mark.parametrize(("method", "point"), keep_quick([*QUICK, *REST], len(QUICK)))
 def test_a_killed_run_ends_as_if_it_never_was(
-    method: str, point: str, killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
+    method: str, point: str, killed: Callable[[Case], Path], uninterrupted: dict[str, Path]
 ) -> None:
-    command, reached, place = (*COMMON, *SETTINGS[method]), POINTS[point][1], killed[method, point]
+    command, reached = (*COMMON, *SETTINGS[method]), POINTS[point][1]
+    place = killed((method, point))
     assert read_summary(place / "run")["status"] == "running"
     assert int(read_checkpoint(place / "run")["round"]) == reached
     assert f"after round {reached} of 4" in finish(place, *command)
@@ -181,9 +199,9 @@ def test_a_killed_run_ends_as_if_it_never_was(
 
 
 def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
-    killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
+    killed: Callable[[Case], Path], uninterrupted: dict[str, Path]
 ) -> None:
-    run = killed[AHEAD] / "run"
+    run = killed(AHEAD) / "run"
     assert (
         int(read_checkpoint(run)["round"]),
         [row["round"] for row in read_table(run / "rounds.csv")],
