@@ -25,7 +25,7 @@ from fedpfl.papers.layout import (
 from fedpfl.papers.registry import TABLES, paper_datasets
 from fedpfl.report.grouping import Group, find_deviations
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
-from fedpfl.report.tables import describe_seeds, empty_cell_notes, judged_rows, test_data_note
+from fedpfl.report.tables import describe_seeds, empty_cell_notes, judged_rows, selection_note
 from fedpfl.report.text import join_few
 
 CellIndex = tuple[int, int]
@@ -279,7 +279,7 @@ def _notes(filled: FilledCells) -> Iterator[str]:
     yield from published.departures(_compared_setups(filled))
     yield from _unequal_column_notes(filled)
     if any(row.kind == "percent" for row in layout.rows):
-        yield from test_data_note(rule.select)
+        yield from selection_note(rule.select)
     empty_parts = filled.parts_without_number
     yield from filled.empty_notes(_distinct(filled.part_groups[part] for part in empty_parts))
     if filled.ambiguous_titles:

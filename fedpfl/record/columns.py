@@ -1,9 +1,7 @@
-"""The columns of rounds.csv, each once: its name, words for people, unit, and what kind of number
-it is.
+"""The columns of rounds.csv: name, words for people, unit, and kind of number.
 
-The name of what all clients are judged by says on whose samples (SPLITS), whether after
-fine-tuning, and which
-statistic over clients: `unseen_ft_accuracy_worst10`.
+The name of a statistic over all clients says on whose samples (SPLITS), whether after fine-tuning,
+and which statistic it is: `unseen_ft_accuracy_worst10`.
 """
 
 from __future__ import annotations
@@ -12,297 +10,363 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
-"""What models are judged on, each with what its columns begin with: the test and the held-out
-samples of clients that take part, and the test samples of clients that never do.
+"""The samples that models are evaluated on, each with the prefix of its columns.
+
+The test and the validation samples of clients that take part, and the test samples of newcomers.
 """
 TUNED_PREFIX = "ft_"
-"""What stands before the statistic after fine-tuning."""
+"""Stands before the statistic after fine-tuning."""
 VALIDATION_ACCURACY = "val_accuracy"
-"""By what a round is chosen without a look at test data."""
+"""The column by which a round is chosen without a look at test data."""
 COMMON_SCOPE = "common"
-"""What the columns are about that judge models on the test samples of all that take part."""
+"""Scope of columns that judge models on the test samples of all that take part."""
 SYSTEM_SCOPE = "system"
-"""What is known of rounds in simulated time."""
+"""Scope of columns of rounds in simulated time."""
 PRIVACY_SCOPE = "privacy"
-"""What is known of rounds that hide their clients."""
+"""Scope of columns of private runs."""
 ALMOST_NOBODY_SHARE = 0.1
 """Share of the clients, or of the planned participations, up to which almost nobody trained."""
 PERSONAL_PREFIX = "personal/"
-"""What stands before a tensor's name where its personalised entries are counted."""
+"""Stands before a tensor's name where its personalised entries are counted."""
 
 
 @dataclass(frozen=True)
 class Metric:
     """Describe one number of a round.
 
-    about: of SPLITS or COMMON where it is known after evaluations only; `cohort`, `traffic`,
-    `time`, `system` or `privacy` where every round has it. heading: the shortest word, of a table's
-    column. words: without unit and split, as `mean over clients`.
-    label: all that there is to say, with the unit, of an axis. unit: %, s, bits or nothing. kind:
-    how tables write it (`report.table.number`). best: `max` or `min`, nothing where neither end is
-    better. tuned: after fine-tuning.
-    asked: the measure, `common`, `system` or `privacy`, that only runs have which ask for it.
+    Attributes:
+        name: its column.
+        scope: of SPLITS or COMMON_SCOPE where it is known after evaluations only; `cohort`,
+            `traffic`, `time`, `system` or `privacy` where every round has it.
+        heading: the shortest word, for a table's column.
+        phrase: without unit and split, as `mean over clients`.
+        label: a full description with the unit, for an axis.
+        unit: %, s, bits or nothing.
+        kind: how tables write it (`report.table.format_number`).
+        best: `max` or `min`, nothing where neither end is better.
+        fine_tuned: whether it is measured after fine-tuning.
+        option: the measure, `common`, `system` or `privacy`, that a run must ask for to have it.
     """
 
     name: str
-    about: str
+    scope: str
     heading: str
-    words: str
+    phrase: str
     label: str
     unit: str = ""
     kind: str = "short"
     best: str = ""
-    tuned: bool = False
-    asked: str = ""
+    fine_tuned: bool = False
+    option: str = ""
 
     @property
-    def evaluated(self) -> bool:
-        """Return whether only the rounds have it after which all clients were evaluated."""
-        return self.about in (*SPLITS, COMMON_SCOPE)
+    def is_evaluated(self) -> bool:
+        """Return whether it is known only in rounds after which all clients were evaluated."""
+        return self.scope in (*SPLITS, COMMON_SCOPE)
+
+
+@dataclass(frozen=True)
+class _Statistic:
+    """Describe a statistic over the clients of a split; `{}` in the label is the split."""
+
+    name: str
+    heading: str
+    phrase: str
+    label: str
+    best: str
 
 
 _STATISTICS = (
-    ("accuracy", "mean", "mean over clients", "mean {} accuracy over clients", "max"),
-    ("accuracy_pooled", "pooled", "pooled", "pooled {} accuracy", "max"),
-    (
-        "accuracy_std",
-        "std",
-        "std over clients",
-        "standard deviation of {} accuracy over clients",
-        "",
+    _Statistic("accuracy", "mean", "mean over clients", "mean {} accuracy over clients", "max"),
+    _Statistic("accuracy_pooled", "pooled", "pooled", "pooled {} accuracy", "max"),
+    _Statistic(
+        name="accuracy_std",
+        heading="std",
+        phrase="std over clients",
+        label="standard deviation of {} accuracy over clients",
+        best="",
     ),
-    (
-        "accuracy_worst10",
-        "worst 10%",
-        "worst 10%",
-        "{} accuracy of the worst decile of clients",
-        "max",
+    _Statistic(
+        name="accuracy_worst10",
+        heading="worst 10%",
+        phrase="worst 10%",
+        label="{} accuracy of the worst decile of clients",
+        best="max",
     ),
-    ("loss", "loss", "loss", "{} loss", "min"),
+    _Statistic("loss", "loss", "loss", "{} loss", "min"),
 )
-STATISTICS = tuple(name for name, *_ in _STATISTICS)
-"""Over the clients of a split."""
+STATISTICS = tuple(statistic.name for statistic in _STATISTICS)
+"""Statistics over the clients of a split."""
 _MEASURES = (
-    ("f1", "F1", "F1, mean over clients", "mean {} F1 over clients", "max"),
-    (
-        "balanced",
-        "balanced",
-        "balanced accuracy, mean over clients",
-        "mean balanced {} accuracy over clients",
-        "max",
+    _Statistic("f1", "F1", "F1, mean over clients", "mean {} F1 over clients", "max"),
+    _Statistic(
+        name="balanced",
+        heading="balanced",
+        phrase="balanced accuracy, mean over clients",
+        label="mean balanced {} accuracy over clients",
+        best="max",
     ),
-    ("auroc", "AUROC", "AUROC, mean over clients", "mean {} AUROC over clients", "max"),
-    (
-        "ece",
-        "ECE",
-        "calibration error, mean over clients",
-        "mean {} calibration error over clients",
-        "min",
+    _Statistic("auroc", "AUROC", "AUROC, mean over clients", "mean {} AUROC over clients", "max"),
+    _Statistic(
+        name="ece",
+        heading="ECE",
+        phrase="calibration error, mean over clients",
+        label="mean {} calibration error over clients",
+        best="min",
     ),
 )
-MEASURES = tuple(name for name, *_ in _MEASURES)
-"""Over the clients of a split, where the run's `metrics` name them."""
+MEASURES = tuple(measure.name for measure in _MEASURES)
+"""Further statistics, of runs whose `metrics` name them."""
 
 
-def column_name(statistic: str, about: str = "test", tuned: bool = False) -> str:
-    """Return the name of the column that holds a statistic of a split."""
-    return f"{SPLITS[about]}{TUNED_PREFIX if tuned else ''}{statistic}"
+def column_name(statistic: str, split: str = "test", fine_tuned: bool = False) -> str:
+    """Return the name of the column that holds a statistic of a split.
+
+    Args:
+        statistic: of STATISTICS or MEASURES.
+        split: of SPLITS.
+        fine_tuned: whether after fine-tuning.
+    """
+    return f"{SPLITS[split]}{TUNED_PREFIX if fine_tuned else ''}{statistic}"
 
 
-def _judged(about: str, tuned: bool) -> list[Metric]:
+def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
+    """Return the metrics of a split, before or after fine-tuning."""
     metrics = []
-    for name, heading, words, label, best in (*_STATISTICS, *_MEASURES):
-        text = label.format("validation" if about == "validation" else "test")
-        text = f"{'unseen clients: ' if about == 'unseen' else ''}{text}{' after fine-tuning' if tuned else ''}"
-        unit, kind = ("", "short") if name == "loss" else ("%", "percent")
-        text += f" ({unit})" if unit else ""
-        asked = name if name in MEASURES else ""
+    for statistic in (*_STATISTICS, *_MEASURES):
+        label = statistic.label.format("validation" if split == "validation" else "test")
+        if split == "unseen":
+            label = f"unseen clients: {label}"
+        if fine_tuned:
+            label += " after fine-tuning"
+        is_loss = statistic.name == "loss"
+        if not is_loss:
+            label += " (%)"
         metrics.append(
             Metric(
-                column_name(name, about, tuned),
-                about,
-                heading,
-                words,
-                text,
-                unit,
-                kind,
-                best,
-                tuned,
-                asked,
+                name=column_name(statistic.name, split, fine_tuned),
+                scope=split,
+                heading=statistic.heading,
+                phrase=statistic.phrase,
+                label=label,
+                unit="" if is_loss else "%",
+                kind="short" if is_loss else "percent",
+                best=statistic.best,
+                fine_tuned=fine_tuned,
+                option=statistic.name if statistic.name in MEASURES else "",
             )
         )
     return metrics
 
 
-_BEFORE, _AFTER = (f"cohort {when} local training" for when in ("before", "after"))
-_FIRST = (
+_COHORT_METRICS = (
     Metric(
-        "participants",
-        "cohort",
-        "clients",
-        "clients that took part",
-        "clients that took part",
+        name="participants",
+        scope="cohort",
+        heading="clients",
+        phrase="clients that took part",
+        label="clients that took part",
         kind="whole",
     ),
-    Metric("seconds", "time", "s/round", "seconds per round", "time of a round (s)", "s", "number"),
     Metric(
-        "eval_seconds",
-        "time",
-        "s/evaluation",
-        "seconds per evaluation",
-        "time of an evaluation (s)",
-        "s",
-        "number",
+        name="seconds",
+        scope="time",
+        heading="s/round",
+        phrase="seconds per round",
+        label="time of a round (s)",
+        unit="s",
+        kind="number",
     ),
     Metric(
-        "cohort_before",
-        "cohort",
-        "before",
-        _BEFORE,
-        f"pooled test accuracy, {_BEFORE} (%)",
-        "%",
-        "percent",
-        "max",
+        name="eval_seconds",
+        scope="time",
+        heading="s/evaluation",
+        phrase="seconds per evaluation",
+        label="time of an evaluation (s)",
+        unit="s",
+        kind="number",
     ),
     Metric(
-        "cohort_after",
-        "cohort",
-        "after",
-        _AFTER,
-        f"pooled test accuracy, {_AFTER} (%)",
-        "%",
-        "percent",
-        "max",
+        name="cohort_before",
+        scope="cohort",
+        heading="before",
+        phrase="cohort before local training",
+        label="pooled test accuracy, cohort before local training (%)",
+        unit="%",
+        kind="percent",
+        best="max",
     ),
     Metric(
-        "train_loss",
-        "cohort",
-        "training loss",
-        "training loss",
-        "training loss of the cohort",
+        name="cohort_after",
+        scope="cohort",
+        heading="after",
+        phrase="cohort after local training",
+        label="pooled test accuracy, cohort after local training (%)",
+        unit="%",
+        kind="percent",
+        best="max",
+    ),
+    Metric(
+        name="train_loss",
+        scope="cohort",
+        heading="training loss",
+        phrase="training loss",
+        label="training loss of the cohort",
         best="min",
     ),
 )
-_PRIVACY = (
+_PRIVACY_METRICS = (
     Metric(
-        "epsilon",
-        PRIVACY_SCOPE,
-        "epsilon",
-        "epsilon",
-        "privacy given away so far (epsilon)",
-        asked=PRIVACY_SCOPE,
+        name="epsilon",
+        scope=PRIVACY_SCOPE,
+        heading="epsilon",
+        phrase="epsilon",
+        label="privacy given away so far (epsilon)",
+        option=PRIVACY_SCOPE,
     ),
     Metric(
-        "clipped_share",
-        PRIVACY_SCOPE,
-        "clipped",
-        "share clipped",
-        "share of updates that were clipped",
-        asked=PRIVACY_SCOPE,
+        name="clipped_share",
+        scope=PRIVACY_SCOPE,
+        heading="clipped",
+        phrase="share clipped",
+        label="share of updates that were clipped",
+        option=PRIVACY_SCOPE,
     ),
     Metric(
-        "update_norm",
-        PRIVACY_SCOPE,
-        "|update|",
-        "length of updates",
-        "mean length of updates",
-        asked=PRIVACY_SCOPE,
+        name="update_norm",
+        scope=PRIVACY_SCOPE,
+        heading="|update|",
+        phrase="length of updates",
+        label="mean length of updates",
+        option=PRIVACY_SCOPE,
     ),
 )
-_ALL = "everybody's test samples"
-_COMMON = tuple(
+_COMMON_METRICS = (
     Metric(
-        f"{who}_accuracy",
-        COMMON_SCOPE,
-        heading,
-        f"{words} on {_ALL}",
-        f"accuracy of {label} on {_ALL} (%)",
-        *ends,
-    )
-    for who, heading, words, label in (
-        ("common", "mean", "personal models", "personal models, mean over clients,"),
-        ("server", "server", "the server's model", "the server's model"),
-    )
-    for ends in [("%", "percent", "max", False, COMMON_SCOPE)]
-)
-_SYSTEM = tuple(
-    Metric(name, SYSTEM_SCOPE, heading, words, label, unit, kind, asked=SYSTEM_SCOPE)
-    for name, heading, words, label, unit, kind in (
-        (
-            "sim_seconds",
-            "sim s/round",
-            "simulated seconds",
-            "simulated time of a round (s)",
-            "s",
-            "number",
-        ),
-        (
-            "dropped",
-            "dropped",
-            "drawn clients left out",
-            "drawn clients that took no part",
-            "",
-            "whole",
-        ),
-        (
-            "late",
-            "late",
-            "clients not done in time",
-            "clients not done in time, left out or cut short",
-            "",
-            "whole",
-        ),
-    )
-)
-_LAST = tuple(
+        name="common_accuracy",
+        scope=COMMON_SCOPE,
+        heading="mean",
+        phrase="personal models on everybody's test samples",
+        label="accuracy of personal models, mean over clients, on everybody's test samples (%)",
+        unit="%",
+        kind="percent",
+        best="max",
+        option=COMMON_SCOPE,
+    ),
     Metric(
-        f"{what}_{way}",
-        "traffic",
-        way,
-        f"{what} {way}",
-        f"{what} {way}, all clients of the cohort",
-        unit,
-    )
-    for what, unit in (("values", ""), ("bits", "bits"))
-    for way in ("down", "up")
+        name="server_accuracy",
+        scope=COMMON_SCOPE,
+        heading="server",
+        phrase="the server's model on everybody's test samples",
+        label="accuracy of the server's model on everybody's test samples (%)",
+        unit="%",
+        kind="percent",
+        best="max",
+        option=COMMON_SCOPE,
+    ),
 )
+_SYSTEM_METRICS = (
+    Metric(
+        name="sim_seconds",
+        scope=SYSTEM_SCOPE,
+        heading="sim s/round",
+        phrase="simulated seconds",
+        label="simulated time of a round (s)",
+        unit="s",
+        kind="number",
+        option=SYSTEM_SCOPE,
+    ),
+    Metric(
+        name="dropped",
+        scope=SYSTEM_SCOPE,
+        heading="dropped",
+        phrase="drawn clients left out",
+        label="drawn clients that took no part",
+        kind="whole",
+        option=SYSTEM_SCOPE,
+    ),
+    Metric(
+        name="late",
+        scope=SYSTEM_SCOPE,
+        heading="late",
+        phrase="clients not done in time",
+        label="clients not done in time, left out or cut short",
+        kind="whole",
+        option=SYSTEM_SCOPE,
+    ),
+)
+
+
+def _traffic_metric(quantity: str, direction: str, unit: str) -> Metric:
+    return Metric(
+        name=f"{quantity}_{direction}",
+        scope="traffic",
+        heading=direction,
+        phrase=f"{quantity} {direction}",
+        label=f"{quantity} {direction}, all clients of the cohort",
+        unit=unit,
+    )
+
+
+_TRAFFIC_METRICS = (
+    _traffic_metric("values", "down", ""),
+    _traffic_metric("values", "up", ""),
+    _traffic_metric("bits", "down", "bits"),
+    _traffic_metric("bits", "up", "bits"),
+)
+_SPLIT_METRICS = [
+    metric
+    for split in SPLITS
+    for fine_tuned in (False, True)
+    for metric in _split_metrics(split, fine_tuned)
+]
 METRICS = {
     metric.name: metric
     for metric in (
-        *_FIRST,
-        *(one for about in SPLITS for tuned in (False, True) for one in _judged(about, tuned)),
-        *_COMMON,
-        *_LAST,
-        *_PRIVACY,
-        *_SYSTEM,
+        *_COHORT_METRICS,
+        *_SPLIT_METRICS,
+        *_COMMON_METRICS,
+        *_TRAFFIC_METRICS,
+        *_PRIVACY_METRICS,
+        *_SYSTEM_METRICS,
     )
 }
 """By name, in the order of the file; those of single methods are not among them."""
 
 
 def round_columns(
-    validation: bool = False, unseen: bool = False, asked: Collection[str] = ()
+    validation: bool = False, unseen: bool = False, options: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the columns of rounds.csv after `round`; a method's follow. Empty cells: nothing was
-    measured.
+    """Return the columns of rounds.csv after `round`; a method's own follow.
 
-    validation, unseen: whether there are held-out samples, and clients that never take part. asked:
-    measures that are wanted, `common`, and `system` in simulated time.
+    An empty cell means that nothing was measured.
+
+    Args:
+        validation: whether there are validation samples.
+        unseen: whether there are newcomers.
+        options: measures that the run asks for, `common`, and `system` in simulated time.
     """
-    absent = {"validation" if not validation else "", "unseen" if not unseen else ""}
+    absent_scopes = set()
+    if not validation:
+        absent_scopes.add("validation")
+    if not unseen:
+        absent_scopes.add("unseen")
     return tuple(
         name
         for name, metric in METRICS.items()
-        if metric.about not in absent and metric.asked in ("", *asked)
+        if metric.scope not in absent_scopes and metric.option in ("", *options)
     )
 
 
-def column_names(about: str, tuned: bool | None = None) -> tuple[str, ...]:
-    """Return the columns about a split, the cohort, traffic or time. tuned: only those after or
-    before fine-tuning.
+def column_names(scope: str, fine_tuned: bool | None = None) -> tuple[str, ...]:
+    """Return the columns of a scope.
+
+    Args:
+        scope: the scope.
+        fine_tuned: only those after (True) or before (False) fine-tuning.
     """
     return tuple(
         name
         for name, metric in METRICS.items()
-        if metric.about == about and tuned in (None, metric.tuned)
+        if metric.scope == scope and fine_tuned in (None, metric.fine_tuned)
     )

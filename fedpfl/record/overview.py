@@ -14,10 +14,10 @@ LAST = (
     "accuracy",
     "accuracy_pooled",
     "accuracy_worst10",
-    column_name("accuracy", tuned=True),
+    column_name("accuracy", fine_tuned=True),
     VALIDATION_ACCURACY,
     column_name("accuracy", "unseen"),
-    column_name("accuracy", "unseen", tuned=True),
+    column_name("accuracy", "unseen", fine_tuned=True),
 )
 
 

@@ -33,7 +33,7 @@ before.
 SUMMARIES = {
     name: f"{metric.best},last"
     for name, metric in METRICS.items()
-    if metric.evaluated and metric.best
+    if metric.is_evaluated and metric.best
 }
 """What W&B keeps of a column; of the others the last value."""
 

@@ -1,4 +1,4 @@
-"""Removes runs that came to nothing: `python -m fedpfl.report clean [ROOT ...]`."""
+"""Remove runs that came to nothing: `python -m fedpfl.report clean [ROOT ...]`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,24 @@ from fedpfl.report.table import Cell, Column, Table, format_number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 DEFAULT_STATUSES = ("failed", "diverged", "broken")
-"""Without `--status`; a run that its command would go on with must be named besides, see
-`resumable_as`.
-"""
+"""What is removed without `--status`. A resumable run is removed only by its `resumable_status`."""
 
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
-_RESULTS = (
-    *(
-        "state.pt",
-        "rounds.csv",
-        "clients.csv",
-        "common.csv",
-        "masks.json",
-        "partition.npz",
-        "partition.png",
-    ),
-    *("run.sums", "run.log", "privacy.key"),
+_RESULT_FILES = (
+    "state.pt",
+    "rounds.csv",
+    "clients.csv",
+    "common.csv",
+    "masks.json",
+    "partition.npz",
+    "partition.png",
+    "run.sums",
+    "run.log",
+    "privacy.key",
 )
-RUN_FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
-_TEMPORARY = frozenset(f".{name}.tmp" for name in RUN_FILES)
-_FOLDERS = {
+RUN_FILES = (*_RESULT_FILES, "config.yaml", "summary.json", "run.lock")
+_TEMPORARY_FILES = frozenset(f".{name}.tmp" for name in RUN_FILES)
+_LOGGER_FOLDERS = {
     "wandb": ("run-", "offline-run-", "latest-run", "debug", "settings", "logs"),
     "tensorboard": ("events.out.tfevents.",),
 }
@@ -53,32 +51,34 @@ COLUMNS = (
     Column("path", "long"),
 )
 
-MENDABLE = "its own command goes on from its checkpoint; remove it with --status {},broken"
+RESUMABLE_HINT = "its own command goes on from its checkpoint; remove it with --status {},broken"
 
 
 class NotRemovable(Exception):
-    """A directory that stays; the message says why."""
+    """A directory must stay; the message says why."""
 
 
-def resumable_as(seen: Directory) -> str:
-    """Return the status to name a run by that its command would resume or mend, empty for others.
+def resumable_status(directory: Directory) -> str:
+    """Return the status by which `--status` removes a resumable run; empty for others.
 
-    It has a checkpoint: an interrupted run, damaged or not, and a failed one, as after a full disk.
-    A diverged one would diverge again, and one whose files were being removed is begun anew.
+    A resumable run has a checkpoint: an interrupted run, damaged or not, and a failed one, as after
+    a full disk. A diverged one would diverge again, and one whose files were being removed is begun
+    anew.
     """
-    recorded, state = _recorded(seen.path), seen.path / "state.pt"
-    if recorded.get("cleared") or not state.is_file():
+    summary = _summary_or_empty(directory.path)
+    checkpoint = directory.path / "state.pt"
+    if summary.get("cleared") or not checkpoint.is_file():
         return ""
-    status = recorded.get("status")
+    status = summary.get("status")
     if status == "running":
         return "interrupted"
-    return "failed" if status == "failed" and _is_sound(state) else ""
+    return "failed" if status == "failed" and _is_intact(checkpoint) else ""
 
 
-def _is_sound(state: Path) -> bool:
+def _is_intact(checkpoint: Path) -> bool:
     """Return whether a checkpoint is as it was written, or cannot be read at this moment."""
     try:
-        digests.check_archive(state)
+        digests.check_archive(checkpoint)
     except OSError:
         return True
     except Exception:  # zipfile raises a dozen kinds for a file that is not what it should be
@@ -86,60 +86,69 @@ def _is_sound(state: Path) -> bool:
     return True
 
 
-def removable_paths(seen: Directory) -> list[Path]:
-    """Return what a directory that may be removed holds, in the order to remove it. Raises Kept
-    where it may not.
+def removable_paths(directory: Directory) -> list[Path]:
+    """Return the content of a removable directory, in the order to remove it.
+
+    Raises:
+        NotRemovable: the directory must stay.
     """
-    recorded = _recorded(seen.path)
-    if not isinstance(recorded.get("identity"), str):
+    summary = _summary_or_empty(directory.path)
+    if not isinstance(summary.get("identity"), str):
         raise NotRemovable("nothing says that fedpfl wrote it: its summary.json holds no identity")
-    if recorded.get("status") == "finished":
-        raise NotRemovable(f"its summary.json says finished, though it is broken: {seen.reason}")
-    if seen.is_locked or seen.status == "running":
+    if summary.get("status") == "finished":
+        raise NotRemovable(
+            f"its summary.json says finished, though it is broken: {directory.reason}"
+        )
+    if directory.is_locked or directory.status == "running":
         raise NotRemovable("a run is being written there")
-    if not seen.is_stale and (seen.is_locked is None or seen.status in ("interrupted", "broken")):
+    # Where no lock tells, a recent change may be that of a process on another machine.
+    may_have_writer = directory.is_locked is None or directory.status in ("interrupted", "broken")
+    if not directory.is_stale and may_have_writer:
         raise NotRemovable(
             "written a moment ago, perhaps by a process that cannot be seen; it may go later"
         )
-    paths = list(seen.path.iterdir())
-    if strange := [path.name for path in paths if not _written_by_a_run(path)]:
-        raise NotRemovable(f"it holds {strange[0]}, which no run wrote")
-    return sorted(
-        paths, key=lambda path: RUN_FILES.index(path.name) if path.name in RUN_FILES else -1
-    )
+    paths = list(directory.path.iterdir())
+    foreign_names = [path.name for path in paths if not _is_written_by_run(path)]
+    if foreign_names:
+        raise NotRemovable(f"it holds {foreign_names[0]}, which no run wrote")
+
+    def removal_order(path: Path) -> int:
+        return RUN_FILES.index(path.name) if path.name in RUN_FILES else -1
+
+    return sorted(paths, key=removal_order)
 
 
-def remove_directory(seen: Directory, roots: Sequence[Path]) -> None:
-    """Remove a run directory's files, it, and the folders up to its root that are empty then.
+def remove_directory(directory: Directory, roots: Sequence[Path]) -> None:
+    """Remove a run directory, and the folders up to its root that are empty then.
 
-    Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system
-    refuses.
+    Raises:
+        NotRemovable: it is no longer as it was, a run holds it, or the file system refuses.
     """
-    with hold_lock(seen.path) as taken:
-        if taken is False:
+    with hold_lock(directory.path) as is_lock_taken:
+        if is_lock_taken is False:
             raise NotRemovable("a run is being written there")
         # Asking for the lock would let go of our own.
-        now = inspect_directory(seen.path, held=lambda _: None if taken is None else False)
-        if (now.status, now.modified_at) != (seen.status, seen.modified_at):
+        is_locked = None if is_lock_taken is None else False
+        current = inspect_directory(directory.path, probe_lock=lambda _: is_locked)
+        before = directory.status, directory.modified_at
+        if (current.status, current.modified_at) != before:
             raise NotRemovable("it has changed meanwhile")
         try:
-            for path in removable_paths(now):
-                shutil.rmtree(path) if path.name in _FOLDERS else path.unlink()
-            folder, ends = seen.path.resolve(), {root.resolve() for root in roots}
+            for path in removable_paths(current):
+                if path.name in _LOGGER_FOLDERS:
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            folder = directory.path.resolve()
+            root_paths = {root.resolve() for root in roots}
             folder.rmdir()
         except OSError as error:
             raise NotRemovable(f"cannot be removed: {error.strerror}") from None
     with contextlib.suppress(OSError):  # a folder that is not empty refuses
-        while (folder := folder.parent) not in ends and not ends.isdisjoint(folder.parents):
+        folder = folder.parent
+        while folder not in root_paths and not root_paths.isdisjoint(folder.parents):
             folder.rmdir()
-
-
-def _recorded(path: Path) -> dict[str, Any]:
-    """Return what a directory's summary.json holds, {} where it is absent or damaged."""
-    try:
-        return read_summary(path)
-    except FedpflError:
-        return {}
+            folder = folder.parent
 
 
 def clean_runs(
@@ -149,83 +158,117 @@ def clean_runs(
     yes: bool,
     trials: bool = False,
 ) -> int:
-    """List the runs of these statuses, ask unless `yes`, and remove them; returns 1 where one
-    stayed after all.
+    """List the runs of some statuses, ask, and remove them.
 
-    statuses: none for the usual ones, and of these only runs that no command would go on with. Says
-    which may not go,
-    and why. where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises
-    FedpflError where a root does not exist, no run is let through, nobody can be asked, or for a
-    status that is never removed.
+    Says which may not be removed, and why.
+
+    Args:
+        roots: folders of runs.
+        statuses: none for DEFAULT_STATUSES, and of these only runs that no command would resume.
+        where: filters, such as `method=fedobp`.
+        yes: remove without asking.
+        trials: as in `read_directories`.
+
+    Returns:
+        The exit status: 1 where a run stayed after all.
+
+    Raises:
+        FedpflError: a root does not exist, no run passes the filters, nobody can be asked, or a
+            status is never removed.
     """
-    chosen = _removable(roots, statuses, where, trials)
-    if not chosen:
+    # ---- Step 1: what may be removed?
+    removable = _find_removable(roots, statuses, where, trials)
+    if not removable:
         print("nothing to remove")
         return 0
+
+    # ---- Step 2: show it and ask.
     rows = []
-    for seen, size in chosen:
-        holds, age = (
-            "checkpoint" if (seen.path / "state.pt").exists() else "",
-            time.time() - seen.modified_at,
-        )
-        rows.append(
-            [Cell(seen.status_text), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))]
-        )
+    for directory, size in removable:
+        content = "checkpoint" if (directory.path / "state.pt").exists() else ""
+        age = time.time() - directory.modified_at
+        texts = (directory.status_text, content, size, age, str(directory.path))
+        rows.append([Cell(text) for text in texts])
     print(render(Table("", COLUMNS, rows), width=terminal_width()))
-    what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
-    what += f" ({format_number('size', sum(size for _, size in chosen))})"
-    if not yes and not _agreed(f"Remove {what}? [y/N] "):
+    count = "1 directory" if len(removable) == 1 else f"{len(removable)} directories"
+    total_size = format_number("size", sum(size for _, size in removable))
+    description = f"{count} ({total_size})"
+    if not yes and not _confirm(f"Remove {description}? [y/N] "):
         print("removed nothing")
         return 0
+
+    # ---- Step 3: remove it.
     refused = 0
-    for seen, _ in chosen:
+    for directory, _ in removable:
         try:
-            remove_directory(seen, roots)
+            remove_directory(directory, roots)
         except NotRemovable as reason:
-            _left(seen, reason)
+            _report_left(directory, reason)
             refused += 1
-    print(f"removed {what}" if not refused else f"removed {len(chosen) - refused} of {what}")
-    return 1 if refused else 0
+    if not refused:
+        print(f"removed {description}")
+        return 0
+    print(f"removed {len(removable) - refused} of {description}")
+    return 1
 
 
-def _removable(
+def _find_removable(
     roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], trials: bool
 ) -> list[tuple[Directory, int]]:
-    """The directories that may go, each with its size in bytes."""
-    if unknown := [word for word in statuses if word not in REMOVABLE]:
+    """Return the directories that may be removed, each with its size in bytes."""
+    unknown = [status for status in statuses if status not in REMOVABLE]
+    if unknown:
         raise FedpflError(
             f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}"
         )
-    looked, chosen = inspect_directories(*roots, where=where, trials=trials), []
-    resumable = Counter({"interrupted": sum(seen.status == "interrupted" for seen in looked)})
-    for seen in looked:
-        if seen.status not in (statuses or DEFAULT_STATUSES):
+    directories = inspect_directories(*roots, where=where, trials=trials)
+
+    # ---- Step: the size of each, and who must stay.
+    removable = []
+    interrupted = [directory for directory in directories if directory.status == "interrupted"]
+    resumable_counts = Counter({"interrupted": len(interrupted)})
+    for directory in directories:
+        if directory.status not in (statuses or DEFAULT_STATUSES):
             continue
-        needed = "" if seen.status == "interrupted" else resumable_as(seen)
-        if needed and needed not in statuses:
-            if seen.status == "broken":
-                print_to_stderr(f"left {seen.path}, {seen.status_text}: {MENDABLE.format(needed)}")
+        required_status = ""
+        if directory.status != "interrupted":
+            required_status = resumable_status(directory)
+        if required_status and required_status not in statuses:
+            if directory.status == "broken":
+                _report_left(directory, RESUMABLE_HINT.format(required_status))
             else:
-                resumable[needed] += 1
+                resumable_counts[required_status] += 1
             continue
         try:
-            chosen.append((seen, sum(map(_size, removable_paths(seen)))))
+            size = sum(map(_size_in_bytes, removable_paths(directory)))
         except (NotRemovable, OSError) as reason:
-            _left(seen, reason)
-    for status, count in (+resumable).items():
+            _report_left(directory, reason)
+            continue
+        removable.append((directory, size))
+
+    # ---- Step: say which runs stay as they can be resumed.
+    for status, count in (+resumable_counts).items():
         if status not in statuses:
-            runs = "1 run" if count == 1 else f"{count} runs"
+            counted_runs = "1 run" if count == 1 else f"{count} runs"
             print_to_stderr(
-                f"left {runs}, {status}: to be resumed, or removed with --status {status}"
+                f"left {counted_runs}, {status}: to be resumed, or removed with --status {status}"
             )
-    return chosen
+    return removable
 
 
-def _left(seen: Directory, reason: Exception) -> None:
-    print_to_stderr(f"left {seen.path}, {seen.status_text}: {reason}")
+def _summary_or_empty(path: Path) -> dict[str, Any]:
+    """Return the content of a directory's summary.json, {} where it is absent or damaged."""
+    try:
+        return read_summary(path)
+    except FedpflError:
+        return {}
 
 
-def _agreed(question: str) -> bool:
+def _report_left(directory: Directory, reason: Exception | str) -> None:
+    print_to_stderr(f"left {directory.path}, {directory.status_text}: {reason}")
+
+
+def _confirm(question: str) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
         raise FedpflError(
             "removed nothing: there is no terminal to ask on; add --yes to remove what is listed"
@@ -237,21 +280,22 @@ def _agreed(question: str) -> bool:
         return False
 
 
-def _written_by_a_run(path: Path) -> bool:
-    """Whether it is a file of a run's, or a logger's folder with nothing else in it; a link is
-    neither.
+def _is_written_by_run(path: Path) -> bool:
+    """Return whether it is a file of a run's, or a logger's folder with nothing else in it.
+
+    A link is neither.
     """
     if path.is_symlink():
         return False
+    name = path.name
     if path.is_file():
-        return (
-            path.name in _TEMPORARY or path.name in RUN_FILES or path.name.startswith(".clients.")
-        )
-    return path.name in _FOLDERS and all(
-        one.name.startswith(_FOLDERS[path.name]) for one in path.iterdir()
-    )
+        return name in _TEMPORARY_FILES or name in RUN_FILES or name.startswith(".clients.")
+    if name not in _LOGGER_FOLDERS:
+        return False
+    return all(entry.name.startswith(_LOGGER_FOLDERS[name]) for entry in path.iterdir())
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed."""
-    return sum(one.lstat().st_size for one in (path, *path.rglob("*")) if not one.is_dir())
+def _size_in_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder; links are not followed."""
+    entries = (path, *path.rglob("*"))
+    return sum(entry.lstat().st_size for entry in entries if not entry.is_dir())

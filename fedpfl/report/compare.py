@@ -46,13 +46,13 @@ _CLIENTS = (
 def _called(name: str) -> str:
     """`mean over clients, %`."""
     metric = METRICS[name]
-    return f"{metric.words}, {metric.unit}" if metric.unit == "%" else metric.words
+    return f"{metric.phrase}, {metric.unit}" if metric.unit == "%" else metric.phrase
 
 
 def _apart(about: str) -> dict[str, str]:
     """What is compared of those who are judged apart, before and after fine-tuning."""
     return {
-        name: _called(name) + (", fine-tuned" if METRICS[name].tuned else "")
+        name: _called(name) + (", fine-tuned" if METRICS[name].fine_tuned else "")
         for name in column_names(about)
     }
 
@@ -60,9 +60,9 @@ def _apart(about: str) -> dict[str, str]:
 COST = "Training and cost"
 FINAL = {
     "Before fine-tuning, at the {}": {
-        name: _called(name) for name in column_names("test", tuned=False)
+        name: _called(name) for name in column_names("test", fine_tuned=False)
     },
-    "After fine-tuning": {name: _called(name) for name in column_names("test", tuned=True)},
+    "After fine-tuning": {name: _called(name) for name in column_names("test", fine_tuned=True)},
     "On held-out samples": _apart("validation"),
     "On everybody's samples": {name: _called(name) for name in column_names(COMMON_SCOPE)},
     "Of clients that never take part": _apart("unseen"),

@@ -1,12 +1,10 @@
-"""Choose runs by their configuration: `method=fedobp,fedavg partition.alpha=0.1`, any key of
-config.yaml.
-"""
+"""Choose runs by keys of config.yaml, such as `method=fedobp,fedavg partition.alpha=0.1`."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedpfl.ground import dotted
@@ -16,50 +14,62 @@ from fedpfl.report.text import clip_text, letters_and_digits
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
 _NUMBER = re.compile(r"[-+.\deE]+")
-_MOST = 12  # values that an error tells
+_MAX_LISTED_VALUES = 12  # in an error message
 
 
 def is_filter(word: str) -> bool:
-    """Return whether a word is `key=value`, not a path; a folder of such a name is written
-    `./key=value`.
+    """Return whether a word is `key=value` rather than a path.
+
+    A folder of such a name is written `./key=value`.
     """
     return _FILTER.match(word) is not None
 
 
 def apply_filters(
-    configs: Sequence[Mapping[str, Any]], filters: Sequence[str], named: Sequence[Mapping[str, str]]
+    configs: Sequence[Mapping[str, Any]],
+    filters: Sequence[str],
+    titles: Sequence[Mapping[str, str]],
 ) -> list[bool]:
-    """Return which configurations all filters let through; those of one key are alternatives.
+    """Return which configurations pass all filters; filters of one key are alternatives.
 
-    A group, such as `method`, stands for its name. named: by group, what each configuration's is
-    called for people, which is understood too. Raises FedpflError for a key or a value that none
-    has, and where none has all.
+    Args:
+        configs: the configurations.
+        filters: words `key=value,value`; a group, such as `method`, stands for its name.
+        titles: for each configuration the titles of its groups, which are understood too.
+
+    Raises:
+        FedpflError: no configuration has a key or a value, or none passes all filters.
     """
-    wanted: dict[str, list[str]] = {}
+    words_by_key: dict[str, list[str]] = {}
     for word in filters:
         key, _, text = word.partition("=")
-        wanted.setdefault(key, []).extend([text] if text.startswith("[") else text.split(","))
-    kept = [True] * len(configs)
-    for key, words in wanted.items() if configs else ():
-        values = _values(configs, key)
-        plain = (
-            letters_and_digits
-            if any(isinstance(config.get(key), Mapping) for config in configs)
-            else _canonical
-        )
-        texts = [set() if value is ... else {plain(_shown(value))} for value in values]
-        for own, names in zip(texts, named, strict=True):
-            own |= {plain(names[key])} if own and key in names else set()
+        alternatives = [text] if text.startswith("[") else text.split(",")
+        words_by_key.setdefault(key, []).extend(alternatives)
+    if not configs:
+        return []
+
+    passes = [True] * len(configs)
+    for key, words in words_by_key.items():
+        values = _values_of_key(configs, key)
+        is_group = any(isinstance(config.get(key), Mapping) for config in configs)
+        normalize = letters_and_digits if is_group else _normalize_value
+        accepted_texts = [
+            _accepted_texts(key, value, names, normalize)
+            for value, names in zip(values, titles, strict=True)
+        ]
         for word in words:
-            if not any(plain(word) in own for own in texts):
+            if not any(normalize(word) in texts for texts in accepted_texts):
                 raise FedpflError(
-                    f"{key}={word}: no such run here; there are: {_there(values, word)}"
+                    f"{key}={word}: no such run here; there are: {_list_values(values, word)}"
                 )
-        asked = set(map(plain, words))
-        kept = [before and bool(own & asked) for before, own in zip(kept, texts, strict=True)]
-    if configs and not any(kept):
+        wanted_texts = {normalize(word) for word in words}
+        passes = [
+            passed and bool(texts & wanted_texts)
+            for passed, texts in zip(passes, accepted_texts, strict=True)
+        ]
+    if not any(passes):
         raise FedpflError(f"no run here is all of {' '.join(filters)}")
-    return kept
+    return passes
 
 
 def value_when_off(key: str) -> Any:
@@ -67,57 +77,81 @@ def value_when_off(key: str) -> Any:
     return dotted.get_dotted(OPTIONS_OFF, key, ...)
 
 
-def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    """The key's value in each configuration, ... where there is none. Raises FedpflError where
-    there is none at all.
+def _accepted_texts(
+    key: str, value: Any, titles: Mapping[str, str], normalize: Callable[[str], str]
+) -> set[str]:
+    """Return the normalized words that a configuration's value answers to."""
+    if value is ...:
+        return set()
+    texts = {normalize(_yaml_text(value))}
+    if key in titles:
+        texts.add(normalize(titles[key]))
+    return texts
+
+
+def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    """Return the key's value in each configuration, ... where there is none.
+
+    Raises:
+        FedpflError: no configuration has the key, or it is a group without a name.
     """
-    values = [_value(config, key) for config in configs]
+    values = [_value_of_key(config, key) for config in configs]
     if all(value is ... for value in values):
-        raise FedpflError(f"{key}: no run here has such a key{_meant(key, configs)}")
-    if groups := [value for value in values if isinstance(value, Mapping)]:
-        raise FedpflError(
-            f"{key} is a group; name a key of it: {', '.join(f'{key}.{one}' for one in groups[0])}"
-        )
+        raise FedpflError(f"{key}: no run here has such a key{_suggest_key(key, configs)}")
+    groups = [value for value in values if isinstance(value, Mapping)]
+    if groups:
+        keys = ", ".join(f"{key}.{name}" for name in groups[0])
+        raise FedpflError(f"{key} is a group; name a key of it: {keys}")
     return values
 
 
-def _there(values: Iterable[Any], word: str) -> str:
-    """The values that there are, and which was probably meant."""
-    there = sorted({_shown(value) for value in values if value is not ...})
-    told = ", ".join(clip_text(text, 40) for text in there[:_MOST]) + (
-        ", ..." if there[_MOST:] else ""
-    )
-    return told + ("" if _NUMBER.fullmatch(word) else did_you_mean(word, there))
+def _list_values(values: Iterable[Any], word: str) -> str:
+    """List the values that there are, and say which was probably meant."""
+    texts = sorted({_yaml_text(value) for value in values if value is not ...})
+    listed = ", ".join(clip_text(text, 40) for text in texts[:_MAX_LISTED_VALUES])
+    if len(texts) > _MAX_LISTED_VALUES:
+        listed += ", ..."
+    suggestion = "" if _NUMBER.fullmatch(word) else did_you_mean(word, texts)
+    return listed + suggestion
 
 
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, of a group its name; ... where there is none."""
+def _value_of_key(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key, of a group its name; ... where there is none."""
     value = dotted.get_dotted(config, key, ...)
-    if value is ... and not isinstance(older := value_when_off(key), Mapping):
-        value = older
+    if value is ...:
+        off_value = value_when_off(key)
+        if not isinstance(off_value, Mapping):
+            value = off_value
     return value.get("name", value) if isinstance(value, Mapping) else value
 
 
-def _shown(value: Any) -> str:
-    """The value as YAML writes it."""
+def _yaml_text(value: Any) -> str:
+    """Return the value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml_text, value))}]"
+    return str(value)
 
 
-def _canonical(text: str) -> str:
-    """Text that is equal for equal values: `0.10` is `0.1`, `None` is `null`."""
+def _normalize_value(text: str) -> str:
+    """Return a text that is equal for equal values: `0.10` is `0.1`, `None` is `null`."""
     if text.startswith("["):
-        return ",".join(_canonical(part.strip()) for part in text.strip("[]").split(","))
+        parts = text.strip("[]").split(",")
+        return ",".join(_normalize_value(part.strip()) for part in parts)
     with contextlib.suppress(ValueError):
         return repr(float(text))
     return "null" if text == "None" else text.lower()
 
 
-def _meant(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
-    """What was probably meant by an unknown key."""
-    known = dict.fromkeys(
-        one.removesuffix(".name") for config in configs for one, _ in dotted.flatten_keys(config)
+def _suggest_key(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
+    """Return which key was probably meant by an unknown one."""
+    known_keys = dict.fromkeys(
+        dotted_key.removesuffix(".name")
+        for config in configs
+        for dotted_key, _ in dotted.flatten_keys(config)
     )
-    ends = [one for one in known if one.rpartition(".")[2] == key]
-    return f"; did you mean {' or '.join(ends[:3])}?" if ends else did_you_mean(key, known)
+    matches = [known_key for known_key in known_keys if known_key.rpartition(".")[2] == key]
+    if matches:
+        return f"; did you mean {' or '.join(matches[:3])}?"
+    return did_you_mean(key, known_keys)

@@ -1,4 +1,4 @@
-"""Gather the seeds of each configuration, and say what tells configurations apart."""
+"""Group the runs of each configuration, and say in which settings configurations differ."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one configuration that differ by seed only. method: a label unique within data
-    set and partition.
+    """The runs of one configuration, which differ by seed only.
 
-    apart: the part of the label that says in what else than the method it differs from most of its
-    setting.
+    Attributes:
+        dataset: the data set's name for people.
+        partition: the partition's name for people.
+        method: a label unique within data set and partition.
+        runs: all runs, by seed.
+        deviations: the settings in the label that are not the method's, in which it differs from
+            most configurations of its data set and partition.
     """
 
     dataset: str
@@ -36,23 +40,23 @@ class Group:
 
     @property
     def setting(self) -> str:
-        """Data set and partition."""
+        """Return data set and partition."""
         return f"{self.dataset}, {self.partition}"
 
     @property
     def title(self) -> str:
-        """Method, data set and partition."""
+        """Return method, data set and partition."""
         return f"{self.method} on {self.setting}"
 
     @property
     def reported_runs(self) -> tuple[Run, ...]:
-        """The runs that speak for the group: the finished ones if any; never a mixture of states."""
-        first = min((run.status for run in self.runs), key=STATUSES.index)
-        return tuple(run for run in self.runs if run.status == first)
+        """Return the finished runs if any, else those of one other status, never a mixture."""
+        reported_status = min((run.status for run in self.runs), key=STATUSES.index)
+        return tuple(run for run in self.runs if run.status == reported_status)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the runs that speak are finished and played every planned round."""
+        """Return whether the reported runs are finished and have all planned rounds."""
         return all(
             run.status == "finished" and run.rounds_done >= run.rounds_planned
             for run in self.reported_runs
@@ -60,221 +64,248 @@ class Group:
 
     @property
     def status(self) -> str:
-        """`finished`, or what else there is: `2 finished, 1 failed left out`, `running 40/400`,
-        `finished 91/400`.
-        """
-        used = self.reported_runs
-        word = used[0].status
+        """Return `finished`, `running 40/400`, or such as `2 finished, 1 failed left out`."""
+        reported = self.reported_runs
+        text = reported[0].status
         if not self.is_complete:
-            word += f" {format_range([run.rounds_done for run in used])}/{used[0].rounds_planned}"
-        others = Counter(run.status for run in self.runs if run not in used)
-        if not others:
-            return word
-        left_out = ", ".join(f"{count} {status}" for status, count in others.items())
-        return f"{len(used)} {word}, {left_out} left out"
+            progress = format_range([run.rounds_done for run in reported])
+            text += f" {progress}/{reported[0].rounds_planned}"
+        other_counts = Counter(run.status for run in self.runs if run not in reported)
+        if not other_counts:
+            return text
+        left_out = ", ".join(f"{count} {status}" for status, count in other_counts.items())
+        return f"{len(reported)} {text}, {left_out} left out"
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """Gather the seeds of each configuration, ordered by data set, partition and method.
+    """Group the seeds of each configuration, ordered by data set, partition and method.
 
-    A label names only what tells it apart from others here: `FedOBP (q=0.98)` where there is
-    another q, what of the method differs between its configurations, and what else is not as in
-    most of its data set and partition: `FedAvg (clients=30)` (see `worlds`).
+    A label names only what distinguishes it from others here: `FedOBP (q=0.98)` where there is
+    another q, settings of the method that differ between its configurations, and other settings
+    that are not as in most of its data set and partition: `FedAvg (clients=30)` (see
+    `shared_settings_note`).
     """
-    settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
+    # ---- Step 1: runs that differ by seed only belong together.
+    configurations: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     quantiles: dict[str, set[float | None]] = defaultdict(set)
-    for alike in group_by(runs, lambda run: run.identity).values():
-        for members in _same_data(alike):
-            first = members[0]
-            settings[first.dataset, first.partition].append(
-                sorted(members, key=lambda run: run.seed)
-            )
-            quantiles[first.method_name].add(first.q)
-    found = []
-    for (dataset, partition), rivals in settings.items():
-        several = [len(quantiles[members[0].method_name]) > 1 for members in rivals]
-        names = [
-            labels.method_label(own[0].config["method"], q)
-            for own, q in zip(rivals, several, strict=True)
-        ]
-        for members, (label, apart) in zip(
-            rivals, _labelled(names, list(map(_values, rivals))), strict=True
-        ):
-            found.append(Group(dataset, partition, label, tuple(members), apart))
-    order = list(METHOD_TITLES)
+    for same_identity in group_by(runs, lambda run: run.identity).values():
+        for members in _split_by_data(same_identity):
+            example = members[0]
+            by_seed = sorted(members, key=lambda run: run.seed)
+            configurations[example.dataset, example.partition].append(by_seed)
+            quantiles[example.method_name].add(example.q)
 
-    def place(group: Group) -> tuple[str, str, int, str]:
+    # ---- Step 2: a label within each data set and partition.
+    all_groups = []
+    for (dataset, partition), rivals in configurations.items():
+        names = []
+        for members in rivals:
+            has_several_quantiles = len(quantiles[members[0].method_name]) > 1
+            names.append(labels.method_label(members[0].config["method"], has_several_quantiles))
+        labels_and_deviations = _unique_labels(names, list(map(_settings, rivals)))
+        for members, (label, deviations) in zip(rivals, labels_and_deviations, strict=True):
+            all_groups.append(Group(dataset, partition, label, tuple(members), deviations))
+
+    # ---- Step 3: the order of tables.
+    method_order = list(METHOD_TITLES)
+
+    def sort_key(group: Group) -> tuple[str, str, int, str]:
         name = group.runs[0].method_name
         # Unknown methods stand before the last one, the method under study.
-        at = order.index(name) * 2 if name in order else len(order) * 2 - 3
-        return group.dataset, group.partition, at, group.method
+        if name in method_order:
+            position = method_order.index(name) * 2
+        else:
+            position = len(method_order) * 2 - 3
+        return group.dataset, group.partition, position, group.method
 
-    return sorted(found, key=place)
+    return sorted(all_groups, key=sort_key)
 
 
-def shared_settings_note(gathered: Sequence[Group]) -> tuple[str, ...]:
-    """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or
-    none.
+def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
+    """Say which differing settings the rows have whose labels do not name them.
+
+    Returns:
+        One line, or none.
     """
-    values = [_values(group.runs) for group in gathered]
-    by_setting = group_by(zip(gathered, values, strict=True), lambda one: one[0].setting)
-    keys = [key for key in _differing(values) if not _in_titles(key)]
+    settings = [_settings(group.runs) for group in shown_groups]
+    by_setting = group_by(zip(shown_groups, settings, strict=True), lambda pair: pair[0].setting)
+    keys = [key for key in _differing_keys(settings) if not _is_in_titles(key)]
     parts = []
     for key in keys:
-        where: dict[str, list[str]] = defaultdict(list)
+        # ---- Step: the value that most rows of each data set and partition have.
+        settings_by_text: dict[str, list[str]] = defaultdict(list)
         for setting, members in by_setting.items():
-            usual = _majority([_text(config, key) for _, config in members])
-            if usual is not ...:
-                config = next(one for _, one in members if _text(one, key) == usual)
-                where[_word(key, config, keys)].append(setting)
-        for text, settings in where.items():
-            parts.append(
-                text if len(settings) == len(by_setting) else f"{text} ({join_few(settings, '; ')})"
-            )
+            majority = _majority([_value_text(values, key) for _, values in members])
+            if majority is ...:
+                continue
+            example = next(values for _, values in members if _value_text(values, key) == majority)
+            settings_by_text[_setting_text(key, example, keys)].append(setting)
+
+        # ---- Step: where not everywhere the same, name the data sets and partitions.
+        for text, names in settings_by_text.items():
+            is_everywhere = len(names) == len(by_setting)
+            parts.append(text if is_everywhere else f"{text} ({join_few(names, '; ')})")
     return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
 
 
-def find_deviations(gathered: Sequence[Group]) -> list[list[str]]:
-    """Say of each group in what else than its method it differs from most of them:
-    `["clients=30"]`.
+def find_deviations(compared_groups: Sequence[Group]) -> list[list[str]]:
+    """Return of each group the settings other than its method's that differ from most.
+
+    Such as `["clients=30"]`.
     """
-    values = [_values(group.runs) for group in gathered]
+    settings = [_settings(group.runs) for group in compared_groups]
     return [
-        [_word(key, own, keys) for key in keys]
-        for keys, own in zip(_minority_keys(values), values, strict=True)
+        [_setting_text(key, values, keys) for key in keys]
+        for keys, values in zip(_minority_keys(settings), settings, strict=True)
     ]
 
 
 def canonical_text(value: Any) -> str:
     """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
-    return repr(float(value) if type(value) is int and abs(value) < 1 << 53 else value)
+    if type(value) is int and abs(value) < 1 << 53:
+        value = float(value)
+    return repr(value)
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Return the items by their key, in their order."""
-    gathered: dict[Key, list[Item]] = {}
+    items_by_key: dict[Key, list[Item]] = {}
     for item in items:
-        gathered.setdefault(key(item), []).append(item)
-    return gathered
+        items_by_key.setdefault(key(item), []).append(item)
+    return items_by_key
 
 
-def _same_data(alike: Sequence[Run]) -> Iterable[list[Run]]:
-    """The runs of one configuration, by the data that they read.
+def _split_by_data(runs: Sequence[Run]) -> Iterable[list[Run]]:
+    """Split the runs of one configuration by the data that they read.
 
     Older runs recorded these together with their split, which most partitions draw by the seed:
     where every seed has another one, it says nothing about the data.
     """
-    older = [run for run in alike if run.fingerprint and "read" not in run.summary]
-    drawn = (
-        len(older) == len({run.seed for run in older}) == len({run.fingerprint for run in older})
-    )
-    data = {run: "" if drawn and run in older else run.fingerprint for run in alike}
+    older_runs = [run for run in runs if run.fingerprint and "read" not in run.summary]
+    seed_count = len({run.seed for run in older_runs})
+    fingerprint_count = len({run.fingerprint for run in older_runs})
+    is_split_by_seed = len(older_runs) == seed_count == fingerprint_count
+    fingerprints = {}
+    for run in runs:
+        says_nothing = is_split_by_seed and run in older_runs
+        fingerprints[run] = "" if says_nothing else run.fingerprint
     # Where a run does not tell what it read, it belongs to the only data that are known, unless it
     # computed the mean or standard deviation: those were once of all samples.
-    known, computed = (
-        {*data.values()} - {""},
-        None in map(alike[0].config["dataset"].get, ("mean", "std"), (0, 0)),
+    known_fingerprints = {*fingerprints.values()} - {""}
+    dataset_config = runs[0].config["dataset"]
+    is_normalization_computed = (
+        dataset_config.get("mean", 0) is None or dataset_config.get("std", 0) is None
     )
-    only = min(known) if len(known) == 1 and not computed else ""
-    return group_by(alike, lambda run: data[run] or only).values()
+    default_fingerprint = ""
+    if len(known_fingerprints) == 1 and not is_normalization_computed:
+        default_fingerprint = min(known_fingerprints)
+    return group_by(runs, lambda run: fingerprints[run] or default_fingerprint).values()
 
 
-def _labelled(
-    names: Sequence[str], values: Sequence[dict[str, Any]]
+def _unique_labels(
+    names: Sequence[str], settings: Sequence[dict[str, Any]]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Each configuration's label, and the words in it that are not about the method.
+    """Return each configuration's label, and the settings in it that are not the method's.
 
-    names: the methods' labels. values: of one data set and partition, by dotted key.
+    Args:
+        names: the methods' labels.
+        settings: of the configurations of one data set and partition, by dotted key.
     """
-    first, apart = [list[str]() for _ in names], _minority_keys(values)
-    for alike in _places(names):
-        for key in _differing([values[at] for at in alike]):
-            for at in alike:
-                first[at] += [key] if key.startswith("method.") and key in values[at] else []
+    method_keys: list[list[str]] = [[] for _ in names]
+    other_keys = _minority_keys(settings)
 
-    def words(at: int) -> list[str]:
-        keys = first[at] + apart[at]
-        return [_word(key, values[at], keys) for key in keys]
+    # ---- Step 1: settings of the method, where its configurations differ.
+    for indices in _indices_of_repeated(names):
+        for key in _differing_keys([settings[index] for index in indices]):
+            for index in indices:
+                if key.startswith("method.") and key in settings[index]:
+                    method_keys[index].append(key)
 
-    for alike in _places(
-        [labels.add_in_brackets(name, words(at)) for at, name in enumerate(names)]
-    ):
-        for key in _differing(
-            [values[at] for at in alike]
-        ):  # what is as in most may still be what tells two apart
-            for at in alike:
-                apart[at] += [key] if key in values[at] and key not in first[at] + apart[at] else []
+    def setting_texts(index: int) -> list[str]:
+        keys = method_keys[index] + other_keys[index]
+        return [_setting_text(key, settings[index], keys) for key in keys]
+
+    def label_of(index: int) -> str:
+        return labels.add_in_brackets(names[index], setting_texts(index))
+
+    # ---- Step 2: what is as in most may still be what distinguishes two.
+    labels_so_far = [label_of(index) for index in range(len(names))]
+    for indices in _indices_of_repeated(labels_so_far):
+        for key in _differing_keys([settings[index] for index in indices]):
+            for index in indices:
+                is_named = key in method_keys[index] + other_keys[index]
+                if key in settings[index] and not is_named:
+                    other_keys[index].append(key)
     return [
-        (labels.add_in_brackets(name, words(at)), tuple(words(at)[len(first[at]) :]))
-        for at, name in enumerate(names)
+        (label_of(index), tuple(setting_texts(index)[len(method_keys[index]) :]))
+        for index in range(len(names))
     ]
 
 
-def _values(members: Sequence[Run]) -> dict[str, Any]:
-    """What tells a configuration apart, by dotted key."""
-    data = next((run.fingerprint for run in members if run.fingerprint), "")
-    return dict(flatten_keys(result_config(members[0].config))) | (
-        {"data": data[:8]} if data else {}
-    )
+def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what distinguishes a configuration, by dotted key."""
+    settings = dict(flatten_keys(result_config(runs[0].config)))
+    fingerprint = next((run.fingerprint for run in runs if run.fingerprint), "")
+    if fingerprint:
+        settings["data"] = fingerprint[:8]
+    return settings
 
 
-def _word(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
-    return labels.setting_text(key, {key: value_when_off(key)} | config, keys)
+def _setting_text(key: str, settings: dict[str, Any], keys: Sequence[str]) -> str:
+    return labels.setting_text(key, {key: value_when_off(key)} | settings, keys)
 
 
-def _in_titles(key: str) -> bool:
-    """Whether labels of data sets, partitions and methods tell a key's value."""
+def _is_in_titles(key: str) -> bool:
+    """Return whether labels of data sets, partitions and methods name a key's value."""
     group, _, name = key.partition(".")
-    return group in ("method", "dataset", "data") or (
-        group == "partition" and name not in labels.SPLIT_DETAILS
-    )
+    if group == "partition":
+        return name not in labels.SPLIT_DETAILS
+    return group in ("method", "dataset", "data")
 
 
-def _text(config: dict[str, Any], key: str) -> str | None:
-    return canonical_text(config[key]) if key in config else None
+def _value_text(settings: dict[str, Any], key: str) -> str | None:
+    return canonical_text(settings[key]) if key in settings else None
 
 
-def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys in which the configurations are not all alike."""
-    keys = sorted({key for config in configs for key in config})
-    return [key for key in keys if len({_text(config, key) for config in configs}) > 1]
+def _differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys in which the configurations are not all equal."""
+    keys = sorted({key for values in settings for key in values})
+    return [key for key in keys if len({_value_text(values, key) for values in settings}) > 1]
 
 
-def _minority_keys(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """For each configuration the keys, but for the method's, in which it is not like most; without
-    a majority all.
+def _minority_keys(settings: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return each configuration's keys, but for the method's, that differ from the majority.
+
+    Without a majority these are all keys that differ.
     """
-    found: list[list[str]] = [[] for _ in configs]
-    for key in _differing(configs):
+    minority_keys: list[list[str]] = [[] for _ in settings]
+    for key in _differing_keys(settings):
         if key.startswith("method."):
             continue
-        values = [_text(config, key) for config in configs]
+        texts = [_value_text(values, key) for values in settings]
         if key == "data":  # not to have recorded it is no difference
-            values = [value or next(filter(None, values)) for value in values]
-        usual = _majority(values)
-        for place, value in enumerate(values):
-            if value != usual and (value is not None or usual is not ...):
-                found[place].append(key)
-
-    def goes_without_saying(
-        key: str, own: list[str]
-    ) -> bool:  # that privacy=none has no privacy.clip
-        named = f"{key.partition('.')[0]}.name"
-        return key != named and named in own
-
-    return [[key for key in own if not goes_without_saying(key, own)] for own in found]
+            texts = [text or next(filter(None, texts)) for text in texts]
+        majority = _majority(texts)
+        for keys, text in zip(minority_keys, texts, strict=True):
+            if text != majority and (text is not None or majority is not ...):
+                keys.append(key)
+    return [[key for key in keys if not _is_implied(key, keys)] for keys in minority_keys]
 
 
-def _majority(values: Sequence[str | None]) -> Any:
-    """The most common value, ... where two are."""
-    ranked = Counter(values).most_common(2)
-    return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
+def _is_implied(key: str, keys: Sequence[str]) -> bool:
+    """Return whether the group's name says it too, as privacy=none has no privacy.clip."""
+    name_key = f"{key.partition('.')[0]}.name"
+    return key != name_key and name_key in keys
 
 
-def _places(names: Sequence[str]) -> list[list[int]]:
-    """The places of each name that occurs more than once."""
-    return [
-        places
-        for places in group_by(range(len(names)), names.__getitem__).values()
-        if len(places) > 1
-    ]
+def _majority(texts: Sequence[str | None]) -> Any:
+    """Return the most common text, ... where two are."""
+    ranked = Counter(texts).most_common(2)
+    is_unique = len(ranked) == 1 or ranked[0][1] > ranked[1][1]
+    return ranked[0][0] if is_unique else ...
+
+
+def _indices_of_repeated(names: Sequence[str]) -> list[list[int]]:
+    """Return the indices of each name that occurs more than once."""
+    indices_by_name = group_by(range(len(names)), names.__getitem__)
+    return [indices for indices in indices_by_name.values() if len(indices) > 1]

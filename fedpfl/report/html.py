@@ -29,7 +29,7 @@ from fedpfl.report.page.drawing import DOTS, PageCharts
 from fedpfl.report.render import render_html
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Cell, Column, Table, mean_and_std
-from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, test_data_note
+from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, selection_note
 from fedpfl.report.text import clip_text, one_line
 
 SETUP = (
@@ -222,7 +222,7 @@ def _index(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str
     notes = (
         ["Rounds were chosen by validation accuracy."]
         if select == "validation"
-        else test_data_note(select)
+        else selection_note(select)
     )
     return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 

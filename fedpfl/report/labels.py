@@ -1,4 +1,4 @@
-"""What data sets, partitions and methods are called in tables."""
+"""Name data sets, partitions and methods as tables head them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLIT_DETAILS = frozenset(
     }
 )
 """Keys of a partition that its label leaves out."""
-_VAGUE = frozenset({"seed", "every", "early"})
+_VAGUE_KEYS = frozenset({"seed", "every", "early"})
 
 
 def dataset_label(values: Mapping[str, Any]) -> str:
@@ -28,67 +28,81 @@ def dataset_label(values: Mapping[str, Any]) -> str:
     name = str(values["name"])
     if name == "npz" and values.get("path"):
         return one_line(Path(values["path"]).stem)
+    title = DATASET_TITLES.get(name, one_line(name))
     # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by
     # name.
-    faulty = any(mean > 1 for mean in values.get("mean") or ())
-    return DATASET_TITLES.get(name, one_line(name)) + (" as published" if faulty else "")
+    has_published_fault = any(mean > 1 for mean in values.get("mean") or ())
+    return f"{title} as published" if has_published_fault else title
 
 
 def partition_label(values: Mapping[str, Any]) -> str:
-    """Return `Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its
-    values.
-    """
+    """Return a label such as `Dir(0.1)`, `Dir(0.1) published`, `IID` or `Shards(2)`."""
     name = one_line(values["name"])
-    after = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
-    if name in after and "alpha" in values:
-        return f"Dir({values['alpha']:g}){after[name]}"
+    suffixes = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
+    if name in suffixes and "alpha" in values:
+        return f"Dir({values['alpha']:g}){suffixes[name]}"
     if name == "iid":
         return "IID"
     if name == "file":
         return f"File({one_line(Path(str(values['path'])).name)})"
-    name = name.replace("shuffled_", "shuffled ").capitalize()
-    shown = [
-        value
+    title = name.replace("shuffled_", "shuffled ").capitalize()
+    hidden_keys = ("name", *SPLIT_DETAILS)
+    numbers = [
+        f"{value:g}"
         for key, value in values.items()
-        if key not in ("name", *SPLIT_DETAILS) and value is not True
+        if key not in hidden_keys and value is not True and isinstance(value, int | float)
     ]
-    numbers = [f"{value:g}" for value in shown if isinstance(value, int | float)]
-    return f"{name}({', '.join(numbers)})" if numbers else name
+    return f"{title}({', '.join(numbers)})" if numbers else title
 
 
 def method_label(values: Mapping[str, Any], quantile: bool = True) -> str:
-    """Return the title and what it is first told apart by: `FedOBP (q=0.9998)`, or without the
-    quantile.
+    """Return the title with the most important settings, such as `FedOBP (q=0.9998)`.
+
+    Args:
+        values: the method's configuration.
+        quantile: whether to name the quantile q.
     """
     q = values.get("q")
-    shown = [f"q={float(q):.10g}"] if quantile and isinstance(q, int | float) else []
+    settings = []
+    if quantile and isinstance(q, int | float):
+        settings.append(f"q={float(q):.10g}")
     if values.get("score", "obp") != "obp":
-        shown.append(f"score={values['score']}")
+        settings.append(f"score={values['score']}")
     if values.get("ema"):
-        shown.append(f"ema={values['ema']:g}")
+        settings.append(f"ema={values['ema']:g}")
     if values.get("classifier_only"):
-        shown.append("classifier only")
+        settings.append("classifier only")
     if values.get("variant") not in (None, "default", "paper"):
-        shown.append(str(values["variant"]))
-    return add_in_brackets(METHOD_TITLES.get(str(values["name"]), one_line(values["name"])), shown)
+        settings.append(str(values["variant"]))
+    title = METHOD_TITLES.get(str(values["name"]), one_line(values["name"]))
+    return add_in_brackets(title, settings)
 
 
-def add_in_brackets(label: str, words: Sequence[str]) -> str:
-    """Add to a label's brackets: `A (b)` and `c` give `A (b, c)`."""
-    if not words:
+def add_in_brackets(label: str, settings: Sequence[str]) -> str:
+    """Add settings in brackets: `A (b)` and `c` give `A (b, c)`."""
+    if not settings:
         return label
-    inside = ", ".join(map(one_line, words))
-    return f"{label[:-1]}, {inside})" if label.endswith(")") else f"{label} ({inside})"
+    text = ", ".join(map(one_line, settings))
+    return f"{label[:-1]}, {text})" if label.endswith(")") else f"{label} ({text})"
 
 
 def setting_text(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return `lr=0.1` of a dotted key; with the whole key where another of `keys` ends alike, or
-    its end is vague.
+    """Return a setting such as `lr=0.1`.
+
+    Args:
+        key: its dotted key, which is shortened to its last part where that is clear.
+        values: the configuration by dotted key.
+        keys: all keys that are named together.
     """
-    *_, end = parts = key.split(".")
-    if end == "name" and len(parts) > 1:
-        end = parts[-2]
-    elif end in _VAGUE or sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
-        end = key
+    parts = key.split(".")
+    short_key = parts[-1]
+    if short_key == "name" and len(parts) > 1:
+        short_key = parts[-2]
+    else:
+        equal_endings = [other for other in keys if other.rsplit(".", 1)[-1] == short_key]
+        if short_key in _VAGUE_KEYS or len(equal_endings) > 1:
+            short_key = key
     value = values.get(key, ...)
-    return f"{end} not set" if value in (None, ...) else f"{end}={clip_text(value, 40)}"
+    if value in (None, ...):
+        return f"{short_key} not set"
+    return f"{short_key}={clip_text(value, 40)}"

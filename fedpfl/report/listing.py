@@ -33,130 +33,180 @@ COLUMNS = {
     "bits": Column("bits", "short", spare=6),
     "path": Column("path", "long"),
 }
-_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need somebody first
+_STATUS_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need somebody's help first
 SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
 _LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
 
 class Entry(NamedTuple):
-    """One listed directory. record: what CSV and JSON hold, None where unknown. order: its place in
-    tables.
+    """One listed directory.
+
+    Attributes:
+        directory: the directory.
+        record: its values for CSV and JSON, None where unknown.
+        order: its position in tables.
     """
 
-    state: Directory
+    directory: Directory
     record: dict[str, Any]
     order: int = 0
 
     def value(self, key: str) -> Any:
-        """Return what it is sorted by, None where there is nothing."""
-        own = {
-            "run": self.order,
-            "age": -self.state.modified_at,
-            "status": _ORDER.index(self.state.status),
-        }
-        return (
-            own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
-        )
+        """Return the value it is sorted by, None where there is none."""
+        if key == "run":
+            return self.order
+        if key == "age":
+            return -self.directory.modified_at
+        if key == "status":
+            return _STATUS_ORDER.index(self.directory.status)
+        return self.record["ft_accuracy" if key == "fine-tuned" else key]
 
 
-def list_entries(states: Iterable[Directory]) -> list[Entry]:
-    """Return the directories in the order of tables: data set, partition, method, seed; unreadable
-    ones last.
-    """
-    every = list(states)
-    readable = {id(found.run): found for found in every if found.run}
-    gathered = groups([found.run for found in every if found.run])
-    placed = [(readable[id(run)], group.method) for group in gathered for run in group.runs]
-    placed += [(found, "") for found in every if not found.run]
+def list_entries(directories: Iterable[Directory]) -> list[Entry]:
+    """List directories in the order of tables, unreadable ones last."""
+    directory_of_run = {}
+    unreadable = []
+    for directory in directories:
+        if directory.run:
+            directory_of_run[id(directory.run)] = directory
+        else:
+            unreadable.append((directory, ""))
+    readable_runs = [directory.run for directory in directory_of_run.values() if directory.run]
+    ordered = [
+        (directory_of_run[id(run)], group.method)
+        for group in groups(readable_runs)
+        for run in group.runs
+    ]
     return [
-        Entry(found, _record(found, label), order) for order, (found, label) in enumerate(placed)
+        Entry(directory, _make_record(directory, label), order)
+        for order, (directory, label) in enumerate(ordered + unreadable)
     ]
 
 
-def select_statuses(listed: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
-    """Return those of any of the statuses, all where none is named. Raises FedpflError for one that
-    there is not.
+def select_statuses(entries: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
+    """Return the entries of any of the statuses, all where none is named.
+
+    Raises:
+        FedpflError: a status does not exist.
     """
-    if unknown := [word for word in statuses if word not in STATUSES]:
+    unknown = [status for status in statuses if status not in STATUSES]
+    if unknown:
         raise FedpflError(
             f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}"
         )
-    return [entry for entry in listed if not statuses or entry.state.status in statuses]
+    return [entry for entry in entries if not statuses or entry.directory.status in statuses]
 
 
-def sort_entries(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
-    """Sort by one of SORTS; where it has no value an entry comes last, in whatever direction."""
-    every = sorted(listed, key=lambda entry: entry.order)
-    known = [entry for entry in every if entry.value(key) is not None]
-    known.sort(key=lambda entry: entry.value(key), reverse=(key in _LARGEST_FIRST) != reverse)
-    return known + [entry for entry in every if entry.value(key) is None]
+def sort_entries(entries: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
+    """Sort by one of SORTS; an entry without a value comes last in either direction."""
+    in_table_order = sorted(entries, key=lambda entry: entry.order)
+    with_value = [entry for entry in in_table_order if entry.value(key) is not None]
+    without_value = [entry for entry in in_table_order if entry.value(key) is None]
+    is_descending = (key in _LARGEST_FIRST) != reverse
+    with_value.sort(key=lambda entry: entry.value(key), reverse=is_descending)
+    return with_value + without_value
 
 
-def entries_table(listed: Sequence[Entry]) -> Table:
-    """Return the list as a table; the reasons of broken, failed and diverged runs are its first
-    notes.
+def entries_table(entries: Sequence[Entry]) -> Table:
+    """Make the table of the list.
+
+    The reasons of broken, failed and diverged runs are its first notes.
     """
-    empty = {
-        key for key in ("name", "search") if not any(entry.record.get(key) for entry in listed)
+    # ---- Step 1: a row per entry; columns that would be empty are left out.
+    empty_keys = {
+        key for key in ("name", "search") if not any(entry.record.get(key) for entry in entries)
     }
-    columns = {key: column for key, column in COLUMNS.items() if key not in empty}
-    records = [
-        entry.record
-        | {
-            "words": entry.state.status_text,
-            "search": entry.state.search_name,
-            "age": time.time() - entry.state.modified_at,
+    columns = {key: column for key, column in COLUMNS.items() if key not in empty_keys}
+    records = []
+    for entry in entries:
+        directory = entry.directory
+        display_values = {
+            "words": directory.status_text,
+            "search": directory.search_name,
+            "age": time.time() - directory.modified_at,
         }
-        for entry in listed
-    ]
-    counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
-    counted = ", ".join(f"{count} {status}" for status, count in counts if count)
-    last = (
-        f"{len(listed)} {'run' if len(listed) == 1 else 'runs'}{': ' + counted if counted else ''}. "
-        "Accuracy: mean over clients in percent at the last evaluation. Bits: down and up together, per client that "
-        "took part in the last round. Age: since a file was last written."
-    )
+        records.append(entry.record | display_values)
+
+    # ---- Step 2: notes.
     reasons = [
-        f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason
+        f"{entry.directory.path}: {entry.directory.reason}"
+        for entry in entries
+        if entry.directory.reason
     ]
-    gathered = groups([entry.state.run for entry in listed if entry.state.run])
-    told = (*attendance_notes(gathered), *shared_settings_note(gathered))
-    frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
-    return Table.of(records, columns, frame=frame, notes=(*reasons, *told, last))
+    shown_groups = groups([entry.directory.run for entry in entries if entry.directory.run])
+    notes = (
+        *reasons,
+        *attendance_notes(shown_groups),
+        *shared_settings_note(shown_groups),
+        _describe_list(entries),
+    )
+    frame = pd.DataFrame([entry.record for entry in entries], dtype=object)
+    return Table.of(records, columns, frame=frame, notes=notes)
 
 
-def _record(found: Directory, label: str) -> dict[str, Any]:
-    run, empty = found.run, pd.Series(dtype=float)
-    last, judged = (run.last_round, run.last_evaluation) if run else (empty, empty)
-    both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
-    numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
-    clients = float(run.participants.iloc[-1]) if run and len(last) else 0.0
-    numbers |= {"hours": found.hours, "bits": both / clients if clients else math.nan}
+def _describe_list(entries: Sequence[Entry]) -> str:
+    """Count the runs by status, and explain the columns."""
+    status_counts = []
+    for status in _STATUS_ORDER:
+        count = sum(entry.directory.status == status for entry in entries)
+        if count:
+            status_counts.append(f"{count} {status}")
+    text = f"{len(entries)} {'run' if len(entries) == 1 else 'runs'}"
+    if status_counts:
+        text += f": {', '.join(status_counts)}"
+    return (
+        f"{text}. Accuracy: mean over clients in percent at the last evaluation. Bits: down and up "
+        "together, per client that took part in the last round. Age: since a file was last written."
+    )
+
+
+def _make_record(directory: Directory, label: str) -> dict[str, Any]:
+    run = directory.run
+    last_round = last_evaluation = pd.Series(dtype=float)
+    participants = 0.0
+    if run:
+        last_round = run.last_round
+        last_evaluation = run.last_evaluation
+        if len(last_round):
+            participants = float(run.participants.iloc[-1])
+    bits = float(last_round.get("bits_down", math.nan)) + float(last_round.get("bits_up", math.nan))
+    numbers = {
+        "accuracy": float(last_evaluation.get("accuracy", math.nan)),
+        "ft_accuracy": float(last_evaluation.get("ft_accuracy", math.nan)),
+        "hours": directory.hours,
+        "bits": bits / participants if participants else math.nan,
+    }
+    modified = datetime.fromtimestamp(directory.modified_at).astimezone()
+    search_fields = {"search": directory.search_name} if directory.search_name else {}
     return {
-        "status": found.status,
+        "status": directory.status,
         "round": run.rounds_done if run else None,
         "rounds": run.rounds_planned if run else None,
-        "experiment": _experiment(found) or None,
+        "experiment": _experiment_name(directory) or None,
         "name": (run.config_value("name") or None) if run else None,
-        **({"search": found.search_name} if found.search_name else {}),
+        **search_fields,
         "method": run.method_name if run else None,
         "label": label or None,
         "dataset": run.dataset if run else None,
         "partition": run.partition if run else None,
         "seed": run.seed if run else None,
-        "evaluated": int(judged["round"]) if len(judged) else None,
-        **{key: None if math.isnan(value) else value for key, value in numbers.items()},
-        "changed": datetime.fromtimestamp(found.modified_at)
-        .astimezone()
-        .isoformat(timespec="seconds"),
-        "path": str(found.path),
-        "reason": found.reason or None,
+        "evaluated": int(last_evaluation["round"]) if len(last_evaluation) else None,
+        **{key: None if math.isnan(number) else number for key, number in numbers.items()},
+        "changed": modified.isoformat(timespec="seconds"),
+        "path": str(directory.path),
+        "reason": directory.reason or None,
     }
 
 
-def _experiment(found: Directory) -> str:
-    """The experiment's name, of a directory that lies where runs put themselves; else nothing."""
-    seed, _, method, place = (*found.path.absolute().parts[:-5:-1], "", "", "", "")[:4]
-    run = found.run
-    usual = run and seed == f"seed{run.seed}" and method == run.method_name
-    return place if usual and run and place != run.config["dataset"]["name"] else ""
+def _experiment_name(directory: Directory) -> str:
+    """Return the experiment's name, of a directory where runs put themselves; else nothing."""
+    run = directory.run
+    if run is None:
+        return ""
+    # The usual place is <experiment>/<method>/<key>/seed<k>.
+    parents = (*directory.path.absolute().parts[:-5:-1], "", "", "", "")
+    seed_folder, _, method_folder, experiment = parents[:4]
+    is_usual_place = seed_folder == f"seed{run.seed}" and method_folder == run.method_name
+    if not is_usual_place or experiment == run.config["dataset"]["name"]:
+        return ""
+    return experiment

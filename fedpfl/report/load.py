@@ -1,6 +1,4 @@
-"""Find run directories and read them: a `Run` of each that can be read, a `Directory` of each,
-whole or broken.
-"""
+"""Find run directories and read them: a `Run` of each readable one, a `Directory` of each."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import identity
@@ -20,15 +19,21 @@ from fedpfl.report.filters import apply_filters
 from fedpfl.report.run import STALE_SECONDS, Run
 from fedpfl.report.text import clip_text, one_line
 
-_SIGNS = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "run.lock"})
+_RUN_FILES = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "run.lock"})
+"""A folder with one of these is a run directory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Directory:
     """One run directory, whatever is wrong in it.
 
-    status: of STATUSES. changed, held: as in `Run`. run: None where it cannot be read. reason: why
-    it is broken, failed or diverged.
+    Attributes:
+        path: the directory.
+        status: one of STATUSES.
+        modified_at: as in `Run`.
+        run: the run, None where it cannot be read.
+        reason: why it is broken, failed or diverged.
+        is_locked: as in `Run`.
     """
 
     path: Path
@@ -40,29 +45,33 @@ class Directory:
 
     @property
     def status_text(self) -> str:
-        """The status, and how far it is: `running 40/400`."""
+        """Return the status and the progress: `running 40/400`."""
         return self.run.status_text if self.run else self.status
 
     @property
     def search_name(self) -> str:
-        """The search that it is a trial of, empty for any other run."""
+        """Return the search that it is a trial of, empty for any other run."""
         return self.run.search_name if self.run else ""
 
     @property
     def hours(self) -> float:
-        """Hours of all its processes, of a run that has not finished those of its recorded rounds;
-        nan if unknown.
+        """Return the hours of all its processes, nan if unknown.
+
+        Of a run that has not finished they are those of its recorded rounds.
         """
-        if self.run is None or self.status == "finished":
-            return self.run.summary_number("hours") if self.run else math.nan
-        return (
-            float(self.run.rounds.reindex(columns=["seconds", "eval_seconds"]).sum().sum()) / 3600
-        )
+        if self.run is None:
+            return math.nan
+        if self.status == "finished":
+            return self.run.summary_number("hours")
+        seconds = self.run.rounds.reindex(columns=["seconds", "eval_seconds"])
+        return float(seconds.sum().sum()) / 3600
 
     @property
     def is_stale(self) -> bool:
-        """Whether it has not changed for so long that nobody can be writing it."""
-        return self.run.is_stale if self.run else time.time() - self.modified_at > STALE_SECONDS
+        """Return whether it has not changed for so long that nobody can be writing it."""
+        if self.run:
+            return self.run.is_stale
+        return time.time() - self.modified_at > STALE_SECONDS
 
 
 def print_to_stderr(line: str) -> None:
@@ -72,9 +81,9 @@ def print_to_stderr(line: str) -> None:
 
 def no_runs_error(roots: Iterable[Path]) -> FedpflError:
     """Return the error of a command that found no runs."""
-    below = ", ".join(map(str, roots))
+    folders = ", ".join(map(str, roots))
     return FedpflError(
-        f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder"
+        f"no runs found below {folders}; run `python -m fedpfl.train` first or name another folder"
     )
 
 
@@ -84,33 +93,41 @@ def runs(
     warn: Callable[[str], None] = print_to_stderr,
     trials: bool = False,
 ) -> list[Run]:
-    """Read all readable runs below the roots, ordered by path; one call of `warn` for each
-    directory that is skipped.
+    """Read all readable runs below the roots, ordered by path.
 
-    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError
-    where a root does not exist, or no run is let through.
+    Args:
+        roots: folders of runs.
+        where: filters, such as `method=fedobp`.
+        warn: called once for each directory that is skipped.
+        trials: as in `read_directories`.
+
+    Raises:
+        FedpflError: a root does not exist, or no run passes the filters.
     """
-    found: list[Run] = []
-    every = read_directories([*map(Path, roots)], trials, warn)
-    kept = set(filter_runs([seen.run for seen in every if seen.run], where))
-    for seen in every:
-        if seen.run is None or seen.run in kept:
+    directories = read_directories([*map(Path, roots)], trials, warn)
+    selected = set(_filtered_runs(directories, where))
+    readable = []
+    for directory in directories:
+        if directory.run is None or directory.run in selected:
             try:
-                found.append(_usable(seen))
+                readable.append(_require_rounds(directory))
             except FedpflError as error:
                 warn(f"skipped {error}")
-    return _without_copies(sorted(found, key=lambda run: str(run.path)), warn)
+    return _drop_copies(sorted(readable, key=lambda run: str(run.path)), warn)
 
 
 def inspect_directories(
     *roots: Path, where: Sequence[str] = (), trials: bool = False
 ) -> list[Directory]:
-    """Look at every run directory below the roots, broken ones too unless there are filters. Raises
-    as `runs`.
+    """Inspect every run directory below the roots; with filters, leave out broken ones.
+
+    Arguments and errors are those of `runs`.
     """
-    every = read_directories(roots, trials)
-    kept = set(filter_runs([seen.run for seen in every if seen.run], where))
-    return [seen for seen in every if seen.run in kept] if where else every
+    directories = read_directories(roots, trials)
+    selected = set(_filtered_runs(directories, where))
+    if not where:
+        return directories
+    return [directory for directory in directories if directory.run in selected]
 
 
 def read_directories(
@@ -118,54 +135,66 @@ def read_directories(
     trials: bool = False,
     warn: Callable[[str], None] = print_to_stderr,
 ) -> list[Directory]:
-    """Look at the run directories below the roots, but for trials of searches; `warn` is told of
-    these.
+    """Inspect the run directories below the roots, but for trials of searches.
 
-    A trial chose among values and is no result, so it joins no table unless asked for: by `trials`,
-    or as a root.
+    A trial chose among values and is no result, so it joins no table unless asked for.
 
-    Raises FedpflError where a root does not exist, or holds trials alone.
+    Args:
+        roots: folders of runs; a trial that is itself a root is not left out.
+        trials: whether to include trials.
+        warn: called where trials are left out.
+
+    Raises:
+        FedpflError: a root does not exist, or holds trials alone.
     """
-    every = [inspect_directory(path) for path in find_run_directories(*roots, warn=warn)]
-    named = {root.resolve() for root in roots}
+    directories = [inspect_directory(path) for path in find_run_directories(*roots, warn=warn)]
+    root_paths = {root.resolve() for root in roots}
     results = [
-        seen for seen in every if trials or not seen.search_name or seen.path.resolve() in named
+        directory
+        for directory in directories
+        if trials or not directory.search_name or directory.path.resolve() in root_paths
     ]
-    if count := len(every) - len(results):
-        hidden = f"{pluralize(count, 'trial')} of searches"
+    trial_count = len(directories) - len(results)
+    if trial_count:
+        hidden = f"{pluralize(trial_count, 'trial')} of searches"
         if not results:
-            below = ", ".join(map(str, roots))
-            raise FedpflError(f"{below}: there are no runs but {hidden}; --trials shows them")
+            folders = ", ".join(map(str, roots))
+            raise FedpflError(f"{folders}: there are no runs but {hidden}; --trials shows them")
         warn(f"left out {hidden}; --trials shows them")
     return results
 
 
-def filter_runs(found: Sequence[Run], where: Sequence[str]) -> list[Run]:
-    """Return the runs that filters let through. Raises FedpflError for what no run is."""
-    named = [{"method": run.method_title, "dataset": run.dataset} for run in found]
-    kept = apply_filters([run.config for run in found], where, named)
-    return [run for run, own in zip(found, kept, strict=True) if own]
+def filter_runs(candidates: Sequence[Run], where: Sequence[str]) -> list[Run]:
+    """Return the runs that pass the filters. Raises FedpflError where none does."""
+    configs = [run.config for run in candidates]
+    titles = [{"method": run.method_title, "dataset": run.dataset} for run in candidates]
+    passes = apply_filters(configs, where, titles)
+    return [run for run, passed in zip(candidates, passes, strict=True) if passed]
 
 
 def find_run_directories(
     *roots: Path, warn: Callable[[str], None] = print_to_stderr
 ) -> Iterator[Path]:
-    """Yield every run directory below the roots once, whole or not, ordered by path; links are not
-    followed.
+    """Yield every run directory below the roots once, ordered by path.
 
-    Raises FedpflError where a root does not exist.
+    Links are not followed.
+
+    Raises:
+        FedpflError: a root does not exist.
     """
-    seen: set[Path] = set()
+
+    def warn_unreadable(error: OSError) -> None:
+        warn(f"skipped {error.filename}: {error.strerror}")
+
+    visited: set[Path] = set()
     for root in roots:
         if not root.is_dir():
             raise FedpflError(
                 f"no such directory: {root}; give the folder that holds the runs, such as outputs"
             )
-        for folder, subfolders, files in os.walk(
-            root, onerror=lambda error: warn(f"skipped {error.filename}: {error.strerror}")
-        ):
+        for folder, subfolders, files in os.walk(root, onerror=warn_unreadable):
             subfolders.sort()
-            if _SIGNS.isdisjoint(files):
+            if _RUN_FILES.isdisjoint(files):
                 # .hydra and wandb hold a config.yaml of their own.
                 subfolders[:] = [
                     name for name in subfolders if not name.startswith(".") and name != "wandb"
@@ -173,134 +202,164 @@ def find_run_directories(
                 continue
             subfolders.clear()
             path = Path(folder)
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
+            if path.resolve() not in visited:
+                visited.add(path.resolve())
                 yield path
 
 
 def inspect_directory(
-    path: Path, held: Callable[[Path], bool | None] = is_held_by_process
+    path: Path, probe_lock: Callable[[Path], bool | None] = is_held_by_process
 ) -> Directory:
-    """Look at one run directory; never raises for what is wrong in it, which makes it `broken`.
-    held: as in `begun`.
+    """Inspect one run directory; whatever is wrong in it makes it `broken`.
+
+    Args:
+        path: the directory.
+        probe_lock: as in `read_started_run`.
     """
-    known, changed = held(path), _changed(path)
+    is_locked = probe_lock(path)
+    modified_at = _last_modification(path)
     try:
-        run = read_started_run(path, lambda _: known)
+        run = read_started_run(path, lambda _: is_locked)
         if run.status == "finished" and not run.rounds_done:
-            raise FedpflError(f"{path}: finished, but {_without_rounds(path)}")
+            raise FedpflError(f"{path}: finished, but {_explain_no_rounds(path)}")
     except FedpflError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        return Directory(path, "running" if known else "broken", changed, None, reason, known)
-    reason = (
-        " ".join(str(run.summary.get("error") or "").split())
-        if run.status in ("failed", "diverged")
-        else ""
+        return Directory(
+            path=path,
+            status="running" if is_locked else "broken",
+            modified_at=modified_at,
+            reason=str(error).removeprefix(f"{path}: "),
+            is_locked=is_locked,
+        )
+    reason = ""
+    if run.status in ("failed", "diverged"):
+        reason = " ".join(str(run.summary.get("error") or "").split())
+    return Directory(
+        path=path,
+        status=run.status,
+        modified_at=run.modified_at,
+        run=run,
+        reason=reason,
+        is_locked=run.is_locked,
     )
-    return Directory(path, run.status, run.modified_at, run, reason, run.is_locked)
 
 
 def read_run(path: Path) -> Run:
-    """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round
-    yet.
-    """
-    return _usable(inspect_directory(path))
+    """Read one run directory. Raises FedpflError where it is broken or holds no round yet."""
+    return _require_rounds(inspect_directory(path))
 
 
-def read_started_run(path: Path, held: Callable[[Path], bool | None] = is_held_by_process) -> Run:
-    """Read configuration and summary of one run directory, which need not hold a round. Raises as
-    `read`.
+def read_started_run(
+    path: Path, probe_lock: Callable[[Path], bool | None] = is_held_by_process
+) -> Run:
+    """Read configuration and summary of a run that need not have a round yet.
 
-    held: says whether a living process holds it.
+    Args:
+        path: the run directory.
+        probe_lock: returns whether a living process holds the directory, None where unknown.
+
+    Raises:
+        FedpflError: the directory is broken.
     """
     # The lock before the summary: a run that ends in between reads as finished, not as interrupted.
-    known, changed = held(path), _changed(path)
+    is_locked = probe_lock(path)
+    modified_at = _last_modification(path)
     summary = reading.read_summary(path)
     config = reading.read_config(path, summary)
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
-    if (status := summary.get("status") or "running") not in (
-        "finished",
-        "running",
-        "failed",
-        "diverged",
-    ):
+    status = summary.get("status") or "running"
+    if status not in ("finished", "running", "failed", "diverged"):
         raise FedpflError(
             f"{path}: summary.json holds an unknown status, {clip_text(repr(str(status)))}"
         )
     try:
-        q, clients = (
-            config["method"].get("q"),
-            config.get("clients", 1) * config.get("participation", 1.0),
-        )
-        run = Run(
-            path,
-            config,
-            summary,
-            known,
-            changed,
-            seed=int(config["seed"]),
-            method=labels.method_label(config["method"]),
-            method_name=str(config["method"]["name"]),
-            dataset=labels.dataset_label(config["dataset"]),
-            dataset_name=str(config["dataset"]["name"]),
-            partition=labels.partition_label(config["partition"]),
-            q=float(q) if isinstance(q, int | float) else None,
-            cohort=max(1, int(summary.get("cohort") or clients + 1e-9)),
-            identity=identity(config),
-            fingerprint=str(summary.get("read") or summary.get("data") or ""),
-        )
-        _ = run.rounds_planned, run.rounds_done
+        run = _make_run(path, config, summary, is_locked, modified_at)
     except reading.VALUE_ERRORS as error:
-        why = f"config.yaml or summary.json holds no usable value: {reading.describe_error(error)}"
-        raise FedpflError(f"{path}: {why}") from None
-    if "files" not in summary and summary.get("identity") not in (
-        None,
-        f"{run.identity}-seed{run.seed}",
-    ):
+        reason = reading.describe_error(error)
+        raise FedpflError(
+            f"{path}: config.yaml or summary.json holds no usable value: {reason}"
+        ) from None
+    expected_identity = f"{run.identity}-seed{run.seed}"
+    if "files" not in summary and summary.get("identity") not in (None, expected_identity):
         raise FedpflError(f"{path}: config.yaml is not the configuration that the run began with")
     return run
 
 
-def _usable(seen: Directory) -> Run:
-    if seen.run is None or not seen.run.rounds_done:
-        raise FedpflError(
-            f"{seen.path}: {seen.status_text}: {seen.reason or _without_rounds(seen.path)}"
-        )
-    return seen.run
-
-
-def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
-    """Of runs with one configuration, one seed and the same data (a sweep begun twice), the one
-    furthest along.
-    """
-    best: dict[tuple[str, int, str], Run] = {}
-    for run in found:
-        key = run.identity, run.seed, run.fingerprint
-        other = best.setdefault(key, run)
-        if other is not run:
-            better, worse = sorted(
-                (other, run),
-                key=lambda run: (run.status == "finished", run.rounds_done, not run.search_name),
-                reverse=True,
-            )
-            best[key] = better
-            warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
-    return list(best.values())
-
-
-def _without_rounds(path: Path) -> str:
-    return (
-        "no round recorded yet"
-        if os.path.lexists(path / "rounds.csv")
-        else "no rounds.csv; no round was played"
+def _make_run(
+    path: Path,
+    config: dict[str, Any],
+    summary: dict[str, Any],
+    is_locked: bool | None,
+    modified_at: float,
+) -> Run:
+    """Make a Run of parsed files. Raises one of VALUE_ERRORS for an unusable value."""
+    q = config["method"].get("q")
+    expected_cohort = config.get("clients", 1) * config.get("participation", 1.0)
+    run = Run(
+        path=path,
+        config=config,
+        summary=summary,
+        is_locked=is_locked,
+        modified_at=modified_at,
+        seed=int(config["seed"]),
+        method=labels.method_label(config["method"]),
+        method_name=str(config["method"]["name"]),
+        dataset=labels.dataset_label(config["dataset"]),
+        dataset_name=str(config["dataset"]["name"]),
+        partition=labels.partition_label(config["partition"]),
+        q=float(q) if isinstance(q, int | float) else None,
+        cohort=max(1, int(summary.get("cohort") or expected_cohort + 1e-9)),
+        identity=identity(config),
+        fingerprint=str(summary.get("read") or summary.get("data") or ""),
     )
+    # Looked at here, so that values of a wrong kind are found now.
+    _ = run.rounds_planned, run.rounds_done
+    return run
 
 
-def _changed(path: Path) -> float:
-    """When a file in the directory was last written; a directory that is gone meanwhile changed
-    now.
+def _filtered_runs(directories: Sequence[Directory], where: Sequence[str]) -> list[Run]:
+    readable = [directory.run for directory in directories if directory.run]
+    return filter_runs(readable, where)
+
+
+def _require_rounds(directory: Directory) -> Run:
+    if directory.run is None or not directory.run.rounds_done:
+        reason = directory.reason or _explain_no_rounds(directory.path)
+        raise FedpflError(f"{directory.path}: {directory.status_text}: {reason}")
+    return directory.run
+
+
+def _drop_copies(candidates: list[Run], warn: Callable[[str], None]) -> list[Run]:
+    """Keep one run of each configuration, seed and data: the one with most rounds.
+
+    There are several where a sweep was begun twice.
+    """
+
+    def progress(run: Run) -> tuple[bool, int, bool]:
+        return run.status == "finished", run.rounds_done, not run.search_name
+
+    best_runs: dict[tuple[str, int, str], Run] = {}
+    for run in candidates:
+        key = run.identity, run.seed, run.fingerprint
+        other = best_runs.setdefault(key, run)
+        if other is not run:
+            better, worse = sorted((other, run), key=progress, reverse=True)
+            best_runs[key] = better
+            warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
+    return list(best_runs.values())
+
+
+def _explain_no_rounds(path: Path) -> str:
+    if os.path.lexists(path / "rounds.csv"):
+        return "no round recorded yet"
+    return "no rounds.csv; no round was played"
+
+
+def _last_modification(path: Path) -> float:
+    """Return when a file in the directory was last written.
+
+    A directory that is gone meanwhile was modified now.
     """
     try:
         with os.scandir(path) as entries:

@@ -1,4 +1,4 @@
-"""Names for people of methods and data sets: the key `title` of their YAML files."""
+"""Titles of methods and data sets: the key `title` of their YAML files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_titles(group: str, order: str = "") -> dict[str, str]:
     """Return titles by names of the configuration, such as LG-FedAvg of `lg_fedavg`.
 
-    order: names in the order of tables. Those that it lacks stand before its last one, by the
-    alphabet.
+    Args:
+        group: the configuration group.
+        order: names in the order of tables. Names that it lacks stand before its last one, by the
+            alphabet.
     """
-    files = sorted((_CONF / group).glob("*.yaml"))
-    values = {file.stem: yaml.load(file.read_text(encoding="utf-8"), _LOADER) for file in files}
-    known = {name: str(held["title"]) for name, held in values.items() if "title" in held}
-    first, last = order.split()[:-1], order.split()[-1:]
-    others = [name for name in known if name not in order.split()]
-    return {name: known[name] for name in (*first, *others, *last) if name in known}
+    titles = {}
+    for file in sorted((_CONF / group).glob("*.yaml")):
+        values = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
+        if "title" in values:
+            titles[file.stem] = str(values["title"])
+    ordered_names = order.split()
+    unordered_names = [name for name in titles if name not in ordered_names]
+    all_names = (*ordered_names[:-1], *unordered_names, *ordered_names[-1:])
+    return {name: titles[name] for name in all_names if name in titles}
 
 
 # The order of the paper's tables, the method under study last.
 METHOD_TITLES = read_titles(
     "method",
-    "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl lg_fedavg fedrep "
-    "fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl fedamp fedfomo apple fedproto "
-    "fedpac gpfl fedas pfedfda flute feddpa floco floco_plus fedala fedcp fedselect pspfl seqfededt random_dropout "
-    "fjord heterofl fedrolex flexfl hermes fedmp prunefl fedspu pfedsd fedphp fedcac fedpurin subflot "
-    "ffa_lora fedsa_lora sdflora fedalt fedobp_adaptive fedobp",
+    "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl "
+    "lg_fedavg fedrep fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl "
+    "fedamp fedfomo apple fedproto fedpac gpfl fedas pfedfda flute feddpa floco floco_plus fedala "
+    "fedcp fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl hermes fedmp "
+    "prunefl fedspu pfedsd fedphp fedcac fedpurin subflot ffa_lora fedsa_lora sdflora fedalt "
+    "fedobp_adaptive fedobp",
 )
 DATASET_TITLES = read_titles("dataset")

@@ -1,6 +1,6 @@
-"""Files of a run directory, read so that whatever is wrong with one is told in a line.
+"""Read files of a run directory; whatever is wrong with one is told in a line.
 
-summary: what summary.json holds, which knows the other files' digests.
+`summary` is the content of summary.json, which has the other files' digests.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from fedpfl.record import digests, rounds
 from fedpfl.report.text import clip_text
 
 VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What values of an unexpected kind raise."""
+"""Errors that values of an unexpected kind raise."""
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_config(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Read config.yaml. Raises FedpflError, as all here."""
-    with _reading(folder, "config.yaml", summary) as text:
+    """Read config.yaml. Raises FedpflError, as all functions here."""
+    with _open_text(folder, "config.yaml", summary) as text:
         # A few aliases of aliases are billions of values; no run writes any.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
+        events = yaml.parse(text, _Loader)
+        if any(isinstance(event, yaml.AliasEvent) for event in events):
             raise ValueError("it holds aliases, which no run writes")
-        return _mapping(yaml.load(text, _Loader))
+        return _require_mapping(yaml.load(text, _Loader))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Read summary.json."""
-    with _reading(folder, "summary.json", {}) as text:
-        found = _mapping(json.loads(text))
-        if not digests.is_summary_intact(found):
+    with _open_text(folder, "summary.json", {}) as text:
+        summary = _require_mapping(json.loads(text))
+        if not digests.is_summary_intact(summary):
             raise FedpflError(
-                f"{folder}: summary.json is not as the run wrote it; the run's command says what to do"
+                f"{folder}: summary.json is not as the run wrote it; "
+                "the run's command says what to do"
             )
-        require_readable(folder, found)
-        return found
+        require_readable(folder, summary)
+        return summary
 
 
 def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,29 +56,36 @@ def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dic
     if not os.path.lexists(folder / name):
         digests.check_content(folder, summary, name, None)
         return {}
-    with _reading(folder, name, summary) as text:
-        return _mapping(json.loads(text))
+    with _open_text(folder, name, summary) as text:
+        return _require_mapping(json.loads(text))
 
 
 def read_numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Read a table of numbers, such as rounds.csv; nan where a cell is empty or not finite."""
-    with _reading(folder, name, summary) as text:
-        values = {
-            key: np.array(column, dtype=float) for key, column in rounds.read_columns(text).items()
-        }
+    """Read a table of numbers; nan where a cell is empty or not finite."""
+    values: dict[str, np.ndarray] = {}
+    with _open_text(folder, name, summary) as text:
+        for key, cells in rounds.read_columns(text).items():
+            values[key] = np.array(cells, dtype=float)
     return pd.DataFrame(
-        {key: np.where(np.isfinite(column), column, np.nan) for key, column in values.items()}
+        {key: np.where(np.isfinite(numbers), numbers, np.nan) for key, numbers in values.items()}
     )
 
 
+def describe_error(error: Exception) -> str:
+    """Return kind and message of an error on one line."""
+    return clip_text(error_text(error, with_class=True), 200)
+
+
 @contextlib.contextmanager
-def _reading(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a regular file's text; what is wrong with it, or found to be while it is parsed,
-    becomes one line.
+def _open_text(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a regular file's text.
+
+    What is wrong with it, or found to be while the caller parses it, becomes one line.
     """
+    # A pipe that nobody writes must not be waited for.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     try:
-        # A pipe that nobody writes must not be waited for.
-        with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        with open(os.open(folder / name, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is no regular file")
             content = file.read()
@@ -90,12 +99,7 @@ def _reading(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[st
         raise FedpflError(f"{folder}: {name} cannot be read: {describe_error(error)}") from None
 
 
-def _mapping(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _require_mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise ValueError("it must hold keys and values")
-    return found
-
-
-def describe_error(error: Exception) -> str:
-    """Return kind and message of an error."""
-    return clip_text(error_text(error, with_class=True), 200)
+    return value

@@ -24,18 +24,21 @@ from fedpfl.report.reading import VALUE_ERRORS, describe_error, read_json_object
 from fedpfl.report.text import clip_text, one_line
 
 STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
-"""The first that a configuration's seeds have speaks for it."""
+"""The statuses of runs. A configuration is reported by its seeds of the first one that occurs."""
 STALE_SECONDS = 600.0
-"""Seconds: where no lock tells, a directory that has not changed for longer is nobody's."""
+"""Where no lock tells, a directory unchanged for longer is taken to have no writer."""
 SIMULATED = "sim_hours"
-_NEEDED = ("round", "accuracy")
+_REQUIRED_COLUMNS = ("round", "accuracy")
 
 
 class MaskOverlap(NamedTuple):
-    """How the masks of several clients lie to each other in a tensor.
+    """How the masks of several clients overlap in one tensor.
 
-    entries: of the tensor. held: how many of them 0, 1, ... clients hold. both: how many clients i
-    and j both hold, `[clients, clients]`; at i = j those of i.
+    Attributes:
+        entries: entries of the tensor.
+        holder_counts: how many entries 0, 1, ... clients hold.
+        pair_counts: how many entries clients i and j both hold, `[clients, clients]`; at i = j
+            those that i holds.
     """
 
     entries: float
@@ -45,32 +48,41 @@ class MaskOverlap(NamedTuple):
     def overlaps(self, chance: bool = False) -> np.ndarray:
         """Return intersection over union of every two clients, nan where both hold nothing.
 
-        chance: what it would be about if masks of these sizes were independent.
+        Args:
+            chance: return the values expected of independent masks of these sizes.
         """
-        first, second = np.triu_indices(len(self.pair_counts), 1)
+        row_indices, column_indices = np.triu_indices(len(self.pair_counts), 1)
         sizes = self.pair_counts.diagonal()
-        both = (
-            sizes[first] * sizes[second] / max(self.entries, 1)
-            if chance
-            else self.pair_counts[first, second]
-        )
-        union = sizes[first] + sizes[second] - both
-        return np.divide(both, union, out=np.full(len(both), math.nan), where=union > 0)
+        if chance:
+            intersection = sizes[row_indices] * sizes[column_indices] / max(self.entries, 1)
+        else:
+            intersection = self.pair_counts[row_indices, column_indices]
+        union = sizes[row_indices] + sizes[column_indices] - intersection
+        empty = np.full(len(intersection), math.nan)
+        return np.divide(intersection, union, out=empty, where=union > 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run directory.
 
-    config: the resolved configuration. summary: `summary.json`. held: whether a living process
-    holds it, None where no
-    lock can tell. changed: when a file of it last was written, in seconds since 1970. method,
-    dataset, partition: names for people, the method's with what it is first told apart by (see
-    `groups` for the rest); method_name, dataset_name:
-    those of the configuration. q: the quantile of element-wise methods. cohort: clients per round,
-    as planned.
-    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the
-    data that it read, of older runs also of who holds which samples; empty if there is none.
+    Attributes:
+        path: the directory.
+        config: the resolved configuration.
+        summary: the content of `summary.json`.
+        is_locked: whether a living process holds it, None where no lock can tell.
+        modified_at: when one of its files last was written, in seconds since 1970.
+        seed: its seed.
+        method: the method's name for people, with its most important settings (`groups` adds more).
+        method_name: the method's name in the configuration.
+        dataset: the data set's name for people.
+        dataset_name: the data set's name in the configuration.
+        partition: the partition's name for people.
+        q: the quantile of element-wise methods.
+        cohort: planned clients per round.
+        identity: hash of what the run computes, the same for all seeds.
+        fingerprint: hash of the data that it read, of older runs also of the split; empty if there
+            is none.
     """
 
     path: Path
@@ -91,36 +103,40 @@ class Run:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row per round, ascending; nan where a cell is empty. Raises FedpflError where the
-        file is damaged.
+        """Return one row per round, ascending; nan where a cell is empty.
+
+        Raises:
+            FedpflError: rounds.csv is damaged.
         """
-        if not os.path.lexists(self.path / "rounds.csv"):
-            digests.check_content(self.path, self.summary, "rounds.csv", None)
-            return pd.DataFrame(columns=_NEEDED, dtype=float)
+        if self._is_absent("rounds.csv"):
+            return pd.DataFrame(columns=_REQUIRED_COLUMNS, dtype=float)
         frame = read_numbers(self.path, "rounds.csv", self.summary)
-        for name in _NEEDED:
+        for name in _REQUIRED_COLUMNS:
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
-        # A round written twice (killed between row and checkpoint, then resumed) counts once, as
-        # last written.
         number = frame["round"]
-        if not (number.notna() & (number == number.round()) & (number > 0) & (number < 1e15)).all():
+        is_whole = number.notna() & (number == number.round())
+        if not (is_whole & (number > 0) & (number < 1e15)).all():
             raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
         frame["round"] = number.astype(int)
+        # A round written twice (killed between row and checkpoint, then resumed) counts once, as
+        # last written.
         if number.is_monotonic_increasing and number.is_unique:
             return frame
         return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
 
     @property
     def reproducible_columns(self) -> pd.DataFrame:
-        """Its rounds but for the times: what a run that is played again has alike, to the last
-        digit.
-        """
+        """Return the rounds without the times, equal to the last digit when run again."""
         return self.rounds.drop(columns=[*column_names("time")], errors="ignore")
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One row per client. Raises FedpflError where the file cannot be read."""
+        """Return one row per client.
+
+        Raises:
+            FedpflError: clients.csv cannot be read.
+        """
         frame = read_numbers(self.path, "clients.csv", self.summary)
         if "client" not in frame or frame["client"].isna().any():
             raise FedpflError(
@@ -128,24 +144,27 @@ class Run:
             )
         if "unseen" in frame and not frame["unseen"].isin([0, 1]).all():
             raise FedpflError(
-                f"{self.path}: clients.csv does not say of every client whether it is unseen, by 0 or 1"
+                f"{self.path}: clients.csv does not say of every client whether it is unseen, "
+                "by 0 or 1"
             )
         return frame
 
     @cached_property
     def cross_accuracy(self) -> pd.DataFrame:
-        """How each client's model does on each one's test samples, by their numbers, in percent;
-        empty where not known.
+        """Return the accuracy of each client's model on each client's test samples.
 
-        Raises FedpflError where the file cannot be read.
+        In percent, by client numbers; empty where it was not measured.
+
+        Raises:
+            FedpflError: common.csv cannot be read.
         """
-        if not os.path.lexists(self.path / "common.csv"):
-            digests.check_content(self.path, self.summary, "common.csv", None)
+        if self._is_absent("common.csv"):
             return pd.DataFrame()
         frame = read_numbers(self.path, "common.csv", self.summary)
-        if "client" not in frame or [*frame.columns[1:]] != [
-            f"on_{number:.0f}" for number in frame["client"]
-        ]:
+        is_square = "client" in frame
+        if is_square:
+            is_square = [*frame.columns[1:]] == [f"on_{number:.0f}" for number in frame["client"]]
+        if not is_square:
             raise FedpflError(f"{self.path}: common.csv is not of the same clients across and down")
         return frame.set_index("client").rename(
             index=int, columns=lambda name: int(name.removeprefix("on_"))
@@ -153,193 +172,185 @@ class Run:
 
     @property
     def participating_clients(self) -> pd.DataFrame:
-        """The rows of `clients` that are about those which may take part. Raises as `clients`."""
-        return (
-            self.clients[self.clients["unseen"] == 0] if "unseen" in self.clients else self.clients
-        )
+        """Return the rows of `clients` that may take part. Raises as `clients`."""
+        if "unseen" not in self.clients:
+            return self.clients
+        return self.clients[self.clients["unseen"] == 0]
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """The rounds after which all clients were evaluated; without an accuracy where a model was
-        not finite.
+        """Return the rounds after which all clients were evaluated.
+
+        They lack an accuracy where a model was not finite.
         """
         if self.is_untrained:
             return self.rounds.iloc[:0]
-        judged = self.rounds["accuracy"].notna()
+        is_evaluated = self.rounds["accuracy"].notna()
         if "eval_seconds" in self.rounds:
-            judged |= self.rounds["eval_seconds"].notna()
-        return self.rounds[judged]
+            is_evaluated |= self.rounds["eval_seconds"].notna()
+        return self.rounds[is_evaluated]
 
     @cached_property
     def personalized_entries(self) -> pd.DataFrame:
-        """Personalised entries of all clients that took part, by round and tensor."""
+        """Return personalised entries of all clients that took part, by round and tensor."""
         entries = self.rounds.set_index("round").filter(regex=f"^{PERSONAL_PREFIX}")
         return entries.rename(columns=lambda name: name.removeprefix(PERSONAL_PREFIX))
 
     @cached_property
     def masks(self) -> dict[str, MaskOverlap]:
-        """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where
-        they are damaged.
+        """Return the overlap of clients' final masks, by tensor; {} where there are none.
+
+        Raises:
+            FedpflError: masks.json is damaged.
         """
-        told = read_json_object(self.path, "masks.json", self.summary)
-        if not told:
+        content = read_json_object(self.path, "masks.json", self.summary)
+        if not content:
             return {}
+        overlaps = {}
         try:
-            count = len(told["clients"])
-            found = {
-                name: MaskOverlap(
-                    float(own["entries"]),
-                    np.array(own["held"], float),
-                    np.array(own["both"], float),
+            client_count = len(content["clients"])
+            for name, fields in content["tensors"].items():
+                overlaps[name] = MaskOverlap(
+                    entries=float(fields["entries"]),
+                    holder_counts=np.array(fields["held"], float),
+                    pair_counts=np.array(fields["both"], float),
                 )
-                for name, own in told["tensors"].items()
-            }
-            for name, (entries, held, both) in found.items():
-                if held.shape != (count + 1,) or both.shape != (count, count):
-                    raise ValueError(f"{clip_text(name)} is not of {count} clients")
-                sizes, times = (
-                    np.minimum.outer(both.diagonal(), both.diagonal()),
-                    np.arange(count + 1),
-                )
-                counted = held.sum() == entries and held @ times == both.trace()
-                if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
-                    raise ValueError(f"the numbers of {clip_text(name)} fit no masks")
+            for name, overlap in overlaps.items():
+                _check_mask_overlap(name, overlap, client_count)
         except VALUE_ERRORS as error:
             raise FedpflError(
                 f"{self.path}: masks.json holds no usable value: {describe_error(error)}"
             ) from None
-        return found
+        return overlaps
 
     @cached_property
     def status(self) -> str:
-        """Of STATUSES, as it was when the directory was read."""
-        return run_status(
-            str(self.summary.get("status") or "running"), self.is_locked, self.is_stale
-        )
+        """Return one of STATUSES, as it was when the directory was read."""
+        recorded_status = str(self.summary.get("status") or "running")
+        return run_status(recorded_status, self.is_locked, self.is_stale)
 
     @property
     def is_stale(self) -> bool:
-        """Whether it has not changed for so long that nobody can be writing it."""
+        """Return whether it has not changed for so long that nobody can be writing it."""
         # A round may take long; three of the last one are given.
-        last = [
-            own.iloc[-1:].get(key)
-            for own, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds"))
-        ]
-        seconds = math.fsum(
-            value for own in last if own is not None for value in own if not math.isnan(value)
-        )
-        return time.time() - self.modified_at > max(STALE_SECONDS, 3 * seconds)
+        seconds = []
+        for frame, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds")):
+            if key in frame:
+                seconds += [value for value in frame[key].iloc[-1:] if not math.isnan(value)]
+        patience = max(STALE_SECONDS, 3 * math.fsum(seconds))
+        return time.time() - self.modified_at > patience
 
     @property
     def status_text(self) -> str:
-        """The status, and how far it is: `running 40/400`."""
-        whole = self.status == "finished" and self.rounds_done >= self.rounds_planned
-        return self.status if whole else f"{self.status} {self.rounds_done}/{self.rounds_planned}"
+        """Return the status and the progress: `running 40/400`."""
+        if self.status == "finished" and self.rounds_done >= self.rounds_planned:
+            return self.status
+        return f"{self.status} {self.rounds_done}/{self.rounds_planned}"
 
     @property
     def method_title(self) -> str:
-        """The method's name for people, without its values."""
+        """Return the method's name for people, without its settings."""
         return METHOD_TITLES.get(self.method_name, one_line(self.method_name))
 
     @property
     def search_name(self) -> str:
-        """The search that it is a trial of, empty for any other run."""
+        """Return the search that it is a trial of, empty for any other run."""
         return str(self.summary.get("search") or "")
 
     @property
     def rounds_planned(self) -> int:
-        """Rounds asked for."""
+        """Return the number of rounds that its configuration asks for."""
         return int(self.config.get("rounds") or self.rounds_done)
 
     @cached_property
     def rounds_done(self) -> int:
-        """Rounds recorded."""
+        """Return the number of its last recorded round."""
         return 0 if self.rounds.empty else int(self.rounds["round"].iloc[-1])
 
     @cached_property
     def participants(self) -> pd.Series:
-        """Clients that took part in each round; the planned number in runs that did not record it."""
-        return (
-            self.rounds.reindex(columns=["participants"])["participants"]
-            .astype(float)
-            .fillna(float(self.cohort))
-        )
+        """Return how many clients took part in each round, as planned where not recorded."""
+        recorded = self.rounds.reindex(columns=["participants"])["participants"]
+        return recorded.astype(float).fillna(float(self.cohort))
 
     @cached_property
     def is_untrained(self) -> bool:
-        """Whether no client has made a step, so that there is no accuracy of the method's."""
-        return self.summary_number("trained") == 0 or (
-            self.rounds_done > 0 and self.participants.sum() == 0
-        )
+        """Return whether no client has made a step, so that the method has no accuracy."""
+        if self.summary_number("trained") == 0:
+            return True
+        return self.rounds_done > 0 and self.participants.sum() == 0
 
     @cached_property
     def low_attendance_note(self) -> str:
         """Say how few clients made a step where at most a tenth did; `` of other runs."""
         if self.is_untrained:
             return "no client has made a step"
-        trained, clients = self.summary_number("trained"), self.summary_number("clients")
+        trained = self.summary_number("trained")
+        clients = self.summary_number("clients")
         if trained <= ALMOST_NOBODY_SHARE * clients:
             return f"{trained:.0f} of {clients:.0f} clients have made a step"
         # Early stopping makes cohorts smaller on purpose.
-        planned = 0 if self.config_value("stopping.early") else self.cohort * self.rounds_done
-        took_part = self.participants.sum()
-        if took_part <= ALMOST_NOBODY_SHARE * planned:
-            return f"{took_part:.0f} of {planned:.0f} planned participations took place"
+        if self.config_value("stopping.early"):
+            planned = 0
+        else:
+            planned = self.cohort * self.rounds_done
+        participations = self.participants.sum()
+        if participations <= ALMOST_NOBODY_SHARE * planned:
+            return f"{participations:.0f} of {planned:.0f} planned participations took place"
         return ""
 
     def metric_value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
-        """Return a metric as tables show it, nan where it is not recorded: that of the row that the
-        run is judged by.
+        """Return a metric as tables show it, nan where it is not recorded.
 
-        But traffic is a mean per client and round, seconds are a median over rounds, hours are of
-        the whole run, sim_hours the simulated ones up to that row, and with @80 those until 80 %
-        were first reached; gap is what clients that take part are better by than those that never
-        do.
+        Most are those of the row that the run is judged by. Traffic is a mean per client and round,
+        seconds are a median over rounds, hours are of the whole run. sim_hours are the simulated
+        ones up to that row, with @80 those until 80 % were first reached. gap is how much better
+        clients that take part are than those that never do.
         """
         if name == "gap":
-            return self.metric_value("accuracy", row) - self.metric_value("unseen_accuracy", row)
+            seen_accuracy = self.metric_value("accuracy", row)
+            return seen_accuracy - self.metric_value("unseen_accuracy", row)
         if name == "hours":
             return self.summary_number(name)
         if name == "seconds":
             return self.seconds_per_round
         if name.startswith(SIMULATED):
-            return self.simulated_hours(row, name.removeprefix(SIMULATED).removeprefix("@"))
-        return (
-            self.per_client(name)
-            if name in column_names("traffic")
-            else float(row.get(name, math.nan))
-        )
+            percent = name.removeprefix(SIMULATED).removeprefix("@")
+            return self.simulated_hours(row, percent)
+        if name in column_names("traffic"):
+            return self.per_client(name)
+        return float(row.get(name, math.nan))
 
     def simulated_hours(self, row: Mapping[str, Any] | pd.Series, percent: str = "") -> float:
-        """Return the simulated hours up to a row, or up to the first evaluation of so high an
-        accuracy; nan without.
+        """Return the simulated hours up to a row, nan if not recorded.
+
+        Args:
+            row: a row of `rounds`.
+            percent: count up to the first evaluation of this accuracy instead.
         """
         if "sim_seconds" not in self.rounds:
             return math.nan
         if percent:
-            reached = self.evaluations[self.evaluations["accuracy"] >= float(percent)]
-            row = reached.iloc[0] if len(reached) else {}
-        before = self.rounds["round"] <= row.get("round", math.nan)
-        return (
-            float(self.rounds["sim_seconds"][before].sum(skipna=False)) / 3600
-            if before.any()
-            else math.nan
-        )
+            evaluations = self.evaluations
+            target_rows = evaluations[evaluations["accuracy"] >= float(percent)]
+            row = target_rows.iloc[0] if len(target_rows) else {}
+        is_before = self.rounds["round"] <= row.get("round", math.nan)
+        if not is_before.any():
+            return math.nan
+        return float(self.rounds["sim_seconds"][is_before].sum(skipna=False)) / 3600
 
     @property
     def last_round(self) -> pd.Series:
-        """The last row of rounds.csv, empty without any."""
+        """Return the last row of rounds.csv, empty without any."""
         return self.rounds.iloc[-1] if self.rounds_done else pd.Series(dtype=float)
 
     @property
     def last_evaluation(self) -> pd.Series:
-        """The last row after which all clients were evaluated, empty without any."""
+        """Return the last row after which all clients were evaluated, empty without any."""
         return self.evaluations.iloc[-1] if len(self.evaluations) else pd.Series(dtype=float)
 
     def per_client(self, column: str) -> float:
-        """Return what one client of the cohort moves in a round, mean over all that took part; nan
-        if not recorded.
-        """
+        """Return a column's mean over all participations, nan if not recorded."""
         if column not in self.rounds:
             return math.nan
         values = self.rounds[column]
@@ -348,7 +359,7 @@ class Run:
 
     @property
     def seconds_per_round(self) -> float:
-        """Median seconds of a round without evaluation; nan where not recorded."""
+        """Return median seconds of a round without evaluation, nan if not recorded."""
         return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
 
     def config_value(self, key: str) -> Any:
@@ -364,6 +375,32 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What summary.json says of versions and machine."""
-        found = self.summary.get("environment")
-        return found if isinstance(found, dict) else {}
+        """Return the versions and the machine that summary.json names."""
+        environment = self.summary.get("environment")
+        return environment if isinstance(environment, dict) else {}
+
+    def _is_absent(self, name: str) -> bool:
+        """Return whether a file is not there, which the summary must agree with."""
+        if os.path.lexists(self.path / name):
+            return False
+        digests.check_content(self.path, self.summary, name, None)
+        return True
+
+
+def _check_mask_overlap(name: str, overlap: MaskOverlap, client_count: int) -> None:
+    """Raise ValueError if the counts cannot be those of masks."""
+    entries, holder_counts, pair_counts = overlap
+    expected_shapes = ((client_count + 1,), (client_count, client_count))
+    if (holder_counts.shape, pair_counts.shape) != expected_shapes:
+        raise ValueError(f"{clip_text(name)} is not of {client_count} clients")
+    sizes = pair_counts.diagonal()
+    holders = np.arange(client_count + 1)
+    is_consistent = (
+        holder_counts.sum() == entries
+        and holder_counts @ holders == pair_counts.trace()
+        and holder_counts.min() >= 0
+        and pair_counts.min() >= 0
+        and (pair_counts <= np.minimum.outer(sizes, sizes)).all()
+    )
+    if not is_consistent:
+        raise ValueError(f"the numbers of {clip_text(name)} fit no masks")

@@ -1,4 +1,4 @@
-"""A table: what it holds, and how its numbers are written."""
+"""A table: its cells and columns, and how its numbers are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.report.text import clip_text, one_line
 
-_STYLES = {
+_MARK_STYLES = {
     "terminal": {"best": "{}*", "second": "{}+"},
     "markdown": {"best": "**{}**", "second": "<u>{}</u>"},
     "latex": {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"},
@@ -22,13 +22,15 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """Describe one column.
 
-    kind: `text`, `long` (text that is never cut, below its row where there is no room), or as
-    `number` writes it.
-    group: a heading above several columns. spare: a narrow terminal leaves out the columns of the
-    greatest first, those
-    of 0 never. meaning: what a table with it says of its headings, parts with `; ` between them.
+    Attributes:
+        heading: its title.
+        kind: `text`, `long` (text that is never cut, below its row where there is no room), or a
+            kind of number as in `format_number`.
+        group: a heading above several columns.
+        spare: a narrow terminal leaves out the columns of the greatest first, those of 0 never.
+        meaning: an explanation below the table, its parts separated by `; `.
     """
 
     heading: str
@@ -39,23 +41,29 @@ class Column:
 
     @property
     def name(self) -> str:
-        """What it is called outside its group: `before mean`."""
+        """Return the heading with its group, such as `before mean`."""
         return f"{self.group} {self.heading}".strip()
 
     @property
     def numeric(self) -> bool:
-        """Whether it stands to the right and sorts by number."""
+        """Return whether it is aligned to the right and sorted by number."""
         return self.kind not in ("text", "long")
 
 
 @dataclass
 class Cell:
-    """One cell: text, or a number with its sample standard deviation over seeds.
+    """Hold text, or a number with its sample standard deviation over seeds.
 
-    kind: where it is not the column's. mark: `best` or `second`. flag: signs behind it. below: a
-    second line. link:
-    where a click in the page leads. state: a status that the page colours. order: what text is
-    sorted by in the page.
+    Attributes:
+        value: the text or the number.
+        std: the standard deviation, nan for none.
+        kind: the kind of number, where it is not the column's.
+        mark: `best` or `second`.
+        flag: signs behind the number.
+        below: a second line.
+        link: the target of a click in the page.
+        state: a status that the page colours.
+        order: the number by which the page sorts text.
     """
 
     value: str | float | None = None
@@ -69,32 +77,41 @@ class Cell:
     order: float = math.nan
 
     def text(self, column: Column, pm: bool = False) -> str:
-        """Return the cell as people read it: `96.89(0.03)`, with `pm` `96.89 ± 0.03`, `+0.12`,
-        `1.31k`, or nothing.
+        """Write the cell for people: `96.89(0.03)`, `+0.12`, `1.31k`, or nothing.
+
+        Args:
+            column: the column it stands in.
+            pm: whether to write the deviation as `96.89 ± 0.03`.
         """
         kind = self.kind or column.kind
         if self.value is None or isinstance(self.value, str):
-            return (
-                one_line(self.value or "") if kind == "long" else clip_text(self.value or "", 160)
-            )
+            text = self.value or ""
+            return one_line(text) if kind == "long" else clip_text(text, 160)
         if not math.isfinite(self.value):
             return "-" if self.below else ""
-        spread = format_number(kind, self.std, 2) if kind == "percent" or self.std > 0 else ""
-        return (
-            format_number(kind, self.value)
-            + (" ± {}" if pm else "({})").format(spread) * bool(spread)
-            + self.flag
-        )
+        deviation = ""
+        if kind == "percent" or self.std > 0:
+            deviation = format_number(kind, self.std, 2)
+        if deviation:
+            deviation = f" ± {deviation}" if pm else f"({deviation})"
+        return format_number(kind, self.value) + deviation + self.flag
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table. rows: a cell per column. frame: the exact numbers, which are what CSV holds.
+    """Hold a table that can be rendered in any format.
 
-    by: how many of the first columns divide the rows into blocks. notes: what a reader must know
-    besides caption, one
-    line each. below: what second lines of cells are. commands: what fills empty cells. pm: whether
-    deviations stand behind ± rather than in brackets.
+    Attributes:
+        title: its title.
+        columns: its columns.
+        rows: a cell per column.
+        frame: the exact numbers, for CSV.
+        caption: a description of the numbers.
+        notes: what a reader must know besides the caption, one line each.
+        by: how many of the first columns divide the rows into blocks.
+        below: the meaning of the second lines of cells.
+        commands: commands that fill empty cells.
+        pm: whether deviations stand behind ± rather than in brackets.
     """
 
     title: str
@@ -110,141 +127,179 @@ class Table:
 
     @classmethod
     def of(
-        cls, records: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], **others: Any
+        cls,
+        records: Sequence[Mapping[str, Any]],
+        columns: Mapping[str, Column],
+        *,
+        title: str = "",
+        frame: pd.DataFrame | None = None,
+        **fields: Any,
     ) -> Table:
-        """Make a table with a row per record and a column per key; a percentage shows its
-        `<key>_seed_std`.
+        """Make a table with a row per record and a column per key.
+
+        A percentage shows its `<key>_seed_std`.
+
+        Args:
+            records: values by key.
+            columns: columns by key.
+            title: the table's title.
+            frame: the exact numbers; by default the records.
+            fields: further fields of the table.
         """
-        rows = [
-            [
-                Cell(
-                    record[key],
-                    record.get(f"{key}_seed_std", math.nan)
-                    if column.kind == "percent"
-                    else math.nan,
-                )
-                for key, column in columns.items()
-            ]
-            for record in records
-        ]
-        frame = others.pop("frame", None)
+        rows = []
+        for record in records:
+            row = []
+            for key, column in columns.items():
+                std = math.nan
+                if column.kind == "percent":
+                    std = record.get(f"{key}_seed_std", math.nan)
+                row.append(Cell(record[key], std))
+            rows.append(row)
         if frame is None:
             frame = pd.DataFrame(records, columns=None if records else [*columns])
-        return cls(others.pop("title", ""), tuple(columns.values()), rows, frame, **others)
+        return cls(title, tuple(columns.values()), rows, frame, **fields)
 
     def texts(self, form: str, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
-        """Return the places of the columns in which anything stands, and every cell styled for a
-        form of output.
+        """Return the indices of columns that are not empty, and the text of all cells.
+
+        Args:
+            form: the format whose styles mark the best cells.
+            escape: makes text harmless in that format.
         """
-        styles = {"": "{}"} | _STYLES[form]
-        rows = [
-            [
-                styles[cell.mark].format(escape(cell.text(column, self.pm)))
-                for cell, column in zip(row, self.columns, strict=True)
-            ]
-            for row in self.rows
+        styles = {"": "{}"} | _MARK_STYLES[form]
+        rows = []
+        for cells in self.rows:
+            pairs = zip(cells, self.columns, strict=True)
+            rows.append(
+                [
+                    styles[cell.mark].format(escape(cell.text(column, self.pm)))
+                    for cell, column in pairs
+                ]
+            )
+        filled_columns = [
+            index
+            for index in range(len(self.columns))
+            if not rows or any(row[index] for row in rows)
         ]
-        return [
-            at for at in range(len(self.columns)) if not rows or any(row[at] for row in rows)
-        ], rows
+        return filled_columns, rows
 
     def blocks(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield title and places of the rows of each block."""
+        """Yield the title and the row indices of each block."""
         keys = [", ".join(str(cell.value) for cell in row[: self.by]) for row in self.rows]
-        for key, places in itertools.groupby(range(len(keys)), keys.__getitem__):
-            yield key or self.title, list(places)
+        for key, row_indices in itertools.groupby(range(len(keys)), keys.__getitem__):
+            yield key or self.title, list(row_indices)
         if not keys:
             yield self.title, []
 
     def marks(self, form: str) -> str:
-        """Return what marks mean, where there are any."""
-        marked = any(cell.mark for row in self.rows for cell in row)
-        words = "* best, + second" if form == "terminal" else "Bold: best; underlined: second"
-        return (
-            f"{words} of {'its block' if self.by else 'its column'}, finished runs first."
-            if marked
-            else ""
-        )
+        """Explain the marks of the best cells, if there are any."""
+        if not any(cell.mark for row in self.rows for cell in row):
+            return ""
+        signs = "* best, + second" if form == "terminal" else "Bold: best; underlined: second"
+        return f"{signs} of {'its block' if self.by else 'its column'}, finished runs first."
 
-    def meanings(self, places: Iterable[int]) -> str:
-        """Return what the headings of these columns mean, each once."""
-        told = dict.fromkeys(
-            part for at in places for part in self.columns[at].meaning.split("; ") if part
-        )
-        first, *others = told or [""]
-        return "; ".join((first[:1].upper() + first[1:], *others)) + "." if told else ""
+    def meanings(self, column_indices: Iterable[int]) -> str:
+        """Explain the headings of these columns, each once."""
+        meanings = [self.columns[index].meaning for index in column_indices]
+        parts = dict.fromkeys(part for meaning in meanings for part in meaning.split("; ") if part)
+        if not parts:
+            return ""
+        text = "; ".join(parts)
+        return text[:1].upper() + text[1:] + "."
 
-    def prose(self, form: str, places: Iterable[int] | None = None) -> list[str]:
-        """Return what stands below the table: caption, what headings and marks mean, and notes.
+    def prose(self, form: str, column_indices: Iterable[int] | None = None) -> list[str]:
+        """Return the lines below the table: caption, meanings and notes.
 
-        places: of the columns that are shown, by default all that hold anything.
+        Args:
+            form: the format of the table.
+            column_indices: the columns that are shown, by default all that hold anything.
         """
-        about = self.meanings(self.texts(form, str)[0] if places is None else places)
-        first = " ".join(filter(None, (self.caption, about, self.marks(form))))
-        return [line for line in (first, *self.notes) if line]
+        if column_indices is None:
+            column_indices = self.texts(form, str)[0]
+        parts = (self.caption, self.meanings(column_indices), self.marks(form))
+        description = " ".join(filter(None, parts))
+        return [line for line in (description, *self.notes) if line]
 
-    def headings(self, places: Sequence[int]) -> list[tuple[str, int]]:
-        """Return the groups of these columns, each with the number of columns that it spans."""
-        groups = itertools.groupby(places, lambda at: self.columns[at].group or at)
+    def headings(self, column_indices: Sequence[int]) -> list[tuple[str, int]]:
+        """Return the group headings of these columns, each with its number of columns."""
+        groups = itertools.groupby(column_indices, lambda index: self.columns[index].group or index)
         return [
             (group if isinstance(group, str) else "", len(list(members)))
             for group, members in groups
         ]
 
 
-def format_number(kind: str, value: float, digits: int = 4) -> str:
-    """Return a number as people read it; nothing for nan.
+_NUMBER_FORMATS = {
+    "percent": "{:.2f}",
+    "whole": "{:.0f}",
+    "decimal": "{:.2f}",
+    "entries": "{:,.0f}",
+    "exact": "{:.10g}",
+}
 
-    kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change
-    (short, with a sign), whole, decimal, entries, exact, size (of bytes), age (of seconds), p, or
-    number (three digits).
+
+def format_number(kind: str, value: float, digits: int = 4) -> str:
+    """Write a number for people; nothing for nan.
+
+    Args:
+        kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change
+            (short, with a sign), whole, decimal, entries, exact, size (of bytes), age (of seconds),
+            p, or number (three digits).
+        value: the number.
+        digits: of `short` and `size`.
     """
     if not math.isfinite(value):
         return ""
     if kind == "difference":
         return f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
     if kind == "change":
-        return ("-" if value < 0 else "+" if value > 0 else "") + format_number(
-            "short", abs(value), 3
-        )
+        sign = "-" if value < 0 else "+" if value > 0 else ""
+        return sign + format_number("short", abs(value), 3)
     if kind in ("short", "size"):
-        value, digits = float(f"{value:.{digits}g}"), max(3, digits)  # 999.96 rounds to a thousand
-        power = min(4, max(0, math.floor(math.log10(abs(value) or 1)) // 3))
-        shown = f"{value / 1000**power:.{digits}g}" if power else f"{value:g}"
-        unit = ("", "k", "M", "G", "T")[power]
-        return shown + (unit if kind == "short" else f" {unit}B")
+        return _format_with_unit(kind, value, digits)
     if kind == "age":
-        seconds = max(0, int(value))  # clocks of file servers run ahead
-        for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-            if seconds >= size:
-                return f"{seconds // size} {unit}"
-        return f"{seconds} s"
+        return _format_age(value)
     if kind == "p":
         return "<0.001" if value < 0.001 else f"{value:.3f}"
-    forms = {
-        "percent": "{:.2f}",
-        "whole": "{:.0f}",
-        "decimal": "{:.2f}",
-        "entries": "{:,.0f}",
-        "exact": "{:.10g}",
-    }
-    return forms.get(kind, "{:.3g}" if abs(value) < 1000 else "{:,.0f}").format(value)
+    default_format = "{:.3g}" if abs(value) < 1000 else "{:,.0f}"
+    return _NUMBER_FORMATS.get(kind, default_format).format(value)
+
+
+def _format_with_unit(kind: str, value: float, digits: int) -> str:
+    # Rounded first: 999.96 becomes a thousand, which has another unit.
+    value = float(f"{value:.{digits}g}")
+    digits = max(3, digits)
+    power = min(4, max(0, math.floor(math.log10(abs(value) or 1)) // 3))
+    text = f"{value / 1000**power:.{digits}g}" if power else f"{value:g}"
+    unit = ("", "k", "M", "G", "T")[power]
+    return f"{text}{unit}" if kind == "short" else f"{text} {unit}B"
+
+
+def _format_age(value: float) -> str:
+    seconds = max(0, int(value))  # clocks of file servers run ahead
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
 def mark_best(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
-    """Mark the best and the second of cells, as far as the digits shown tell them apart.
+    """Mark the best and the second cell, as far as the digits shown tell them apart.
 
     Unfinished runs compete only where there are no finished ones; one number is no best, and after
     two there is no second.
     """
-    known = [
-        (round(cell.value, 2), whole, cell)
-        for cell, whole in zip(cells, finished, strict=True)
+    candidates = [
+        (round(cell.value, 2), is_finished, cell)
+        for cell, is_finished in zip(cells, finished, strict=True)
         if isinstance(cell.value, float) and not math.isnan(cell.value)
     ]
-    known = [one for one in known if one[1]] or known
-    values = sorted((value for value, *_ in known), reverse=True)
-    for value, _, cell in known if len(known) > 1 else ():
+    finished_candidates = [candidate for candidate in candidates if candidate[1]]
+    candidates = finished_candidates or candidates
+    if len(candidates) < 2:
+        return
+    values = sorted((value for value, *_ in candidates), reverse=True)
+    for value, _, cell in candidates:
         if value == values[0]:
             cell.mark = "best"
         elif value == values[1]:
@@ -252,19 +307,21 @@ def mark_best(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
 
 
 def seed_statistics(key: str, values: Sequence[float]) -> dict[str, float]:
-    """Return what a record holds of a number over seeds: its mean, and the deviation under
-    `<key>_seed_std`.
-    """
-    return dict(zip((key, f"{key}_seed_std"), mean_and_std(values), strict=True))
+    """Return a record's mean over seeds, and the deviation under `<key>_seed_std`."""
+    mean, std = mean_and_std(values)
+    return {key: mean, f"{key}_seed_std": std}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and sample standard deviation; nan where a seed lacks the value, and the
-    deviation of one seed.
+    """Return mean and sample standard deviation over seeds.
+
+    Both are nan where a seed lacks the value; the deviation of one seed is nan.
     """
     count = len(values)
-    mean = math.fsum(values) / count if count else math.nan
-    spread = (
-        math.fsum((value - mean) ** 2 for value in values) / (count - 1) if count > 1 else math.nan
-    )
-    return mean, math.sqrt(spread)
+    if not count:
+        return math.nan, math.nan
+    mean = math.fsum(values) / count
+    if count == 1:
+        return mean, math.nan
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return mean, math.sqrt(variance)

@@ -1,4 +1,4 @@
-"""The table of what ran, and by which evaluation a run is judged."""
+"""The table of all runs, and the evaluation by which a run is judged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCURACIES = (
     "ft_accuracy_pooled",
 )
 CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
-"""What may be drawn over rounds."""
+"""Columns that may be drawn over rounds."""
 
 ROW_COLUMNS = {
     "dataset": Column("data set"),
@@ -35,36 +35,40 @@ ROW_COLUMNS = {
     "method": Column("method"),
 }
 DEFAULT_COLUMNS = {
-    **{
-        "accuracy": 0,
-        "accuracy_pooled": 4,
-        "accuracy_worst10": 3,
-        "ft_accuracy": 2,
-        "ft_accuracy_pooled": 5,
-    },
-    **{
-        VALIDATION_ACCURACY: 4,
-        "unseen_accuracy": 2,
-        "unseen_accuracy_worst10": 5,
-        "unseen_ft_accuracy": 3,
-        "gap": 2,
-    },
-    **{"published": 1, "difference": 1, "difference_pooled": 6},
-    **{"values_down": 9, "values_up": 9, "bits_down": 7, "bits_up": 7, "seconds": 8},
-    **{"round": 0, "seeds": 0, "status": 0},
+    "accuracy": 0,
+    "accuracy_pooled": 4,
+    "accuracy_worst10": 3,
+    "ft_accuracy": 2,
+    "ft_accuracy_pooled": 5,
+    VALIDATION_ACCURACY: 4,
+    "unseen_accuracy": 2,
+    "unseen_accuracy_worst10": 5,
+    "unseen_ft_accuracy": 3,
+    "gap": 2,
+    "published": 1,
+    "difference": 1,
+    "difference_pooled": 6,
+    "values_down": 9,
+    "values_up": 9,
+    "bits_down": 7,
+    "bits_up": 7,
+    "seconds": 8,
+    "round": 0,
+    "seeds": 0,
+    "status": 0,
 }
-"""What the table shows where no columns are chosen: each one's `spare`."""
-_ABSENT = (
+"""The columns shown by default, each with its `spare`."""
+_OPTIONAL_COLUMNS = (
     VALIDATION_ACCURACY,
     "unseen_accuracy",
     "unseen_accuracy_worst10",
     "unseen_ft_accuracy",
     "gap",
 )
-"""What of it only some runs have: not even CSV has an empty column for the others."""
+"""Default columns that only some runs have: not even CSV has an empty column for the others."""
 
 _EPOCHS = "further local epochs"
-"""What a table of runs has the number of."""
+"""A table of runs has their number instead."""
 _MEANINGS = {
     "mean": "mean: over clients",
     "pooled": "pooled: over all their test samples",
@@ -84,27 +88,31 @@ _MEANINGS = {
     "s/round": "s/round: median",
     "gap": "gap: the participation gap, mean before minus unseen mean, in points",
 }
-"""By heading or group."""
+"""Explanations by heading or group."""
 
 
-def _column(heading: str, kind: str, *group: str) -> Column:
-    meaning = "; ".join(_MEANINGS[word] for word in (*group, heading) if word in _MEANINGS)
-    return Column(heading, kind, ", ".join(group), meaning=meaning)
+def _make_column(heading: str, kind: str, *group: str) -> Column:
+    meanings = [_MEANINGS[text] for text in (*group, heading) if text in _MEANINGS]
+    return Column(heading, kind, ", ".join(group), meaning="; ".join(meanings))
 
 
-def _metric(metric: Metric) -> Column:
-    groups = {
-        "traffic": (metric.words.split()[0],),
-        "time": (),
-        "test": () if metric.tuned else ("before",),
-    }
-    tuned = ("fine-tuned",) if metric.tuned else ()
-    return _column(metric.heading, metric.kind, *groups.get(metric.about, (metric.about,)), *tuned)
+def _metric_column(metric: Metric) -> Column:
+    if metric.scope == "traffic":
+        group = [metric.phrase.split()[0]]
+    elif metric.scope == "time":
+        group = []
+    elif metric.scope == "test":
+        group = [] if metric.fine_tuned else ["before"]
+    else:
+        group = [metric.scope]
+    if metric.fine_tuned:
+        group.append("fine-tuned")
+    return _make_column(metric.heading, metric.kind, *group)
 
 
 COLUMNS = {
-    **{name: _metric(metric) for name, metric in METRICS.items()},
-    "gap": _column("gap", "difference", "unseen"),
+    **{name: _metric_column(metric) for name, metric in METRICS.items()},
+    "gap": _make_column("gap", "difference", "unseen"),
     "published": Column("value", "percent", "published"),
     "difference": Column("Δ mean", "difference", "published"),
     "difference_pooled": Column("Δ pooled", "difference", "published"),
@@ -114,14 +122,18 @@ COLUMNS = {
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
 }
-"""What a table may show of a configuration."""
+"""Columns that a table may show of a configuration."""
 TARGET = re.compile(rf"{SIMULATED}@(\d+(?:\.\d+)?)")
-"""Further `sim_hours@80`: until an accuracy of 80 % was first reached."""
+"""Further columns such as `sim_hours@80`: until an accuracy of 80 % was first reached."""
 
 
 class PublishedColumn(NamedTuple):
-    """What stands beside a table's rows: of each a published accuracy and its deviation, in
-    percent, or nan.
+    """Published accuracies beside the rows of a table.
+
+    Attributes:
+        values: of each row the accuracy and its deviation, in percent, or nan.
+        meaning: an explanation of the column.
+        notes: further lines for the reader.
     """
 
     values: Sequence[tuple[float, float]]
@@ -138,130 +150,149 @@ def accuracy_table(
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
-    select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on
-    held-out samples; `best-checkpoint` the one of highest accuracy, which looks at test data and
-    exists to match the published rule.
-    every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only
-    (published: 100).
-    beside: says what is published. chosen: of COLUMNS, in this order; by default SHOWN. Raises
-    FedpflError for an unknown selection or column.
+    Args:
+        runs: the runs.
+        select: `last` judges the last evaluation of a run; `validation` the one of highest
+            validation accuracy; `best-checkpoint` the one of highest accuracy, which looks at test
+            data and exists to match the published rule.
+        every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds
+            only (published: 100).
+        beside: returns what is published.
+        chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS.
+
+    Raises:
+        FedpflError: the selection or a column is unknown.
     """
-    targets = {
-        own[0]: Column(f"sim hours to {own[1]} %", "number")
-        for own in map(TARGET.fullmatch, chosen)
-        if own
-    }
-    there = COLUMNS | targets
-    for known, word in ((SELECTIONS, select), *((there, name) for name in chosen)):
-        if word not in known:
-            raise FedpflError(
-                f"no such {'selection' if known is SELECTIONS else 'column'}: {choices_text(known, word)}"
-            )
-    gathered = groups(runs)
-    published = (
-        beside(gathered) if beside else PublishedColumn([(math.nan, math.nan)] * len(gathered), "")
-    )
+    available_columns = _available_columns(select, chosen)
+
+    # ---- Step 1: a record per configuration.
+    shown_groups = groups(runs)
+    if beside:
+        published = beside(shown_groups)
+    else:
+        published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
     keys = tuple(dict.fromkeys(chosen or DEFAULT_COLUMNS))
     records = [
-        _record(group, select, every, keys, *own)
-        for group, own in zip(gathered, published.values, strict=True)
+        _make_record(group, select, every, keys, published_value)
+        for group, published_value in zip(shown_groups, published.values, strict=True)
     ]
+
+    # ---- Step 2: columns, by default without those that these runs do not have.
     if not chosen:
-        keys = tuple(
-            key
-            for key in keys
-            if key not in _ABSENT or any(one[key] == one[key] for one in records)
+        keys = tuple(key for key in keys if key not in _OPTIONAL_COLUMNS or _has_any(records, key))
+    epochs = f"{_describe_epochs(shown_groups)} more"
+    columns = dict(ROW_COLUMNS)
+    for key in keys:
+        column = available_columns[key]
+        meaning = column.meaning.replace(_EPOCHS, epochs)
+        columns[key] = replace(
+            column,
+            spare=0 if chosen else DEFAULT_COLUMNS[key],
+            meaning=published.meaning if key == "published" else meaning,
         )
-    tuned = f"{_tuning(gathered)} more"
-    meanings = {key: there[key].meaning.replace(_EPOCHS, tuned) for key in keys} | {
-        "published": published.meaning
-    }
-    columns = ROW_COLUMNS | {
-        key: replace(there[key], spare=0 if chosen else DEFAULT_COLUMNS[key], meaning=meanings[key])
-        for key in keys
-    }
     frame = pd.DataFrame(records)
-    frame = frame[
-        [
-            name
-            for key in (*columns, "seed_list")
-            for name in (key, f"{key}_seed_std")
-            if name in frame
-        ]
+    csv_columns = [
+        name
+        for key in (*columns, "seed_list")
+        for name in (key, f"{key}_seed_std")
+        if name in frame
     ]
-    notes = (
-        *published.notes,
-        *test_data_note(select),
-        *empty_cell_notes(gathered, select, every),
-        *_unmet(gathered),
-    )
-    unjudged = [
-        one for one in gathered if not judged_rows(one, select, every) and not _blind(one, select)
-    ]
-    unjudged_titles = [
-        one.title for one in unjudged if not all(run.is_untrained for run in one.reported_runs)
-    ]
-    notes += (
-        *_note("No evaluation to judge yet", unjudged_titles),
-        *shared_settings_note(gathered),
-        *_codes(gathered),
-    )
-    notes += (*_guarantees(gathered), *_caveats(gathered))
-    caption = _caption(gathered, select, every)
-    table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
-    for _, places in table.blocks():
-        finished = [gathered[place].reported_runs[0].status == "finished" for place in places]
-        for at, key in enumerate(columns):
-            if key in METRICS and METRICS[key].best == "max" and key != VALIDATION_ACCURACY:
-                mark_best([table.rows[place][at] for place in places], finished)
+
+    # ---- Step 3: notes, and marks of the best.
+    notes = (*published.notes, *_accuracy_notes(shown_groups, select, every))
+    caption = _make_caption(shown_groups, select, every)
+    table = Table.of(records, columns, frame=frame[csv_columns], caption=caption, notes=notes, by=2)
+    _mark_best_of_blocks(table, [*columns], shown_groups)
     return table
+
+
+def _available_columns(select: str, chosen: Sequence[str]) -> dict[str, Column]:
+    """Return COLUMNS and targets among the chosen. Raises FedpflError for an unknown name."""
+    columns = dict(COLUMNS)
+    for target in map(TARGET.fullmatch, chosen):
+        if target:
+            columns[target[0]] = Column(f"sim hours to {target[1]} %", "number")
+    if select not in SELECTIONS:
+        raise FedpflError(f"no such selection: {choices_text(SELECTIONS, select)}")
+    for name in chosen:
+        if name not in columns:
+            raise FedpflError(f"no such column: {choices_text(columns, name)}")
+    return columns
+
+
+def _has_any(records: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Return whether a record has a value that is not nan."""
+    return any(record[key] == record[key] for record in records)
+
+
+def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequence[Group]) -> None:
+    """Mark the best accuracies of each data set and partition."""
+    for _, row_indices in table.blocks():
+        finished = [
+            shown_groups[row_index].reported_runs[0].status == "finished"
+            for row_index in row_indices
+        ]
+        for column_index, key in enumerate(keys):
+            is_ranked = key in METRICS and METRICS[key].best == "max"
+            if is_ranked and key != VALIDATION_ACCURACY:
+                cells = [table.rows[row_index][column_index] for row_index in row_indices]
+                mark_best(cells, finished)
 
 
 def judged_rows(
     group: Group, select: str = "last", every: int = 1, by: str = "accuracy"
 ) -> dict[Run, pd.Series]:
-    """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those
-    that have one.
-
-    by: with `best-checkpoint`, what the best row is the best by; a cohort's column is known in
-    every round, others where all were evaluated.
+    """Return the row of `rounds.csv` that each reported run of a group is judged by.
 
     Runs that are not finished are judged as far as all of them came, so that none is averaged with
-    a longer one. With `validation` there is no row of any where one has no accuracy on held-out
-    samples.
+    a longer one.
+
+    Args:
+        group: the group.
+        select: as in `accuracy_table`.
+        every: as in `accuracy_table`.
+        by: with `best-checkpoint`, the column that is greatest in the row; a cohort's column is
+            known in every round, others where all were evaluated.
+
+    Returns:
+        A row of each run that has one. With `validation`, none of any run where one has no
+        validation accuracy.
     """
-    known = {
-        run: run.rounds if by.startswith("cohort_") else run.evaluations
-        for run in group.reported_runs
-    }
-    rows = {run: own for run, own in known.items() if len(own)}
-    if rows and group.reported_runs[0].status != "finished":
-        last = min(own["round"].iloc[-1] for own in rows.values())
-        rows = {run: own[own["round"] <= last] for run, own in rows.items()}
-    if select == "best-checkpoint":
-        rows = {run: own[own["round"] % every == 0] for run, own in rows.items()}
-    chosen = {}
-    for run, own in rows.items():
-        if len(own):
-            best = best_round(
-                own, {"best-checkpoint": by, "validation": VALIDATION_ACCURACY}.get(select, "")
-            )
-            if select == "validation" and best.empty:
-                return {}
-            chosen[run] = own.iloc[-1] if best.empty else best
-    return chosen
+    candidates = {}
+    for run in group.reported_runs:
+        rows = run.rounds if by.startswith("cohort_") else run.evaluations
+        if len(rows):
+            candidates[run] = rows
+    if candidates and group.reported_runs[0].status != "finished":
+        last_common_round = min(rows["round"].iloc[-1] for rows in candidates.values())
+        for run, rows in candidates.items():
+            candidates[run] = rows[rows["round"] <= last_common_round]
+    selection_column = {"best-checkpoint": by, "validation": VALIDATION_ACCURACY}.get(select, "")
+    selected = {}
+    for run, rows in candidates.items():
+        if select == "best-checkpoint":
+            rows = rows[rows["round"] % every == 0]
+        if not len(rows):
+            continue
+        best_row = best_round(rows, selection_column)
+        if select == "validation" and best_row.empty:
+            return {}
+        selected[run] = rows.iloc[-1] if best_row.empty else best_row
+    return selected
 
 
 def best_round(rows: pd.DataFrame, by: str = VALIDATION_ACCURACY) -> pd.Series:
-    """Return the row that is best by a column, of equal ones the first; an empty one where none has
-    a number there.
+    """Return the first row with the greatest value of a column.
+
+    It is empty where no row has a number there.
     """
-    known = by in rows and rows[by].notna().any()
-    return rows.loc[rows[by].idxmax()] if known else pd.Series(dtype=float)
+    if by in rows and rows[by].notna().any():
+        return rows.loc[rows[by].idxmax()]
+    return pd.Series(dtype=float)
 
 
 def no_validation_error(group: Group) -> FedpflError:
-    """Return the error of what must choose by validation accuracy and cannot."""
+    """Return the error that no round can be chosen by validation accuracy."""
     if any(run.is_untrained for run in group.reported_runs):
         return FedpflError(
             f"{group.title}: no client has made a step, so there is no round to choose"
@@ -271,198 +302,242 @@ def no_validation_error(group: Group) -> FedpflError:
     )
 
 
-def test_data_note(select: str) -> tuple[str, ...]:
-    """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
+def selection_note(select: str) -> tuple[str, ...]:
+    """Say that rounds were chosen on test data, where they were; a line, or none."""
     if select != "best-checkpoint":
         return ()
     return (
-        "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not.",
+        "Rounds were chosen on test data, as in the published tables, which flatters; "
+        "--select validation does not.",
     )
 
 
 def empty_cell_notes(
-    gathered: Sequence[Group], select: str, every: int, by: str = "accuracy"
+    shown_groups: Sequence[Group], select: str, every: int, by: str = "accuracy"
 ) -> tuple[str, ...]:
-    """Say which judged evaluations hold no accuracy, or that none can be chosen, which leaves cells
-    empty.
+    """Say why cells are empty: no accuracy, or no round that can be chosen.
+
+    Arguments are those of `judged_rows`.
     """
-    blind = [group.title for group in gathered if _blind(group, select)]
-    silent = [
-        f"{group.title} (seed {run.seed}, round {int(row['round'])})"
-        for group in gathered
-        for run, row in judged_rows(group, select, every, by).items()
-        if math.isnan(row.get(by, math.nan))
-    ]
+    without_validation = [group.title for group in shown_groups if _lacks_validation(group, select)]
+    without_accuracy = []
+    for group in shown_groups:
+        for run, row in judged_rows(group, select, every, by).items():
+            if math.isnan(row.get(by, math.nan)):
+                place = f"seed {run.seed}, round {int(row['round'])}"
+                without_accuracy.append(f"{group.title} ({place})")
     return (
-        *attendance_notes(gathered),
+        *attendance_notes(shown_groups),
         *_note(
-            "Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind
+            "Empty, as no samples are held out to choose a round by (validation=0.1 does)",
+            without_validation,
         ),
-        *_note("Empty, as a model was not finite or no client has test samples", silent),
+        *_note("Empty, as a model was not finite or no client has test samples", without_accuracy),
     )
 
 
-def attendance_notes(gathered: Iterable[Group]) -> list[str]:
+def attendance_notes(shown_groups: Iterable[Group]) -> list[str]:
     """Say in which runs nobody or almost nobody trained."""
-    untrained, few = list[str](), list[str]()
-    for group in gathered:
+    untrained = []
+    almost_untrained = []
+    for group in shown_groups:
         for run in group.reported_runs:
             if run.is_untrained:
                 untrained.append(f"{group.title} (seed {run.seed})")
             elif run.low_attendance_note:
-                few.append(f"{group.title} (seed {run.seed}: {run.low_attendance_note})")
+                almost_untrained.append(
+                    f"{group.title} (seed {run.seed}: {run.low_attendance_note})"
+                )
     return [
         *_note("No accuracy, as no client has made a step", untrained),
-        *_note("Almost nobody trained", few),
+        *_note("Almost nobody trained", almost_untrained),
     ]
-
-
-def _blind(group: Group, select: str) -> bool:
-    evaluated = any(len(run.evaluations) for run in group.reported_runs)
-    return select == "validation" and evaluated and not judged_rows(group, select)
-
-
-def _unmet(gathered: Sequence[Group]) -> list[str]:
-    """Say which rows' newcomers get no model before they fine-tune."""
-    why = "as nothing is sent to clients and a newcomer has the model that all began with"
-    unmet = [group.title for group in gathered if any(_silent(run) for run in group.reported_runs)]
-    return _note(f"Empty under unseen before fine-tuning, {why}", unmet)
-
-
-def _silent(run: Run) -> bool:
-    rows = run.rounds
-    return (
-        "unseen_accuracy" in rows
-        and rows["unseen_accuracy"].isna().all()
-        and run.per_client("values_down") == 0
-    )
-
-
-def _codes(gathered: Iterable[Group]) -> list[str]:
-    """Say which rows' methods were changed while their seeds were run."""
-    changed = []
-    for group in gathered:
-        every = [
-            own for run in group.reported_runs if isinstance(own := run.summary.get("code"), list)
-        ]
-        if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
-            changed.append(group.title)
-    return _note("The method's code was changed between or within the runs of", changed)
-
-
-def _guarantees(gathered: Iterable[Group]) -> list[str]:
-    """Say what private runs protect."""
-    told: dict[str, list[str]] = {}
-    for group in gathered:
-        for said in {
-            str(run.summary["privacy"]) for run in group.reported_runs if run.summary.get("privacy")
-        }:
-            told.setdefault(said, []).append(group.title)
-    return [
-        note for said, titles in told.items() for note in _note(f"Privacy: {said}; so for", titles)
-    ]
-
-
-def _caveats(gathered: Iterable[Group]) -> list[str]:
-    """Say which rows' networks began with weights that may have seen what they are tested on."""
-    told: dict[str, list[str]] = {}
-    for group in gathered:
-        for caveat in {
-            str(run.summary["caveat"]) for run in group.reported_runs if run.summary.get("caveat")
-        }:
-            told.setdefault(caveat, []).append(group.title)
-    return [
-        note
-        for caveat, titles in told.items()
-        for note in _note(f"Initial weights: {caveat}; so of", titles)
-    ]
-
-
-def _note(text: str, where: Sequence[str]) -> list[str]:
-    return [f"{text}: {join_few(where)}."] if where else []
 
 
 def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
-    """Say over which seeds means are, for each row where they differ. seeds: by row."""
-    by_seeds = group_by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
-    if not by_seeds:
+    """Say over which seeds means are, for each row where they differ.
+
+    Args:
+        seeds: the seeds of each row.
+    """
+    rows_by_seeds = group_by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
+    if not rows_by_seeds:
         return "no runs"
-    if len(by_seeds) == 1:
-        (own,) = by_seeds
-        return (
-            f"mean and sample standard deviation over seeds {own}"
-            if "," in own
-            else f"one seed ({own})"
-        )
-    told = [
-        f"{own} ({join_few(rows)})"
-        for own, rows in sorted(by_seeds.items(), key=lambda item: -len(item[1]))
+    if len(rows_by_seeds) == 1:
+        (seed_list,) = rows_by_seeds
+        if "," in seed_list:
+            return f"mean and sample standard deviation over seeds {seed_list}"
+        return f"one seed ({seed_list})"
+    most_rows_first = sorted(rows_by_seeds.items(), key=lambda item: -len(item[1]))
+    parts = [f"{seed_list} ({join_few(rows)})" for seed_list, rows in most_rows_first]
+    return f"mean and sample standard deviation over different seeds: {'; '.join(parts)}"
+
+
+def row_cells(group: Group) -> dict[str, Any]:
+    """Return the values of ROW_COLUMNS."""
+    return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
+
+
+def _accuracy_notes(shown_groups: Sequence[Group], select: str, every: int) -> tuple[str, ...]:
+    """Return the notes of `accuracy_table`."""
+    not_evaluated = [
+        group.title
+        for group in shown_groups
+        if not judged_rows(group, select, every)
+        and not _lacks_validation(group, select)
+        and not all(run.is_untrained for run in group.reported_runs)
     ]
-    return f"mean and sample standard deviation over different seeds: {'; '.join(told)}"
+    return (
+        *selection_note(select),
+        *empty_cell_notes(shown_groups, select, every),
+        *_newcomer_notes(shown_groups),
+        *_note("No evaluation to judge yet", not_evaluated),
+        *shared_settings_note(shown_groups),
+        *_code_notes(shown_groups),
+        *_privacy_notes(shown_groups),
+        *_initial_weight_notes(shown_groups),
+    )
 
 
-def _record(
+def _lacks_validation(group: Group, select: str) -> bool:
+    is_evaluated = any(len(run.evaluations) for run in group.reported_runs)
+    return select == "validation" and is_evaluated and not judged_rows(group, select)
+
+
+def _newcomer_notes(shown_groups: Sequence[Group]) -> list[str]:
+    """Say in which rows newcomers get no model before they fine-tune."""
+    reason = "as nothing is sent to clients and a newcomer has the model that all began with"
+    titles = [
+        group.title
+        for group in shown_groups
+        if any(_sends_no_model(run) for run in group.reported_runs)
+    ]
+    return _note(f"Empty under unseen before fine-tuning, {reason}", titles)
+
+
+def _sends_no_model(run: Run) -> bool:
+    rounds = run.rounds
+    if "unseen_accuracy" not in rounds or not rounds["unseen_accuracy"].isna().all():
+        return False
+    return run.per_client("values_down") == 0
+
+
+def _code_notes(shown_groups: Iterable[Group]) -> list[str]:
+    """Say in which rows the method was changed while its seeds were run."""
+    titles = []
+    for group in shown_groups:
+        codes = set()
+        for run in group.reported_runs:
+            run_codes = run.summary.get("code")
+            if isinstance(run_codes, list):
+                codes |= {json.dumps(code, sort_keys=True) for code in run_codes}
+        if len(codes) > 1:
+            titles.append(group.title)
+    return _note("The method's code was changed between or within the runs of", titles)
+
+
+def _privacy_notes(shown_groups: Iterable[Group]) -> list[str]:
+    """Say what private runs protect."""
+    notes = []
+    for guarantee, titles in _titles_by_text(shown_groups, _privacy_guarantee).items():
+        notes += _note(f"Privacy: {guarantee}; so for", titles)
+    return notes
+
+
+def _privacy_guarantee(run: Run) -> str:
+    """Say what a private run protects; an older one promised more than it held."""
+    if not run.summary.get("privacy"):
+        return ""
+    guarantee = str(run.summary["privacy"])
+    if guarantee.startswith("no guarantee") or "secret" in run.summary:
+        return guarantee
+    return (
+        "no guarantee: an older version drew the noise from the seed, "
+        "and whoever knows that can take it off"
+    )
+
+
+def _initial_weight_notes(shown_groups: Iterable[Group]) -> list[str]:
+    """Say which rows' networks began with weights that may have seen their test samples."""
+    notes = []
+    caveats = _titles_by_text(shown_groups, lambda run: str(run.summary.get("caveat") or ""))
+    for caveat, titles in caveats.items():
+        notes += _note(f"Initial weights: {caveat}; so of", titles)
+    return notes
+
+
+def _titles_by_text(
+    shown_groups: Iterable[Group], run_text: Callable[[Run], str]
+) -> dict[str, list[str]]:
+    """Return the titles of groups by the texts of their reported runs."""
+    titles: dict[str, list[str]] = {}
+    for group in shown_groups:
+        for text in {run_text(run) for run in group.reported_runs} - {""}:
+            titles.setdefault(text, []).append(group.title)
+    return titles
+
+
+def _note(text: str, titles: Sequence[str]) -> list[str]:
+    return [f"{text}: {join_few(titles)}."] if titles else []
+
+
+def _make_record(
     group: Group,
     select: str,
     every: int,
     keys: Iterable[str],
-    published: float,
-    published_std: float,
+    published_value: tuple[float, float],
 ) -> dict[str, Any]:
+    """Return a row's values by column."""
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    rows = judged_rows(group, select, every) or dict.fromkeys(
-        group.reported_runs, pd.Series(dtype=float)
-    )
-    told = {
+    rows = judged_rows(group, select, every)
+    if not rows:
+        rows = dict.fromkeys(group.reported_runs, pd.Series(dtype=float))
+    published, published_std = published_value
+    round_numbers = [int(row["round"]) for row in rows.values() if len(row)]
+    fields = {
         "published": published,
         "published_seed_std": published_std,
-        "round": format_range([int(row["round"]) for row in rows.values() if len(row)]) or None,
+        "round": format_range(round_numbers) or None,
         "seeds": len(rows),
         "seed_list": " ".join(str(run.seed) for run in rows),
         "status": group.status,
     }
     record = row_cells(group)
     for key in dict.fromkeys((*keys, "accuracy", "accuracy_pooled")):
-        if key not in told and not key.startswith("difference"):
-            record |= seed_statistics(
-                key, [run.metric_value(key, row) for run, row in rows.items()]
-            )
-    return record | {
-        **told,
+        if key not in fields and not key.startswith("difference"):
+            values = [run.metric_value(key, row) for run, row in rows.items()]
+            record |= seed_statistics(key, values)
+    differences = {
         "difference": record["accuracy"] - published,
         "difference_pooled": record["accuracy_pooled"] - published,
     }
+    return record | fields | differences
 
 
-def row_cells(group: Group) -> dict[str, Any]:
-    """Return the cells of ROW."""
-    return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
-
-
-def _tuning(gathered: Iterable[Group]) -> str:
-    """How long models were fine-tuned: `5 local epochs`."""
-    told = {
+def _describe_epochs(shown_groups: Iterable[Group]) -> str:
+    """Say how long models were fine-tuned: `5 local epochs`."""
+    configured = {
         run.config_value("eval.finetune_epochs")
-        for group in gathered
+        for group in shown_groups
         for run in group.reported_runs
     }
-    epochs = {count for count in told if isinstance(count, int) and count > 0}
+    epochs = {count for count in configured if isinstance(count, int) and count > 0}
     return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''}"
 
 
-def _caption(gathered: list[Group], select: str, every: int) -> str:
-    which = "the last evaluation"
+def _make_caption(shown_groups: list[Group], select: str, every: int) -> str:
+    evaluation = "the last evaluation"
     if select == "best-checkpoint":
-        which = "the best evaluation" + (
-            f" after a multiple of {every} rounds" if every > 1 else ""
-        )
+        evaluation = "the best evaluation"
+        if every > 1:
+            evaluation += f" after a multiple of {every} rounds"
     elif select == "validation":
-        which = "the first evaluation of the best validation accuracy"
-    alone = len({group.setting for group in gathered}) == 1
-    seeds = {
-        group.method if alone else group.title: [
-            run.seed for run in judged_rows(group, select, every) or group.reported_runs
-        ]
-        for group in gathered
-    }
-    return f"Test accuracy in percent at {which}; {describe_seeds(seeds)}."
+        evaluation = "the first evaluation of the best validation accuracy"
+    has_one_setting = len({group.setting for group in shown_groups}) == 1
+    seeds = {}
+    for group in shown_groups:
+        judged_runs = judged_rows(group, select, every) or group.reported_runs
+        title = group.method if has_one_setting else group.title
+        seeds[title] = [run.seed for run in judged_runs]
+    return f"Test accuracy in percent at {evaluation}; {describe_seeds(seeds)}."

@@ -1,4 +1,4 @@
-"""Text from files, made harmless where it is shown: terminals, Markdown, LaTeX, HTML and CSV."""
+"""Make text from files harmless in terminals, Markdown, LaTeX, HTML and CSV."""
 
 from __future__ import annotations
 
@@ -30,67 +30,77 @@ _LATEX = {
 
 
 def one_line(text: Any) -> str:
-    """Return the text on one line, control characters (terminal escapes, NUL, bidirectional marks)
-    written out.
+    """Return the text on one line, with control characters escaped.
+
+    Control characters are terminal escapes, NUL and bidirectional marks.
     """
     return escape_controls(_SPACES.sub(" ", str(text)))
 
 
-def clip_text(text: Any, most: int = 100) -> str:
-    """Return `plain` text of at most so many characters, its middle left out where it is longer."""
+def clip_text(text: Any, max_length: int = 100) -> str:
+    """Return the text on one line, its middle left out where it is too long."""
     text = one_line(text)
-    half = (most - 1) // 2
-    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
+    if len(text) <= max_length:
+        return text
+    tail_length = (max_length - 1) // 2
+    head_length = max_length - 1 - tail_length
+    return f"{text[:head_length]}…{text[-tail_length:]}"
 
 
-def join_few(words: Iterable[str], between: str = ", ") -> str:
-    """Join words; a sweep must not turn a note into a list of its values."""
-    every = list(words)
-    return (
-        between.join(every)
-        if len(every) <= 4
-        else f"{between.join(every[:3])} and {len(every) - 3} more"
-    )
+def join_few(items: Iterable[str], separator: str = ", ") -> str:
+    """Join up to four items; of more, join three and count the remaining ones.
+
+    So a sweep does not turn a note into a list of all its values.
+    """
+    all_items = list(items)
+    if len(all_items) <= 4:
+        return separator.join(all_items)
+    return f"{separator.join(all_items[:3])} and {len(all_items) - 3} more"
 
 
 def format_range(numbers: Collection[int]) -> str:
-    """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
-    low, high = (min(numbers), max(numbers)) if numbers else ("", "")
+    """Return `3` for equal numbers, `3–7` for different ones, nothing for none."""
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}–{high}"
 
 
 def wrap_lines(text: str, width: int | None = None) -> list[str]:
-    """Return prose as lines, by default of at most 120 characters; words stay whole."""
+    """Split prose into lines of at most `width` (120) characters; words stay whole."""
     return textwrap.wrap(text, width or 120, break_long_words=False, break_on_hyphens=False)
 
 
 def letters_and_digits(name: str) -> str:
-    """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
+    """Return letters and digits in lower case, so that `FedOBP` equals `fed_obp`."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def escape_markdown(text: Any) -> str:
-    """Return text as it is to be read in Markdown, in a table or not."""
+    """Escape text for Markdown, inside or outside a table."""
     text = re.sub(r"([\\|_`*\[\]])", r"\\\1", one_line(text))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def escape_latex(text: Any) -> str:
-    """Return text as it is to be read in LaTeX."""
+    """Escape text for LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in one_line(text))
 
 
 def escape_html(text: Any) -> str:
-    """Return text as it is to be read in HTML."""
+    """Escape text for HTML."""
     return escape(one_line(text))
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet takes for a formula: text that begins like one gets a `'`
-    in front.
+    """Return a CSV cell that no spreadsheet takes for a formula.
+
+    Text that begins like a formula gets a `'` in front.
     """
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if not isinstance(value, str):
-        return None if isinstance(value, float) and math.isnan(value) else value
+        return value
     value = one_line(value)
     with contextlib.suppress(ValueError):
         if math.isfinite(float(value)):

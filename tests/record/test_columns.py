@@ -49,7 +49,7 @@ def test_the_file_has_them_in_the_order_that_runs_have_always_written():
 
 def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     common = ("common_accuracy", "server_accuracy")
-    told = round_columns(validation=True, unseen=True, asked=("ece", "f1", "common"))
+    told = round_columns(validation=True, unseen=True, options=("ece", "f1", "common"))
     assert {*told} - {*round_columns(True, True)} == {
         *(
             f"{split}{tuned}{name}"
@@ -63,7 +63,7 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
     assert round_columns(True, True, (*MEASURES, "common", "privacy", "system")) == tuple(METRICS)
     assert (
-        round_columns(asked=["system"])
+        round_columns(options=["system"])
         == (*round_columns(), *column_names("system"))
         == (*round_columns(), "sim_seconds", "dropped", "late")
     )
@@ -71,26 +71,26 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
 
 def test_names_choose_by_split_and_by_fine_tuning():
     assert (
-        column_names("unseen", tuned=True)[0]
-        == column_name("accuracy", "unseen", tuned=True)
+        column_names("unseen", fine_tuned=True)[0]
+        == column_name("accuracy", "unseen", fine_tuned=True)
         == "unseen_ft_accuracy"
     )
     assert (
-        column_names("validation", tuned=False)[0]
+        column_names("validation", fine_tuned=False)[0]
         == column_name("accuracy", "validation")
         == VALIDATION_ACCURACY
         == "val_accuracy"
     )
     assert column_names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
-    assert len(column_names("test")) == 2 * len(column_names("test", tuned=True)) == 18
+    assert len(column_names("test")) == 2 * len(column_names("test", fine_tuned=True)) == 18
 
 
 def test_every_label_is_one_metrics_and_says_what_it_is_about():
     assert len({metric.label for metric in METRICS.values()}) == len(METRICS)
     for name, metric in METRICS.items():
         assert metric.name == name
-        assert metric.evaluated == (metric.about in (*SPLITS, "common"))
-        assert metric.tuned == ("after fine-tuning" in metric.label) == ("ft_" in name)
+        assert metric.is_evaluated == (metric.scope in (*SPLITS, "common"))
+        assert metric.fine_tuned == ("after fine-tuning" in metric.label) == ("ft_" in name)
         assert ("unseen" in metric.label, "validation" in metric.label) == (
             name.startswith("unseen_"),
             name.startswith("val_"),

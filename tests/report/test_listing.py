@@ -56,7 +56,7 @@ def hold(folder: Path) -> subprocess.Popen[str]:
 
 
 def names(found: list[Entry]) -> list[str]:
-    return [entry.state.path.name for entry in found]
+    return [entry.directory.path.name for entry in found]
 
 
 def look(*roots: Path) -> list[Entry]:
@@ -167,12 +167,14 @@ def test_broken_directories_are_listed_with_the_reason(tmp_path: Path, message: 
     write_run(tmp_path / "whole")
     BROKEN[message](write_run(tmp_path / "broken", seed=9))
     whole, broken = look(tmp_path)
-    assert (whole.state.status, broken.state.status) == ("finished", "broken")
-    assert broken.state.path == tmp_path / "broken"
+    assert (whole.directory.status, broken.directory.status) == ("finished", "broken")
+    assert broken.directory.path == tmp_path / "broken"
     # Without the rows only one that says it is finished is broken.
-    assert message in broken.state.reason or "rounds.csv holds no round" in broken.state.reason
-    assert str(tmp_path) not in broken.state.reason
-    assert "\n" not in broken.state.reason
+    assert (
+        message in broken.directory.reason or "rounds.csv holds no round" in broken.directory.reason
+    )
+    assert str(tmp_path) not in broken.directory.reason
+    assert "\n" not in broken.directory.reason
 
 
 def test_an_unknown_status_is_broken(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Mine(FedAvg):
 METHODS = {"mine": Mine}
 """
 ALONE = ("partition.samples_per_client=2", "partition.min_samples=2", "partition.test_fraction=0.5")
-ACCURACIES = [column_name(name, tuned=tuned) for name in STATISTICS for tuned in (False, True)]
+ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tuned in (False, True)]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ BOX_NUMBERS = (
     "worst decile",
 )
 CURVES = sorted(
-    (metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated
+    (metric for metric in METRICS.values() if metric.best),
+    key=lambda metric: not metric.is_evaluated,
 )
 
 
@@ -108,7 +109,7 @@ def mean_by_round(group: Group, column: str) -> pd.DataFrame:
     # A seed whose model was not finite has no number: a mean of the others would flatter.
     parts = [run.rounds.reindex(columns=["round", column]) for run in group.reported_runs]
     for run, part in zip(group.reported_runs, parts, strict=True):
-        if run.is_untrained and METRICS[column].evaluated:
+        if run.is_untrained and METRICS[column].is_evaluated:
             part[column] = math.nan
     own = pd.concat(parts).groupby("round")[column]
     over = pd.DataFrame(
@@ -127,7 +128,7 @@ def metric_curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     lines: dict[str, pd.DataFrame] = {}
     for metric in CURVES:
         over = mean_by_round(group, metric.name)[["mean", "std"]]
-        if metric.evaluated:
+        if metric.is_evaluated:
             over = over.iloc[evenly_spaced(len(over), POINTS)]
         elif size > 1:
             over = (

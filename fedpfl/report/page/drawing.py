@@ -175,7 +175,7 @@ class PageCharts:
             order = sorted(
                 lines, key=lambda group: lines[group]["mean"].iloc[-1], reverse=metric.best == "max"
             )
-            binned = self.size > 1 and not metric.evaluated
+            binned = self.size > 1 and not metric.is_evaluated
             what = metric.label + (f", means of {self.size} rounds" if binned else "")
             for key, title in AXIS_TITLES.items():
                 traces = []
