@@ -347,8 +347,8 @@ def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) ->
         metric = METRICS.get(name)
         if metric is None:
             continue
-        is_of_evaluation = metric.evaluated or name == "eval_seconds"
-        if (metric.tuned and not is_finetuned) or (is_of_evaluation and not is_evaluated):
+        is_of_evaluation = metric.is_evaluated or name == "eval_seconds"
+        if (metric.fine_tuned and not is_finetuned) or (is_of_evaluation and not is_evaluated):
             table[-1][position] = ""
     text = "".join(map(rounds.format_row, (header, *table)))
     rows = [row for row in rounds.read_rows(text) if row["accuracy"] is not None]
