@@ -1,4 +1,4 @@
-"""What of a configuration determines a run's results: its identity, and what tells two runs apart."""
+"""Identities: hashes of the part of a configuration that determines a run's results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ RUNTIME_KEYS = {
     "plugins",
 }
 NON_IDENTITY_KEYS = RUNTIME_KEYS | {"quantile", "norm", "score", "hydra", "experiment"}
-"""What does not tell runs apart: where and how they run, and groups that are already written into
-`method`.
+"""Keys that do not distinguish runs.
+
+They say where and how a run runs, or are groups whose values stand in `method` already.
 """
 
 OPTIONS_OFF: dict[str, Any] = {
@@ -51,69 +52,86 @@ OPTIONS_OFF: dict[str, Any] = {
     "method": {"statistics": "aggregate", "nesterov": False},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
-"""Options with the value at which they do nothing: so, or null, they are no part of an identity.
+"""The value at which an option does nothing: with it, or null, it is no part of an identity.
 
-An option of a later release leaves the identities of earlier runs as they are.
+An option of a later release so leaves the identities of earlier runs as they are.
 """
 
 
 def result_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a resolved configuration that determines the result, but for the seed."""
-    kept = {key: value for key, value in config.items() if key not in NON_IDENTITY_KEYS}
-    for group, decides in (
-        ("engine", lambda key: key == "precision"),
-        ("dataset", lambda key: key != "download"),
-    ):
-        if isinstance(kept.get(group), Mapping):
-            kept[group] = {key: value for key, value in kept[group].items() if decides(key)}
-    for key, since in OPTIONS_OFF.items():
-        value = kept.pop(key, since)
-        if isinstance(since, dict) and isinstance(value, Mapping):
+    """Return the part of a resolved configuration that determines the result, without the seed."""
+    relevant = {key: value for key, value in config.items() if key not in NON_IDENTITY_KEYS}
+    if isinstance(engine := relevant.get("engine"), Mapping):
+        relevant["engine"] = {key: value for key, value in engine.items() if key == "precision"}
+    if isinstance(dataset := relevant.get("dataset"), Mapping):
+        relevant["dataset"] = {key: value for key, value in dataset.items() if key != "download"}
+
+    for key, off_value in OPTIONS_OFF.items():
+        value = relevant.pop(key, off_value)
+        if isinstance(off_value, dict) and isinstance(value, Mapping):
             value = {
-                name: now
-                for name, now in value.items()
-                if name not in since or now not in (None, since[name])
+                name: option
+                for name, option in value.items()
+                if name not in off_value or option not in (None, off_value[name])
             }
-        if value not in ({}, since):
-            kept[key] = value
-    return kept
+        if value not in ({}, off_value):
+            relevant[key] = value
+    return relevant
 
 
-def describe_differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
-    """Return by which keys two resolved configurations are different runs: `rounds 2 there, 3
-    here`.
+def describe_differences(
+    stored_config: Mapping[str, Any], new_config: Mapping[str, Any], limit: int = 6
+) -> str:
+    """Return how two configurations differ: `rounds 2 there, 3 here`.
+
+    Args:
+        stored_config: The resolved configuration of the run that is "there".
+        new_config: The resolved configuration "here".
+        limit: How many differences are written out; of others the number is given.
     """
-    sides = [
-        dict(dotted.flatten_keys({**result_config(config), "seed": config.get("seed")}))
-        for config in (there, here)
-    ]
-    keys = [
-        key for key in {**sides[0], **sides[1]} if sides[0].get(key, ...) != sides[1].get(key, ...)
-    ]
-    renamed = [key.removesuffix("name") for key in keys if key.endswith(".name")]
-    told = [key for key in keys if key.endswith(".name") or not key.startswith(tuple(renamed))]
-    values = [(dotted.get_dotted(there, key), dotted.get_dotted(here, key)) for key in told]
-    texts = [
-        f"{key.removesuffix('.name')} {_shown(old)} there, {_shown(new)} here"
-        for key, (old, new) in zip(told, values, strict=True)
-    ]
-    return "; ".join([*texts[:most], *([f"{len(texts) - most} more"] if texts[most:] else [])])
+    stored = _flat_result_config(stored_config)
+    new = _flat_result_config(new_config)
+    keys = [key for key in {**stored, **new} if stored.get(key, ...) != new.get(key, ...)]
+    # Of a group with another name the name is enough: its other keys differ as a matter of course.
+    renamed_groups = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+    texts = []
+    for key in keys:
+        if key.startswith(renamed_groups) and not key.endswith(".name"):
+            continue
+        label = key.removesuffix(".name")
+        there = _value_text(dotted.get_dotted(stored_config, key))
+        here = _value_text(dotted.get_dotted(new_config, key))
+        texts.append(f"{label} {there} there, {here} here")
+    shown = texts[:limit]
+    if len(texts) > limit:
+        shown.append(f"{len(texts) - limit} more")
+    return "; ".join(shown)
 
 
-def _shown(value: Any) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
+def _flat_result_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    relevant = {**result_config(config), "seed": config.get("seed")}
+    return dict(dotted.flatten_keys(relevant))
+
+
+def _value_text(value: Any) -> str:
+    """Return a value as the configuration's YAML has it."""
+    if value is None or isinstance(value, bool | list):
+        return json.dumps(value)
+    return str(value)
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Hash what a run computes, the same for all seeds, loggers and devices."""
+    """Hash what determines a run's result, but for the seed."""
     text = json.dumps(_canonical(result_config(config)), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
-    """Return numbers as floats: 1 and 1.0 are the same choice."""
+    """Return whole numbers as floats: 1 and 1.0 are the same choice."""
     if isinstance(value, Mapping):
         return {key: _canonical(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_canonical(inner) for inner in value]
-    return float(value) if type(value) is int else value
+    if type(value) is int:
+        return float(value)
+    return value

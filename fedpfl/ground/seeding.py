@@ -1,4 +1,4 @@
-"""The generators of the process (torch's, NumPy's, Python's): seeded for a while, and put back."""
+"""Seed the generators of the process (torch's, NumPy's, Python's) for a while."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ def hash_key(key: tuple[Key, ...]) -> int:
 
 
 def seeded_by_key(*key: Key) -> AbstractContextManager[Callable[[], list[str]]]:
-    """Do what `seeded_process` does, by a hash of `key`."""
+    """Seed the generators of the process by a hash of `key`; see `seeded_process`."""
     return seeded_process(hash_key(key))
 
 
 @contextmanager
 def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
-    """Seed the generators of the process by `number`, and leave them as they were.
+    """Seed the generators of the process by `number`, and restore their states afterwards.
 
-    Gives a function that names those which have been drawn from by then: torch, numpy, random.
+    Yields:
+        A function that names the libraries whose generators have been drawn from: torch, numpy,
+        random.
     """
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     torch_generators = [torch.default_generator, *cuda]

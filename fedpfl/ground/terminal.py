@@ -1,4 +1,4 @@
-"""What all commands share: how they read words, and one line on standard error for what is wrong."""
+"""Parse command lines, and print notices and errors as single lines on standard error."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from fedpfl.ground.words import check_words, parser_options, replaced_words
 
 
 def print_notice(text: object) -> None:
-    """Print one line for the user where it does not mix with results."""
+    """Print one line on standard error, where it does not mix with results."""
     print(f"fedpfl: {escape_controls(shorten_values(str(text)))}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
-    """Read a command's words, and refuse them in one line, as everything is refused.
+    """An argument parser that refuses words in one line and takes no abbreviated options.
 
-    Options are written out. repeats: whether a key that is given again has both values, as a
-    filter's has.
+    Args:
+        allow_repeats: Whether a key that is given again keeps both values, as a filter's does.
+        settings: As of argparse.
     """
 
-    def __init__(self, *, repeats: bool = False, **settings: Any):
+    def __init__(self, *, allow_repeats: bool = False, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
-        self._repeats = repeats
+        self._allow_repeats = allow_repeats
 
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Read words that stand in any order, each of them as it stands."""
+        """Parse words in any order."""
         words = list(sys.argv[1:] if args is None else args)
         try:
             words = check_words(
@@ -42,46 +43,46 @@ class Parser(argparse.ArgumentParser):
         except FedpflError as error:
             print_notice(error)
             sys.exit(2)
-        chosen = super().parse_intermixed_args(words, namespace)
-        if not self._repeats and (note := replaced_words(words)):
+        parsed = super().parse_intermixed_args(words, namespace)
+        note = replaced_words(words)
+        if note and not self._allow_repeats:
             print_notice(note)
-        return chosen
+        return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end the process with status 2."""
+        """Print what is wrong, and exit with status 2."""
         print_notice(f"{message}; {self.prog} --help tells what it takes")
         sys.exit(2)
 
 
-class _Stream(io.FileIO):
-    """A standard stream whose reader may leave: what is written from then on is lost, as `| head`
-    wants it.
-    """
+class _LossyStream(io.FileIO):
+    """A standard stream that drops what is written after its reader has left (`| head`)."""
 
     def write(self, data: Any, /) -> int:
-        """Write, to nowhere once nobody reads."""
+        """Write, or drop the data once nobody reads."""
         try:
             return super().write(data)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())  # for child processes too
-            os.close(nowhere)
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, self.fileno())  # for child processes too
+            os.close(null_device)
             return len(data)
 
 
 def outlive_readers() -> None:
-    """Let a command go on to its end where what it prints is no longer read."""
+    """Let a command run to its end although nobody reads its output any more."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         buffer = getattr(stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # `python -u` has no buffer
-        if not isinstance(raw, io.FileIO) or isinstance(raw, _Stream):
+        if not isinstance(raw, io.FileIO) or isinstance(raw, _LossyStream):
             continue
         with contextlib.suppress(OSError):
             stream.flush()
-            quiet: Any = _Stream(raw.fileno(), "w", closefd=False)
+            lossy: Any = _LossyStream(raw.fileno(), "w", closefd=False)
+            buffered = lossy if buffer is raw else io.BufferedWriter(lossy)
             text = io.TextIOWrapper(
-                quiet if buffer is raw else io.BufferedWriter(quiet),
+                buffered,
                 encoding=stream.encoding,
                 errors=stream.errors,
                 line_buffering=stream.line_buffering,

@@ -1,7 +1,7 @@
-"""Trees of tensors: nested dicts and named tuples whose leaves are tensors. All operations on them
-are here.
+"""Trees of tensors: nested dicts and named tuples whose leaves are tensors.
 
-A *stacked* tree holds one entry per client on axis 0 of every leaf, `[clients, ...]`.
+All operations on them are here. A *stacked* tree holds one entry per client on axis 0 of every
+leaf, `[clients, ...]`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ Tree = Any
 
 
 class Masked(NamedTuple):
-    """Let only the entries of a tree travel that `mask` selects. `mask` has the structure of
-    `values`, bool leaves.
+    """A tree of which only the entries travel that `mask` selects.
+
+    Attributes:
+        values: The tree.
+        mask: Its structure with bool leaves.
     """
 
     values: Tree
@@ -29,26 +32,29 @@ class Masked(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """Do as Masked, where both sides know the mask already: its positions need not travel."""
+    """A `Masked` tree whose mask both sides know already: the positions need not travel."""
 
     values: Tree
     mask: Tree
 
 
 class Known(NamedTuple):
-    """Mark a tree that a client has without its being sent: of `Method.download` it is read, and
-    not counted.
+    """A tree that a client has without its being sent.
+
+    In the answer of `Method.download` it is read, and not counted as traffic.
     """
 
     values: Tree
 
 
 class Ragged(NamedTuple):
-    """Mark what a client finds out whose first axis differs from client to client, the same for all
-    of `values`.
+    """What a client finds out, where the length of the first axis differs between clients.
 
-    Hooks read `values` `[most, ...]`, zeros behind a client's own, and `real` `[most]`, bool: which
-    are its own. Who marks something leaves `real` out.
+    Attributes:
+        values: A tree whose leaves have the same first axis. Hooks read it padded with zeros to the
+            longest client, `[longest, ...]`.
+        real: Bool `[longest]`, the rows that are no padding. A hook that returns Ragged leaves it
+            out.
     """
 
     values: Tree
@@ -56,24 +62,18 @@ class Ragged(NamedTuple):
 
 
 def unmask_received(sent: Tree) -> Tree:
-    """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed`
-    that stayed behind.
-    """
+    """Return the tree that a client receives, zeros for entries that did not travel."""
     if isinstance(sent, Masked | Agreed):
-        return apply_mask(*sent)
+        return apply_mask(sent.values, sent.mask)
     if isinstance(sent, Known):
         return sent.values
-    return (
-        {name: unmask_received(part) for name, part in sent.items()}
-        if isinstance(sent, dict)
-        else sent
-    )
+    if isinstance(sent, dict):
+        return {name: unmask_received(part) for name, part in sent.items()}
+    return sent
 
 
 def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Apply `f` to corresponding leaves of `tree` and `rest`; the result has the structure of
-    `tree`.
-    """
+    """Apply `f` to corresponding leaves of trees; the result has the structure of the first."""
     if isinstance(tree, dict):
         return {key: map(f, value, *(other[key] for other in rest)) for key, value in tree.items()}
     if isinstance(tree, tuple):
@@ -98,9 +98,9 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def rebuild(like: Tree, values: Sequence[Any]) -> Tree:
-    """Return the structure of `like` with `values` as leaves, in order: the inverse of `leaves`."""
-    rest = iter(values)
-    return map(lambda _: next(rest), like)
+    """Return `like` with `values` as leaves, in order: the inverse of `leaves`."""
+    iterator = iter(values)
+    return map(lambda _: next(iterator), like)
 
 
 def size(tree: Tree) -> int:
@@ -109,12 +109,12 @@ def size(tree: Tree) -> int:
 
 
 def nbytes(tree: Tree) -> int:
-    """Return how many bytes the leaves take."""
+    """Count the bytes of the leaves."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def specs(tree: Tree) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    """Return type and shape of the leaves, by name."""
+    """Return dtype and shape of each leaf, by its dotted path."""
     return {name: (leaf.dtype, leaf.shape) for name, leaf in items(tree)}
 
 
@@ -131,18 +131,14 @@ def unravel(vector: Tensor, like: Tree) -> Tree:
 
 
 def expand(prefix: Tree, like: Tree) -> Tree:
-    """Return `like`'s structure with the leaves of `prefix`, in which one leaf may stand for a
-    whole subtree.
-    """
+    """Return the structure of `like`; one leaf of `prefix` may stand for a whole subtree."""
     if isinstance(prefix, dict):
         return {key: expand(prefix[key], value) for key, value in like.items()}
     return map(lambda _: prefix, like)
 
 
 def full_like(tree: Tree, value: float | bool) -> Tree:
-    """Return the structure and shapes of `tree` with all entries `value` (bool leaves for a bool
-    value).
-    """
+    """Return the tree with all entries `value`; a bool makes bool leaves."""
     dtype = torch.bool if isinstance(value, bool) else None
     return map(lambda leaf: torch.full_like(leaf, value, dtype=dtype), tree)
 
@@ -158,55 +154,59 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Move a tensor; to a GPU from pinned memory, so that the host does not wait until the GPU has
-    come so far.
-    """
+    """Move a tensor to a device, to a GPU without making the host wait."""
     if tensor.device.type != "cpu" or torch.device(device).type != "cuda":
         return tensor.to(device)
+    # A copy from pageable memory would wait until the GPU has done all work before it.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fetch(tree: Tree) -> Tree:
-    """Copy small tensors to the host, in one transfer. Numbers are exact up to 2^53."""
-    away = [leaf for leaf in leaves(tree) if leaf.device.type != "cpu"]
-    if not away:
+    """Copy small tensors to the host in one transfer. Whole numbers are exact up to 2^53."""
+    on_device = [leaf for leaf in leaves(tree) if leaf.device.type != "cpu"]
+    if not on_device:
         return tree
-    numbers = torch.cat([leaf.reshape(-1).double() for leaf in away]).cpu()
-    parts = iter(numbers.split([leaf.numel() for leaf in away]))
-    return map(
-        lambda leaf: (
-            leaf if leaf.device.type == "cpu" else next(parts).view(leaf.shape).to(leaf.dtype)
-        ),
-        tree,
-    )
+    vector = torch.cat([leaf.reshape(-1).double() for leaf in on_device]).cpu()
+    pieces = iter(vector.split([leaf.numel() for leaf in on_device]))
+
+    def on_host(leaf: Tensor) -> Tensor:
+        if leaf.device.type == "cpu":
+            return leaf
+        return next(pieces).view(leaf.shape).to(leaf.dtype)
+
+    return map(on_host, tree)
 
 
 def where(mask: Tree, a: Tree, b: Tree) -> Tree:
-    """Take entries of `a` where `mask` holds, else of `b`. A 0-dimensional mask (a client's flag)
-    serves all leaves.
+    """Take entries of `a` where `mask` holds, else of `b`.
+
+    A 0-dimensional mask, such as a client's flag, serves all leaves.
     """
     return map(torch.where, expand(mask, a), a, b)
 
 
 def apply_mask(tree: Tree, mask: Tree) -> Tree:
     """Return the entries of `tree` where `mask` holds, zeros elsewhere."""
-    return map(lambda leaf, here: torch.where(here, leaf, leaf.new_zeros(())), tree, mask)
+    return map(lambda leaf, selected: torch.where(selected, leaf, leaf.new_zeros(())), tree, mask)
 
 
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
     """Take rows of stacked `a` where `flags` `[rows]` holds, of `b` elsewhere."""
-    return map(
-        lambda one, other: torch.where(flags.view(-1, *[1] * (one.dim() - 1)), one, other), a, b
-    )
+
+    def choose_rows(a_leaf: Tensor, b_leaf: Tensor) -> Tensor:
+        trailing_axes = [1] * (a_leaf.dim() - 1)
+        return torch.where(flags.view(-1, *trailing_axes), a_leaf, b_leaf)
+
+    return map(choose_rows, a, b)
 
 
 def select(tree: Tree, names: Iterable[str]) -> Tree:
-    """Return the entries of a dict called so, in the order of `names`."""
+    """Return the entries of a dict with these names, in the order of `names`."""
     return {name: tree[name] for name in names}
 
 
 def drop(tree: Tree, names: Iterable[str]) -> Tree:
-    """Return the entries of a dict that are not called so, in their order."""
+    """Return the entries of a dict without those of these names, in their order."""
     return {name: value for name, value in tree.items() if name not in names}
 
 
@@ -221,42 +221,37 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:
-    """Apply `f` to what is Ragged, and leave the rest."""
+    """Apply `f` to the Ragged parts of a tree, and leave the rest."""
     if isinstance(tree, Ragged):
         return f(tree)
     if isinstance(tree, tuple):
         return type(tree)(*(at_ragged(f, part) for part in tree))
-    return (
-        {name: at_ragged(f, part) for name, part in tree.items()}
-        if isinstance(tree, dict)
-        else tree
-    )
+    if isinstance(tree, dict):
+        return {name: at_ragged(f, part) for name, part in tree.items()}
+    return tree
 
 
 def mark_real(tree: Tree) -> Tree:
-    """Return a tree in which what is Ragged says that all of it is `real`, unless it says more."""
+    """Return the tree with all rows marked `real` in Ragged parts that do not say which are."""
 
-    def complete(own: Ragged) -> Ragged:
-        first = leaves(own.values)[0]
-        return (
-            own
-            if own.real is not None
-            else own._replace(real=first.new_ones(len(first), dtype=torch.bool))
-        )
+    def mark_all(ragged: Ragged) -> Ragged:
+        if ragged.real is not None:
+            return ragged
+        leaf = leaves(ragged.values)[0]
+        return ragged._replace(real=leaf.new_ones(len(leaf), dtype=torch.bool))
 
-    return at_ragged(complete, tree)
+    return at_ragged(mark_all, tree)
 
 
 def stack_padded(trees: Sequence[Tree]) -> Tree:
-    """Stack trees on a new axis 0, the first axes of their leaves filled up with zeros to the
-    longest.
-    """
+    """Stack trees on a new axis 0, their first axes padded with zeros to the longest."""
 
-    def stacked(*leaves: Tensor) -> Tensor:
-        alike = all(leaf.shape == leaves[0].shape for leaf in leaves)
-        return torch.stack(leaves) if alike else pad_sequence(list(leaves), batch_first=True)
+    def stack_leaves(*leaves: Tensor) -> Tensor:
+        if all(leaf.shape == leaves[0].shape for leaf in leaves):
+            return torch.stack(leaves)
+        return pad_sequence(list(leaves), batch_first=True)
 
-    return map(stacked, *trees)
+    return map(stack_leaves, *trees)
 
 
 def repeat(tree: Tree, count: int) -> Tree:
@@ -265,67 +260,74 @@ def repeat(tree: Tree, count: int) -> Tree:
 
 
 def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
-    """Return row `index` of all leaves: a view for an int or slice, a copy for an index tensor on
-    any device.
+    """Return row `index` of all leaves.
+
+    It is a view for an int or slice, and a copy for an index tensor, which may be on any device.
     """
-    on = _on(index)
-    return map(lambda leaf: leaf[on(leaf.device)], stacked)
+    index_on = _index_by_device(index)
+    return map(lambda leaf: leaf[index_on(leaf.device)], stacked)
 
 
 def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
     """Write `rows` into rows `index` of all leaves, in place, whatever device they are on."""
-    on = _on(index)
+    index_on = _index_by_device(index)
 
     def write(leaf: Tensor, row: Tensor) -> None:
-        leaf[on(leaf.device)] = row.to(leaf)
+        leaf[index_on(leaf.device)] = row.to(leaf)
 
     map(write, stacked, rows)
 
 
-def _on(index: int | slice | Tensor) -> Callable[[torch.device], Any]:
-    """Give `index` on the device asked for, sent to each once."""
-    return cache(lambda device: send(index, device) if isinstance(index, Tensor) else index)
+def _index_by_device(index: int | slice | Tensor) -> Callable[[torch.device], Any]:
+    """Return a function from devices to `index` there, which is sent to each device once."""
+    if not isinstance(index, Tensor):
+        return lambda device: index
+    return cache(lambda device: send(index, device))
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
     """Return |a - b|^2 over all entries (0-dimensional)."""
-    return sum(leaves(map(lambda one, other: (one - other).square().sum(), a, b)))
+    return sum(leaves(map(lambda a_leaf, b_leaf: (a_leaf - b_leaf).square().sum(), a, b)))
 
 
 def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tree:
-    """Return the element-wise mean over axis 0 of `values`, over the rows whose `mask` holds, by
-    `weight` `[clients]`.
+    """Return each entry's weighted mean over the clients whose `mask` holds.
 
-    An entry that no row's mask holds is taken from `fallback` (not stacked). Where all masks hold
-    and the weights sum to 1 it is `mean`, bit for bit.
+    Where all masks hold and the weights sum to 1 it is `mean`, bit for bit.
+
+    Args:
+        fallback: The tree, not stacked, with the entries that no client's mask holds.
+        values: The stacked tree.
+        mask: Its structure with bool leaves.
+        weight: Weights `[clients]`.
     """
 
-    def add_up(kept: Tensor, leaf: Tensor, chosen: Tensor) -> Tensor:
-        shares = weight.to(leaf.dtype)
-        present = sum(
-            torch.where(here, share, 0.0) for here, share in zip(chosen, shares, strict=True)
+    def average(fallback_leaf: Tensor, rows: Tensor, selected: Tensor) -> Tensor:
+        shares = weight.to(rows.dtype)
+        share_sum = sum(
+            torch.where(is_selected, share, 0.0)
+            for is_selected, share in zip(selected, shares, strict=True)
         )
-        whole = torch.where(chosen.all(0), 1.0, present)  # an only row counts as one, exactly
-        total = torch.zeros_like(leaf[0])
-        for row, here, share in zip(leaf, chosen, shares, strict=True):
-            total += torch.where(here, row * (share / whole), 0.0)
-        return torch.where(chosen.any(0), total, kept)
+        # Shares of all clients count as 1 exactly, whatever rounding makes of their sum.
+        share_sum = torch.where(selected.all(0), 1.0, share_sum)
+        total = torch.zeros_like(rows[0])
+        for row, is_selected, share in zip(rows, selected, shares, strict=True):
+            total += torch.where(is_selected, row * (share / share_sum), 0.0)
+        return torch.where(selected.any(0), total, fallback_leaf)
 
-    return map(add_up, fallback, values, mask)
+    return map(average, fallback, values, mask)
 
 
 def mean(stacked: Tree, weight: Tensor) -> Tree:
-    """Return the weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row
-    order.
+    """Return the weighted mean over axis 0, for `weight` `[clients]` that sums to 1.
 
-    One fixed order and only element-wise arithmetic: equal uploads give equal bits whatever the
-    number of threads.
+    Rows are added in their order and element by element, so that equal uploads give equal bits
+    whatever the number of threads.
     """
     total: list[Tensor] = []
-    for rows, share in zip(
-        zip(*(leaf.unbind() for leaf in leaves(stacked)), strict=True), weight, strict=False
-    ):
-        scaled = list(torch._foreach_mul(rows, share))  # one launch for all leaves
+    clients = zip(*(leaf.unbind() for leaf in leaves(stacked)), strict=True)
+    for client_leaves, share in zip(clients, weight, strict=False):
+        scaled = list(torch._foreach_mul(client_leaves, share))  # one launch for all leaves
         if total:
             torch._foreach_add_(total, scaled)
         else:
@@ -334,7 +336,9 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
 
 def average_statistics(stacked: Tree, weight: Tensor) -> Tree:
-    """Return the `mean` over axis 0 of floats, and the largest of integers, which are counters."""
-    return map(
-        lambda leaf: mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0), stacked
-    )
+    """Return the `mean` of floats over axis 0, and the maximum of integers, which are counters."""
+
+    def average(leaf: Tensor) -> Tensor:
+        return mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0)
+
+    return map(average, stacked)

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=f"{FILTERS}\n\n{example}"
         + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        repeats=True,
+        allow_repeats=True,
     )
     for names, settings in (*options, TRIALS):
         parser.add_argument(*names.split(), **settings)
