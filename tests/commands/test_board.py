@@ -241,6 +241,7 @@ def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
 DATA_SETS = ("digits", "cifar10")
 
 
+@pytest.mark.full
 def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, capsys):
     folder, _, frame = made
     row = frame[frame["method"] == "FedPer"].iloc[0]

@@ -17,7 +17,7 @@ from fedpfl.models import MODELS
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.method_promises import PROMISES
 from tests.command import format_override
-from tests.conftest import ROOT, keep_one_of_each
+from tests.conftest import ROOT, keep_one_of_each, keep_quick
 
 HEAD = """
 import torch
@@ -744,6 +744,7 @@ def test_a_broken_promise_of_data_is_told(fault: str, tmp_path: Path, told):
     assert status == (0 if broken <= NOTED else 1)
 
 
+@pytest.mark.full
 def test_what_differs_between_processes_is_told(tmp_path: Path, told):
     bodies = {
         name: (READER if name == "DATASETS" else DEAL, body)
@@ -808,7 +809,7 @@ BUILT_IN = {
 """What is noted of fedpfl's own partitions."""
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", keep_quick(BUILT_IN, 3))
 def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path, told):
     values = []
     if name == "file":

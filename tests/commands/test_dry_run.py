@@ -58,6 +58,7 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
     assert "status      new" in foretold(*words, "restart=true", cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
     process = start_process(
         *WORDS, "rounds=5000", "checkpoint.seconds=0", "eval.every=5000", cwd=tmp_path
@@ -103,6 +104,7 @@ def test_a_sweep_has_a_line_a_run_and_a_total(
     assert "\nsweep       2 runs, 1 of them finished: about 0:00:40 one after another\n" in again
 
 
+@pytest.mark.full
 def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path) -> None:
     told = foretold("experiment=demo", "rounds=2", "model=mlp", "clients=4", cwd=tmp_path)
     assert re.findall(r"\nrun (\d) of 4  method=(\w+): about", told) == [

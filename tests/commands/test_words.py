@@ -21,6 +21,7 @@ from fedpfl.ground.words import DASHES, check_words, replaced_words
 from fedpfl.report import __main__ as report
 from fedpfl.runner import session
 from tests.command import TINY, run_command, snapshot, start_process, wait_for
+from tests.conftest import keep_quick
 
 COMMANDS = {
     **{"board": board.main, "check": check.main, "export": export.main, "federate": federate.main},
@@ -201,28 +202,31 @@ SEARCH = "hydra/sweeper=optuna local.lr=0.1,0.2 validation=0.1"
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        (
-            "seed=1,2,3 dataset=cifar10 dataset.download=false",
-            "data set cifar10 is not in data_dir=",
-        ),
-        (
-            "seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz",
-            "dataset.path=x.npz is not a file",
-        ),
-        (
-            "seed=1,2 hydra/launcher=joblib dataset=npz dataset.path=x.npz",
-            "dataset.path=x.npz is not a file",
-        ),
-        (
-            "seed=1,2 partition=file partition.path=x.json",
-            "partition.path: there is no file x.json",
-        ),
-        ("local.lr=0.1,0.2 model.weights=x.pt", "model.weights: there is no file "),
-        ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
-        (f"{SEARCH} dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
-        (f"{SEARCH} model.weights=x.pt", "model.weights: there is no file "),
-    ],
+    keep_quick(
+        [
+            (
+                "seed=1,2,3 dataset=cifar10 dataset.download=false",
+                "data set cifar10 is not in data_dir=",
+            ),
+            (
+                "seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz",
+                "dataset.path=x.npz is not a file",
+            ),
+            (
+                "seed=1,2 hydra/launcher=joblib dataset=npz dataset.path=x.npz",
+                "dataset.path=x.npz is not a file",
+            ),
+            (
+                "seed=1,2 partition=file partition.path=x.json",
+                "partition.path: there is no file x.json",
+            ),
+            ("local.lr=0.1,0.2 model.weights=x.pt", "model.weights: there is no file "),
+            ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
+            (f"{SEARCH} dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
+            (f"{SEARCH} model.weights=x.pt", "model.weights: there is no file "),
+        ],
+        2,
+    ),
 )
 def test_what_all_runs_of_a_sweep_lack_is_told_once(words: str, says: str, tmp_path: Path) -> None:
     result = run_command("-m", *words.split(), cwd=tmp_path)

@@ -25,6 +25,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     client_row,
+    keep_quick,
     record_rounds,
     tiny,
 )
@@ -114,7 +115,7 @@ def halfway(a, b):
     return tree.map(lambda one, other: (one + other) / 2 if one.is_floating_point() else one, a, b)
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
+@pytest.mark.parametrize("norm", keep_quick([False, True]), ids=["", "norm"])
 def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, norm, federation):
     """As a plain loop over FedAvg's local training."""
     net = tiny(norm)

@@ -26,6 +26,7 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
+    keep_quick,
     make_federation,
     record_states,
     tiny,
@@ -90,17 +91,17 @@ def compare(backend, calls):
             assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", keep_quick(BACKENDS))
 def test_trainings_of_several_runs(backend, federations, net):
     compare(backend, trainings(METHODS, federations, net))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", keep_quick(BACKENDS))
 def test_evaluations_of_several_runs_with_and_without_fine_tuning(backend, federations, net):
     compare(backend, evaluations(METHODS, federations, net))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", keep_quick(BACKENDS))
 def test_runs_that_train_and_runs_that_evaluate(backend, federations, net):
     compare(
         backend,

@@ -20,6 +20,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     client_row,
+    keep_quick,
     participate,
     record_rounds,
     record_states,
@@ -77,7 +78,7 @@ class Shorter(Sitting):
         return [Phase(2, after_gradient=self._observe)]
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", keep_quick([False, True]))
 @pytest.mark.parametrize("element_wise", [False, True])
 def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, norm, element_wise):
     """Neither in losses and statistics of batch normalisation, nor in what is seen at its

@@ -121,7 +121,7 @@ def test_who_never_took_part_is_not_stored_and_has_the_initial_state(
                 )
 
 
-@pytest.mark.parametrize("where", ["auto", "disk"])
+@pytest.mark.parametrize("where", keep_quick(["auto", "disk"]))
 def test_memory_grows_with_those_who_took_part(where, tmp_path):
     """Of 10,000 clients; an eighth of the rows may stand empty."""
     net, few = tiny(), make_federation((8,) * 4, (2,) * 4)
@@ -283,6 +283,7 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
     assert run_command(*LARGE, "hydra.run.dir=run", "state.device=disk", cwd=tmp_path).code == 0
 
 
+@pytest.mark.full
 def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "device_memory", lambda place: (1000.0, 2.0**40))
     monkeypatch.setattr(

@@ -16,7 +16,16 @@ from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.resnet import ResNet
-from tests.conftest import BACKENDS, CLASSES, CPU, LOCAL, SETTINGS, assert_close, make_federation
+from tests.conftest import (
+    BACKENDS,
+    CLASSES,
+    CPU,
+    LOCAL,
+    REPRESENTATIVES,
+    SETTINGS,
+    assert_close,
+    make_federation,
+)
 
 NETWORKS = {
     "text": ((6,), {"vocabulary": 30, "width": 8}),
@@ -46,14 +55,16 @@ def setting(network: str):
 
 
 CASES = [(name, network) for name in METHODS for network in NETWORKS]
-FRONT = {
-    (name, [*NETWORKS][place % len(NETWORKS)]) for place, name in enumerate(METHODS)
-}  # every method, and on each network some
+QUICK = {
+    *((name, "mlp") for name in REPRESENTATIVES),
+    *(("fedobp", network) for network in NETWORKS),
+}
+"""What `make test` plays: methods of each kind on the smallest network, and one on every network."""
 
 
 @pytest.mark.parametrize(
     ("name", "network"),
-    [pytest.param(*case, marks=[] if case in FRONT else [pytest.mark.full]) for case in CASES],
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.full]) for case in CASES],
 )
 def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)

@@ -1070,6 +1070,7 @@ def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
 # The command
 
 
+@pytest.mark.full
 def test_without_names_all_there_are_runs_of(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

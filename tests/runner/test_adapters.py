@@ -8,7 +8,7 @@ import fedpfl
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import tree
 from tests.command import TINY, compose_once, read_checkpoint, read_table, run_command
-from tests.conftest import assert_close
+from tests.conftest import assert_close, keep_quick
 from tests.runner.test_resume import interrupt
 
 LORA = (
@@ -124,32 +124,38 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said():
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (("method=fedsa_lora",), "method=fedsa_lora is about low-rank pairs; choose adapter=lora"),
-        (
-            ("method=fedalt", *LORA),
-            "method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2",
-        ),
-        (
-            ("adapter=lora",),
-            "model=cnn4: adapter.layers: the network has no q; it has conv, linear",
-        ),
-        (("adapter=lora", "adapter.rank=0"), "adapter.rank must be 1 or more, got 0"),
-        (("adapter=lora", "adapter.rang=3"), "adapter.rang"),
-        (
-            ("adapter=loro",),
-            "adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?",
-        ),
-        (
-            ("adapter=head", "method=fjord"),
-            "a network of which parts are frozen has no sub-models; set adapter=none",
-        ),
-        (("model=timm", "model.arch=nothing"), "timm"),
-        (
-            ("model=vit", "model.patch=9"),
-            "images must be square, 9 (model.patch) a divisor of their sides",
-        ),
-    ],
+    keep_quick(
+        [
+            (
+                ("method=fedsa_lora",),
+                "method=fedsa_lora is about low-rank pairs; choose adapter=lora",
+            ),
+            (
+                ("method=fedalt", *LORA),
+                "method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2",
+            ),
+            (
+                ("adapter=lora",),
+                "model=cnn4: adapter.layers: the network has no q; it has conv, linear",
+            ),
+            (("adapter=lora", "adapter.rank=0"), "adapter.rank must be 1 or more, got 0"),
+            (("adapter=lora", "adapter.rang=3"), "adapter.rang"),
+            (
+                ("adapter=loro",),
+                "adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?",
+            ),
+            (
+                ("adapter=head", "method=fjord"),
+                "a network of which parts are frozen has no sub-models; set adapter=none",
+            ),
+            (("model=timm", "model.arch=nothing"), "timm"),
+            (
+                ("model=vit", "model.patch=9"),
+                "images must be square, 9 (model.patch) a divisor of their sides",
+            ),
+        ],
+        4,
+    ),
 )
 def test_bad_words_are_one_line(words, told, tmp_path):
     result = run_command(*TINY, *words, cwd=tmp_path)

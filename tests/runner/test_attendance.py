@@ -32,7 +32,7 @@ from tests.command import (
     rewrite_summary,
     run_command,
 )
-from tests.conftest import assert_same
+from tests.conftest import assert_same, keep_quick
 from tests.report.test_report import amend, write_run
 
 WORDS = ("model=mlp", "method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
@@ -49,24 +49,27 @@ ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tun
 
 @pytest.mark.parametrize(
     ("words", "warning", "at_once"),
-    [
-        (
-            ("system=simulated", "system.deadline=1e-6"),
-            r"\d+ came late, raise system.deadline=1e-06",
-            False,
-        ),
-        (
-            ("system=simulated", "system.dropout=0.999999"),
-            r"15 were out of reach or lost \(availability",
-            False,
-        ),
-        (
-            ("system=simulated", "system.availability=1e-9"),
-            r"15 were out of reach or lost \(availability",
-            False,
-        ),
-        (ALONE, "nobody can train: each of 10 clients has fewer than 2 training samples", True),
-    ],
+    keep_quick(
+        [
+            (
+                ("system=simulated", "system.deadline=1e-6"),
+                r"\d+ came late, raise system.deadline=1e-06",
+                False,
+            ),
+            (
+                ("system=simulated", "system.dropout=0.999999"),
+                r"15 were out of reach or lost \(availability",
+                False,
+            ),
+            (
+                ("system=simulated", "system.availability=1e-9"),
+                r"15 were out of reach or lost \(availability",
+                False,
+            ),
+            (ALONE, "nobody can train: each of 10 clients has fewer than 2 training samples", True),
+        ],
+        2,
+    ),
 )
 def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_path):
     run = tmp_path / "run"
@@ -116,6 +119,7 @@ def test_phases_that_train_nothing_make_no_step(tmp_path):
     assert {row["accuracy"] for row in read_table(tmp_path / "run/rounds.csv")} == {""}
 
 
+@pytest.mark.full
 def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_path):
     words = (
         *WORDS,

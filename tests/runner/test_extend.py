@@ -15,7 +15,7 @@ from tests.command import (
     rewrite_summary,
     run_command,
 )
-from tests.conftest import assert_same
+from tests.conftest import assert_same, keep_quick
 from tests.report.test_listing import look
 
 COMMON = (
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize("rounds", keep_quick([2, 3]))
 def test_an_extended_run_is_one_of_that_length(runs, rounds):
     """Round 3 is evaluated for being the last one only, and round 2 fine-tuned for that."""
     own = f"from{rounds}"

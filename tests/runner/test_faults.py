@@ -24,7 +24,7 @@ from tests.record.test_damage import assert_ends_as, refusal
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto", "model=mlp", "model.hidden=[8]")
 KILLS = (
-    8,
+    4,
     60,
 )  # by SIGKILL, half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system

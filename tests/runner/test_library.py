@@ -375,6 +375,7 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
     assert {run.path.resolve() for run in runs} == {*tmp_path.glob("outputs/*/*/*/seed*")}
 
 
+@pytest.mark.full
 def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(
     tmp_path, monkeypatch
 ):
@@ -631,6 +632,7 @@ def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["mine"]
 
 
+@pytest.mark.full
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells as they stand; what they print is kept in it."""
     path = ROOT / "docs" / "library.ipynb"

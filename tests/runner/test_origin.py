@@ -67,7 +67,7 @@ OTHER = (
 )
 
 
-@pytest.mark.parametrize("weights", FIRST)
+@pytest.mark.parametrize("weights", keep_quick(FIRST))
 def test_weights_that_have_seen_what_is_tested_are_refused(place, weights):
     """Whatever they are kept in, and whatever makes the split another one."""
     for word in OTHER if weights == "first" else OTHER[:1]:

@@ -10,7 +10,7 @@ import fedpfl
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, format_override, read_checkpoint, read_table
-from tests.conftest import ROOT, assert_same
+from tests.conftest import ROOT, assert_same, keep_quick
 
 WORDS = (
     *TINY,
@@ -38,7 +38,7 @@ def play(path, *words):
     return rounds, [note for round in rounds for note in round.notes]
 
 
-@pytest.mark.parametrize("model", STATEFUL)
+@pytest.mark.parametrize("model", keep_quick(STATEFUL, 2))
 def test_a_run_repeats_and_goes_on_bit_for_bit(model, tmp_path):
     _, notes = play(tmp_path / "whole", f"model={model}", "engine.workers=3")
     assert not [note for note in notes if "draws" in note]  # nobody blames the method
@@ -51,7 +51,7 @@ def test_a_run_repeats_and_goes_on_bit_for_bit(model, tmp_path):
     assert_same(read_checkpoint(tmp_path / "left"), read_checkpoint(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("model", STATEFUL)
+@pytest.mark.parametrize("model", keep_quick(STATEFUL))
 def test_predictions_have_the_accuracies_of_the_table(model, tmp_path):
     play(tmp_path / "run", f"model={model}")
     run = fedpfl.load(tmp_path / "run", plugins=[f"{ROOT}/tests/networks.py"])

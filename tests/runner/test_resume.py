@@ -235,7 +235,9 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
 
 
 @pytest.mark.parametrize(
-    ("written", "left"), [(False, [2]), (True, [])], ids=["in training", "states half written"]
+    ("written", "left"),
+    keep_quick([(False, [2]), (True, [])]),
+    ids=["in training", "states half written"],
 )
 def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
     written: bool,

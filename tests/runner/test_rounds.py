@@ -18,7 +18,7 @@ from tests.command import (
     read_table,
     run_command,
 )
-from tests.conftest import assert_same
+from tests.conftest import assert_same, keep_quick
 
 WORDS = (
     *TINY,
@@ -87,7 +87,7 @@ def test_of_equal_rounds_the_first_is_the_best(whole):
     assert (read_summary(whole)["best"]["round"], read_summary(whole)["last"]["round"]) == (2, 4)
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", keep_quick([1, 3]))
 def test_who_leaves_the_loop_can_go_on(after, whole, tmp_path):
     run = tmp_path / "run"
     for round in fedpfl.rounds(*WORDS, directory=run):

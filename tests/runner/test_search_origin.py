@@ -22,6 +22,7 @@ from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
 from tests.command import format_override, rewrite_summary, run_command
+from tests.conftest import keep_quick
 
 pytest.importorskip("optuna")
 
@@ -120,6 +121,7 @@ def chosen(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("fedpfl: best of"))
 
 
+@pytest.mark.full
 def test_tune_on_overwritten_data_chooses_by_the_new_ones(folder):
     """The values found on other data once stood beside the test accuracy on these."""
 
@@ -169,15 +171,17 @@ SCALED = ("plugins=['${oc.env:PWD}/plugin.py']", "method=scaled")
 
 @pytest.mark.parametrize(
     ("change", "more"),
-    [
-        (change_data, ()),
-        (
-            change_split,
-            ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0"),
-        ),
-        (change_plugin, SCALED),
-        (change_what_a_plugin_imports, SCALED),
-    ],
+    keep_quick(
+        [
+            (change_data, ()),
+            (
+                change_split,
+                ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0"),
+            ),
+            (change_plugin, SCALED),
+            (change_what_a_plugin_imports, SCALED),
+        ]
+    ),
 )
 def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
     write_split(folder / "split.json", shift=0)
@@ -237,6 +241,7 @@ def others_run(database, runs):
     shutil.copytree(runs[1], runs[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -260,6 +265,7 @@ def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why
     assert values(search(folder)[1]) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("damage", "why"), [(of_other_code, "was run by other code"), (others_run, "different run")]
 )
@@ -274,7 +280,7 @@ def test_a_run_that_is_no_trials_any_more_is_one_line(damage, why, folder):
     assert not any("best of" in line for line in lines)
 
 
-@pytest.mark.parametrize("content", [b"no database" * 1000, None])
+@pytest.mark.parametrize("content", keep_quick([b"no database" * 1000, None]))
 def test_a_damaged_file_of_trials_is_one_line(content, folder):
     before = search(folder)[1]
     path = folder / "found" / "trials.db"
@@ -300,6 +306,7 @@ def write_weights(path: Path, scale: float) -> None:
     torch.save({name: scale * torch.randn(shape) for name, shape in shapes.items()}, path)
 
 
+@pytest.mark.full
 def test_each_of_several_initial_weights_is_looked_at(folder):
     """The first alone stands for all in the search's name, but not for the values of the others."""
     names = ["first.pt", "second.pt"]
@@ -324,6 +331,7 @@ def by_file(lines: list[str]) -> dict[str, str]:
     return dict(re.search(r"/(\w+\.pt)'?: (.*)", line).groups() for line in values(lines))
 
 
+@pytest.mark.full
 def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):
     """Where all is recorded already, what is given up and what others are compared with are as when
     it was played.
@@ -393,6 +401,7 @@ def test_restart_searches_anew(folder):
     assert len(values(search(folder, "restart=true")[1])) == 2
 
 
+@pytest.mark.full
 def test_final_runs_by_other_code_are_run_anew(folder):
     argv = [
         "method=scaled",

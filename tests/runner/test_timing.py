@@ -27,7 +27,7 @@ from tests.command import (
     read_summary,
     read_table,
 )
-from tests.conftest import assert_same
+from tests.conftest import assert_same, keep_quick
 from tests.record.test_record import Clock, done, info, row
 
 EQUAL = (
@@ -81,22 +81,21 @@ def mine(tmp_path):
     plugins.load_plugins([])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("method=fedobp", "model=lenet5", "eval.finetune_epochs=1", "validation=0.1", "unseen=0.2"),
-        ("method=fedrep", "model=mlp", "engine.backend=batched"),
-        ("method=fedpac", "model=mlp", "local.optimizer=adam", "local.decay=cosine"),
-        ("method=knn_per", "model=mlp", "system=simulated", "state.device=disk"),
-    ],
-    ids=" ".join,
-)
+TIMED = [
+    "method=fedobp model=lenet5 eval.finetune_epochs=1 validation=0.1 unseen=0.2",
+    "method=fedrep model=mlp engine.backend=batched",
+    "method=fedpac model=mlp local.optimizer=adam local.decay=cosine",
+    "method=knn_per model=mlp system=simulated state.device=disk",
+]
+
+
+@pytest.mark.parametrize("words", keep_quick(TIMED))
 def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: True)
-    told = play_run(tmp_path / "timed", *EQUAL, *words)
+    told = play_run(tmp_path / "timed", *EQUAL, *words.split())
     assert "\ntime        about 0:00:" in told
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: False)
-    assert "\ntime  " not in play_run(tmp_path / "plain", *EQUAL, *words)
+    assert "\ntime  " not in play_run(tmp_path / "plain", *EQUAL, *words.split())
     assert read_table(tmp_path / "timed/rounds.csv") == read_table(tmp_path / "plain/rounds.csv")
     assert read_table(tmp_path / "timed/clients.csv") == read_table(tmp_path / "plain/clients.csv")
     assert_same(read_checkpoint(tmp_path / "timed"), read_checkpoint(tmp_path / "plain"))
@@ -192,6 +191,7 @@ def ticking(monkeypatch):
     return play_rounds
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words",
     [

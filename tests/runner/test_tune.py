@@ -375,6 +375,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     assert row["rounds"] <= 9
 
 
+@pytest.mark.full
 def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     words = "method=fedavg", "trials=4", "seeds=2", "local.lr=choice(0.05,1e30)", "validation=0.2"
     code, text = tuned(worlds, "right", *words)
@@ -407,6 +408,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     assert "fedavg: 2 of the final runs diverged, so its test cells stay empty." in text
 
 
+@pytest.mark.full
 def test_where_all_trials_diverge_it_is_one_line(worlds):
     code, text = tuned(
         worlds, "right", "method=fedavg", "trials=2", "seeds=1", "local.lr=choice(1e30,1e31)"
@@ -438,7 +440,7 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     assert row["accuracy"] == best_round(pd.read_csv(path))["accuracy"]
     broken = mock.Mock(status="interrupted")
     with (
-        mock.patch.object(tuning.load, "begun", return_value=broken),
+        mock.patch.object(tuning.load, "read_started_run", return_value=broken),
         pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
     ):
         tuning._read_test_results(Path("final"), ["method=fedavg"], [4])
@@ -457,6 +459,7 @@ def test_words_are_read_as_hydra_reads_them():
     assert spaces.make_search_space("fedavg", ["local.lr=0.1,0.2"]) == []
 
 
+@pytest.mark.full
 def test_searches_may_begin_at_once_in_one_folder(tmp_path):
     for repeat in range(4):
         with ThreadPoolExecutor(4) as pool:
@@ -471,32 +474,35 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (("trials=0", "method=fedavg"), "trials must be a whole number from 1 on, got '0'"),
-        (("seeds=a", "method=fedavg"), "seeds must be a whole number"),
-        (("trials=3",), "name the methods to tune"),
-        (("method=fedavg,fedobq",), "got 'fedobq'"),
-        (("method=fedavg", "seed=1,2"), "tune searches with one seed"),
-        (("method=fedavg", "validation=0"), "a search needs held-out samples"),
-        (("method=fedavg", "local.lr=range(0,1,0.5)"), "ranges are of whole numbers"),
-        (
-            ("method=fedobp,fedper", "quantile=tuned"),
-            "quantile is for a hyperparameter that the method does not have",
-        ),
-        (
-            ("method=fedobp,fedper", "quantile.q=0.9,0.99"),
-            "quantile.q is for a hyperparameter that the method does not",
-        ),
-        (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
-        (
-            ("method=fedavg,fedrep", "local.epochs=1"),
-            "method=fedrep is itself only with method.body_epochs above 0 and",
-        ),
-        (
-            ("method=fedavg", "partition.alpha=choice(0.1,1)"),
-            "partition.alpha is no hyperparameter",
-        ),
-    ],
+    keep_quick(
+        [
+            (("trials=0", "method=fedavg"), "trials must be a whole number from 1 on, got '0'"),
+            (("seeds=a", "method=fedavg"), "seeds must be a whole number"),
+            (("trials=3",), "name the methods to tune"),
+            (("method=fedavg,fedobq",), "got 'fedobq'"),
+            (("method=fedavg", "seed=1,2"), "tune searches with one seed"),
+            (("method=fedavg", "validation=0"), "a search needs held-out samples"),
+            (("method=fedavg", "local.lr=range(0,1,0.5)"), "ranges are of whole numbers"),
+            (
+                ("method=fedobp,fedper", "quantile=tuned"),
+                "quantile is for a hyperparameter that the method does not have",
+            ),
+            (
+                ("method=fedobp,fedper", "quantile.q=0.9,0.99"),
+                "quantile.q is for a hyperparameter that the method does not",
+            ),
+            (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
+            (
+                ("method=fedavg,fedrep", "local.epochs=1"),
+                "method=fedrep is itself only with method.body_epochs above 0 and",
+            ),
+            (
+                ("method=fedavg", "partition.alpha=choice(0.1,1)"),
+                "partition.alpha is no hyperparameter",
+            ),
+        ],
+        4,
+    ),
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
     out = io.StringIO()

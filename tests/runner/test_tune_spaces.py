@@ -63,6 +63,7 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
     assert not plugins.SPACES, "a later command may have another method of that name"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "option",
     [
@@ -90,6 +91,7 @@ def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
         assert tuning.overrides.compose_single_run([*final, "method=halfway"]).method.share == 0.4
 
 
+@pytest.mark.full
 def test_a_command_that_is_told_finds_the_folder_again(folder, tmp_path):
     """What tuned.csv gives to repeat final runs by."""
     (folder / "tune" / "halfway.yaml").write_text("method.share: choice(0.3, 0.4)\n")
