@@ -74,10 +74,10 @@ def trace_origin(
     if unseen:
         splits += [*unseen.train, *unseen.test, *unseen.validation]
     held_out = pick_hashes(hashes, splits)
-    source = weights.known
+    source = weights.provenance_or_unrecorded
     if privacy:
         everybody = np.concatenate([trained_here, held_out])
-        _check_privacy(weights.place, source, everybody, privacy)
+        _check_privacy(weights.path, source, everybody, privacy)
 
     # A sample that a client here trains on as well gives nothing away: some data sets hold samples
     # twice.
@@ -85,15 +85,15 @@ def trace_origin(
     count, total = int(leaked.sum()), len(held_out)
     if count and not overlap:
         raise FedpflError(
-            f"model.weights: {weights.place} was trained on {count:,} of the {total:,} samples that are tested or "
+            f"model.weights: {weights.path} was trained on {count:,} of the {total:,} samples that are tested or "
             "held out here, so that accuracies would flatter; give the seed, partition, validation and unseen that "
             "it had, or model.overlap=true, which goes on and says so in tables"
         )
     told = f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
     caveat = ""
     if count:
-        caveat = f"{weights.place} was trained on {count:,} of the {total:,} samples that are tested or held out here"
-        told = f"it {caveat.removeprefix(weights.place).strip()}: accuracies flatter (model.overlap=true)"
+        caveat = f"{weights.path} was trained on {count:,} of the {total:,} samples that are tested or held out here"
+        told = f"it {caveat.removeprefix(weights.path).strip()}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
         names = _list_names(source.unrecorded)
         caveat = (
@@ -101,7 +101,7 @@ def trace_origin(
         )
         told = caveat
     return WeightsOrigin(
-        weights.place, f"{weights.place}: {told}", caveat, source.joined_with(trained_here)
+        weights.path, f"{weights.path}: {told}", caveat, source.joined_with(trained_here)
     )
 
 

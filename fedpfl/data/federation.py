@@ -1,6 +1,4 @@
-"""The federation: one data set in memory, and the indices of each client's training and test
-samples.
-"""
+"""The federation: one data set in memory, and each client's training and test indices."""
 
 from __future__ import annotations
 
@@ -18,68 +16,77 @@ from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 
-VALIDATION_STREAM, NEWCOMERS_STREAM = (
-    1,
-    2,
-)  # tell the streams of random numbers for what is held out from the partition's
+# Streams of random numbers beside the partition's, which has the seed alone.
+VALIDATION_STREAM = 1
+NEWCOMERS_STREAM = 2
 
 
 class Shape(tuple[int, ...]):
-    """The shape of one sample, which knows what it is the shape of: networks differ in what they
-    take.
+    """The shape of one sample.
+
+    Attributes:
+        kind: "images", "signals" or "token ids", as networks differ in what they take.
+        data_set: The name of the data set.
     """
 
     kind: str
-    """images, signals or token ids"""
     data_set: str
 
     def __new__(cls, axes: Iterable[int], kind: str = "samples", data_set: str = "") -> Shape:
-        """Of the axes of one sample."""
+        """Make it from the axes of one sample."""
         shape = super().__new__(cls, axes)
-        shape.kind, shape.data_set = kind, data_set
+        shape.kind = kind
+        shape.data_set = data_set
         return shape
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What the engine trains on: all samples once, as they are stored, and the indices of each
-    client's.
+    """All samples once, as they are stored, and the indices of each client's samples.
+
+    Attributes:
+        name: Of the data set.
+        x: uint8 images `[samples, channels, height, width]`, int32 token ids `[samples, length]`,
+            or float32 signals.
+        y: int64 labels `[samples]`.
+        classes: Number of classes.
+        mean: Per channel; empty where samples are not scaled.
+        std: Per channel; empty where samples are not scaled.
+        train: int64 indices of each client's training samples.
+        test: int64 indices of each client's test samples.
+        validation: int64 indices of each client's validation samples; empty without validation.
+        augment: Random changes of images, in training steps alone.
+        partition_numbers: Of the clients in the partition; empty where these are all of it.
+        excluded_classes: Bool `[clients, classes]`, the classes that no prediction for a client may
+            be; None: all classes may be predicted.
     """
 
     name: str
-    # Uint8 images [samples, channels, height, width], int32 token ids [samples, length] or float32
-    # signals
     x: Tensor
-    y: Tensor  # int64 [samples]
+    y: Tensor
     classes: int
-    mean: tuple[float, ...]  # empty: samples are not scaled
+    mean: tuple[float, ...]
     std: tuple[float, ...]
-    train: tuple[Tensor, ...]  # int64 [samples of the client], one per client
+    train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
-    validation: tuple[Tensor, ...] = ()  # where the run holds training samples out, else empty
-    augment: Augment | None = None  # of images in training steps alone
-    partition_numbers: tuple[
-        int, ...
-    ] = ()  # of the clients in the partition, where these are not all of it
-    excluded_classes: Tensor | None = (
-        None  # bool [clients, classes]: what no prediction for a client may be; None: it may be any
-    )
-    # [channels, 1, ...], made once on the device of x: a copy from the host for each batch would
-    # stall a GPU
+    validation: tuple[Tensor, ...] = ()
+    augment: Augment | None = None
+    partition_numbers: tuple[int, ...] = ()
+    excluded_classes: Tensor | None = None
+    # Mean and std as `[channels, 1, ...]`, made once on the device of x: a copy from the host for
+    # each batch would stall a GPU.
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, values in (("_shift", self.mean), ("_scale", self.std)):
             tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
-            tensor = tensor.view(-1, *[1] * (self.x.dim() - 2))
-            object.__setattr__(self, name, tensor)
+            trailing_axes = [1] * (self.x.dim() - 2)
+            object.__setattr__(self, name, tensor.view(-1, *trailing_axes))
 
     @property
     def validation_or_test(self) -> tuple[Tensor, ...]:
-        """Return what methods validate on: the validation splits, or the test splits where there
-        are none.
-        """
+        """Return the validation splits, or the test splits where there are none."""
         return self.validation or self.test
 
     @property
@@ -96,72 +103,75 @@ class Federation:
     @cached_property
     def train_sizes(self) -> Tensor:
         """Count training samples per client, int64 `[clients]`, on the CPU."""
-        return torch.tensor([len(index) for index in self.train], dtype=torch.int64)
+        return torch.tensor([len(indices) for indices in self.train], dtype=torch.int64)
 
     @cached_property
     def test_sizes(self) -> Tensor:
         """Count test samples per client, int64 `[clients]`, on the CPU."""
-        return torch.tensor([len(index) for index in self.test], dtype=torch.int64)
+        return torch.tensor([len(indices) for indices in self.test], dtype=torch.int64)
 
-    def count_untrainable(self, batch_size: int, together: int = 1) -> int:
-        """Count the clients that never train: they have too few training samples for a step of
-        `together` minibatches.
+    def count_untrainable(self, batch_size: int, batches_per_step: int = 1) -> int:
+        """Count the clients with too few training samples for a single step.
 
-        A minibatch of a lone sample is skipped.
+        Args:
+            batch_size: Samples per minibatch. A minibatch of a single sample is skipped.
+            batches_per_step: Minibatches that a step needs.
         """
-        full, rest = self.train_sizes // batch_size, self.train_sizes % batch_size
-        return int((full + (rest > 1) < together).sum())
+        full_batches = self.train_sizes // batch_size
+        remainder = self.train_sizes % batch_size
+        batches = full_batches + (remainder > 1)
+        return int((batches < batches_per_step).sum())
 
     def label_counts(self) -> Tensor:
-        """Count samples per client and class, of all splits together: int64 `[clients, classes]`,
-        on the CPU.
-        """
-        y = self.y.cpu()
-        clients = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
-        return torch.stack(
-            [torch.bincount(y[torch.cat(splits)], minlength=self.classes) for splits in clients]
-        )
+        """Count all samples per client and class, int64 `[clients, classes]`, on the CPU."""
+        labels = self.y.cpu()
+        splits_by_client = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
+        counts = []
+        for splits in splits_by_client:
+            counts.append(torch.bincount(labels[torch.cat(splits)], minlength=self.classes))
+        return torch.stack(counts)
 
     def partition_number(self, client: int) -> int:
-        """Return what the partition numbers a client."""
+        """Return a client's number in the partition."""
         return self.partition_numbers[client] if self.partition_numbers else client
 
     def select_clients(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
-        splits = (self.train, self.test, self.validation)
-        train, test, validation = (
-            tuple(split[client] for client in clients if split) for split in splits
-        )
-        partition_numbers = tuple(map(self.partition_number, clients))
-        excluded_classes = (
-            None if self.excluded_classes is None else self.excluded_classes[list(clients)]
-        )
+
+        def select(split: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(split[client] for client in clients if split)
+
+        excluded_classes = self.excluded_classes
+        if excluded_classes is not None:
+            excluded_classes = excluded_classes[list(clients)]
         return replace(
             self,
-            train=train,
-            test=test,
-            validation=validation,
-            partition_numbers=partition_numbers,
+            train=select(self.train),
+            test=select(self.test),
+            validation=select(self.validation),
+            partition_numbers=tuple(map(self.partition_number, clients)),
             excluded_classes=excluded_classes,
         )
 
     def split_newcomers(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
-        """Return those who take part and, if there are any, those who never do."""
+        """Return the clients that take part and, if there are any, those that never do."""
         if not newcomers:
             return self, None
-        return self.select_clients(
-            [client for client in range(self.clients) if client not in newcomers]
-        ), self.select_clients(sorted(newcomers))
+        participants = [client for client in range(self.clients) if client not in newcomers]
+        return self.select_clients(participants), self.select_clients(sorted(newcomers))
 
-    def merge_clients(self, most: int) -> Federation:
-        """Return a federation of at most `most` clients with the same test samples, no others, and
-        no class excluded_classes.
+    def merge_clients(self, limit: int) -> Federation:
+        """Return a federation of at most `limit` clients that hold the same test samples.
+
+        They have no other samples, and no class is excluded.
         """
-        size = -(-self.clients // most)
-        test = tuple(torch.cat(self.test[at : at + size]) for at in range(0, self.clients, size))
+        size = -(-self.clients // limit)  # rounded up
+        test = tuple(
+            torch.cat(self.test[start : start + size]) for start in range(0, self.clients, size)
+        )
         return replace(
             self,
-            train=tuple(own[:0] for own in test),
+            train=tuple(indices[:0] for indices in test),
             test=test,
             validation=(),
             partition_numbers=(),
@@ -169,21 +179,22 @@ class Federation:
         )
 
     def to(self, device: torch.device | str) -> Federation:
-        """Put samples and labels on `device`. The indices stay on the CPU, where batches are
-        planned.
+        """Move samples and labels to a device.
+
+        The indices stay on the CPU, where batches are planned.
         """
-        excluded_classes = (
-            None if self.excluded_classes is None else self.excluded_classes.to(device)
-        )
+        excluded_classes = self.excluded_classes
+        if excluded_classes is not None:
+            excluded_classes = excluded_classes.to(device)
         return replace(
             self, x=self.x.to(device), y=self.y.to(device), excluded_classes=excluded_classes
         )
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std per channel of samples `[..., *shape]`, pixels divided by 255
-        first; float32.
+        """Return samples `[..., *shape]` as (x - mean) / std per channel, float32.
 
-        What is not scaled (token ids, or signals taken as they are) is returned as it is.
+        Pixels are divided by 255 first. Token ids, and signals without mean and std, are returned
+        as they are.
         """
         if not self.mean:
             return x
@@ -192,14 +203,20 @@ class Federation:
 
     @property
     def augment_numbers(self) -> int:
-        """Return how many random numbers decide how a training step sees a sample; 0: as it is."""
+        """Return how many random numbers augment one sample; 0 without augmentation."""
         return Augment.NUMBERS if self.augment else 0
 
     def apply_augmentation(self, x: Tensor, views: Tensor) -> Tensor:
-        """Return normalised samples `[..., *shape]` as training steps see them; views: uniform
-        `[..., self.augment_numbers]`.
+        """Augment normalised samples `[..., *shape]` for a training step.
+
+        Args:
+            x: The samples.
+            views: Random numbers `[..., augment_numbers]`, uniform in [0, 1).
         """
-        return self.augment(x, views, -self._shift / self._scale) if self.augment else x
+        if not self.augment:
+            return x
+        black = -self._shift / self._scale
+        return self.augment(x, views, black)
 
 
 def build_federation(
@@ -211,78 +228,96 @@ def build_federation(
     newcomers: Collection[int] = (),
     only_local_classes: bool = False,
 ) -> Federation:
-    """Deal a data set to clients; `int(validation * n)` of a client's n training samples are held
-    out, at random.
+    """Distribute a data set to clients.
 
-    A mean or standard deviation that is not given is that of the training samples, as often as
-    clients hold them, but for what is held out and what the newcomers have, who never take part.
-    own_classes: a client is judged by predictions among the classes of its training samples, if it
-    has any.
+    A mean or standard deviation that is not given is that of the training samples, each as often as
+    clients hold it, without validation samples and those of newcomers.
 
-    Raises: FedpflError if the partition holds samples out itself, or what is to be augmented are no
-    images.
+    Args:
+        samples: The data set.
+        partition: Each client's samples.
+        validation: Share of a client's n training samples that is held out for validation, at
+            random: `int(validation * n)`.
+        seed: Of the run.
+        augment: Random changes of training images.
+        newcomers: Clients that never take part.
+        only_local_classes: Whether predictions for a client are limited to the classes of its
+            training samples, if it has any.
+
+    Raises:
+        FedpflError: If the partition holds samples out itself, or augmented samples are no images.
     """
     if validation and partition.validation:
         raise FedpflError(
-            f"validation must be 0, as the partition holds samples out itself, got {validation}; set validation=0"
+            f"validation must be 0, as the partition holds samples out itself, got {validation}; "
+            "set validation=0"
         )
     if augment and samples.x.dtype != torch.uint8:
         raise FedpflError(
             f"augment is for images, but data set {samples.name} has none; set augment=none"
         )
-    kept, held = _hold_out_validation(partition.train, validation, seed)
-    train, mean, std = _to_tensors(kept), samples.mean, samples.std
+
+    # ---- Step 1: hold validation samples out.
+    train_indices, validation_indices = _hold_out_validation(partition.train, validation, seed)
+    train = _to_tensors(train_indices)
+
+    # ---- Step 2: scale by the training samples of participants, so that nothing leaks.
+    mean = samples.mean
+    std = samples.std
     if mean is None or std is None:
-        found = mean_and_std(
-            samples.x,
-            torch.cat([own for client, own in enumerate(train) if client not in newcomers]),
-        )
-        mean, std = (found[0] if mean is None else mean), (found[1] if std is None else std)
+        participants = [indices for client, indices in enumerate(train) if client not in newcomers]
+        train_mean, train_std = mean_and_std(samples.x, torch.cat(participants))
+        mean = train_mean if mean is None else mean
+        std = train_std if std is None else std
+
+    # ---- Step 3: exclude classes that a client does not train on.
     excluded_classes = None
     if only_local_classes:
+        labels = samples.y.cpu()
         counts = torch.stack(
-            [torch.bincount(samples.y.cpu()[own], minlength=samples.classes) for own in train]
+            [torch.bincount(labels[indices], minlength=samples.classes) for indices in train]
         )
         excluded_classes = (counts == 0) & counts.any(1, keepdim=True)
     return Federation(
-        samples.name,
-        samples.x,
-        samples.y,
-        samples.classes,
-        mean,
-        std,
+        name=samples.name,
+        x=samples.x,
+        y=samples.y,
+        classes=samples.classes,
+        mean=mean,
+        std=std,
         train=train,
         test=_to_tensors(partition.test),
-        validation=_to_tensors(held or partition.validation),
+        validation=_to_tensors(validation_indices or partition.validation),
         augment=augment or None,
         excluded_classes=excluded_classes,
     )
 
 
 def draw_newcomers(clients: int, count: int, seed: int) -> list[int]:
-    """Draw so many of the clients, who never take part; ascending."""
-    return sorted(
-        np.random.default_rng([seed, NEWCOMERS_STREAM]).permutation(clients)[:count].tolist()
-    )
+    """Draw `count` clients that never take part, in ascending order."""
+    rng = np.random.default_rng([seed, NEWCOMERS_STREAM])
+    return sorted(rng.permutation(clients)[:count].tolist())
 
 
 def _hold_out_validation(
     train: Sequence[np.ndarray], share: float, seed: int
 ) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
-    """What each client still trains on, in its order, and what is held out of it; nothing if the
-    share is 0.
+    """Split each client's samples into training and validation samples, in their order.
+
+    Without a share there is no validation split.
     """
     if not share:
         return train, ()
     rng = np.random.default_rng([seed, VALIDATION_STREAM])
-    kept, held = [], []
-    for index in train:
-        out = np.zeros(len(index), bool)
-        out[rng.permutation(len(index))[: int(share * len(index))]] = True
-        kept.append(index[~out])
-        held.append(index[out])
-    return kept, held
+    train_splits = []
+    validation_splits = []
+    for indices in train:
+        is_validation = np.zeros(len(indices), bool)
+        is_validation[rng.permutation(len(indices))[: int(share * len(indices))]] = True
+        train_splits.append(indices[~is_validation])
+        validation_splits.append(indices[is_validation])
+    return train_splits, validation_splits
 
 
-def _to_tensors(indices: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(np.array(index, np.int64)) for index in indices)
+def _to_tensors(splits: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(np.array(indices, np.int64)) for indices in splits)

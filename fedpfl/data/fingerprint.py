@@ -1,4 +1,4 @@
-"""What tells data apart: a digest of tensors and plain values."""
+"""Fingerprints: digests of tensors and plain values."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 FINGERPRINTED_PARTS = "samples, labels, groups, scaling, who holds which, or initial weights"
-"""What a fingerprint of data is of, in words."""
+"""The parts of a run's data that its fingerprint covers, in words."""
 
 
 def fingerprint(*values: Any) -> str:
-    """Return a digest of tensors, numbers, text, None, and of sequences, mappings and dataclasses
-    of these.
+    """Hash tensors, numbers, texts and None, also in sequences, mappings and dataclasses.
 
-    The device does not matter. Of numbers that are not whole six digits count: what is computed
-    from the data may round differently elsewhere.
+    The device does not matter. Of floats six digits count, as a mean that is computed from the data
+    may round differently on another machine.
     """
     digest = hashlib.blake2b(digest_size=16)
     for piece in _byte_pieces(values):
@@ -28,7 +27,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def _byte_pieces(value: Any) -> Iterator[Any]:
-    """The value's bytes, each part behind what and how long it is."""
+    """Yield the bytes of a value, each part after its type and length."""
     if isinstance(value, Tensor):
         yield f"{value.dtype}{list(value.shape)}".encode()
         if value.numel():
@@ -36,11 +35,15 @@ def _byte_pieces(value: Any) -> Iterator[Any]:
     elif is_dataclass(value):
         yield from _byte_pieces(vars(value))
     elif isinstance(value, Mapping):
-        yield from _byte_pieces([part for item in value.items() for part in item])
+        keys_and_values = [part for item in value.items() for part in item]
+        yield from _byte_pieces(keys_and_values)
     elif isinstance(value, list | tuple):
         yield f"[{len(value)}]".encode()
         for part in value:
             yield from _byte_pieces(part)
     else:
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        if isinstance(value, float):
+            text = f"{value:.6g}"
+        else:
+            text = str(value)
         yield f"{type(value).__name__}{len(text)}:{text}".encode()

@@ -1,4 +1,4 @@
-"""Archives of plain arrays, as np.savez writes them."""
+"""Open archives of plain arrays, as np.savez writes them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from numpy.lib.npyio import NpzFile
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[NpzFile]:
-    """Open an archive, whose arrays are read by name once all checksums are right; nothing is
-    unpickled.
+    """Open an archive after checking all checksums, without unpickling anything.
 
-    Raises ValueError, or what zipfile and numpy raise, for an archive that is damaged or holds
-    something else.
+    Raises:
+        ValueError: For an archive that is damaged or holds something else; zipfile and numpy raise
+            further errors.
     """
     with path.open("rb") as file:
-        if file.read(2) not in (
-            b"PK",
-            b"\x93N",
-        ):  # else numpy takes it for a pickle, and says how to load that
+        # NumPy would take other files for a pickle, and advise to load that.
+        if file.read(2) not in (b"PK", b"\x93N"):
+            is_empty = not path.stat().st_size
             raise ValueError(
-                "it is no zip archive, as np.savez writes" if path.stat().st_size else "it is empty"
+                "it is empty" if is_empty else "it is no zip archive, as np.savez writes"
             )
         file.seek(0)
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, NpzFile) or arrays.zip is None:
             raise ValueError("it is a single array")
         members = arrays.zip.infolist()
-        # A flipped bit in the length of a comment would make members disappear; numpy writes no
-        # comments.
-        if len(set(arrays.files)) < len(members) or any(member.comment for member in members):
+        # A flipped bit in a comment's length hides members. NumPy writes no comments.
+        has_comments = any(member.comment for member in members)
+        if has_comments or len(set(arrays.files)) < len(members):
             raise ValueError("its table of contents is damaged")
-        if (name := arrays.zip.testzip()) is not None:  # numpy reads no further than a header says
-            raise ValueError(f"its part {name} is damaged")
+        damaged_member = arrays.zip.testzip()  # numpy reads no further than a header says
+        if damaged_member is not None:
+            raise ValueError(f"its part {damaged_member} is damaged")
         yield arrays

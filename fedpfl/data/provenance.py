@@ -1,8 +1,7 @@
-"""Which samples initial weights were trained on, so that nobody is tested on what a network has
-seen.
+"""Which samples initial weights were trained on, so that no client is tested on them.
 
-Samples are known by their content: another split, another file or another order of the same data do
-not hide them.
+Samples are identified by their content: another split, file or order of the same data does not hide
+them.
 """
 
 from __future__ import annotations
@@ -23,21 +22,22 @@ KEY = "fedpfl.provenance"
 
 @dataclass(frozen=True, eq=False)
 class Provenance:
-    """Say what weights were trained on.
+    """The samples that weights were trained on.
 
-    samples: hashes of samples, sorted. unrecorded: names of files that the training began with, of
-    which nobody knows what they were trained on.
+    Attributes:
+        samples: Sorted hashes of the samples.
+        unrecorded: Files that the training began with and that have no provenance.
     """
 
     samples: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     unrecorded: tuple[str, ...] = ()
 
     def joined_with(self, hashes: np.ndarray) -> Provenance:
-        """Return that of weights that were trained further, on samples of these hashes."""
+        """Return the provenance after further training on samples of these hashes."""
         return Provenance(np.union1d(self.samples, hashes), self.unrecorded)
 
     def are_seen(self, hashes: np.ndarray) -> np.ndarray:
-        """Tell which of these samples are among those that were trained on."""
+        """Return which of these samples were trained on, as bools."""
         return np.isin(hashes, self.samples)
 
     # ---- arrays of an archive
@@ -48,7 +48,7 @@ class Provenance:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Provenance | None:
-        """Return what such arrays say; None where an older version wrote the archive."""
+        """Read it from an archive's arrays; None where an older version wrote the archive."""
         if "trained_on" not in arrays:
             return None
         return cls(arrays["trained_on"], tuple(arrays["unrecorded"].tolist()))
@@ -62,14 +62,14 @@ class Provenance:
 
     @classmethod
     def from_header(cls, header: Mapping[str, str] | None) -> Provenance | None:
-        """Return what a safetensors file's metadata say, None where they say nothing."""
+        """Read it from a safetensors file's metadata, None where it is not there."""
         if not header or KEY not in header:
             return None
         hashes, *unrecorded = header[KEY].split("\n")
         return cls(np.frombuffer(base64.b64decode(hashes), "<u8"), tuple(unrecorded))
 
     def attach_to(self, values: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-        """Return a state_dict that `torch.save` writes together with its provenance."""
+        """Return a state_dict with the provenance as an attribute, which `torch.save` writes."""
         state = OrderedDict(values)
         hashes = torch.from_numpy(self.samples.astype(np.uint64).view(np.int64).copy())
         state.provenance = {"samples": hashes, "unrecorded": [*self.unrecorded]}  # type: ignore[attr-defined]
@@ -77,39 +77,42 @@ class Provenance:
 
     @classmethod
     def from_state(cls, state: Any) -> Provenance | None:
-        """Return what a loaded state_dict says, None where it says nothing."""
-        told = getattr(state, "provenance", None)
-        if not (isinstance(told, dict) and isinstance(told.get("samples"), Tensor)):
+        """Read it from a loaded state_dict, None where it is not there."""
+        stored = getattr(state, "provenance", None)
+        if not isinstance(stored, dict) or not isinstance(stored.get("samples"), Tensor):
             return None
-        return cls(
-            told["samples"].numpy().view(np.uint64), tuple(map(str, told.get("unrecorded", ())))
-        )
+        unrecorded = tuple(map(str, stored.get("unrecorded", ())))
+        return cls(stored["samples"].numpy().view(np.uint64), unrecorded)
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Hold initial values by name, where they are from, and their provenance; None: nobody knows."""
+    """Initial values of a network.
+
+    Attributes:
+        values: Tensors by name.
+        path: The file or run they are from.
+        provenance: What they were trained on; None: unknown.
+    """
 
     values: dict[str, Tensor]
-    place: str
+    path: str
     provenance: Provenance | None
 
     @property
-    def known(self) -> Provenance:
-        """Return the provenance; where nobody knows it, that these weights are unrecorded."""
-        return self.provenance or Provenance(unrecorded=(self.place,))
+    def provenance_or_unrecorded(self) -> Provenance:
+        """Return the provenance, or one that names these weights as unrecorded."""
+        return self.provenance or Provenance(unrecorded=(self.path,))
 
 
 def hash_samples(x: Tensor) -> np.ndarray:
-    """Hash each sample's content, uint64 `[samples]`; labels do not matter, nor on what device they
-    are.
-    """
+    """Hash the content of each sample, without its label: uint64 `[samples]`."""
     rows = x.detach().cpu().contiguous().flatten(1).numpy()
     digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def pick_hashes(hashes: np.ndarray, indices: Iterable[Tensor]) -> np.ndarray:
-    """Return the hashes of all samples of these clients."""
-    parts = [hashes[index.cpu().numpy()] for index in indices]
+    """Return the hashes of all samples with these indices, client after client."""
+    parts = [hashes[client_indices.cpu().numpy()] for client_indices in indices]
     return np.concatenate([np.empty(0, np.uint64), *parts])

@@ -1,4 +1,4 @@
-"""Files with a network's state_dict, from which it may start."""
+"""Read files with a network's state_dict, from which it may start."""
 
 import hashlib
 import re
@@ -15,49 +15,63 @@ from torch import Tensor
 from fedpfl.data.provenance import Provenance, Weights
 from fedpfl.ground.errors import FedpflError
 
-HASH = re.compile(r"-([0-9a-f]{8,})\.\w+$")  # as torch.hub names its files
+# torch.hub names its files so.
+HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.\w+$")
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Return the values of `read_weights`."""
+    """Read the tensors of a file, as `read_weights` does."""
     return read_weights(path).values
 
 
 def read_weights(path: Path) -> Weights:
-    """Read the tensors of a file written by `torch.save(network.state_dict(), path)` or by
-    safetensors, on the CPU.
+    """Read a file of `torch.save(network.state_dict(), path)` or of safetensors, on the CPU.
 
-    Raises FedpflError if it is missing or broken, also by the hash in its name, where it has one.
+    Raises:
+        FedpflError: If it is absent or damaged, also by the hash in its name, where it has one.
     """
     if not path.is_file():
         raise FedpflError(
             f"model.weights: there is no file {path}; put it there, or give its full path"
         )
-    if expected := HASH.search(path.name):
+    if expected := HASH_IN_NAME.search(path.name):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if not digest.startswith(expected[1]):
+            beginning = digest[: len(expected[1])]
             raise FedpflError(
-                f"model.weights: SHA-256 of {path} begins with {digest[: len(expected[1])]}; fetch it again"
+                f"model.weights: SHA-256 of {path} begins with {beginning}; fetch it again"
             )
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 provenance = Provenance.from_header(file.metadata())
             return Weights(safetensors.load_file(path), str(path), provenance)
-        if zipfile.is_zipfile(path):  # not so torch's older format, which has no checksums
-            with zipfile.ZipFile(path) as archive:
-                if (member := archive.testzip()) is not None:  # torch does not compare them
-                    raise ValueError(f"its part {member} is damaged")
+        _require_checksums(path)
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's unpickler raises whatever it stumbles over
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        if reason.startswith("Weights only"):  # goes on with advice to load what may run code
-            reason = "it is no file of torch.save's, or holds more than tensors"
-        raise FedpflError(f"model.weights: {path} cannot be read ({reason})") from None
-    if not isinstance(values, Mapping) or not all(
-        isinstance(value, Tensor) for value in values.values()
-    ):
+    except Exception as error:  # torch's unpickler raises whatever it meets
+        raise FedpflError(f"model.weights: {path} cannot be read ({_reason(error)})") from None
+    is_mapping = isinstance(values, Mapping)
+    if not is_mapping or not all(isinstance(value, Tensor) for value in values.values()):
         raise FedpflError(
             f"model.weights: {path} must hold a network's state_dict and nothing else"
         )
     return Weights(dict(values), str(path), Provenance.from_state(values))
+
+
+def _require_checksums(path: Path) -> None:
+    """Raise ValueError for a zip archive with a wrong checksum, which torch does not compare."""
+    if not zipfile.is_zipfile(path):  # torch's older format has no checksums
+        return
+    with zipfile.ZipFile(path) as archive:
+        damaged_member = archive.testzip()
+    if damaged_member is not None:
+        raise ValueError(f"its part {damaged_member} is damaged")
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error's message, or its class."""
+    first_line = (str(error) or type(error).__name__).splitlines()[0]
+    # Torch's message goes on with advice to load code that could do anything.
+    if first_line.startswith("Weights only"):
+        return "it is no file of torch.save's, or holds more than tensors"
+    return first_line
