@@ -59,25 +59,31 @@ class APFL(Method):
 
     def before_training(self, server, client, net, shard):
         """Return the alpha that holds from the second batch on."""
-        alpha, batch = client["alpha"], next(shard.batches("main", 0), None)
+        alpha = client["alpha"]
+        batch = next(shard.batches("main", 0), None)
         if batch is None or not self.adaptive:
             return {"next": alpha}
-        models = {"w": server, "v": client["v"]}
+        w = server
+        v = client["v"]
 
-        def objective(net: Bound, models: Tree, batch: Batch) -> Tensor:
+        # ---- The gradient of the mixture's loss L, at the models as they are before any step.
+        def loss_of_models(net: Bound, models: Tree, batch: Batch) -> Tensor:
             return batch.cross_entropy(self.predict(net, {**models, "alpha": alpha}, batch))
 
-        def at_mixture(net: Bound, mixed: Tree, batch: Batch) -> Tensor:
-            return batch.cross_entropy(net(mixed, batch.x, "v"))
+        def loss_of_mixture(net: Bound, mixture: Tree, batch: Batch) -> Tensor:
+            return batch.cross_entropy(net(mixture, batch.x, "v"))
 
         if self.mixing == "output":
-            grads, _ = net.gradient(objective, models, batch)
-            gradient = _mixed(alpha, grads["v"], grads["w"])
+            grads, _ = net.gradient(loss_of_models, {"w": w, "v": v}, batch)
+            gradient = _mix_models(alpha, grads["v"], grads["w"])
         else:
-            gradient, _ = net.gradient(at_mixture, _mixed(alpha, models["v"], models["w"]), batch)
-        products = tree.map(lambda v, w, g: ((v - w) * g).sum(), models["v"], models["w"], gradient)
+            gradient, _ = net.gradient(loss_of_mixture, _mix_models(alpha, v, w), batch)
+
+        # ---- alpha <- clip(alpha - alpha_lr (<v - w, gradient> + alpha_decay alpha), 0, 1)
+        products = tree.map(lambda v, w, g: ((v - w) * g).sum(), v, w, gradient)
         slope = torch.stack(tree.leaves(products)).sum()
-        return {"next": (alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)).clamp(0, 1)}
+        next_alpha = alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)
+        return {"next": next_alpha.clamp(0, 1)}
 
     def start(self, received, client):
         """Return both models side by side."""
@@ -85,20 +91,23 @@ class APFL(Method):
 
     def phases(self, server, client, params, epochs):
         """Train both models; the first step ends the old alpha."""
-        return [Phase(epochs, after_gradient=self._advance)]
+        return [Phase(epochs, after_gradient=self._advance_alpha)]
 
     def loss(self, server, client, net, params, batch):
         """Add two objectives without a common variable: in the mixture w is given."""
-        alpha, shared = client["alpha"], net(params["w"], batch.x, "w")
+        alpha = client["alpha"]
+        logits_w = net(params["w"], batch.x, "w")
         if self.mixing == "output":
-            mixture = alpha * net(params["v"], batch.x, "v") + (1 - alpha) * shared.detach()
+            logits_v = net(params["v"], batch.x, "v")
+            mixture = alpha * logits_v + (1 - alpha) * logits_w.detach()
         else:
-            mixture = net(
-                _mixed(alpha, params["v"], tree.map(Tensor.detach, params["w"])), batch.x, "v"
-            )
-        return batch.cross_entropy(shared) + batch.cross_entropy(mixture)
+            w = tree.map(Tensor.detach, params["w"])
+            mixture = net(_mix_models(alpha, params["v"], w), batch.x, "v")
+        return batch.cross_entropy(logits_w) + batch.cross_entropy(mixture)
 
-    def _advance(self, server, client, params, grads, batch, loss, aux):
+    @staticmethod
+    def _advance_alpha(server, client, params, grads, batch, loss, aux):
+        """Go over to the alpha that holds from the second batch on."""
         return {**client, "alpha": client["next"]}
 
     def finish(self, server, client, start, params):
@@ -114,10 +123,12 @@ class APFL(Method):
 
     def predict(self, net, params, batch):
         """Return the mixture's logits."""
-        alpha, x = params["alpha"], batch.x
+        alpha = params["alpha"]
         if self.mixing == "param":
-            return net(_mixed(alpha, params["v"], params["w"]), x, "v")
-        return alpha * net(params["v"], x, "v") + (1 - alpha) * net(params["w"], x, "w")
+            return net(_mix_models(alpha, params["v"], params["w"]), batch.x, "v")
+        logits_v = net(params["v"], batch.x, "v")
+        logits_w = net(params["w"], batch.x, "w")
+        return alpha * logits_v + (1 - alpha) * logits_w
 
     def finetuning(self, params, parts, epochs):
         """Move both models; alpha holds still."""
@@ -128,8 +139,9 @@ class APFL(Method):
         return {"alpha": client["alpha"]}
 
 
-def _mixed(alpha: Tensor, own: Tree, shared: Tree) -> Tree:
-    """Return the convex combination, in the memory layout of `own`, which a sum of one-channel
-    tensors may lose.
+def _mix_models(alpha: Tensor, v: Tree, w: Tree) -> Tree:
+    """Return alpha v + (1 - alpha) w, in the memory layout of v.
+
+    A sum of one-channel tensors may lose that layout, so the second term is added in place.
     """
-    return tree.map(lambda v, w: (alpha * v).add_((1 - alpha) * w), own, shared)
+    return tree.map(lambda v, w: (alpha * v).add_((1 - alpha) * w), v, w)

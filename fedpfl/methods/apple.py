@@ -45,21 +45,18 @@ class APPLE(Method):
     server_sees = "each upload"
 
     def init(self, params, parts):
-        """Begin with equal cores, and with equal shares, until the clients' numbers of samples are
-        known.
-        """
-        clients, some = max(1, parts.clients), tree.leaves(params)[0]
-        shares, played = (
-            some.new_full((clients,), 1 / clients),
-            some.new_zeros((), dtype=torch.int64),
-        )
-        known = {
+        """Begin with equal cores, and equal shares until the numbers of samples are known."""
+        clients = max(1, parts.clients)
+        some_leaf = tree.leaves(params)[0]
+        shares = some_leaf.new_full((clients,), 1 / clients)
+        server = {
+            "cores": tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), params),
+            "shares": shares,
             "counted": flag(params),
-            "played": played,
-            "end": some.new_full((), self.until * parts.rounds),
+            "played": some_leaf.new_zeros((), dtype=torch.int64),
+            "end": some_leaf.new_full((), self.until * parts.rounds),
         }
-        cores = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), params)
-        return {"cores": cores, "shares": shares, **known}, {"p": shares}
+        return server, {"p": shares}
 
     def buffers(self):
         """Keep BatchNorm statistics with the client."""
@@ -67,12 +64,14 @@ class APPLE(Method):
 
     def turns(self, played, cohort, clients, generator):
         """Count all clients' samples before the first round."""
-        counting = (
-            [] if played else [Turn(list(range(clients)), survey=self._counted, trains=False)]
-        )
-        return [*counting, Turn(cohort)]
+        if played:
+            return [Turn(cohort)]
+        everyone = list(range(clients))
+        counting = Turn(everyone, survey=self._set_shares, trains=False)
+        return [counting, Turn(cohort)]
 
-    def _counted(self, server, clients, uploads):
+    def _set_shares(self, server, clients, uploads):
+        """Learn p0_j = n_j / n, the clients' shares of all samples."""
         shares = uploads["samples"] / uploads["samples"].sum()
         return {**server, "shares": shares, "counted": ~server["counted"]}, clients
 
@@ -82,76 +81,89 @@ class APPLE(Method):
 
     def prepare(self, server, client):
         """Begin with p0."""
-        return {**client, "p": torch.where(client["participated"], client["p"], server["shares"])}
+        p = torch.where(client["participated"], client["p"], server["shares"])
+        return {**client, "p": p}
 
     def download(self, server, client):
-        """Return the other clients' cores, but not for the counting; its own core and p0 the client
-        has.
+        """Return the other clients' cores, but not for the counting.
+
+        Its own core and p0 the client has.
         """
-        numbers = torch.arange(len(client["p"]) - 1, device=client["p"].device)
-        numbers = numbers + (numbers >= client["number"])
-        others = tree.map(lambda leaf: leaf.index_select(0, numbers), server["cores"])
-        own = tree.map(
-            lambda leaf: leaf.index_select(0, client["number"].view(1)).squeeze(0), server["cores"]
+        number = client["number"]
+        other_numbers = torch.arange(len(client["p"]) - 1, device=client["p"].device)
+        other_numbers = other_numbers + (other_numbers >= number)
+        other_cores = tree.map(lambda leaf: leaf.index_select(0, other_numbers), server["cores"])
+        own_core = tree.map(
+            lambda leaf: leaf.index_select(0, number.view(1)).squeeze(0), server["cores"]
         )
         return {
-            "others": _unless_counting(server, others),
-            "own": Known(own),
+            "others": _unless_counting(server, other_cores),
+            "own": Known(own_core),
             "p0": Known(server["shares"]),
         }
 
     def start(self, received, client):
-        """Return the client's core, and how far p_i has come since the round began, in steps of
-        local.lr.
+        """Return the client's core, and how far p_i moved since the round began.
+
+        This distance is in steps of local.lr.
         """
         return {"core": received["own"], "moved": torch.zeros_like(client["p"])}
 
     def loss(self, server, client, net, params, batch):
-        """Add the penalty to the cross-entropy of v_i."""
-        r, end = server["played"], server["end"]
-        falling = (
-            (torch.cos(torch.pi * r / end) + 1) / 2
-            if self.schedule == "cosine"
-            else 0.001 ** (r / end)
-        )
-        apart = (self._p(client, params) - server["shares"]).square().sum()
-        penalty = torch.where(r < end, falling, 0.0) * self.mu / 2 * apart
-        return batch.cross_entropy(net(self.evaluated(server, client, params), batch.x)) + penalty
+        """Return CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2."""
+        logits = net(self.evaluated(server, client, params), batch.x)
+        r = server["played"]
+        last = server["end"]  # L, from which on lambda is 0
+        if self.schedule == "cosine":
+            scheduled = (torch.cos(torch.pi * r / last) + 1) / 2
+        else:
+            scheduled = 0.001 ** (r / last)
+        distance = (self._relationships(client, params) - server["shares"]).square().sum()
+        penalty = torch.where(r < last, scheduled, 0.0) * self.mu / 2 * distance
+        return batch.cross_entropy(logits) + penalty
 
-    def _p(self, client: Tree, params: Tree) -> Tensor:
-        """Return p_i: a step of local.lr on `moved` is one of rate * local.lr on it, momentum and
-        all.
+    def _relationships(self, client: Tree, params: Tree) -> Tensor:
+        """Return p_i.
+
+        The square root makes a step of local.lr on `moved` one of rate * local.lr on p_i: the
+        gradient is scaled by it once, and the step once more.
         """
         return client["p"] + self.rate**0.5 * params["moved"]
 
     def evaluated(self, server, client, params):
-        """Return v_i, with the trained core for the client's own."""
-        p = self._p(client, params)
-        own = torch.arange(len(p), device=p.device) == client["number"]
-        mine, theirs = torch.where(own, p, 0.0).sum(), torch.where(own, 0.0, p)
-        return tree.map(
-            lambda w, all: mine * w + torch.tensordot(theirs, all, 1),
-            params["core"],
-            server["cores"],
-        )
+        """Return v_i = sum_j p_ij w_j, with the trained core for the client's own."""
+        p = self._relationships(client, params)
+        is_own = torch.arange(len(p), device=p.device) == client["number"]
+        p_own = torch.where(is_own, p, 0.0).sum()
+        p_others = torch.where(is_own, 0.0, p)
+
+        def mix(core: Tensor, cores: Tensor) -> Tensor:
+            return p_own * core + torch.tensordot(p_others, cores, 1)
+
+        return tree.map(mix, params["core"], server["cores"])
 
     def finish(self, server, client, start, params):
         """Send the core up, or the number of samples; keep p_i."""
         upload = {"core": _unless_counting(server, params["core"]), "samples": client["samples"]}
-        return upload, {"p": self._p(client, params)}
+        return upload, {"p": self._relationships(client, params)}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Store the cores; nothing is averaged."""
-        places, new = clients["number"], uploads["core"].values
-        cores = tree.map(lambda leaf, own: leaf.index_copy(0, places, own), server["cores"], new)
+        numbers = clients["number"]
+        cores = tree.map(
+            lambda leaf, new: leaf.index_copy(0, numbers, new),
+            server["cores"],
+            uploads["core"].values,
+        )
         return {**server, "cores": cores, "played": server["played"] + 1}, clients
 
     def personal(self, server, client):
         """Return v_i of the latest cores."""
         p = self.prepare(server, client)["p"]
-        return tree.map(lambda all: torch.tensordot(p, all, 1), server["cores"])
+        return tree.map(lambda cores: torch.tensordot(p, cores, 1), server["cores"])
 
 
-def _unless_counting(server: Tree, sent: Tree) -> Agreed:
-    """Return what is sent in a round, but not where the server asks for numbers of samples alone."""
-    return Agreed(sent, tree.map(lambda leaf: server["counted"].expand(leaf.shape), sent))
+def _unless_counting(server: Tree, values: Tree) -> Agreed:
+    """Return what travels in a round, but not where the server asks for sample counts alone."""
+    mask = tree.map(lambda leaf: server["counted"].expand(leaf.shape), values)
+    return Agreed(values, mask)

@@ -1,6 +1,4 @@
-"""CFL: clusters of clients, each with its model, that split in two where their members want to go
-apart.
-"""
+"""CFL: clusters of clients, each with its model, split where their members want to go apart."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -55,13 +53,20 @@ class CFL(Method):
     server_sees = "each upload"
 
     def init(self, params, parts):
-        """Put all clients into cluster 0, and newcomers, who stand last, into one behind the
-        others.
+        """Put all clients into cluster 0, and newcomers into one behind the others.
+
+        Newcomers stand last in `cluster_of`.
         """
-        of = torch.zeros(parts.clients + 1, dtype=torch.int64, device=tree.leaves(params)[0].device)
-        of[-1] = self.clusters
-        counts = {"count": torch.ones_like(of[0]), "played": torch.zeros_like(of[0])}
-        return {"models": tree.repeat(params, self.clusters + 1), "cluster_of": of, **counts}, {}
+        device = tree.leaves(params)[0].device
+        cluster_of = torch.zeros(parts.clients + 1, dtype=torch.int64, device=device)
+        cluster_of[-1] = self.clusters
+        server = {
+            "models": tree.repeat(params, self.clusters + 1),
+            "cluster_of": cluster_of,
+            "count": torch.ones_like(cluster_of[0]),
+            "played": torch.zeros_like(cluster_of[0]),
+        }
+        return server, {}
 
     def buffers(self):
         """Keep BatchNorm statistics with the client."""
@@ -69,56 +74,68 @@ class CFL(Method):
 
     def download(self, server, client):
         """Return the model of the client's cluster."""
-        of = server["cluster_of"]
-        place = of.index_select(0, client["number"].clamp(max=len(of) - 1).view(1))
-        return tree.map(lambda leaf: leaf.index_select(0, place).squeeze(0), server["models"])
+        cluster_of = server["cluster_of"]
+        number = client["number"].clamp(max=len(cluster_of) - 1)  # newcomers stand last
+        cluster = cluster_of.index_select(0, number.view(1))
+        return tree.map(lambda leaf: leaf.index_select(0, cluster).squeeze(0), server["models"])
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average within clusters, those included that have just split off."""
         numbers = clients["number"]
-        of, count, played = (
-            server["cluster_of"].clone(),
-            int(server["count"]),
-            int(server["played"]),
-        )
-        bank = [tree.take(server["models"], place) for place in range(self.clusters + 1)]
-        for place in range(count):
-            rows = (of[numbers] == place).nonzero()[:, 0]
+        cluster_of = server["cluster_of"].clone()
+        cluster_count = int(server["count"])
+        played = int(server["played"])
+        has_split = cluster_count > 1
+        models = [tree.take(server["models"], cluster) for cluster in range(self.clusters + 1)]
+        for cluster in range(cluster_count):
+            rows = (cluster_of[numbers] == cluster).nonzero()[:, 0]
             if not len(rows):
                 continue
-            parent, whole = bank[place], len(rows) == int((of[:-1] == place).sum())
-            if int(server["count"]) == 1:
-                bank[-1] = _mean(uploads, weight, rows)
-            if whole and played >= self.warmup and count < self.clusters:
-                away = self._apart(parent, tree.take(uploads, rows), weight[rows])
-                if away.any():
-                    bank[count], of[numbers[rows[away]]] = _mean(uploads, weight, rows[away]), count
-                    rows, count = rows[~away], count + 1
-            bank[place] = _mean(uploads, weight, rows)
-        counts = {
-            "count": torch.full_like(of[0], count),
-            "played": torch.full_like(of[0], played + 1),
+            parent = models[cluster]
+            if not has_split:
+                models[-1] = _mean_of_rows(uploads, weight, rows)  # by which newcomers are judged
+            # ---- Split: only where all members trained, and while there is room.
+            member_count = int((cluster_of[:-1] == cluster).sum())
+            may_split = played >= self.warmup and cluster_count < self.clusters
+            if len(rows) == member_count and may_split:
+                leaves = self._leaving_members(parent, tree.take(uploads, rows), weight[rows])
+                if leaves.any():
+                    leaving_rows = rows[leaves]
+                    models[cluster_count] = _mean_of_rows(uploads, weight, leaving_rows)
+                    cluster_of[numbers[leaving_rows]] = cluster_count
+                    rows = rows[~leaves]
+                    cluster_count += 1
+            # ---- Average over the members that are left.
+            models[cluster] = _mean_of_rows(uploads, weight, rows)
+        server = {
+            "models": tree.stack(models),
+            "cluster_of": cluster_of,
+            "count": torch.full_like(cluster_of[0], cluster_count),
+            "played": torch.full_like(cluster_of[0], played + 1),
         }
-        return {"models": tree.stack(bank), "cluster_of": of, **counts}, clients
+        return server, clients
 
-    def _apart(self, parent: Tree, models: Tree, weight: Tensor) -> Tensor:
-        """Return which members of a cluster leave it, `[members]`: none where it does not split."""
-        changes = tree.leaves(
-            tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent)
-        )
-        products, share = sum(leaf @ leaf.T for leaf in changes), (weight / weight.sum()).double()
+    def _leaving_members(self, parent: Tree, models: Tree, weight: Tensor) -> Tensor:
+        """Return which members of a cluster leave it, `[members]`.
+
+        None does where the cluster does not split.
+        """
+        # ---- Lengths of the changes d_i and of their mean, from their inner products.
+        changes = tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent)
+        products = sum(leaf @ leaf.T for leaf in tree.leaves(changes))
+        share = (weight / weight.sum()).double()
         lengths = products.diagonal().sqrt()
-        stationary = (share @ products @ share).clamp(min=0).sqrt() < self.eps1
+        mean_length = (share @ products @ share).clamp(min=0).sqrt()  # |sum_i a_i d_i|
         nobody = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
-        if len(lengths) <= 2 or not stationary or not lengths.max() > self.eps2:
+        is_stationary = mean_length < self.eps1
+        if len(lengths) <= 2 or not is_stationary or not lengths.max() > self.eps2:
             return nobody
+        # ---- Bipartition; alpha_cross is the largest cosine between members of both groups.
         cosines = products / (lengths[:, None] * lengths).clamp(min=1e-12)
-        away = bipartition_clients(cosines.cpu(), self.linkage).to(lengths.device)
-        return (
-            away
-            if self.gamma < ((1 - cosines[away][:, ~away].max()) / 2).clamp(min=0).sqrt()
-            else nobody
-        )
+        leaves = bipartition_clients(cosines.cpu(), self.linkage).to(lengths.device)
+        alpha_cross = cosines[leaves][:, ~leaves].max()
+        bound = ((1 - alpha_cross) / 2).clamp(min=0).sqrt()
+        return leaves if self.gamma < bound else nobody
 
     def metrics(self, server, client):
         """Return how many clusters there are."""
@@ -126,16 +143,23 @@ class CFL(Method):
 
 
 def bipartition_clients(cosines: Tensor, linkage: str) -> Tensor:
-    """Return which rows of `cosines` `[n, n]` are not in the first one's of two groups, bool `[n]`."""
+    """Return which rows of `cosines` `[n, n]` are not in the first one's of two groups.
+
+    bool `[n]`.
+    """
     from scipy.cluster import hierarchy  # takes a while to import
 
     rows, columns = torch.triu_indices(len(cosines), len(cosines), offset=1)
-    merged = hierarchy.linkage((1 - cosines[rows, columns]).clamp(min=0).numpy(), linkage)
-    labels = torch.from_numpy(hierarchy.cut_tree(merged, 2)[:, 0])
+    distances = (1 - cosines[rows, columns]).clamp(min=0)
+    merges = hierarchy.linkage(distances.numpy(), linkage)
+    labels = torch.from_numpy(hierarchy.cut_tree(merges, 2)[:, 0])
     return labels != labels[0]
 
 
-def _mean(models: Tree, weight: Tensor, rows: Tensor) -> Tree:
-    """Return the mean over these rows; over all of them by `weight` as it is."""
-    share = weight if len(rows) == len(weight) else weight[rows] / weight[rows].sum()
+def _mean_of_rows(models: Tree, weight: Tensor, rows: Tensor) -> Tree:
+    """Return the mean over these rows."""
+    if len(rows) == len(weight):
+        share = weight  # as it is: dividing by its sum would round
+    else:
+        share = weight[rows] / weight[rows].sum()
     return tree.mean(tree.take(models, rows), share)

@@ -11,11 +11,10 @@ from fedpfl.methods.shared.private import two_model_phases
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1): FedAvg, and v_i by SGD on CE(v)
-    + lam/2 |v - w|^2.
+    """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1): FedAvg, and a private model near it.
 
-    w is the model RECEIVED at the beginning of the round. Both models see the same batches, as in
-    the official code.
+    v_i follows SGD on CE(v) + lam/2 |v - w|^2, where w is the model RECEIVED at the beginning of the
+    round. Both models see the same batches, as in the official code.
 
     lam: pull towards the global model.
     personal_epochs: epochs of the private model; None: as many as the global model's.
@@ -38,31 +37,31 @@ class Ditto(Method):
 
     def start(self, received, client):
         """Return both models side by side, without a private one as `cold_start` says."""
-        own = (
-            client["v"]
-            if self.cold_start == "initial"
-            else tree.where(client["participated"], client["v"], received)
-        )
-        return {"w": received, "v": own}
+        v = client["v"]
+        if self.cold_start == "global":
+            v = tree.where(client["participated"], v, received)
+        return {"w": received, "v": v}
 
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
-        own = epochs if self.personal_epochs is None else self.personal_epochs
-        return two_model_phases(epochs, own, self._global_loss, self._personal_loss)
+        personal_epochs = epochs if self.personal_epochs is None else self.personal_epochs
+        return two_model_phases(epochs, personal_epochs, self._global_loss, self._personal_loss)
 
     def loss(self, server, client, net, params, batch):
         """Add the two objectives, which have no common parameter."""
-        own = self._personal_loss(server, client, net, params, batch)
-        return self._global_loss(server, client, net, params, batch) + own
+        personal_loss = self._personal_loss(server, client, net, params, batch)
+        return self._global_loss(server, client, net, params, batch) + personal_loss
 
     def _global_loss(self, server, client, net, params, batch):
+        """Return CE(w), FedAvg's objective."""
         return batch.cross_entropy(net(params["w"], batch.x, "w"))
 
     def _personal_loss(self, server, client, net, params, batch):
+        """Return CE(v) + lam/2 |v - w|^2, w being the model received."""
         loss = batch.cross_entropy(net(params["v"], batch.x, "v"))
-        return (
-            loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
-        )
+        if not self.lam:
+            return loss
+        return loss + self.lam / 2 * tree.squared_distance(params["v"], server)
 
     def finish(self, server, client, start, params):
         """Send the global model up, keep the private one."""

@@ -33,26 +33,30 @@ class FedAdam(FedAvg):
 
     def init(self, params, parts):
         """Begin with m = 0 and v = tau^2."""
-        return {
+        server = {
             "model": params,
             "m": tree.full_like(params, 0.0),
             "v": tree.full_like(params, self.tau**2),
-        }, {}
+        }
+        return server, {}
 
     def download(self, server, client):
         """Return the model alone."""
         return server["model"]
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Take a step of the server's optimiser."""
+        """Take a step of the server's optimiser (Algorithm 2)."""
+        # D: the mean of the clients' changes, which takes the place of a gradient.
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)
-        v = tree.map(lambda v, d: self._second(v, d.square()), server["v"], change)
-        model = tree.map(
-            lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), server["model"], m, v
-        )
+        v = tree.map(lambda v, d: self._second_moment(v, d.square()), server["v"], change)
+
+        def update(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            return w + self.lr * m / (v.sqrt() + self.tau)
+
+        model = tree.map(update, server["model"], m, v)
         return {"model": model, "m": m, "v": v}, clients
 
-    def _second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new mean square."""
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return v <- beta2 v + (1 - beta2) D^2."""
         return self.beta2 * v + (1 - self.beta2) * square

@@ -44,31 +44,33 @@ class FedALA(Method):
     max_epochs: Annotated[int, AtLeast(1)] = 100
 
     def init(self, params, parts):
-        """Keep the top layers alone of a client's own model; begin with all of the global one."""
-        own = tree.select(params, top_layer_names(parts, self.layers))
-        weights = tree.full_like(own, 1.0)
-        return params, {"top": own, "weights": weights, "settled": flag(params)}
+        """Keep a client's own top layers alone; begin with all of the global ones."""
+        top_layers = tree.select(params, top_layer_names(parts, self.layers))
+        weights = tree.full_like(top_layers, 1.0)
+        return params, {"top": top_layers, "weights": weights, "settled": flag(params)}
 
     def before_training(self, server, client, net, shard):
-        """Return the weights as learned from here."""
-        still, batches = net.still(), list(shard.batches("weights", 0, self.share))
-        if not (self.eta and client["weights"] and batches and bool(client["participated"])):
+        """Return the weights A as learned from here."""
+        weights = client["weights"]
+        batches = list(shard.batches("weights", 0, self.share))
+        can_learn = self.eta and weights and batches
+        if not (can_learn and bool(client["participated"])):
             return tree.select(client, ("weights", "settled"))
+        still = net.still()
         objectives = [self._objective(server, client, still, batch) for batch in batches]
-        weights, losses = client["weights"], list[float]()
+        global_top = tree.select(server, weights)
+        losses = list[float]()
         while len(losses) < self.max_epochs:
+            # ---- An epoch: A <- clip(A - eta G (theta_g - theta_i), 0, 1) on each minibatch.
             for objective in objectives:
-                slope, loss = grad_and_value(objective)(
-                    merge_models(weights, client["top"], server)
-                )
-                weights = tree.map(
-                    self._moved, weights, slope, client["top"], tree.select(server, weights)
-                )
+                model = merge_models(weights, client["top"], server)
+                slope, loss = grad_and_value(objective)(model)
+                weights = tree.map(self._update_weight, weights, slope, client["top"], global_top)
             losses.append(float(loss))
-            spread = torch.tensor(losses[-self.window :], dtype=torch.float64).std(correction=0)
-            if bool(client["settled"]) or (
-                len(losses) > self.window and bool(spread < self.threshold)
-            ):
+            # ---- The first time ends when the losses settle, later ones after one epoch.
+            recent = torch.tensor(losses[-self.window :], dtype=torch.float64)
+            is_steady = bool(recent.std(correction=0) < self.threshold)
+            if bool(client["settled"]) or (len(losses) > self.window and is_steady):
                 break
             if not math.isfinite(losses[-1]):  # it will not settle; training tells that it diverged
                 break
@@ -79,9 +81,11 @@ class FedALA(Method):
         return self.before_training(server, client, net, shard)
 
     def start(self, received, client):
-        """Return the merged model."""
-        own = merge_models(client["weights"], client["top"], received)
-        return {**received, **tree.where(client["participated"], own, tree.select(received, own))}
+        """Return the merged model; a client that never trained takes the global one."""
+        merged = merge_models(client["weights"], client["top"], received)
+        global_top = tree.select(received, merged)
+        top_layers = tree.where(client["participated"], merged, global_top)
+        return {**received, **top_layers}
 
     def finish(self, server, client, start, params):
         """Send everything up; keep weights and top layers."""
@@ -89,24 +93,40 @@ class FedALA(Method):
 
     def metrics(self, server, client):
         """Return the mean weight of the global model."""
-        return {"global_share": tree.ravel(client["weights"]).mean()} if client["weights"] else {}
+        if not client["weights"]:
+            return {}
+        return {"global_share": tree.ravel(client["weights"]).mean()}
 
-    def _moved(self, weight: Tensor, slope: Tensor, own: Tensor, shared: Tensor) -> Tensor:
-        return (weight - self.eta * slope * (shared - own)).clamp(0, 1)
+    def _update_weight(
+        self, weight: Tensor, slope: Tensor, local: Tensor, shared: Tensor
+    ) -> Tensor:
+        """Return clip(A - eta G (theta_g - theta_i), 0, 1)."""
+        return (weight - self.eta * slope * (shared - local)).clamp(0, 1)
 
     def _objective(self, server, client, net, batch):
         """Return the loss on a minibatch as a function of the top layers."""
-        if tuple(client["top"]) != net.net.parts.head:
-            return lambda own: batch.cross_entropy(net({**server, **own}, batch.x))
-        with torch.no_grad():
-            _, z = net.features(server, batch.x)  # below the head nothing changes
-        return lambda own: batch.cross_entropy(F.linear(z, *own.values()).float())
+        if tuple(client["top"]) == net.net.parts.head:
+            with torch.no_grad():
+                _, z = net.features(server, batch.x)  # below the head nothing changes
+
+            def head_loss(head):
+                return batch.cross_entropy(F.linear(z, *head.values()).float())
+
+            return head_loss
+
+        def network_loss(top_layers):
+            return batch.cross_entropy(net({**server, **top_layers}, batch.x))
+
+        return network_loss
 
 
-def merge_models(weights: Tree, own: Tree, server: Tree) -> Tree:
-    """Return `own` + weights (server - own), exactly `server` for 1 and exactly `own` for 0."""
+def merge_models(weights: Tree, local: Tree, server: Tree) -> Tree:
+    """Return theta_i + A (theta_g - theta_i) for the entries that have a weight A.
 
-    def merge(weight: Tensor, own: Tensor, shared: Tensor) -> Tensor:
-        return torch.where(weight == 0, own, shared - (shared - own) * (1 - weight))
+    It is exactly theta_g for 1 and exactly theta_i for 0.
+    """
 
-    return tree.map(merge, weights, own, tree.select(server, weights))
+    def merge(weight: Tensor, local: Tensor, shared: Tensor) -> Tensor:
+        return torch.where(weight == 0, local, shared - (shared - local) * (1 - weight))
+
+    return tree.map(merge, weights, local, tree.select(server, weights))

@@ -1,6 +1,4 @@
-"""FedALT: a low-rank pair of each client's own, beside the mean of the others' and mixed with it by
-the input.
-"""
+"""FedALT: each client's own low-rank pair, mixed by the input with the mean of the others'."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -15,7 +13,8 @@ from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.pool import ModelPool
 
 CHUNK = 16  # clients whose pairs the server reads at once
-OWN, REST = (".lora_A", ".lora_B"), (".lora_A1", ".lora_B1")
+OWN_PAIR = (".lora_A", ".lora_B")  # A_k, B_k
+REST_PAIR = (".lora_A1", ".lora_B1")  # RA_k, RB_k
 
 
 @dataclass(frozen=True)
@@ -46,57 +45,64 @@ class FedALT(ModelPool):
 
     def init(self, params, parts):
         """Leave the rest-of-world pairs out: they are found out anew each time."""
-        drawn = [name for name in params if name.endswith(OWN[0])] if self.first == "own" else []
-        own = tree.drop(params, [name for name in params if name.endswith(REST)])
-        return {**super().init(params, parts)[0], "drawn": tree.select(params, drawn)}, {
-            "model": own
-        }
+        server, _ = super().init(params, parts)
+        rest_names = [name for name in params if name.endswith(REST_PAIR)]
+        drawn_names = []
+        if self.first == "own":
+            drawn_names = [name for name in params if name.endswith(OWN_PAIR[0])]
+        server = {**server, "drawn": tree.select(params, drawn_names)}
+        return server, {"model": tree.drop(params, rest_names)}
 
     def before_turn(self, server, clients, read_states, generator):
         """Return the others' mean pairs, and whether there is anybody else."""
-        own, pool = clients["number"], server["pool"].nonzero()[:, 0].tolist()
+        numbers = clients["number"]
+        pool = server["pool"].nonzero()[:, 0].tolist()
+        # Float64, so that the order of the sums hardly matters.
         total = tree.map(
-            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), _pair(clients["model"])
+            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), _own_pair(clients["model"])
         )
-        count = torch.zeros_like(own)
-        for place in range(0, len(pool), CHUNK):
-            states = read_states(pool[place : place + CHUNK])
-            other = own[:, None] != states["number"]
-            count = count + other.sum(1)
+        count = torch.zeros_like(numbers)
+        for start in range(0, len(pool), CHUNK):
+            states = read_states(pool[start : start + CHUNK])
+            is_other = numbers[:, None] != states["number"]
+            count = count + is_other.sum(1)
 
-            def add(total: Tensor, leaf: Tensor, other: Tensor = other) -> Tensor:
-                return total + torch.tensordot(other.double(), leaf.double(), 1)
+            def add(total: Tensor, leaf: Tensor, is_other: Tensor = is_other) -> Tensor:
+                return total + torch.tensordot(is_other.double(), leaf.double(), 1)
 
-            total = tree.map(add, total, _pair(states["model"]))
+            total = tree.map(add, total, _own_pair(states["model"]))
 
-        def mean(sum: Tensor) -> Tensor:
-            return (sum / count.clamp(min=1).view(-1, *[1] * (sum.dim() - 1))).float()
+        def divide(leaf_sum: Tensor) -> Tensor:
+            divisor = count.clamp(min=1).view(-1, *[1] * (leaf_sum.dim() - 1))
+            return (leaf_sum / divisor).float()
 
-        return {"rest": {f"{name}1": mean(sum) for name, sum in total.items()}, "others": count > 0}
+        rest = {f"{name}1": divide(leaf_sum) for name, leaf_sum in total.items()}
+        return {"rest": rest, "others": count > 0}
 
     def sample(self, server, generator):
         """Draw the A of a client that has none of its own."""
 
         def draw(leaf: Tensor) -> Tensor:
-            bound = (leaf[0] if leaf.dim() == 4 else leaf[0, 0]).numel() ** -0.5
-            return torch.empty(leaf.shape).uniform_(-bound, bound, generator=generator).to(leaf)
+            row = leaf[0] if leaf.dim() == 4 else leaf[0, 0]
+            bound = row.numel() ** -0.5
+            values = torch.empty(leaf.shape).uniform_(-bound, bound, generator=generator)
+            return values.to(leaf)
 
         return {"drawn": tree.map(draw, server["drawn"])}
 
     def download(self, server, client):
         """Return the rest-of-world pair, if there is one."""
         rest = client["rest"]
-        return (
-            Agreed(rest, tree.map(lambda leaf: client["others"].expand(leaf.shape), rest))
-            if rest
-            else {}
-        )
+        if not rest:
+            return {}
+        mask = tree.map(lambda leaf: client["others"].expand(leaf.shape), rest)
+        return Agreed(rest, mask)
 
     def start(self, received, client):
         """Return what is the client's own beside the rest-of-world pair."""
         model = client["model"]
-        begun = {**model, **client.get("drawn", {})}
-        return {**tree.where(client["participated"], model, begun), **received}
+        initial = {**model, **client.get("drawn", {})}
+        return {**tree.where(client["participated"], model, initial), **received}
 
     def phases(self, server, client, params, epochs):
         """Move all but the rest-of-world pair."""
@@ -104,13 +110,13 @@ class FedALT(ModelPool):
 
     def finish(self, server, client, start, params):
         """Send the own pair up; keep it, the mixer and the head."""
-        own = tree.select(params, client["model"])
-        return _pair(own), {"model": own}
+        model = tree.select(params, client["model"])
+        return _own_pair(model), {"model": model}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Note who has uploaded."""
-        noted, clients = super().aggregate(server, clients, net, uploads, weight, generator)
-        return {**server, **noted}, clients
+        pool, clients = super().aggregate(server, clients, net, uploads, weight, generator)
+        return {**server, **pool}, clients
 
     def personal(self, server, client):
         """Return the whole mixture, with the others' latest uploads."""
@@ -118,10 +124,10 @@ class FedALT(ModelPool):
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
-        return [
-            Phase(epochs, train_all_but(params, [name for name in params if name.endswith(REST)]))
-        ]
+        rest_names = [name for name in params if name.endswith(REST_PAIR)]
+        return [Phase(epochs, train_all_but(params, rest_names))]
 
 
-def _pair(model: Tree) -> Tree:
-    return tree.select(model, [name for name in model if name.endswith(OWN)])
+def _own_pair(model: Tree) -> Tree:
+    """Return the entries of A_k and B_k."""
+    return tree.select(model, [name for name in model if name.endswith(OWN_PAIR)])

@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP: each client is drawn to a mixture of those models that resemble its own."""
+"""FedAMP and HeurFedAMP: each client is drawn to a mixture of models that resemble its own."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -59,72 +59,84 @@ class FedAMP(ModelPool):
         """Return the clients' cloud models, and the share of others in them."""
         if generator is None:  # clients are evaluated by their own models
             return {}
-        own, numbers, pool = (
-            clients["model"],
-            clients["number"],
-            [n for n, here in enumerate(server["pool"].tolist()) if here],
-        )
-        mixed = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own)
+        models = clients["model"]
+        numbers = clients["number"]
+        pool = [n for n, is_there in enumerate(server["pool"].tolist()) if is_there]
+
+        # ---- Attention: the weighted sum of the others' models, and of their weights.
+        weighted_sum = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), models)
         total = torch.zeros_like(numbers, dtype=torch.float64)
-        for place in range(0, len(pool), CHUNK):
-            some = read_states(pool[place : place + CHUNK])
-            models = some["model"]
-            weight = torch.where(
-                numbers[:, None] == some["number"], 0.0, self._attention(own, models)
-            )
+        for start in range(0, len(pool), CHUNK):
+            states = read_states(pool[start : start + CHUNK])
+            is_own = numbers[:, None] == states["number"]
+            weight = torch.where(is_own, 0.0, self._attention(models, states["model"]))
             total = total + weight.sum(1)
-            add = lambda sum, leaf, weight=weight: sum + torch.tensordot(weight, leaf.double(), 1)  # noqa: E731
-            mixed = tree.map(add, mixed, models)
+
+            def add(leaf_sum: Tensor, leaf: Tensor, weight: Tensor = weight) -> Tensor:
+                return leaf_sum + torch.tensordot(weight, leaf.double(), 1)
+
+            weighted_sum = tree.map(add, weighted_sum, states["model"])
+
+        # ---- The cloud model u_i = xi_ii w_i + sum_j xi_ij w_j.
         if self.variant == "fedamp":
+            # alpha / sigma, of which `share` is the most that all others can have.
             scale = torch.full_like(total, self.share / max(1, len(server["pool"]) - 1))
         else:
             scale = torch.where(total > 0, self.share / total, 0.0)
+        others_share = scale * total
 
-        def cloud(leaf: Tensor, sum: Tensor) -> Tensor:
-            kept, taken = (
-                part.view(-1, *[1] * (leaf.dim() - 1)) for part in (1 - scale * total, scale)
-            )
-            return (kept * leaf.double() + taken * sum).to(leaf)
+        def cloud(leaf: Tensor, leaf_sum: Tensor) -> Tensor:
+            shape = (-1, *[1] * (leaf.dim() - 1))
+            own_weight = (1 - others_share).view(shape)
+            return (own_weight * leaf.double() + scale.view(shape) * leaf_sum).to(leaf)
 
-        return {"cloud": tree.map(cloud, own, mixed), "others_share": (scale * total).float()}
+        return {
+            "cloud": tree.map(cloud, models, weighted_sum),
+            "others_share": others_share.float(),
+        }
 
-    def _attention(self, own: Tree, models: Tree) -> Tensor:
-        """Return how much each of `own` attends to each of `models`, from 0 to 1, `[cohort,
-        models]`.
+    def _attention(self, models: Tree, pool_models: Tree) -> Tensor:
+        """Return how much each model attends to each of the pool, from 0 to 1.
+
+        `[cohort, pool]`, in float64.
         """
-        ours, theirs = (
-            [leaf.flatten(1).double() for leaf in tree.leaves(part)] for part in (own, models)
-        )
+        ours = [leaf.flatten(1).double() for leaf in tree.leaves(models)]
+        theirs = [leaf.flatten(1).double() for leaf in tree.leaves(pool_models)]
         product = sum(a @ b.T for a, b in zip(ours, theirs, strict=True))
-        left, right = (sum(leaf.square().sum(1) for leaf in part) for part in (ours, theirs))
+        our_square = sum(leaf.square().sum(1) for leaf in ours)[:, None]
+        their_square = sum(leaf.square().sum(1) for leaf in theirs)
         if self.variant == "fedamp":
-            return (-(left[:, None] + right - 2 * product).clamp(min=0) / self.sigma).exp()
-        cosine = product / (left[:, None] * right).sqrt().clamp(min=torch.finfo(torch.float64).tiny)
-        return (self.sigma * (cosine - 1)).exp()
+            distance = (our_square + their_square - 2 * product).clamp(min=0)
+            return (-distance / self.sigma).exp()
+        norms = (our_square * their_square).sqrt()
+        cosine = product / norms.clamp(min=torch.finfo(torch.float64).tiny)
+        return (self.sigma * (cosine - 1)).exp()  # - 1 cancels out, and keeps it from overflowing
 
     def download(self, server, client):
-        """Return the cloud model, from the second participation on; nothing if it has no part in
-        training.
+        """Return the cloud model, from the second participation on.
+
+        Nothing comes down if it has no part in training.
         """
         if not self.pull and self.start_from == "own":
             return {}
-        known = tree.map(lambda leaf: client["participated"].expand(leaf.shape), client["cloud"])
-        return Agreed(client["cloud"], known)
+        cloud = client["cloud"]
+        mask = tree.map(lambda leaf: client["participated"].expand(leaf.shape), cloud)
+        return Agreed(cloud, mask)
 
     def start(self, received, client):
         """Return what `start_from` says."""
-        own = client["model"]
-        return (
-            own if self.start_from == "own" else tree.where(client["participated"], received, own)
-        )
+        model = client["model"]
+        if self.start_from == "own":
+            return model
+        return tree.where(client["participated"], received, model)
 
     def loss(self, server, client, net, params, batch):
-        """Add the proximal term to the cross-entropy."""
+        """Return CE(w) + pull / 2 |w - u_i|^2; without the pull in the first participation."""
         loss = super().loss(server, client, net, params, batch)
         if not self.pull:
             return loss
-        apart = tree.squared_distance(params, client["cloud"])
-        return loss + self.pull / 2 * torch.where(client["participated"], apart, 0.0)
+        distance = tree.squared_distance(params, client["cloud"])
+        return loss + self.pull / 2 * torch.where(client["participated"], distance, 0.0)
 
     def finish(self, server, client, start, params):
         """Send the model up, and keep it."""

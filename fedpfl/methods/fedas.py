@@ -1,6 +1,4 @@
-"""FedAS: the received body is aligned to the client's own features before it trains; bodies count
-by Fisher traces.
-"""
+"""FedAS: the received body is aligned to the client's features; bodies count by Fisher traces."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -64,15 +62,16 @@ class FedAS(Method):
         return tree.select(params, parts.body), {"model": params}
 
     def before_training(self, server, client, net, shard):
-        """Return the mean features of the client's classes under its last model."""
+        """Return P_c, the mean features of the client's classes under its last model."""
         if not self.align_epochs:
             return {}
         model = client["model"]
         if self.first == "global" and not client["participated"]:
             model = {**model, **server}
         z = shard.features(net.still(), model)
-        head = next(leaf for name, leaf in model.items() if name not in server)
-        return {"prototypes": class_means(z, shard.data.y, torch.zeros_like(head), least=1)}
+        head_weight = next(leaf for name, leaf in model.items() if name not in server)
+        no_features = torch.zeros_like(head_weight)
+        return {"prototypes": class_means(z, shard.data.y, no_features, min_samples=1)}
 
     def start(self, received, client):
         """Return the latest body under the client's head."""
@@ -82,47 +81,54 @@ class FedAS(Method):
         """Align the body, then train everything."""
         body = train_only(params, server)
         if self.first == "skip":
+            joined_before = client["participated"]
             body = {
-                name: own and client["participated"].expand_as(params[name])
-                for name, own in body.items()
+                name: moves and joined_before.expand_as(params[name])
+                for name, moves in body.items()
             }
-        sgd = {"lr": self.align_lr, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
-        return [
-            Phase(self.align_epochs, body, stream="align", loss=self._apart, sgd=sgd),
-            Phase(epochs),
-        ]
+        plain_sgd = {"lr": self.align_lr, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
+        align = Phase(
+            self.align_epochs, body, stream="align", loss=self._alignment_loss, sgd=plain_sgd
+        )
+        return [align, Phase(epochs)]
 
-    def _apart(self, server, client, net, params, batch):
+    def _alignment_loss(self, server, client, net, params, batch):
+        """Return the sum, over the classes c of a batch, of the mean of (f(x) - P_c)^2."""
         _, z = net.still().features(params, batch.x)
-        same = (batch.y[:, None] == batch.y) * batch.samples
-        count = same.sum(1).clamp(min=1)  # samples of each one's class; padding may have none
+        same_class = (batch.y[:, None] == batch.y) * batch.samples
+        count = same_class.sum(1).clamp(min=1)  # samples of each one's class; padding may have none
         if self.align == "means":
-            z = same @ z / count[:, None]
-        return batch.sum((z - client["prototypes"][batch.y]).square().mean(1) / count)
+            z = same_class @ z / count[:, None]
+        distance = (z - client["prototypes"][batch.y]).square().mean(1)
+        return batch.sum(distance / count)
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Return F_i."""
+        """Return F_i, the sum over batches of the gradient's squared norm."""
         if self.weights == "samples":
             return {}
 
         def loss(net, params, batch):
             return batch.cross_entropy(net(params, batch.x))
 
-        grads = (
-            net.gradient(loss, params, batch)[0] for batch in shard.data.chunks(shard.batch_size)
-        )
-        return {"fisher": sum(leaf.square().sum() for own in grads for leaf in tree.leaves(own))}
+        squares = []
+        for batch in shard.data.chunks(shard.batch_size):
+            grads, _ = net.gradient(loss, params, batch)
+            squares += [leaf.square().sum() for leaf in tree.leaves(grads)]
+        return {"fisher": sum(squares)}
 
     def finish(self, server, client, start, params):
         """Send the body and F_i up; keep the model."""
-        found = {"fisher": client["fisher"]} if self.weights == "fisher" else {}
-        return {"body": tree.select(params, server), **found}, {"model": params}
+        upload = {"body": tree.select(params, server)}
+        if self.weights == "fisher":
+            upload["fisher"] = client["fisher"]
+        return upload, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average bodies by F_i."""
+        """Average bodies by F_i; by samples where these are all 0, or one is not finite."""
         if self.weights == "fisher":
             total = uploads["fisher"].sum()
-            weight = torch.where((total > 0) & total.isfinite(), uploads["fisher"] / total, weight)
+            is_usable = (total > 0) & total.isfinite()
+            weight = torch.where(is_usable, uploads["fisher"] / total, weight)
         return tree.mean(uploads["body"], weight), clients
 
     def personal(self, server, client):

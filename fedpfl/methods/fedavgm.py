@@ -30,7 +30,7 @@ class FedAvgM(FedAvg):
     server_sees = "mean of uploads"
 
     def init(self, params, parts):
-        """Begin at rest."""
+        """Begin with no momentum."""
         return {"model": params, "momentum": tree.full_like(params, 0.0)}, {}
 
     def download(self, server, client):
@@ -38,11 +38,11 @@ class FedAvgM(FedAvg):
         return server["model"]
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Move on with momentum."""
+        """Take a step of SGD with momentum, D in the place of the negative gradient."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
-        speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)
-        step = (
-            tree.map(lambda v, d: d + self.momentum * v, speed, change) if self.nesterov else speed
-        )
+        momentum = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)
+        step = momentum
+        if self.nesterov:
+            step = tree.map(lambda v, d: d + self.momentum * v, momentum, change)
         model = tree.map(lambda w, s: w + self.lr * s, server["model"], step)
-        return {"model": model, "momentum": speed}, clients
+        return {"model": model, "momentum": momentum}, clients

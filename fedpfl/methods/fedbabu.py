@@ -11,11 +11,10 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """FedBABU (Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042): the body is trained under a random
-    head that never moves.
+    """FedBABU (Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042): the body is trained under a fixed head.
 
-    The method's result is its accuracy AFTER fine-tuning (`eval.finetune_epochs`); before, its head
-    is random.
+    The head is random and never moves. The method's result is its accuracy AFTER fine-tuning
+    (`eval.finetune_epochs`); before, its head is random.
 
     finetune: what fine-tuning moves: `all` (the paper's default), `head` or `body`.
     """
@@ -26,10 +25,11 @@ class FedBABU(Method):
 
     def init(self, params, parts):
         """Set the head apart, so that nothing can average it."""
-        return {
+        server = {
             "body": tree.select(params, parts.body),
             "head": tree.select(params, parts.head),
-        }, {}
+        }
+        return server, {}
 
     def download(self, server, client):
         """Return the body; the head was known from the beginning."""
@@ -53,5 +53,5 @@ class FedBABU(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move what `finetune` says."""
-        moving = {"all": tuple(params), "head": parts.head, "body": parts.body}[self.finetune]
-        return [Phase(epochs, train_only(params, moving))]
+        names = {"all": tuple(params), "head": parts.head, "body": parts.body}[self.finetune]
+        return [Phase(epochs, train_only(params, names))]

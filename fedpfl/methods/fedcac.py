@@ -1,6 +1,4 @@
-"""FedCAC: the entries that changed most for their size are averaged over those clients alone that
-are alike.
-"""
+"""FedCAC: critical entries are averaged over those clients alone whose critical entries are alike."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -47,8 +45,8 @@ class FedCAC(Method):
 
     def init(self, params, parts):
         """Make nothing critical."""
-        shared, device = self._shared(params, parts), tree.leaves(params)[0].device
-        zero = torch.zeros((), dtype=torch.int64, device=device)
+        shared = self._shared(params, parts)
+        zero = torch.zeros((), dtype=torch.int64, device=tree.leaves(params)[0].device)
         client = {
             "model": params,
             "own": shared,
@@ -63,43 +61,52 @@ class FedCAC(Method):
 
     def download(self, server, client):
         """Return everything; to a client without collaborators, what was not critical."""
-        return Agreed(server["model"], tree.invert(self._alone(client)))
+        return Agreed(server["model"], tree.invert(self._uncovered(client)))
 
-    def _alone(self, client):
-        """Select the critical entries of a client without collaborators: its own values stand,
-        nothing comes down.
+    def _uncovered(self, client):
+        """Select the critical entries of a client without collaborators.
+
+        Its own values stand there, and nothing comes down.
         """
-        return tree.map(lambda leaf: leaf & (client["partners"] == 0), client["mask"])
+        is_alone = client["partners"] == 0
+        return tree.map(lambda leaf: leaf & is_alone, client["mask"])
 
     def start(self, received, client):
-        """Return the reply where the client was critical, the mean elsewhere; what does not travel
-        is its own.
+        """Return the collaborators' mean where the client was critical, the server's elsewhere.
+
+        What does not travel is the client's own.
         """
-        return {**client["model"], **tree.where(client["mask"], client["own"], received)}
+        shared = tree.where(client["mask"], client["own"], received)
+        return {**client["model"], **shared}
 
     def finish(self, server, client, start, params):
         """Return the shared tensors and what is critical in them."""
-        mask = self._critical(client, start, params)
-        own = tree.select(params, mask)
-        return {"model": own, "mask": mask}, {**client, "model": params, "own": own, "mask": mask}
+        mask = self._critical_mask(client, start, params)
+        shared = tree.select(params, mask)
+        upload = {"model": shared, "mask": mask}
+        return upload, {**client, "model": params, "own": shared, "mask": mask}
 
-    def _critical(self, client, start, end):
+    def _critical_mask(self, client, start, params):
+        """Return which entries of each shared tensor have the highest scores."""
         names = client["mask"]
-        scores = self._scores(client, tree.select(start, names), tree.select(end, names))
+        scores = self._scores(client, tree.select(start, names), tree.select(params, names))
         return tree.map(lambda leaf: select_highest(leaf, self.tau, self.cutoff), scores)
 
-    def _scores(self, client: dict[str, Tree], start: Tree, end: Tree) -> Tree:
-        """Return how critical each entry is."""
-        return tree.map(lambda old, new: ((new - old) * new).abs(), start, end)
+    def _scores(self, client: dict[str, Tree], start: Tree, params: Tree) -> Tree:
+        """Return how critical each entry is: |(theta - theta_start) theta|."""
+        return tree.map(lambda before, after: ((after - before) * after).abs(), start, params)
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average over everybody, and for each client over itself and its collaborators."""
-        models, played = tree.unmask_received(uploads["model"]), server["round"] + 1
-        together = collaboration_mask(mask_overlaps(clients["mask"]), int(played), self.beta)
-        members = together.sum(1)
-        own = tree.stack([tree.mean(models, share) for share in together / members.unsqueeze(1)])
+        models = tree.unmask_received(uploads["model"])
+        played = server["round"] + 1
+        overlap = mask_overlaps(clients["mask"])
+        collaborates = collaboration_mask(overlap, int(played), self.beta)
+        members = collaborates.sum(1)
+        shares = collaborates / members.unsqueeze(1)  # the plain mean over the members
+        means = tree.stack([tree.mean(models, share) for share in shares])
         server = {"model": tree.mean(models, weight), "round": played}
-        return server, {**clients, "own": own, "partners": members - 1}
+        return server, {**clients, "own": means, "partners": members - 1}
 
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""
@@ -110,8 +117,9 @@ class FedCAC(Method):
         return client["mask"]
 
     def metrics(self, server, client):
-        """Return the share of critical entries and the number of collaborators after the last
-        participation.
+        """Return the share of critical entries and the number of collaborators.
+
+        Both are those after the last participation.
         """
         return {
             "critical_share": tree.ravel(client["mask"]).double().mean(),

@@ -13,7 +13,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import Method, Phase
 
-WIDTHS = (10, 15, 20, 50)  # of the Gaussian kernels
+KERNEL_WIDTHS = (10, 15, 20, 50)
 BANK = 256  # rows of numbers of which two make a sample's noise
 
 
@@ -46,25 +46,26 @@ class FedCP(Method):
     def init(self, params, parts):
         """Begin with the network's head on both sides."""
         head = tree.select(params, parts.head)
-        d = params[parts.head_weight].shape[1]
+        head_weight = params[parts.head_weight]
+        d = head_weight.shape[1]
         policy = {
             **init_linear(d, 2 * d, seeded_generator(parts.seed)),
             "scale": torch.ones(2 * d),
             "shift": torch.zeros(2 * d),
         }
-        policy = tree.to(policy, params[parts.head_weight].device)
-        return {"body": tree.drop(params, parts.head), "policy": policy, "head": head}, {
-            "head": head
+        server = {
+            "body": tree.drop(params, parts.head),
+            "policy": tree.to(policy, head_weight.device),
+            "head": head,
         }
+        return server, {"head": head}
 
     def sample(self, server, generator):
         """Draw a bank of uniform numbers, of which samples take theirs."""
+        if self.policy_noise == "off":
+            return {}
         d = tree.leaves(server["head"])[0].shape[1]
-        return (
-            {"bank": torch.rand(2, BANK, d, generator=generator)}
-            if self.policy_noise == "train"
-            else {}
-        )
+        return {"bank": torch.rand(2, BANK, d, generator=generator)}
 
     def prepare(self, server, client):
         """Keep the received body's statistics."""
@@ -75,33 +76,40 @@ class FedCP(Method):
         return {**received, "head": client["head"]}
 
     def loss(self, server, client, net, params, batch):
-        """Add to the cross-entropy the distance of the features from the received body's."""
+        """Return cross-entropy + lam * MMD(h, f_ref(x)), f_ref being the received body."""
         noise = self._noise(client["bank"], batch.random) if self.policy_noise == "train" else 0.0
         h = _body_features(net, params, batch.x)
-        loss = batch.cross_entropy(_mixed_logits(h, params, client["head"], server["head"], noise))
+        logits = _mixed_logits(h, params, client["head"], server["head"], noise)
+        loss = batch.cross_entropy(logits)
         if not self.lam:
             return loss
         with torch.no_grad():
-            given = _body_features(
-                net.still(client["still"]), {**server, "head": client["head"]}, batch.x
-            )
-        apart = _kernel_matrix(h, h) + _kernel_matrix(given, given) - 2 * _kernel_matrix(h, given)
-        return loss + self.lam * batch.mean((apart * batch.samples).sum(1) / batch.samples.sum())
+            received = {**server, "head": client["head"]}
+            reference = _body_features(net.still(client["still"]), received, batch.x)
+        kernel = (
+            _kernel_matrix(h, h)
+            + _kernel_matrix(reference, reference)
+            - 2 * _kernel_matrix(h, reference)
+        )
+        mmd = batch.mean((kernel * batch.samples).sum(1) / batch.samples.sum())
+        return loss + self.lam * mmd
 
     @staticmethod
     def _noise(bank: Tensor, random: Tensor) -> Tensor:
-        """Return the difference of two Gumbel numbers `[batch, features]`, independent for any two
-        samples.
+        """Return the difference of two Gumbel numbers `[batch, features]`.
+
+        It is independent for any two samples.
         """
-        one, other = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
-        return torch.logit((one + other).frac(), eps=1e-6)
+        first_row, second_row = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
+        # The sum modulo 1 is uniform, and the logit of a uniform number is such a difference.
+        return torch.logit((first_row + second_row).frac(), eps=1e-6)
 
     def finish(self, server, client, start, params):
         """Send body, policy and the mean of both heads up; keep the personal one."""
-        mixed = tree.map(
-            lambda own, shared: 0.5 * own + 0.5 * shared, params["head"], server["head"]
+        mean_head = tree.map(
+            lambda personal, shared: 0.5 * personal + 0.5 * shared, params["head"], server["head"]
         )
-        return {**params, "head": mixed}, {"head": params["head"]}
+        return {**params, "head": mean_head}, {"head": params["head"]}
 
     def evaluated(self, server, client, params):
         """Return the global head beside what is trained."""
@@ -109,10 +117,9 @@ class FedCP(Method):
 
     def predict(self, net, params, batch):
         """Return the logits by the policy without noise."""
+        h = _body_features(net, params, batch.x)
         context = tree.map(Tensor.detach, params["head"])
-        return _mixed_logits(
-            _body_features(net, params, batch.x), params, context, params["shared"]
-        )
+        return _mixed_logits(h, params, context, params["shared"])
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
@@ -127,21 +134,28 @@ def _body_features(net: Any, params: Tree, x: Tensor) -> Tensor:
 def _mixed_logits(
     h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor | float = 0.0
 ) -> Tensor:
-    """Return the sum of both heads' logits. context: the head whose row sum stands for the client."""
+    """Return W_p (r * h) + b_p + W_g (s * h) + b_g.
+
+    Args:
+        h: features `[batch, features]`.
+        params: the policy and the personal head.
+        context: the head whose row sum stands for the client.
+        shared: the global head.
+        noise: added to the difference of each pair.
+    """
     policy = params["policy"]
     v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)
     with torch.autocast(h.device.type, enabled=False):
-        pairs = F.linear(h * v, policy["weight"], policy["bias"])
-        one, other = (
-            F.layer_norm(pairs, pairs.shape[1:], policy["scale"], policy["shift"])
-            .relu()
-            .chunk(2, 1)
-        )
-        r = torch.sigmoid(one - other + noise)
-        return F.linear(r * h, *params["head"].values()) + F.linear((1 - r) * h, *shared.values())
+        hidden = F.linear(h * v, policy["weight"], policy["bias"])
+        normalised = F.layer_norm(hidden, hidden.shape[1:], policy["scale"], policy["shift"])
+        pair_r, pair_s = normalised.relu().chunk(2, 1)
+        r = torch.sigmoid(pair_r - pair_s + noise)  # the softmax of each pair
+        personal_logits = F.linear(r * h, *params["head"].values())
+        return personal_logits + F.linear((1 - r) * h, *shared.values())
 
 
 def _kernel_matrix(a: Tensor, b: Tensor) -> Tensor:
-    """Return the kernel of all pairs, `[batch, batch]`."""
+    """Return the sum of Gaussian kernels of all pairs, `[batch, batch]`."""
     squared = (a[:, None] - b).square().sum(2)
-    return torch.stack([torch.exp(-squared / (2 * width)) for width in WIDTHS]).sum(0)
+    kernels = [torch.exp(-squared / (2 * width)) for width in KERNEL_WIDTHS]
+    return torch.stack(kernels).sum(0)

@@ -90,7 +90,7 @@ class FedProto(LocalOnly):
         z, y = (
             (aux["z"][met], aux["y"][met]) if aux else (server["mean"][:0], own[:0])
         )  # no step was made
-        mean = class_means(z, y, torch.zeros_like(server["mean"]), least=1)
+        mean = class_means(z, y, torch.zeros_like(server["mean"]), min_samples=1)
         labels = own if self.weights == "counts" else torch.arange(len(mean), device=y.device)
         counts = torch.bincount(labels, minlength=len(mean)) * (
             torch.bincount(y, minlength=len(mean)) > 0

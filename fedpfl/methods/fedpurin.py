@@ -39,59 +39,66 @@ class FedPURIN(FedCAC):
     judge: Literal["sparse", "dense"] = "sparse"
 
     def _shared(self, params, parts):
+        """Return the tensors that travel and are scored: BatchNorm's only if `include_norm`."""
         return params if self.include_norm else tree.drop(params, parts.batch_norm)
 
     def prepare(self, server, client):
         """Make room for a gradient."""
-        return (
-            {**client, "gradient": tree.full_like(client["own"], 0.0)}
-            if self.score == "gradient"
-            else client
-        )
+        if self.score != "gradient":
+            return client
+        return {**client, "gradient": tree.full_like(client["own"], 0.0)}
 
     def download(self, server, client):
-        """Return which entries of the reply are not zero, but for a lone client's critical ones,
-        and where they are.
+        """Return the reply's entries that are not zero, and where they are.
+
+        The critical ones of a client without collaborators do not come down.
         """
         reply = tree.where(client["mask"], client["own"], server["model"])
-        return Masked(
-            reply, tree.map(lambda leaf, kept: (leaf != 0) & ~kept, reply, self._alone(client))
+        mask = tree.map(
+            lambda leaf, uncovered: (leaf != 0) & ~uncovered, reply, self._uncovered(client)
         )
+        return Masked(reply, mask)
 
     def phases(self, server, client, params, epochs):
         """Train everything; the last gradient matters, before the last step."""
-        return [Phase(epochs, after_gradient=self._remember if self.score == "gradient" else None)]
+        after_gradient = self._remember_gradient if self.score == "gradient" else None
+        return [Phase(epochs, after_gradient=after_gradient)]
 
     @staticmethod
-    def _remember(server, client, params, grads, batch, loss, aux):
+    def _remember_gradient(server, client, params, grads, batch, loss, aux):
+        """Keep the last gradient."""
         return {**client, "gradient": tree.select(grads, client["own"])}
 
-    def _scores(self, client, start, end):
+    def _scores(self, client, start, params):
         """Return the loss's change if an entry were zero, to first or second order."""
-        slope = client["gradient"] if self.score == "gradient" else tree.map(torch.sub, end, start)
-        product = tree.map(torch.mul, slope, end)
-        return tree.map(
-            lambda leaf: (leaf.square() / 2 - leaf if self.hessian else leaf).abs(), product
-        )
+        if self.score == "gradient":
+            slope = client["gradient"]
+        else:
+            slope = tree.map(torch.sub, params, start)
+        product = tree.map(torch.mul, slope, params)  # g theta
+        if self.hessian:
+            return tree.map(lambda leaf: (leaf.square() / 2 - leaf).abs(), product)
+        return tree.map(torch.abs, product)
 
     def finish(self, server, client, start, params):
         """Return the critical entries and where they are."""
-        upload, kept = super().finish(server, client, start, params)
-        sent = Masked(upload["model"], upload["mask"])
-        return {"model": sent}, {**kept, "model": self._judged(params, upload["mask"])}
+        upload, client = super().finish(server, client, start, params)
+        critical = Masked(upload["model"], upload["mask"])
+        return {"model": critical}, {**client, "model": self._judged(params, upload["mask"])}
 
     def evaluated(self, server, client, params):
-        """Return the trained model, or what is critical of it; before training all scores are zero
-        and all stays.
+        """Return the trained model, or what is critical of it.
+
+        Before training all scores are zero and all stays.
         """
         if self.judge == "dense":
             return params
-        return self._judged(params, self._critical(client, self._begin(server, client), params))
+        start = self._begin(server, client)
+        return self._judged(params, self._critical_mask(client, start, params))
 
     def _judged(self, params, mask):
         """Return the model that `judge` says, with zeros where a shared tensor is not critical."""
-        return (
-            params
-            if self.judge == "dense"
-            else {**params, **tree.apply_mask(tree.select(params, mask), mask)}
-        )
+        if self.judge == "dense":
+            return params
+        sparse = tree.apply_mask(tree.select(params, mask), mask)
+        return {**params, **sparse}

@@ -7,12 +7,12 @@ from fedpfl.methods.fedadam import FedAdam
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """FedYogi (Reddi et al., ICLR 2021, arXiv:2003.00295): FedAdam, Algorithm 2, but for v.
+    """FedYogi: FedAdam, but for v (Reddi et al., ICLR 2021, arXiv:2003.00295, Algorithm 2).
 
     v <- v - (1 - beta2) D^2 sign(v - D^2) changes by D^2 whatever v is, so v forgets a large change
     less quickly.
     """
 
-    def _second(self, v, square):
-        """Return the new mean square."""
+    def _second_moment(self, v, square):
+        """Return v <- v - (1 - beta2) D^2 sign(v - D^2)."""
         return v - (1 - self.beta2) * square * (v - square).sign()

@@ -1,18 +1,26 @@
-"""pFedFDA: a common feature extractor under a generative classifier that each client fits to its
-own features.
-"""
+"""pFedFDA: one feature extractor, and a generative classifier that each client fits to its features."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import gaussian
+from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.gaussian import pack_symmetric, unpack_symmetric
 from fedpfl.methods.shared.method import Method, Phase
+
+
+class Features(NamedTuple):
+    """A client's features `z` `[samples, features]`, labels `y` and class shares `prior`."""
+
+    z: Tensor
+    y: Tensor
+    prior: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,9 @@ class PFedFDA(Method):
         return ("body", "head") if self._published else ("body", "mean", "cov")
 
     def init(self, params, parts):
-        """Draw means uniformly from [0, 1); the covariance is the identity. The head is trained
-        `as_published` only.
+        """Draw means uniformly from [0, 1); the covariance is the identity.
+
+        The head is trained `as_published` only.
         """
         weight = params[parts.head_weight]
         generator = torch.Generator().manual_seed(parts.seed)
@@ -68,125 +77,158 @@ class PFedFDA(Method):
 
     def before_training(self, server, client, net, shard):
         """Return the client's class frequencies."""
-        return {"prior": self._prior(shard.data.y, server)}
+        return {"prior": self._class_prior(shard.data.y, server)}
 
     def download(self, server, client):
         """Return body and statistics (as published: body and head)."""
-        head = (
-            {} if self._published else {"head": Known(server["head"])}
-        )  # of which the names matter
-        return {**tree.select(server, self._travels), **head}
+        download = tree.select(server, self._travels)
+        if not self._published:
+            # The head is worked out from the statistics; only the names of its entries matter.
+            download["head"] = Known(server["head"])
+        return download
 
     def start(self, received, client):
         """Return the body under the global head with the client's prior."""
-        return {
-            **received["body"],
-            **(received["head"] if self._published else self._head(received, client["prior"])),
-        }
+        if self._published:
+            head = received["head"]
+        else:
+            head = self._global_head(received, client["prior"])
+        return {**received["body"], **head}
 
     def phases(self, server, client, params, epochs):
         """Train the body, and keep the features (as published: train everything)."""
         if self._published:
             return [Phase(epochs)]
-        body = {name: name in server["body"] for name in params}
+        body = train_only(params, server["body"])
         return [Phase(epochs, body, loss=self._loss_and_features)]
 
     def _loss_and_features(self, server, client, net, params, batch):
+        """Return the cross-entropy, and beside it the features that training goes through."""
         logits, features = net.features(params, batch.x)
         return batch.cross_entropy(logits), {"z": features.detach(), "y": batch.y}
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Return statistics of the features that training went through, mixed with the global ones."""
+        """Return statistics of the features met in training, mixed with the global ones."""
         if not aux:  # no step was made
             return {"mean": server["mean"], "cov": server["cov"], "beta": client["beta"]}
-        mean, cov, beta = self._fit(
-            aux["z"], aux["y"], client["prior"], server, client["beta"], least=1
-        )
-        return {"mean": mean.float(), "cov": pack_symmetric(cov).float(), "beta": beta.float()}
+        samples = Features(z=aux["z"], y=aux["y"], prior=client["prior"])
+        mean, cov, beta = self._fit_statistics(samples, server, client["beta"], min_samples=1)
+        return {
+            "mean": mean.float(),
+            "cov": pack_symmetric(cov).float(),
+            "beta": beta.float(),
+        }
 
     def finish(self, server, client, start, params):
         """Return body and statistics (as published: body and head); the last beta stays."""
         trained = {part: tree.select(params, server[part]) for part in ("body", "head")}
-        return tree.select({**client, **trained}, self._travels), {"beta": client["beta"]}
+        upload = tree.select({**client, **trained}, self._travels)
+        return upload, {"beta": client["beta"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what came."""
         return {**server, **tree.mean(uploads, weight)}, clients
 
     def before_evaluation(self, server, client, net, shard):
-        """Return a head for the latest body, fitted to the features of the client's training data."""
+        """Return a head for the latest body, fitted to the client's training features."""
         z = shard.features(net.still(), {**server["body"], **server["head"]})
-        prior = self._prior(shard.data.y, server)
-        mean, cov, _ = self._fit(
-            z, shard.data.y, prior, server, client["beta"], least=self.folds + 1
+        prior = self._class_prior(shard.data.y, server)
+        samples = Features(z=z, y=shard.data.y, prior=prior)
+        mean, cov, _ = self._fit_statistics(
+            samples, server, client["beta"], min_samples=self.folds + 1
         )
-        return {"head": self._named(gaussian.lda_head(mean, cov, prior, self.eps), server)}
+        return {"head": self._lda_parameters(mean, cov, prior, server)}
 
     def personal(self, server, client):
-        """Return the latest body under the fitted head; where none was fitted, the global one with
-        a uniform prior.
+        """Return the latest body under the fitted head.
+
+        Where none was fitted, the head is the global one with a uniform prior.
         """
-        head = client.get("head") or self._head(
-            server, torch.full_like(server["mean"][:, 0], 1 / len(server["mean"]))
-        )
+        head = client.get("head")
+        if not head:
+            classes = len(server["mean"])
+            uniform = torch.full_like(server["mean"][:, 0], 1 / classes)
+            head = self._global_head(server, uniform)
         return {**server["body"], **head}
 
-    def _fit(self, z, y, prior, server, beta, least):
-        """Return means `[classes, features]`, covariance and beta for a client's features `z`
-        `[samples, features]`.
+    def _fit_statistics(self, samples, server, beta, min_samples):
+        """Return means `[classes, features]`, covariance and beta for a client's features.
 
-        least: samples that a class needs for a mean of its own. beta: where the search fails.
+        Args:
+            samples: the client's Features.
+            server: what the server knows.
+            beta: the weights where the search fails.
+            min_samples: samples that a class needs for a mean of its own.
         """
-        z, mean, cov = z.double(), server["mean"].double(), unpack_symmetric(server["cov"]).double()
-        beta = self._search(z, y, prior.double(), mean, cov, beta.double())
-        local = self._statistics(z, y, mean, least)
-        return (
-            beta[0] * local[0] + (1 - beta[0]) * mean,
-            beta[1] * local[1] + (1 - beta[1]) * cov,
-            beta,
+        samples = samples._replace(z=samples.z.double(), prior=samples.prior.double())
+        global_mean = server["mean"].double()
+        global_cov = unpack_symmetric(server["cov"]).double()
+        shared = (global_mean, global_cov)
+        beta = self._search_beta(samples, shared, beta.double())
+        local_mean, local_cov = self._local_statistics(
+            samples.z, samples.y, global_mean, min_samples
         )
+        mean = beta[0] * local_mean + (1 - beta[0]) * global_mean
+        cov = beta[1] * local_cov + (1 - beta[1]) * global_cov
+        return mean, cov, beta
 
-    def _search(self, z, y, prior, mean, cov, beta):
-        """Return the weights `[2]` of local means and covariance with the least cross-validated
-        loss; else `beta`.
+    def _search_beta(self, samples, shared, beta):
+        """Return the weights `[2]` of local statistics with the least cross-validated loss.
 
-        Classes with fewer samples than folds are left out; without any class the weights are zero.
+        Where the search fails it is `beta`. Classes with fewer samples than folds are left out;
+        without any class the weights are zero.
         """
-        enough = torch.bincount(y, minlength=len(prior))[y] >= self.folds
-        z, y = z[enough], y[enough]
-        if not len(y):
+        z, y, prior = samples
+        has_enough = torch.bincount(y, minlength=len(prior))[y] >= self.folds
+        samples = Features(z=z[has_enough], y=y[has_enough], prior=prior)
+        if not len(samples.y):
             return torch.zeros_like(beta)
-        fold = gaussian.ranks_in_class(y) % self.folds
+        fold = gaussian.ranks_in_class(samples.y) % self.folds
         try:
-            trials = [self._trial(z, y, fold == k, prior, mean, cov) for k in range(self.folds)]
+            trials = [self._prepare_trial(samples, fold == k, shared) for k in range(self.folds)]
         except torch.linalg.LinAlgError:
             return beta
-        best = gaussian.minimize_in_box(
-            lambda weights: torch.stack([trial.loss(weights.expand(2)) for trial in trials]).sum(),
-            size=1 if self.single_beta else 2,
-            like=z,
-        )
+
+        def total_loss(weights):
+            pair = weights.expand(2)
+            return torch.stack([trial.loss(pair) for trial in trials]).sum()
+
+        size = 1 if self.single_beta else 2
+        best = gaussian.minimize_in_box(total_loss, size=size, like=samples.z)
         return beta if best is None else best.expand(2)
 
-    def _trial(self, z, y, held, prior, mean, cov):
-        own_mean, own_cov = self._statistics(z[~held], y[~held], mean, least=1)
-        local, shared = (
-            (own_mean, gaussian.shrink_covariance(own_cov, self.eps)),
-            (mean, gaussian.shrink_covariance(cov, self.eps)),
+    def _prepare_trial(self, samples, is_validation, shared):
+        """Return one fold of the cross-validation: statistics from the others, its own samples."""
+        z, y, prior = samples
+        global_mean, global_cov = shared
+        local_mean, local_cov = self._local_statistics(
+            z[~is_validation], y[~is_validation], global_mean, min_samples=1
         )
-        return gaussian.MixtureTrial.of(local, shared, z[held], y[held], prior)
+        return gaussian.MixtureTrial.prepare(
+            local=(local_mean, gaussian.shrink_covariance(local_cov, self.eps)),
+            shared=(global_mean, gaussian.shrink_covariance(global_cov, self.eps)),
+            z=z[is_validation],
+            y=y[is_validation],
+            prior=prior,
+        )
 
-    def _statistics(self, z, y, otherwise, least):
-        mean = gaussian.class_means(z, y, otherwise, least)
-        return mean, gaussian.estimate_covariance(z - mean[y], self.cov_reg)
+    def _local_statistics(self, z, y, fallback, min_samples):
+        """Return class means and covariance of features; rare classes have the fallback's mean."""
+        mean = gaussian.class_means(z, y, fallback, min_samples)
+        cov = gaussian.estimate_covariance(z - mean[y], self.cov_reg)
+        return mean, cov
 
-    def _prior(self, y, server):
+    def _class_prior(self, y, server):
+        """Return the frequencies of the classes among labels."""
         return gaussian.class_frequencies(y, len(server["mean"]), self.eps)
 
-    def _head(self, server, prior):
-        mean, cov = server["mean"].double(), unpack_symmetric(server["cov"]).double()
-        return self._named(gaussian.lda_head(mean, cov, prior, self.eps), server)
+    def _global_head(self, server, prior):
+        """Return the head of the global statistics under a prior."""
+        mean = server["mean"].double()
+        cov = unpack_symmetric(server["cov"]).double()
+        return self._lda_parameters(mean, cov, prior, server)
 
-    @staticmethod
-    def _named(head, server):
+    def _lda_parameters(self, mean, cov, prior, server):
+        """Return weight and bias of discriminant analysis under the names of the head's entries."""
+        head = gaussian.lda_head(mean, cov, prior, self.eps)
         return {name: value.float() for name, value in zip(server["head"], head, strict=True)}

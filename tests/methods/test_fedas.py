@@ -82,7 +82,7 @@ def test_the_alignment_is_zero_where_features_are_the_prototypes(align, net):
     server, client = method.init(net.params, net.parts)
     for x, y in (drawn(40), (drawn(CLASSES)[0], torch.arange(CLASSES))):
         found = method.before_training(server, client, bound, shard(x, y))
-        loss = method._apart(server, client | found, bound, net.params, Batch(x, y))
+        loss = method._alignment_loss(server, client | found, bound, net.params, Batch(x, y))
         z = bound.features(net.params, x)[1]
         within = sum((z[y == c] - z[y == c].mean(0)).square().mean() for c in y.unique())
         wanted = within if align == "samples" else torch.zeros(())

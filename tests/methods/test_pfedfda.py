@@ -13,6 +13,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Data, PFedFDA, Shard
+from fedpfl.methods.pfedfda import Features
 from fedpfl.methods.shared.gaussian import (
     class_frequencies,
     class_means,
@@ -86,7 +87,7 @@ def test_a_common_shift_of_means_and_features_moves_logits_by_a_constant():
 
 
 class Forced(PFedFDA):
-    def _search(self, z, y, prior, mean, cov, beta):
+    def _search_beta(self, samples, shared, beta):
         return torch.full((2,), self.eps, dtype=torch.float64).round() + type(self).value
 
 
@@ -94,7 +95,8 @@ class Forced(PFedFDA):
 def test_beta_of_one_is_local_and_of_zero_global(value):
     z, y, prior, mean, cov = problem()
     method = type("Fixed", (Forced,), {"value": value})()
-    got = method._fit(z, y, prior, {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1)
+    server = {"mean": mean, "cov": pack_symmetric(cov)}
+    got = method._fit_statistics(Features(z, y, prior), server, torch.zeros(2), 1)
     own = class_means(z, y, mean, 1)
     scatter = sum(torch.outer(r, r) for r in z - own[y])
     local = scatter / (len(z) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
@@ -108,8 +110,8 @@ def test_beta_of_one_is_local_and_of_zero_global(value):
 @pytest.mark.parametrize(("seed", "single"), [(0, False), (1, False), (2, True), (3, True)])
 def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
     z, y, prior, mean, cov = problem(seed=seed)
-    beta = PFedFDA(single_beta=single)._search(
-        z, y, prior, mean, cov, torch.zeros(2, dtype=torch.float64)
+    beta = PFedFDA(single_beta=single)._search_beta(
+        Features(z, y, prior), (mean, cov), torch.zeros(2, dtype=torch.float64)
     )
     value = objective(z, y, prior, mean, cov, 2)
     least = value(beta)
@@ -128,8 +130,8 @@ def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
 
 def test_without_a_class_of_enough_samples_beta_is_zero():
     z, _, prior, mean, cov = problem(samples=4)
-    found = PFedFDA(folds=3)._search(
-        z, torch.tensor([0, 0, 1, 2]), prior, mean, cov, torch.full((2,), 0.7)
+    found = PFedFDA(folds=3)._search_beta(
+        Features(z, torch.tensor([0, 0, 1, 2]), prior), (mean, cov), torch.full((2,), 0.7)
     )
     assert found.tolist() == [0, 0]
 
@@ -137,8 +139,13 @@ def test_without_a_class_of_enough_samples_beta_is_zero():
 def test_where_the_search_fails_the_last_beta_stays():
     z, y, prior, mean, cov = problem()
     last = torch.tensor([0.2, 0.9], dtype=torch.float64)
-    assert PFedFDA()._search(z, y, prior, mean, -cov, last).tolist() == last.tolist()
-    assert PFedFDA()._search(z * math.nan, y, prior, mean, cov, last).tolist() == last.tolist()
+    assert (
+        PFedFDA()._search_beta(Features(z, y, prior), (mean, -cov), last).tolist() == last.tolist()
+    )
+    assert (
+        PFedFDA()._search_beta(Features(z * math.nan, y, prior), (mean, cov), last).tolist()
+        == last.tolist()
+    )
 
 
 def test_classes_of_few_samples_use_the_global_mean_at_judging(net, federation):
@@ -152,7 +159,7 @@ def test_classes_of_few_samples_use_the_global_mean_at_judging(net, federation):
 class Local(PFedFDA):
     """Takes statistics of the client alone."""
 
-    def _search(self, z, y, prior, mean, cov, beta):
+    def _search_beta(self, samples, shared, beta):
         return torch.ones_like(beta)
 
 
@@ -199,8 +206,8 @@ def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():
     z, y, prior, mean, cov = problem(samples=6)  # fewer samples than features: singular
-    got = PFedFDA(cov_reg=0.0)._fit(
-        z, y, prior, {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1
+    got = PFedFDA(cov_reg=0.0)._fit_statistics(
+        Features(z, y, prior), {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1
     )
     assert torch.linalg.eigvalsh(got[1]).min() > 0
 

@@ -1,5 +1,6 @@
-"""A generator of features, and the step of Adam by which a server trains it (FedGen,
-arXiv:2105.10056).
+"""A generator of features, and the step of Adam by which a server trains it.
+
+Source: Zhu, Hong and Zhou, FedGen, arXiv:2105.10056.
 """
 
 from __future__ import annotations
@@ -12,91 +13,122 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.layers import init_linear
 
-BETAS, LEAST = (0.9, 0.999), 1e-8
-"""Of Adam, as torch has them."""
+ADAM_BETAS = (0.9, 0.999)  # as torch has them
+ADAM_EPS = 1e-8
+NORM_EPS = 1e-5
 
 
-def init_generator(noise: int, hidden: int, head: Tensor, draw: torch.Generator) -> Tree:
-    """Return a linear map of noise and label, batch normalisation, ReLU and a linear map to
-    features for a head.
+def init_generator(
+    noise: int, hidden: int, head_weight: Tensor, generator: torch.Generator
+) -> Tree:
+    """Return the initial generator of features for a head.
 
-    head: its weight `[classes, features]`. learned: what is trained; moved: batch normalisation's
-    statistics.
+    It is a linear map of noise and label, batch normalisation, ReLU and a linear map.
+
+    Args:
+        noise: numbers of noise for each sample.
+        hidden: width of the hidden layer.
+        head_weight: the head's weight `[classes, features]`.
+        generator: draws the initial values.
+
+    Returns:
+        learned: what is trained. moved: the statistics of batch normalisation.
     """
-    classes, size = head.shape
-    first, last = init_linear(noise + classes, hidden, draw), init_linear(hidden, size, draw)
+    classes, features = head_weight.shape
+    first_layer = init_linear(noise + classes, hidden, generator)
+    last_layer = init_linear(hidden, features, generator)
     norm = {"weight": torch.ones(hidden), "bias": torch.zeros(hidden)}
-    moved = {"mean": torch.zeros(hidden), "variance": torch.ones(hidden)}
-    return tree.to(
-        {"learned": {"first": first, "norm": norm, "last": last}, "moved": moved}, head.device
-    )
+    learned = {"first": first_layer, "norm": norm, "last": last_layer}
+    statistics = {"mean": torch.zeros(hidden), "variance": torch.ones(hidden)}
+    return tree.to({"learned": learned, "moved": statistics}, head_weight.device)
 
 
 def generate_features(generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
-    """Return features `[batch, size]` of labels `[batch]` and noise `[batch, noise]`, in evaluation
-    mode, detached.
+    """Return features `[batch, size]` of labels `[batch]` and noise `[batch, noise]`.
+
+    The generator is in evaluation mode, and the features are detached.
     """
-    learned, moved = generator["learned"], generator["moved"]
-    z = (_hidden_layer(learned, y, noise) - moved["mean"]) * torch.rsqrt(moved["variance"] + 1e-5)
-    return _output_layer(learned, z).detach()
+    learned = generator["learned"]
+    statistics = generator["moved"]
+    hidden = _hidden_layer(learned, y, noise)
+    normalised = (hidden - statistics["mean"]) * torch.rsqrt(statistics["variance"] + NORM_EPS)
+    return _output_layer(learned, normalised).detach()
 
 
 def generate_in_training(
-    learned: Tree, moved: Tree, y: Tensor, noise: Tensor
+    learned: Tree, statistics: Tree, y: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tree]:
-    """Return features in training mode, normalised over the batch, and the statistics as they are
-    after it.
+    """Return features in training mode, and the statistics after this batch.
+
+    Features are normalised over the batch.
     """
-    z = _hidden_layer(learned, y, noise)
-    variance, mean = torch.var_mean(z, 0, correction=0)
-    seen = {"mean": mean, "variance": variance * len(z) / (len(z) - 1)}
-    moved = tree.map(lambda old, new: 0.9 * old + 0.1 * new.detach(), moved, seen)
-    return _output_layer(learned, (z - mean) * torch.rsqrt(variance + 1e-5)), moved
+    hidden = _hidden_layer(learned, y, noise)
+    variance, mean = torch.var_mean(hidden, 0, correction=0)
+    unbiased = variance * len(hidden) / (len(hidden) - 1)
+    statistics = tree.map(
+        lambda old, new: 0.9 * old + 0.1 * new.detach(),
+        statistics,
+        {"mean": mean, "variance": unbiased},
+    )
+    normalised = (hidden - mean) * torch.rsqrt(variance + NORM_EPS)
+    return _output_layer(learned, normalised), statistics
 
 
 def _hidden_layer(learned: Tree, y: Tensor, noise: Tensor) -> Tensor:
+    """Return the first linear map of noise and one-hot labels, before normalisation."""
     classes = learned["first"]["weight"].shape[1] - noise.shape[1]
-    label = (y[:, None] == torch.arange(classes, device=y.device)).to(noise)
-    return F.linear(torch.cat([noise, label], 1), **learned["first"])
+    one_hot = (y[:, None] == torch.arange(classes, device=y.device)).to(noise)
+    return F.linear(torch.cat([noise, one_hot], 1), **learned["first"])
 
 
-def _output_layer(learned: Tree, z: Tensor) -> Tensor:
-    return F.linear(
-        (z * learned["norm"]["weight"] + learned["norm"]["bias"]).relu(), **learned["last"]
-    )
+def _output_layer(learned: Tree, normalised: Tensor) -> Tensor:
+    """Return the features: scale and shift, ReLU and the last linear map."""
+    norm = learned["norm"]
+    activations = (normalised * norm["weight"] + norm["bias"]).relu()
+    return F.linear(activations, **learned["last"])
 
 
 def draw_labels(shares: Tensor, random: Tensor) -> Tensor:
-    """Return a label for each uniform number, by the labels' shares `[classes]`, of whatever sum."""
-    below = shares.cumsum(0) <= random[:, None] * shares.sum()
-    return below.sum(1).clamp(max=len(shares) - 1)
+    """Return a label for each uniform number.
 
-
-def diversity_loss(z: Tensor, noise: Tensor) -> Tensor:
-    """Return exp(-mean over pairs of the features' distance times the noise's): 1 where noise
-    changes nothing.
+    shares: how often labels are drawn, `[classes]`, of whatever sum.
     """
-    apart = (z[:, None] - z).abs().mean(2) * (noise[:, None] - noise).square().mean(2)
-    return torch.exp(-apart.mean())
+    thresholds = shares.cumsum(0)
+    is_below = thresholds <= random[:, None] * shares.sum()
+    return is_below.sum(1).clamp(max=len(shares) - 1)
+
+
+def diversity_loss(features: Tensor, noise: Tensor) -> Tensor:
+    """Return exp(-mean over pairs of the features' distance times the noise's).
+
+    It is 1 where noise changes nothing.
+    """
+    feature_distance = (features[:, None] - features).abs().mean(2)
+    noise_distance = (noise[:, None] - noise).square().mean(2)
+    return torch.exp(-(feature_distance * noise_distance).mean())
 
 
 def init_adam(learned: Tree) -> Tree:
-    """Return what Adam remembers before its first step."""
+    """Return Adam's state before its first step."""
     zeros = tree.full_like(learned, 0.0)
     return {"first": zeros, "second": zeros, "steps": tree.leaves(learned)[0].new_zeros(())}
 
 
 def adam_step(
-    learned: Tree, grads: Tree, memory: Tree, lr: Tensor, weight_decay: float
+    learned: Tree, grads: Tree, state: Tree, lr: Tensor, weight_decay: float
 ) -> tuple[Tree, Tree]:
     """Take a step of Adam with weight decay in the gradient, as torch.optim.Adam does."""
-    one, two = BETAS
+    beta1, beta2 = ADAM_BETAS
     grads = tree.map(lambda g, p: g + weight_decay * p, grads, learned)
-    first = tree.map(lambda m, g: one * m + (1 - one) * g, memory["first"], grads)
-    second = tree.map(lambda v, g: two * v + (1 - two) * g.square(), memory["second"], grads)
-    steps = memory["steps"] + 1
-    rate, scale = lr / (1 - one**steps), (1 - two**steps).sqrt()
-    moved = tree.map(
-        lambda p, m, v: p - rate * m / (v.sqrt() / scale + LEAST), learned, first, second
-    )
-    return moved, {"first": first, "second": second, "steps": steps}
+    first = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
+    second = tree.map(lambda v, g: beta2 * v + (1 - beta2) * g.square(), state["second"], grads)
+    steps = state["steps"] + 1
+    # Both moments began at 0, which these factors correct.
+    step_size = lr / (1 - beta1**steps)
+    scale = (1 - beta2**steps).sqrt()
+
+    def update(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        return p - step_size * m / (v.sqrt() / scale + ADAM_EPS)
+
+    learned = tree.map(update, learned, first, second)
+    return learned, {"first": first, "second": second, "steps": steps}

@@ -1,9 +1,8 @@
-"""Classes as Gaussians of one covariance: discriminant analysis, and local statistics mixed with
-global ones.
+"""Classes as Gaussians of one covariance: discriminant analysis, local and global statistics mixed.
 
 z: features `[samples, features]`; y: labels `[samples]`; mean: `[classes, features]`; cov:
-`[features, features]`;
-prior: `[classes]`. All in float64. Not for vmap: it branches, and asks scipy.
+`[features, features]`; prior: `[classes]`. All in float64. Not for vmap: it branches, and asks
+scipy.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from torch import Tensor
 def lda_head(mean: Tensor, cov: Tensor, prior: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return weight `[classes, features]` and bias `[classes]` of linear discriminant analysis."""
     weight = torch.linalg.solve(shrink_covariance(cov, eps), mean.T).T
-    return weight, prior.to(mean).log() - (mean * weight).sum(1) / 2
+    bias = prior.to(mean).log() - (mean * weight).sum(1) / 2
+    return weight, bias
 
 
 def shrink_covariance(cov: Tensor, eps: float) -> Tensor:
     """Return (1 - eps) cov + eps tr(cov) / d I."""
     scale = cov.diagonal().mean()
-    return (1 - eps) * cov + eps * scale * torch.eye(len(cov), dtype=cov.dtype, device=cov.device)
+    identity = torch.eye(len(cov), dtype=cov.dtype, device=cov.device)
+    return (1 - eps) * cov + eps * scale * identity
 
 
 def class_frequencies(y: Tensor, classes: int, eps: float) -> Tensor:
@@ -35,31 +36,44 @@ def class_frequencies(y: Tensor, classes: int, eps: float) -> Tensor:
     return shares / shares.sum()
 
 
-def class_means(z: Tensor, y: Tensor, otherwise: Tensor, least: int) -> Tensor:
-    """Average features by class `[classes, features]`; with fewer than `least` samples it is
-    `otherwise`'s row.
+def class_means(z: Tensor, y: Tensor, fallback: Tensor, min_samples: int) -> Tensor:
+    """Average features by class, `[classes, features]`.
+
+    A class with fewer than `min_samples` samples has its row of `fallback`.
     """
-    counts = torch.bincount(y, minlength=len(otherwise))
-    means = torch.zeros_like(otherwise).index_add_(0, y, z) / counts.clamp(min=1)[:, None]
-    return torch.where((counts >= least)[:, None], means, otherwise)
+    counts = torch.bincount(y, minlength=len(fallback))
+    sums = torch.zeros_like(fallback).index_add_(0, y, z)
+    means = sums / counts.clamp(min=1)[:, None]
+    return torch.where((counts >= min_samples)[:, None], means, fallback)
 
 
 def estimate_covariance(centred: Tensor, ridge: float) -> Tensor:
-    """Estimate it from centred features, plus `ridge` I and 1e-4 in each entry, and make it
-    positive definite.
+    """Return the covariance of centred features, plus `ridge` I and 1e-4 in each entry.
+
+    Where that is not positive definite, its eigenvalues are raised until it is.
     """
     count, width = centred.shape
     cov = centred.T @ centred / max(1, count - 1) + 1e-4
     cov = cov + ridge * torch.eye(width, dtype=cov.dtype, device=cov.device)
-    if int(torch.linalg.cholesky_ex(cov).info) and bool(cov.isfinite().all()):
+    is_indefinite = int(torch.linalg.cholesky_ex(cov).info) != 0
+    if is_indefinite and bool(cov.isfinite().all()):
         values, vectors = torch.linalg.eigh(cov)
         cov = vectors * values.clamp(min=1e-8) @ vectors.T
     return cov
 
 
 class MixtureTrial(NamedTuple):
-    """Hold held-out features, and local and global means, in the basis where both covariances are
-    diagonal.
+    """A fold's validation samples and both statistics, where both covariances are diagonal.
+
+    In this basis the loss of any mixture takes no linear system to solve.
+
+    Attributes:
+        ratio: the local covariance, where the global one is the identity, `[features]`.
+        local: local means.
+        shared: global means.
+        z: features of the validation samples.
+        y: their labels.
+        log_prior: logarithms of the classes' shares.
     """
 
     ratio: Tensor
@@ -70,7 +84,7 @@ class MixtureTrial(NamedTuple):
     log_prior: Tensor
 
     @classmethod
-    def of(
+    def prepare(
         cls,
         local: tuple[Tensor, Tensor],
         shared: tuple[Tensor, Tensor],
@@ -78,42 +92,64 @@ class MixtureTrial(NamedTuple):
         y: Tensor,
         prior: Tensor,
     ) -> MixtureTrial:
-        """Prepare held-out `z`, `y` for any mixture of `local` and `shared` statistics, each (mean,
-        cov).
+        """Prepare validation samples `z`, `y` for any mixture of local and global statistics.
 
-        With the shared cov = L L^T and L^-1 (local cov) L^-T = Q diag(ratio) Q^T, Q^T L^-1 times
-        features and means. Raises LinAlgError where the shared one is not positive definite.
+        With the shared cov = L L^T and L^-1 (local cov) L^-T = Q diag(ratio) Q^T, features and means
+        are multiplied by Q^T L^-1.
+
+        Args:
+            local: the client's (mean, cov).
+            shared: the global (mean, cov).
+            z: features of the validation samples.
+            y: their labels.
+            prior: the classes' shares.
+
+        Raises:
+            LinAlgError: where the shared covariance is not positive definite.
         """
-        factor = torch.linalg.cholesky(shared[1])
-        half = torch.linalg.solve_triangular(factor, local[1], upper=False)
-        ratio, basis = torch.linalg.eigh(torch.linalg.solve_triangular(factor, half.T, upper=False))
+        local_mean, local_cov = local
+        shared_mean, shared_cov = shared
+        factor = torch.linalg.cholesky(shared_cov)
+        half = torch.linalg.solve_triangular(factor, local_cov, upper=False)
+        whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
+        ratio, basis = torch.linalg.eigh(whitened)
 
-        def turned(rows: Tensor) -> Tensor:
+        def change_basis(rows: Tensor) -> Tensor:
             return torch.linalg.solve_triangular(factor, rows.T, upper=False).T @ basis
 
-        return cls(ratio, turned(local[0]), turned(shared[0]), turned(z), y, prior.log())
+        return cls(
+            ratio=ratio,
+            local=change_basis(local_mean),
+            shared=change_basis(shared_mean),
+            z=change_basis(z),
+            y=y,
+            log_prior=prior.log(),
+        )
 
     def loss(self, beta: Tensor) -> Tensor:
-        """Add up the cross-entropy of the held-out samples for weights `[2]` of local mean and
-        covariance.
+        """Add up the cross-entropy of the validation samples for one mixture.
+
+        beta: the weights `[2]` of local mean and local covariance.
         """
-        mean = beta[0] * self.local + (1 - beta[0]) * self.shared
-        weight = mean / (beta[1] * self.ratio + 1 - beta[1])
+        mean_share, cov_share = beta[0], beta[1]
+        mean = mean_share * self.local + (1 - mean_share) * self.shared
+        weight = mean / (cov_share * self.ratio + 1 - cov_share)
         logits = self.z @ weight.T - (weight * mean).sum(1) / 2 + self.log_prior
         return F.cross_entropy(logits, self.y, reduction="sum")
 
 
 def minimize_in_box(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor | None:
-    """Return the point of [0, 1]^size where ten steps of L-BFGS-B from its centre end; None without
-    a finite loss.
+    """Return the point of [0, 1]^size where L-BFGS-B ends; None without a finite loss.
+
+    Ten steps are taken from the centre. The point has the type and device of `like`.
     """
     from scipy import optimize  # takes a while to import
 
-    def value_and_slope(point: Any) -> tuple[float, Any]:
-        at = torch.tensor(point, dtype=like.dtype, device=like.device, requires_grad=True)
+    def value_and_slope(numbers: Any) -> tuple[float, Any]:
+        point = torch.tensor(numbers, dtype=like.dtype, device=like.device, requires_grad=True)
         with torch.enable_grad():
-            value = loss(at)
-        (slope,) = torch.autograd.grad(value, at)
+            value = loss(point)
+        (slope,) = torch.autograd.grad(value, point)
         return value.item(), slope.cpu().numpy()
 
     result = optimize.minimize(
@@ -131,9 +167,9 @@ def ranks_in_class(y: Tensor) -> Tensor:
     """Count for each sample the earlier ones of the same label, `[samples]`."""
     order = y.argsort(stable=True)
     counts = torch.bincount(y)
-    first = (counts.cumsum(0) - counts)[y[order]]
+    class_offsets = (counts.cumsum(0) - counts)[y[order]]
     rank = torch.empty_like(y)
-    rank[order] = torch.arange(len(y), device=y.device) - first
+    rank[order] = torch.arange(len(y), device=y.device) - class_offsets
     return rank
 
 
@@ -144,11 +180,12 @@ def pack_symmetric(cov: Tensor) -> Tensor:
 
 
 def unpack_symmetric(triangle: Tensor) -> Tensor:
-    """Undo `packed`."""
-    width = (math.isqrt(8 * triangle.shape[-1] + 1) - 1) // 2
+    """Return the symmetric matrix of a lower triangle, undoing `pack_symmetric`."""
+    count = triangle.shape[-1]
+    width = (math.isqrt(8 * count + 1) - 1) // 2
     rows, columns = torch.tril_indices(width, width, device=triangle.device)
-    place = torch.zeros(width, width, dtype=torch.int64, device=triangle.device)
-    place[rows, columns] = place[columns, rows] = torch.arange(
-        triangle.shape[-1], device=triangle.device
-    )
-    return triangle[place]
+    index = torch.zeros(width, width, dtype=torch.int64, device=triangle.device)
+    numbers = torch.arange(count, device=triangle.device)
+    index[rows, columns] = numbers
+    index[columns, rows] = numbers
+    return triangle[index]

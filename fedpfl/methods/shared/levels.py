@@ -16,39 +16,58 @@ from fedpfl.models.wiring import Wiring
 
 
 def level_neuron_counts(
-    params: Tree, wiring: Wiring, level: float, worth: list[float], tolerance: float, by: Rounding
+    params: Tree,
+    wiring: Wiring,
+    level: float,
+    worths: list[float],
+    tolerance: float,
+    rounding: Rounding,
 ) -> Tensor:
-    """Return how many neurons of each group the level of a share of all scalars has, int64
-    `[groups]`.
+    """Return how many neurons of each group a level has, int64 `[groups]`.
 
     The share of group l is clip(100 worth_l / gamma, 0.01, 1), with the smallest whole gamma that
-    makes it `level` within `tolerance`, or else with the gamma that comes nearest; a level of 1 is
-    everything. by: rounding of neurons.
+    leaves `level` of all scalars within `tolerance`, or else with the gamma that comes nearest.
+
+    Args:
+        params: the whole network.
+        wiring: its groups of neurons.
+        level: the share of all scalars; 1 is everything.
+        worths: of each group, as `group_worths` has them.
+        tolerance: how far above the level the share may be.
+        rounding: of shares to whole neurons.
     """
-    sizes = torch.tensor(list(wiring.widths.values()))
+    widths = torch.tensor(list(wiring.widths.values()))
     if level == 1:
-        return sizes
-    total, best, nearest = tree.size(params), math.inf, sizes
-    for gamma in range(
-        1, int(10000 * max(worth)) + 2
-    ):  # with this last one all shares are the least
-        shares = torch.tensor(
-            [min(max(100 * own / gamma, 0.01), 1.0) for own in worth], dtype=torch.float64
-        )
-        kept = neurons.neuron_counts({"width": sizes}, shares, by)
-        apart = _count_scalars(params, wiring, kept.tolist()) / total - level
-        if abs(apart) < best:
-            best, nearest = abs(apart), kept
-        if apart <= tolerance:
+        return widths
+    total = tree.size(params)
+    smallest_excess = math.inf
+    nearest = widths
+    largest_gamma = int(10000 * max(worths)) + 1  # with it all shares are the least, 0.01
+    for gamma in range(1, largest_gamma + 1):
+        clipped = [min(max(100 * worth / gamma, 0.01), 1.0) for worth in worths]
+        shares = torch.tensor(clipped, dtype=torch.float64)
+        counts = neurons.neuron_counts({"width": widths}, shares, rounding)
+        excess = _count_scalars(params, wiring, counts.tolist()) / total - level
+        if abs(excess) < smallest_excess:
+            smallest_excess = abs(excess)
+            nearest = counts
+        if excess <= tolerance:
             break
     return nearest
 
 
 def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[float]:
-    """Return what each group is worth keeping, 1 - APoZ_l log P_l / log max P; P_l: the scalars of
-    its layers.
+    """Return how much each group counts, 1 - APoZ_l log P_l / log max P.
 
-    apoz: APoZ_l of each group; empty: 0 for all. Raises FedpflError for another number of them.
+    P_l is the number of scalars in the group's layers.
+
+    Args:
+        params: the whole network.
+        wiring: its groups of neurons.
+        apoz: APoZ_l of each group; empty: 0 for all.
+
+    Raises:
+        FedpflError: for another number of APoZ_l than of groups.
     """
     groups = list(wiring.widths)
     if apoz and len(apoz) != len(groups):
@@ -57,28 +76,29 @@ def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[
         )
     scalars = dict.fromkeys(groups, 0)
     for name, leaf in params.items():
-        axis = wiring.axes[name][0]
-        group = (
-            axis.group if axis else name.rpartition(".")[0]
-        )  # an embedding's are along its last axis
+        output_axis = wiring.axes[name][0]
+        if output_axis:
+            group = output_axis.group
+        else:
+            group = name.rpartition(".")[0]  # an embedding's neurons are along its last axis
         if group in scalars:
             scalars[group] += leaf.numel()
     largest = math.log(max(scalars.values()))
-    zeros = apoz or [0.0] * len(groups)
+    zero_shares = apoz or [0.0] * len(groups)
     return [
-        1 - share * math.log(scalars[group]) / largest
-        for group, share in zip(groups, zeros, strict=True)
+        1 - zeros * math.log(scalars[group]) / largest
+        for group, zeros in zip(groups, zero_shares, strict=True)
     ]
 
 
-def _count_scalars(params: Tree, wiring: Wiring, kept: list[int]) -> int:
+def _count_scalars(params: Tree, wiring: Wiring, counts: list[int]) -> int:
     """Count the scalars of a network with so many neurons in each group."""
-    count = dict(zip(wiring.widths, kept, strict=True))
+    neurons_of_group = dict(zip(wiring.widths, counts, strict=True))
     total = 0
     for name, leaf in params.items():
         shape = list(leaf.shape)
-        for place, axis in enumerate(wiring.axes[name]):
+        for dim, axis in enumerate(wiring.axes[name]):
             if axis is not None:
-                shape[place] = count[axis.group] * axis.block
+                shape[dim] = neurons_of_group[axis.group] * axis.block
         total += math.prod(shape)
     return total

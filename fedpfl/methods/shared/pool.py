@@ -31,18 +31,20 @@ class ModelPool(Method):
     def init(self, params, parts):
         """Begin with nobody's model at the server."""
         device = tree.leaves(params)[0].device
-        nobody = torch.zeros(parts.clients, dtype=torch.bool, device=device)
-        return {"pool": nobody, "played": torch.zeros((), dtype=torch.int64, device=device)}, {
-            "model": params
+        server = {
+            "pool": torch.zeros(parts.clients, dtype=torch.bool, device=device),
+            "played": torch.zeros((), dtype=torch.int64, device=device),
         }
+        return server, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Note whose models there are."""
-        pool = server["pool"].clone() if self.pool == "all" else torch.zeros_like(server["pool"])
-        return {
-            "pool": pool.index_fill(0, clients["number"], True),
-            "played": server["played"] + 1,
-        }, clients
+        if self.pool == "all":
+            pool = server["pool"].clone()
+        else:
+            pool = torch.zeros_like(server["pool"])
+        pool = pool.index_fill(0, clients["number"], True)
+        return {"pool": pool, "played": server["played"] + 1}, clients
 
     def personal(self, server, client):
         """Return the client's own model."""
@@ -50,38 +52,54 @@ class ModelPool(Method):
 
 
 def validation_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> Tensor:
-    """Return the mean cross-entropy of a model on a client's held-out samples, float64."""
+    """Return the mean cross-entropy of a model on a client's validation samples, float64."""
     still = net.still({"main": statistics})
+    losses = []
     with torch.no_grad():
-        losses = [
-            batch.losses(still(model, batch.x)).double().sum()
-            for batch in shard.validation.chunks()
-        ]
+        for batch in shard.validation.chunks():
+            logits = still(model, batch.x)
+            losses.append(batch.losses(logits).double().sum())
     return torch.stack(losses).sum() / len(shard.validation.y)
 
 
 def gain_per_distance(gain: Tensor, model: Tree, old: Tree) -> Tensor:
     """Return `gain` over |model - old|; 0 for a model that does not differ, or diverged."""
-    apart = tree.squared_distance(
-        tree.map(Tensor.double, model), tree.map(Tensor.double, old)
-    ).sqrt()
-    return torch.where(apart > 0, gain / apart, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    doubled_model = tree.map(Tensor.double, model)
+    doubled_old = tree.map(Tensor.double, old)
+    distance = tree.squared_distance(doubled_model, doubled_old).sqrt()
+    return torch.where(distance > 0, gain / distance, 0.0).nan_to_num(0.0, 0.0, 0.0)
 
 
 def choose_candidates(
-    pool: Tensor, affinity: Tensor, own: int, count: int, rate: float, generator: torch.Generator
+    pool: Tensor,
+    affinity: Tensor,
+    number: int,
+    count: int,
+    rate: float,
+    generator: torch.Generator,
 ) -> list[int]:
-    """Return up to `count` numbers of the clients in `pool` `[clients]` but `own`, by FedFomo's
-    rule.
+    """Return up to `count` clients whose models a client is offered, by FedFomo's rule.
 
-    Each is, with probability `rate`, any, else the one of largest `affinity` `[clients]` that is
-    left, by lot among equals.
+    Args:
+        pool: whose models there are, `[clients]`.
+        affinity: how much the client gained from each, `[clients]`.
+        number: of the client itself, which is not among them.
+        count: the most clients.
+        rate: the probability that a candidate is any client; else it is the one of largest affinity
+            that is left, by lot among equals.
+        generator: draws.
     """
-    left, chosen = pool.clone(), list[int]()
-    left[own] = False
-    while len(chosen) < count and left.any():
-        draw, lots = torch.rand((), generator=generator), torch.rand(len(pool), generator=generator)
-        best = left if draw < rate else left & (affinity == affinity[left].max())
-        chosen.append(int(torch.where(best, lots, -1.0).argmax()))
-        left[chosen[-1]] = False
-    return chosen
+    available = pool.clone()
+    available[number] = False
+    candidates = list[int]()
+    while len(candidates) < count and available.any():
+        draw = torch.rand((), generator=generator)
+        lots = torch.rand(len(pool), generator=generator)
+        if draw < rate:
+            eligible = available
+        else:
+            eligible = available & (affinity == affinity[available].max())
+        candidate = int(torch.where(eligible, lots, -1.0).argmax())
+        candidates.append(candidate)
+        available[candidate] = False
+    return candidates

@@ -18,15 +18,16 @@ from fedpfl.methods.shared.submodel import Submodel
 
 @dataclass(frozen=True)
 class PrunedSubmodel(Submodel, ABC):
-    """At its first participation a client receives the full model and ranks the neurons of each
-    hidden layer; the top share of its width is its sub-model for good. This is the version that
-    FedSPU compares with.
+    """A client ranks the neurons of each layer once, and keeps the top share for good.
+
+    At its first participation it receives the full model and ranks the neurons; the top share of
+    its width is its sub-model. This is the version that FedSPU compares with.
 
     ranking_epochs, ranking_lr: plain SGD on a copy of the received model, which is then thrown
         away; this copy ranks the neurons (in PruneFL the gradients on the way do). 0 epochs: the
         received model itself does.
     first: what a client ranks and begins with: the `initial` model, as in that comparison, or the
-    `current` global one.
+        `current` global one.
     """
 
     ranking_epochs: Annotated[int, AtLeast(0)] = 1
@@ -35,40 +36,46 @@ class PrunedSubmodel(Submodel, ABC):
 
     @abstractmethod
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
-        """Return what entries count, from the copy trained for ranking and the sum of its gradients
-        on the way.
+        """Return how much each entry counts.
+
+        model: the copy trained for ranking. gradients: the sum of its gradients on the way.
         """
 
     def init(self, params, parts):
         """Give the client all neurons, not yet ranked."""
         server, client = super().init(params, parts)
-        own = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
-        return server, {**client, "own": own}
+        all_neurons = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
+        return server, {**client, "own": all_neurons}
 
     def before_training(self, server, client, net, shard):
         """Return the client's neurons, which it ranks once."""
         if bool(client["participated"]):
             return {"own": client["own"]}
         model = client["model"] if self.first == "initial" else server["model"]
-        copy, total = tree.clone(model), tree.full_like(model, 0.0)
+        objective = partial(self.loss, server, client)
+
+        # ---- Train a copy for ranking.
+        copy = tree.clone(model)
+        total = tree.full_like(model, 0.0)
         for epoch in range(self.ranking_epochs):
             for batch in shard.batches("ranking", epoch):
-                grads, _ = net.gradient(partial(self.loss, server, client), copy, batch)
+                grads, _ = net.gradient(objective, copy, batch)
                 copy = tree.map(lambda leaf, grad: leaf - self.ranking_lr * grad, copy, grads)
                 total = tree.map(torch.add, total, grads)
+
+        # ---- Keep the neurons whose incoming weights count most.
         score = neurons.sum_incoming(server["plan"], self._scores(copy, total))
-        return {
-            "own": neurons.top_neurons(server["plan"], client["width"], score, self.rounding)[:-1]
-        }
+        active = neurons.top_neurons(server["plan"], client["width"], score, self.rounding)
+        return {"own": active[:-1]}
 
     def _active(self, server, client):
         return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
         """Send the full model once, then the client's part."""
-        return Agreed(
-            server["model"], tree.map(lambda mask: mask | ~client["participated"], client["mask"])
-        )
+        joins_now = ~client["participated"]
+        mask = tree.map(lambda leaf: leaf | joins_now, client["mask"])
+        return Agreed(server["model"], mask)
 
     def start(self, received, client):
         """Return the received model's entries between the client's neurons."""
@@ -79,6 +86,7 @@ class PrunedSubmodel(Submodel, ABC):
 
     def finish(self, server, client, start, params):
         """Upload the client's part, and once which neurons it has."""
-        told = Agreed(client["own"], ~client["participated"].expand(client["own"].shape))
+        joins_now = ~client["participated"].expand(client["own"].shape)
+        neurons_once = Agreed(client["own"], joins_now)
         upload, client = super().finish(server, client, start, params)
-        return {**upload, "own": told}, client
+        return {**upload, "own": neurons_once}, client

@@ -19,7 +19,7 @@ from fedpfl.methods.shared.neurons import Rounding
 Assignment = Literal["blocks", "random"]
 Widths = tuple[Annotated[float, Above(0), AtMost(1)], ...]
 
-FIVE_WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
+FIVE_WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of FedSPU's capability clusters
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,15 @@ class PartialModel(Method, ABC):
 
     @abstractmethod
     def _active(self, server, client):
-        """Return the neurons that the client holds, bool `[neurons + 1]`; the last is always
-        active.
+        """Return the neurons that the client holds, bool `[neurons + 1]`.
+
+        The last one is always active.
         """
 
     def init(self, params, parts):
         """Give the server the full model and its plan, the client a model of its own."""
-        return {"model": params, "plan": neurons.build_plan(params, parts)}, {"model": params}
+        plan = neurons.build_plan(params, parts)
+        return {"model": params, "plan": plan}, {"model": params}
 
     def buffers(self):
         """Keep statistics with the clients."""
@@ -53,11 +55,8 @@ class PartialModel(Method, ABC):
     def prepare(self, server, client):
         """Add which neurons are active, and which entries lie between them."""
         active = self._active(server, client)
-        return {
-            **client,
-            "active": active,
-            "mask": neurons.entry_masks(server["plan"], active, server["model"]),
-        }
+        mask = neurons.entry_masks(server["plan"], active, server["model"])
+        return {**client, "active": active, "mask": mask}
 
     def download(self, server, client):
         """Send the active entries; both sides know where they are."""
@@ -73,29 +72,29 @@ class PartialModel(Method, ABC):
 
     def finish(self, server, client, start, params):
         """Upload the active entries, and keep the trained model."""
-        return {"model": Agreed(params, client["mask"])}, {**client, "model": params}
+        upload = {"model": Agreed(params, client["mask"])}
+        return upload, {**client, "model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over the clients that trained it."""
-        sent = uploads["model"]
-        return {
-            **server,
-            "model": tree.masked_mean(server["model"], sent.values, sent.mask, weight),
-        }, clients
+        uploaded = uploads["model"]
+        model = tree.masked_mean(server["model"], uploaded.values, uploaded.mask, weight)
+        return {**server, "model": model}, clients
 
     def personal(self, server, client):
-        """Return what the client trained last; before that, the part of the initial model that it
-        can hold.
+        """Return what the client trained last.
+
+        Before that, it is the part of the initial model that the client can hold.
         """
-        own = neurons.entry_masks(server["plan"], self._active(server, client), client["model"])
-        return self.evaluated(server, client, tree.apply_mask(client["model"], own))
+        active = self._active(server, client)
+        mask = neurons.entry_masks(server["plan"], active, client["model"])
+        return self.evaluated(server, client, tree.apply_mask(client["model"], mask))
 
     def metrics(self, server, client):
         """Return the share of the network's entries that the client trains."""
         masks = tree.leaves(client["mask"])
-        return {
-            "trained_share": sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks)
-        }
+        trained = sum(mask.sum() for mask in masks)
+        return {"trained_share": trained / sum(mask.numel() for mask in masks)}
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,8 @@ class Submodel(PartialModel, ABC):
     def init(self, params, parts):
         """Give the client a width too."""
         server, client = super().init(params, parts)
-        return server, {
-            "width": torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device),
-            **client,
-        }
+        width = torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device)
+        return server, {"width": width, **client}
 
     def init_clients(self, clients, generator):
         """Return the clients' widths."""
@@ -136,14 +133,17 @@ class RandomSubmodel(Submodel, ABC):
 
     def sample(self, server, generator):
         """Draw a lot for each neuron."""
-        return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
+        neuron_count = len(server["plan"]["group"])
+        return {"lot": torch.rand(neuron_count, generator=generator)}
 
     def _active(self, server, client):
+        """Return the neurons with the highest lots."""
         return neurons.top_neurons(server["plan"], client["width"], client["lot"], self.rounding)
 
     def download(self, server, client):
         """Send the active entries, and a bit per neuron."""
-        return {"model": super().download(server, client), "active": client["active"][:-1]}
+        entries = super().download(server, client)
+        return {"model": entries, "active": client["active"][:-1]}
 
     def start(self, received, client):
         """Return the active entries with zeros around them."""
@@ -157,11 +157,12 @@ class RandomSubmodel(Submodel, ABC):
 def assign_values(
     values: tuple[float, ...], assign: Assignment, generator: Generator, clients: int
 ) -> Tensor:
-    """Return one of `values` for each client, float64 `[clients]`: as many of each in order, or
-    drawn uniformly.
+    """Return one of `values` for each client, float64 `[clients]`.
+
+    They are as many of each in order (`blocks`), or drawn uniformly (`random`).
     """
     if assign == "random":
-        chosen = torch.randint(len(values), (clients,), generator=generator)
+        index = torch.randint(len(values), (clients,), generator=generator)
     else:
-        chosen = torch.arange(clients) * len(values) // clients
-    return torch.tensor(values, dtype=torch.float64)[chosen]
+        index = torch.arange(clients) * len(values) // clients
+    return torch.tensor(values, dtype=torch.float64)[index]

@@ -1,5 +1,4 @@
-"""Neurons of one network matched with those of another, layer by layer, by optimal transport of
-their weights.
+"""Neurons of one network matched with another's, layer by layer, by optimal transport of weights.
 
 A *move* says where the neurons of a group go: `[source, target]`, float64, the shares of source
 neurons in each target neuron. Its columns sum to 1, or to 0 where a target neuron gets nothing. Not
@@ -22,13 +21,14 @@ MatchingMode = Literal["one", "balanced"]
 
 
 def writing_weights(params: Tree, parts: Parts) -> Tensor:
-    """Return for each group of neurons the parameter that they are compared by, as its position in
-    `params`.
+    """Return for each group of neurons the weight that makes it, as a position in `params`.
+
+    Neurons are compared by this weight.
     """
-    device, names = tree.leaves(params)[0].device, list(params)
-    return torch.tensor(
-        [names.index(f"{group}.weight") for group in parts.wiring.widths], device=device
-    )
+    device = tree.leaves(params)[0].device
+    names = list(params)
+    positions = [names.index(f"{group}.weight") for group in parts.wiring.widths]
+    return torch.tensor(positions, device=device)
 
 
 def cut_dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
@@ -36,89 +36,120 @@ def cut_dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
 
     def cut(name: str, leaf: Tensor) -> Tensor:
         rows = leaf[active[plan["rows"][name]]]
-        return rows[:, active[plan["columns"][name]]] if name in plan["columns"] else rows
+        if name not in plan["columns"]:
+            return rows
+        return rows[:, active[plan["columns"][name]]]
 
     return {name: cut(name, leaf) for name, leaf in params.items()}
 
 
 def embed_dense(small: Tree, mask: Tree) -> Tree:
-    """Undo `dense`, with zeros around; `mask` says which entries lie between active neurons."""
-    return tree.map(
-        lambda leaf, own: leaf.new_zeros(own.shape).masked_scatter(own, leaf), small, mask
-    )
+    """Put a small network back into a full-sized one of zeros, undoing `cut_dense`.
+
+    mask: which entries lie between active neurons.
+    """
+
+    def embed(leaf: Tensor, entries: Tensor) -> Tensor:
+        return leaf.new_zeros(entries.shape).masked_scatter(entries, leaf)
+
+    return tree.map(embed, small, mask)
 
 
 def align_neurons(
     plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: MatchingMode
 ) -> tuple[Tree, Tree]:
-    """Return `source` with the neurons of `target`, and which of its entries lie between neurons
-    that got something.
+    """Return `source` with the neurons of `target`, and which entries lie between covered neurons.
 
-    Both are dense; `plan` and `writer` are those of the full network. Groups are matched from input
-    to output at the
-    first layer that makes them: its weights, their inputs already moved, where those got something,
-    and its bias.
+    A neuron of `target` is covered if some neuron of `source` goes there. Groups are matched from
+    input to output at the first layer that makes them: its weights, their inputs already moved,
+    where those are covered, and its bias.
+
+    Args:
+        plan: of the full network.
+        writer: the `writing_weights` of the full network.
+        source: a dense network.
+        target: another.
+        mode: how neurons are matched.
     """
-    number = [*plan["group"].tolist(), None]
-    axes = {
-        name: tuple(
-            number[int(side[name][0])] for side in (plan["rows"], plan["columns"]) if name in side
-        )
-        for name in source
-    }
+    group_of_neuron = [*plan["group"].tolist(), None]  # None: always active
+    axis_groups = {}
+    for name in source:
+        sides = [plan[side][name] for side in ("rows", "columns") if name in plan[side]]
+        axis_groups[name] = [group_of_neuron[int(numbers[0])] for numbers in sides]
+
+    # ---- Match the groups, from input to output.
     names = list(source)
     moves: list[Tensor] = []
-    for group, place in enumerate(writer.tolist()):
-        name = names[place]
-        axis = axes[name].index(group)
-        sides = [source[name].double(), target[name].double()]
-        inner = axes[name][1 - axis]
-        if inner is not None:
-            sides[0] = move_neurons(sides[0], 1 - axis, moves[inner])
-            there = reached_entries(moves[inner], sides[0].shape[1 - axis]).nonzero().flatten()
-            sides = [side.index_select(1 - axis, there) for side in sides]
-        sides = [side.movedim(axis, 0).flatten(1) for side in sides]
-        bias = name.removesuffix("weight") + "bias"
-        if bias in source:
-            both = zip(sides, (source, target), strict=True)
-            sides = [
-                torch.cat([side, params[bias].double().unsqueeze(1)], 1) for side, params in both
-            ]
+    for group, position in enumerate(writer.tolist()):
+        name = names[position]
+        axis = axis_groups[name].index(group)
+        input_group = axis_groups[name][1 - axis]
+        input_move = None if input_group is None else moves[input_group]
         numbers = plan["rows" if axis == 0 else "columns"][name]
-        block = len(numbers) // number.count(group)  # entries of a neuron along the axis
-        sides = [side.unflatten(0, (-1, block)).flatten(1) for side in sides]
-        moves.append(
-            match_neurons(
-                torch.cdist(sides[0], sides[1], compute_mode="use_mm_for_euclid_dist"), mode
-            )
-        )
-    aligned, covered = {}, {}
+        block = len(numbers) // group_of_neuron.count(group)  # entries of a neuron along the axis
+        features = _neuron_features(source, target, name, axis, input_move)
+        ours, theirs = [side.unflatten(0, (-1, block)).flatten(1) for side in features]
+        cost = torch.cdist(ours, theirs, compute_mode="use_mm_for_euclid_dist")
+        moves.append(match_neurons(cost, mode))
+
+    # ---- Move every tensor along the axes that have neurons.
+    aligned = {}
+    covered = {}
     for name, leaf in source.items():
-        values, mask = leaf.double(), torch.ones_like(target[name], dtype=torch.bool)
-        for axis, own in enumerate(axes[name]):
-            if own is not None:
-                values = move_neurons(values, axis, moves[own])
-                there = reached_entries(moves[own], values.shape[axis])
-                mask &= there.view(-1, *[1] * (leaf.dim() - axis - 1))
-        aligned[name], covered[name] = values.to(target[name].dtype).contiguous(), mask
+        values = leaf.double()
+        mask = torch.ones_like(target[name], dtype=torch.bool)
+        for axis, axis_group in enumerate(axis_groups[name]):
+            if axis_group is not None:
+                values = move_neurons(values, axis, moves[axis_group])
+                is_reached = reached_entries(moves[axis_group], values.shape[axis])
+                mask &= is_reached.view(-1, *[1] * (leaf.dim() - axis - 1))
+        aligned[name] = values.to(target[name].dtype).contiguous()
+        covered[name] = mask
     return aligned, covered
 
 
-def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
-    """Put the neurons along an axis, each a block of entries, in their new places; whole neurons
-    stay as they are.
+def _neuron_features(
+    source: Tree, target: Tree, name: str, axis: int, input_move: Tensor | None
+) -> list[Tensor]:
+    """Return the entries by which neurons are compared, a row each, of both networks.
+
+    Args:
+        source: the network whose neurons move.
+        target: the other one.
+        name: the weight that makes the neurons.
+        axis: the one along which they lie.
+        input_move: where the neurons along the other axis go; None: they are always active.
     """
-    parts = leaf.unflatten(axis, (len(move), -1))
+    sides = [source[name].double(), target[name].double()]
+    if input_move is not None:
+        sides[0] = move_neurons(sides[0], 1 - axis, input_move)
+        is_reached = reached_entries(input_move, sides[0].shape[1 - axis])
+        inputs = is_reached.nonzero().flatten()
+        sides = [side.index_select(1 - axis, inputs) for side in sides]
+    sides = [side.movedim(axis, 0).flatten(1) for side in sides]
+    bias = name.removesuffix("weight") + "bias"
+    if bias in source:
+        biases = [params[bias].double().unsqueeze(1) for params in (source, target)]
+        sides = [torch.cat(pair, 1) for pair in zip(sides, biases, strict=True)]
+    return sides
+
+
+def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
+    """Move the neurons along an axis, each a block of entries; whole neurons are not rounded."""
+    blocks = leaf.unflatten(axis, (len(move), -1))
     share, origin = move.max(0)
     if bool(((share == 1) | (share == 0)).all()):
-        there = (share == 1).view(-1, *[1] * (parts.dim() - axis - 1))
-        return torch.where(there, parts.index_select(axis, origin), 0.0).flatten(axis, axis + 1)
-    return torch.tensordot(parts, move, ([axis], [0])).movedim(-1, axis).flatten(axis, axis + 1)
+        is_covered = (share == 1).view(-1, *[1] * (blocks.dim() - axis - 1))
+        moved = torch.where(is_covered, blocks.index_select(axis, origin), 0.0)
+    else:
+        moved = torch.tensordot(blocks, move, ([axis], [0])).movedim(-1, axis)
+    return moved.flatten(axis, axis + 1)
 
 
 def reached_entries(move: Tensor, size: int) -> Tensor:
-    """Return which of `size` entries along an axis belong to target neurons that got something."""
-    return (move.sum(0) > 0).repeat_interleave(size // move.shape[1])
+    """Return which of `size` entries along an axis belong to covered target neurons."""
+    is_covered = move.sum(0) > 0
+    return is_covered.repeat_interleave(size // move.shape[1])
 
 
 def match_neurons(cost: Tensor, mode: MatchingMode) -> Tensor:
@@ -126,10 +157,13 @@ def match_neurons(cost: Tensor, mode: MatchingMode) -> Tensor:
 
     one: each neuron of the smaller side has one partner, the others of the larger side have none.
     balanced: all source neurons give as much, all target neurons get as much; then columns are
-    divided by their sums. Weights that are no numbers any more have no distances: then any move is
-    as good.
+        divided by their sums.
     """
-    costs = cost.cpu() if bool(cost.isfinite().all()) else torch.zeros(cost.shape, dtype=cost.dtype)
+    if bool(cost.isfinite().all()):
+        costs = cost.cpu()
+    else:
+        # Training diverged; there are no distances, and any move is as good.
+        costs = torch.zeros(cost.shape, dtype=cost.dtype)
     amounts = solve_transport(costs) if mode == "balanced" else solve_assignment(costs)
     total = amounts.sum(0)
     return (amounts / total.where(total > 0, 1.0)).to(cost.device)
@@ -146,17 +180,19 @@ def solve_assignment(costs: Tensor) -> Tensor:
 
 
 def solve_transport(costs: Tensor) -> Tensor:
-    """Return whole amounts between sources and targets, of least cost: the smallest ones with which
-    all sources give the same amount, all targets get the same, and everything arrives.
+    """Return the amounts of least cost between sources and targets.
 
-    Exact. Either an assignment among copies of the neurons, fast if few are needed, or a linear
-    program.
+    They are the smallest whole ones with which all sources give the same amount, all targets get
+    the same, and everything arrives. Exact: either an assignment among copies of the neurons, fast
+    if few are needed, or a linear program.
     """
     sources, targets = costs.shape
-    whole = math.lcm(sources, targets)
-    give, get = whole // sources, whole // targets
-    if whole <= 4 * max(sources, targets):
-        pairs = solve_assignment(costs.repeat_interleave(give, 0).repeat_interleave(get, 1))
+    total = math.lcm(sources, targets)
+    give = total // sources
+    get = total // targets
+    if total <= 4 * max(sources, targets):
+        copies = costs.repeat_interleave(give, 0).repeat_interleave(get, 1)
+        pairs = solve_assignment(copies)
         amounts = pairs.view(sources, give, targets, get).sum((1, 3))
     else:
         amounts = _solve_linear_program(costs, give, get)
@@ -166,18 +202,19 @@ def solve_transport(costs: Tensor) -> Tensor:
 
 
 def _solve_linear_program(costs: Tensor, give: int, get: int) -> Tensor:
-    """Solve it as a linear program, where each source gives `give` and each target gets `get`."""
+    """Return the amounts of least cost, where each source gives `give` and each target gets `get`."""
     from scipy import optimize, sparse
 
     sources, targets = costs.shape
-    entry = torch.arange(costs.numel())
-    sums = torch.cat([entry // targets, sources + entry % targets])
-    rules = sparse.coo_array(
-        (torch.ones(len(sums)).numpy(), (sums.numpy(), entry.repeat(2).numpy()))
-    ).tocsc()
+    # ---- Constraints: a row for each source and each target, a column for each pair of them.
+    pair = torch.arange(costs.numel())
+    constraint = torch.cat([pair // targets, sources + pair % targets])
+    ones = torch.ones(len(constraint)).numpy()
+    matrix = sparse.coo_array((ones, (constraint.numpy(), pair.repeat(2).numpy()))).tocsc()
     limits = torch.tensor([give, get]).repeat_interleave(torch.tensor([sources, targets]))
-    scaled = (costs / costs.max().clamp(min=torch.finfo(costs.dtype).tiny)).flatten()
-    solved = optimize.linprog(scaled.numpy(), A_eq=rules, b_eq=limits.numpy(), method="highs-ds")
-    return (
-        torch.from_numpy(solved.x).round().view(costs.shape)
-    )  # corners of this polytope are whole
+    # ---- Solve; costs are scaled, as the solver's tolerances are absolute.
+    largest = costs.max().clamp(min=torch.finfo(costs.dtype).tiny)
+    scaled = (costs / largest).flatten()
+    solution = optimize.linprog(scaled.numpy(), A_eq=matrix, b_eq=limits.numpy(), method="highs-ds")
+    # Corners of this polytope are whole numbers, but for the solver's rounding.
+    return torch.from_numpy(solution.x).round().view(costs.shape)
