@@ -39,7 +39,7 @@ types: setup ## Types only
 	$(BIN)/mypy
 
 bench: setup ## Speed beside the plain way and the bare kernels; writes outputs/bench.json (ARGS="--rounds 1")
-	$(BIN)/python scripts/benchmark.py $(ARGS)
+	$(BIN)/python -m benchmarks speed $(ARGS)
 
 tables: setup ## Tables of all runs in outputs/, and the paper's as far as there are runs
 	$(BIN)/python -m fedpfl.report tables outputs --paper

@@ -41,6 +41,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
 PARTS = (
+    "benchmarks",
     "conf",
     "docs",
     "fedpfl",
@@ -50,7 +51,16 @@ PARTS = (
     "pyproject.toml",
     "constraints.txt",
 )
-PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.", "python scripts/", "make ", "pip ", "wandb ")
+PROGRAMS = (
+    TRAIN,
+    "torchrun ",
+    "python -m fedpfl.",
+    "python scripts/",
+    "python -m benchmarks ",
+    "make ",
+    "pip ",
+    "wandb ",
+)
 
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
 SMALL_PARTITION = {
@@ -83,9 +93,9 @@ BRIEF = {
     "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
     "fedpfl.report clean": ("--yes",),  # it would ask on a terminal
-    "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
-    "scripts/processes.py": ("--repeats 1",),
-    "scripts/overhead.py": ("--rounds 1", "--samples 20000"),
+    "benchmarks speed": ("--rounds 1", "--repeats 1", "--samples 20000"),
+    "benchmarks processes": ("--repeats 1",),
+    "benchmarks overhead": ("--rounds 1", "--samples 20000"),
 }
 NOT_HERE = {  # part of a command: why it is not run, and the package with which it is
     "pip ": ("changes the environment; make setup does this", ""),

@@ -1,24 +1,20 @@
 """The benchmark runs, and its floor computes the gradient that it claims to."""
 
 import json
-import runpy
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks import speed
+from benchmarks.__main__ import main
+from benchmarks.harness import LOCAL, Task
+from benchmarks.variants import bare, fedpfl_backend, plain
 from fedpfl import models
 from fedpfl.engine import Engine
-from tests.conftest import CPU, ROOT, keep_quick
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import benchmark
-from bench import bare, ours, plain
-from bench.task import LOCAL, Task
+from tests.conftest import CPU, keep_quick
 
 TASK = Task(samples=20_000, rounds=1)
 
@@ -26,7 +22,11 @@ TASK = Task(samples=20_000, rounds=1)
 @pytest.mark.parametrize("kernels", ["by hand", "traced"])
 def test_bare_kernels_compute_autograds_gradient(kernels):
     fed = TASK.federation()
-    own = bare.CNN4(fed, "fp32") if kernels == "by hand" else bare.Traced("cnn4", fed, "fp32", [0])
+    own = (
+        bare.HandWrittenCnn4(TASK, fed, "fp32")
+        if kernels == "by hand"
+        else bare.TracedKernels(TASK, fed, "fp32", [0])
+    )
     n = min(32, int(fed.train_sizes[0]))
     x, y = fed.normalize(fed.x[:n]).contiguous(memory_format=torch.channels_last), fed.y[:n]
     net = models.build_network("cnn4", fed.shape, fed.classes, 42)
@@ -35,24 +35,21 @@ def test_bare_kernels_compute_autograds_gradient(kernels):
         F.cross_entropy(net.bind({}, training=True)(params, x), y), list(params.values())
     )
     with torch.no_grad():
-        for grad, right in zip(own.gradient(own.initial, x, y), wanted, strict=True):
+        for grad, right in zip(own.gradient(own.initial_params, x, y), wanted, strict=True):
             torch.testing.assert_close(grad, right, atol=1e-6, rtol=1e-4)
 
 
 def test_the_plain_network_is_cnn4():
     fed = TASK.federation()
-    assert sum(p.numel() for p in plain.cnn4(fed).parameters()) == 582_026
+    assert sum(p.numel() for p in plain.make_cnn4(fed).parameters()) == 582_026
 
 
-def script(name, *arguments):
-    """Run scripts/NAME.py in this process; what it measures, it measures in others. Returns its
-    exit status.
-    """
-    with mock.patch.object(sys, "argv", [name, *arguments]):
-        try:
-            runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
-        except SystemExit as stop:
-            return stop.code
+def run_benchmark(name, *arguments):
+    """Run `python -m benchmarks NAME` in this process; returns its exit status."""
+    try:
+        main([name, *arguments])
+    except SystemExit as stop:
+        return stop.code
     return 0
 
 
@@ -60,10 +57,9 @@ def script(name, *arguments):
 def test_the_table_and_its_json(tmp_path, capfd):
     variants, out = ("plain", "loop fp32"), tmp_path / "bench.json"
     small = ("--rounds=1", "--repeats=1", "--width=2", f"--samples={TASK.samples}", f"--out={out}")
-    assert script("benchmark", *small, "--variants", *variants) == 0
-    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()[1:3]] == list(
-        variants
-    )
+    assert run_benchmark("speed", *small, "--variants", *variants) == 0
+    lines = capfd.readouterr().out.splitlines()[2:4]
+    assert [line.split(" | ")[2] for line in lines] == list(variants)
     written = json.loads(out.read_text())
     assert set(written["results"]) == set(variants)
     (ours,) = written["results"]["loop fp32"]
@@ -77,15 +73,15 @@ def test_the_table_and_its_json(tmp_path, capfd):
 def test_other_variants_do_the_same_work(variant):
     task = replace(TASK, width=2)
     cohort = task.cohorts()[0]
-    measured = benchmark.measure(variant, task, CPU, 0)
+    measured = speed.measure(variant, task, CPU, 0)
     assert measured["samples"] == int(task.federation().train_sizes[cohort].sum()) * LOCAL.epochs
     assert measured["seconds"] > 0
 
 
-@pytest.mark.parametrize("name", keep_quick(["overhead", "benchmark"]))
+@pytest.mark.parametrize("name", keep_quick(["overhead", "speed"]))
 def test_without_the_data_it_says_so_in_one_line(tmp_path, name, capfd):
     """The benchmark's own child has said it already."""
-    status = script(name, "--data", str(tmp_path))
+    status = run_benchmark(name, "--data", str(tmp_path))
     told = capfd.readouterr().err if status == 1 else status
     assert told.startswith(f"fedpfl: data set fmnist is not in data_dir={tmp_path}")
     assert told.removesuffix("\n").isprintable()
@@ -100,6 +96,6 @@ def test_all_runs_of_a_sweep_are_warmed_up_before_they_are_timed(monkeypatch):
             answered.append(len(calls))
             return [SimpleNamespace(loss=torch.zeros(1))] * len(calls)
 
-    monkeypatch.setattr(ours.engine, "make", lambda *_: Runner())
-    ours.jobs(TASK, torch.device("cpu"), Engine(), 3)
+    monkeypatch.setattr(fedpfl_backend.engine, "make", lambda *_: Runner())
+    fedpfl_backend.run_sweep(TASK, torch.device("cpu"), Engine(), 3)
     assert answered == [3, 3, 3]

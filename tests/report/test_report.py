@@ -649,7 +649,7 @@ def test_report_needs_no_torch_and_loads_matplotlib_late() -> None:
 def test_the_speed_of_many_runs_is_measured() -> None:
     home = Path(__file__).parents[2]
     options = ("--experiment=fedobp/table5", "--seeds=3", "--rounds=20", "--broken=3")
-    command = [sys.executable, home / "scripts/report_speed.py", *options]
+    command = [sys.executable, "-m", "benchmarks", "report", *options]
     env = os.environ | {"PYTHONPATH": str(home)}
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
     assert re.match(

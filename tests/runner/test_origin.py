@@ -18,7 +18,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import compose_once, format_override, run_command
-from tests.conftest import ROOT, keep_quick
+from tests.conftest import keep_quick
 
 WORDS = (
     *("dataset=digits", "clients=6", "participation=0.5", "rounds=1", "model=mlp"),
@@ -172,9 +172,8 @@ def test_provenance_travels_with_files(tmp_path):
 
 
 def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    import pretrain
+    from benchmarks import pretrain
 
     words = (
         *("dataset=digits", "dataset.only=null", "model.layers=1", "model.width=16"),

@@ -1,0 +1,1 @@
+"""Measure fedpfl: `python -m benchmarks NAME ...`."""

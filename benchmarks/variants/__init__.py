@@ -1,0 +1,1 @@
+"""Train the same task in different ways: plainly, by bare kernels, by fedpfl itself."""

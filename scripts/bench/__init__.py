@@ -1,1 +1,0 @@
-"""What scripts/benchmark.py measures: the plain way, the bare kernels, and fedpfl itself."""
