@@ -130,7 +130,7 @@ class OptunaSweeper(Sweeper):
             print_failures([job for job in returns if not _is_diverged(job)])
         trials.search_results.append(best)
         counts = ", ".join(f"{count} {outcome}" for outcome, count in best.trials.items())
-        print_notice(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
+        print_notice(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.overrides)}")
         return [returns]
 
     def _run_batch(
@@ -205,12 +205,14 @@ class OptunaSweeper(Sweeper):
             folder=folder,
             name=name,
             space=space,
-            first=configured_values,
-            trials=self._trials,
-            batch=self._batch,
-            startup=self._startup,
-            warmup=settings.rounds // 3,
-            seed=settings.seed,
+            configured_values=configured_values,
+            settings=trials.SearchSettings(
+                trials=self._trials,
+                batch=self._batch,
+                startup=self._startup,
+                warmup=settings.rounds // 3,
+                seed=settings.seed,
+            ),
         )
         if settings.restart:
             search.forget()

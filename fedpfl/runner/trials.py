@@ -1,9 +1,8 @@
-"""Search for hyperparameters with Optuna, by the accuracy on held-out samples alone: what
-`hydra/sweeper=optuna` asks.
+"""Search for hyperparameters with Optuna, by validation accuracy alone (`hydra/sweeper=optuna`).
 
 A study is a function of its configuration, seed and search space: killed anywhere, the same command
-ends in the same trials. So each proposal has random numbers of its own, and nothing is told before
-a whole batch has ended.
+ends in the same trials. So each proposal has random numbers of its own, and the study is told of
+trials only when a whole batch has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from fedpfl.config.overrides import requote_word
 from fedpfl.config.plan import Plan, build_run
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.record.columns import VALIDATION_ACCURACY as COLUMN
+from fedpfl.record.columns import VALIDATION_ACCURACY
 from fedpfl.record.console import format_duration
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
@@ -37,13 +36,21 @@ if TYPE_CHECKING:
 PRUNED = "pruned"
 """What a job returns that was given up."""
 ShouldPrune = Callable[[int, Mapping[str, Any] | None], bool]
+"""Of the round and the row of an evaluation, whether to give the run up.
+
+The row is None when a run begins or goes on.
+"""
+Outcome = Literal["", "given up", "diverged", "untrained"]
+"""Why a trial has no validation accuracy, "" where it has one."""
+DATABASE = "trials.db"
 
 
 class TrialOrigin(NamedTuple):
     """What a run's numbers come from, as its summary says it.
 
-    data: fingerprint of samples, split and initial weights. code: digests of the method's and the
-    plugins' files.
+    Attributes:
+        data: fingerprint of samples, split and initial weights.
+        code: digests of the method's and the plugins' files.
     """
 
     data: str
@@ -51,27 +58,26 @@ class TrialOrigin(NamedTuple):
 
 
 def find_origin(plan: Plan) -> TrialOrigin:
-    """Read the data that a plan is about, and return what its runs come from. Raises FedpflError."""
-    run = build_run(
-        replace(plan, device=torch.device("cpu"))
-    )  # an accelerator's memory is for the trials
+    """Read the data of a plan, and return what its runs come from. Raises FedpflError."""
+    # An accelerator's memory is for the trials.
+    run = build_run(replace(plan, device=torch.device("cpu")))
     return TrialOrigin(run.fingerprint, resume.digest_code(run))
-
-
-search_results: list[SearchResult] = []
-"""What the searches of this process found, in order."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
     """Hold a search's outcome.
 
-    words: the overrides that were chosen. value: their validation accuracy in percent. trials: by
-    what became of them.
-    rounds: played by all of them. study: Optuna's, for figures. space: its distributions by key.
+    Attributes:
+        overrides: the words that were chosen.
+        value: their validation accuracy in percent.
+        trials: number of trials by what became of them.
+        rounds: played by all of them.
+        study: Optuna's, for figures.
+        space: its distributions by key.
     """
 
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     value: float
     trials: Mapping[str, int]
     rounds: int
@@ -79,7 +85,32 @@ class SearchResult:
     space: Mapping[str, Any] = field(default_factory=dict)
 
 
+search_results: list[SearchResult] = []
+"""What the searches of this process found, in order."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Hold what became of a trial.
+
+    Attributes:
+        value: its validation accuracy in percent, None where `lost` says why there is none.
+        rounds: that it played.
+        directory: of its run.
+        lost: why it has no validation accuracy.
+    """
+
+    value: float | None
+    rounds: int
+    directory: str
+    lost: Outcome = ""
+
+
+# ---- Optuna
+
+
 def _optuna() -> Any:
+    """Import Optuna when it is first asked for, as it is an extra. Raises FedpflError."""
     try:
         import optuna
     except ImportError:
@@ -90,84 +121,117 @@ def _optuna() -> Any:
     return optuna
 
 
-DATABASE = "trials.db"
-
-
 def open_storage(folder: Path) -> Any:
-    """Return the trials kept below a folder. Raises FedpflError where the file is damaged."""
-    with _reading(folder):
-        return _storage(folder)
+    """Return the trials stored below a folder. Raises FedpflError where the file is damaged."""
+    with _database_errors(folder):
+        return _create_storage(folder)
 
 
 @contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
+def _database_errors(folder: Path) -> Iterator[None]:
     """Raise FedpflError for whatever SQLite, SQLAlchemy and Optuna say of a damaged file."""
     try:
         yield
     except FedpflError:
         raise
     except Exception as error:
-        why = error_text(error).partition(" [SQL")[0]
+        reason = error_text(error).partition(" [SQL")[0]
         raise FedpflError(
-            f"{folder / DATABASE} cannot be read as the trials of searches: {why}; remove it, and the same command "
-            "goes through the trials again, by the runs that there are"
+            f"{folder / DATABASE} cannot be read as the trials of searches: {reason}; remove it, "
+            "and the same command goes through the trials again, by the runs that there are"
         ) from error
 
 
-def _storage(folder: Path) -> Any:
+def _create_storage(folder: Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / DATABASE
-    if not path.exists():  # made aside, as two searches may begin at once
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            made = Path(aside) / path.name
-            _opened(made).engine.dispose()
+    if not path.exists():
+        # Two searches may begin at once: the file is made under another name, and linked whole.
+        with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
+            new_path = Path(temporary_folder) / path.name
+            _connect(new_path).engine.dispose()
             with contextlib.suppress(FileExistsError):
-                os.link(made, path)
-    return _opened(path)
+                os.link(new_path, path)
+    return _connect(path)
 
 
-def _opened(path: Path) -> Any:
-    wait = {"connect_args": {"timeout": 120}}  # seconds, for jobs side by side
-    return _optuna().storages.RDBStorage(f"sqlite:///{path.resolve()}", engine_kwargs=wait)
+def _connect(path: Path) -> Any:
+    timeout_seconds = 120  # for jobs side by side
+    return _optuna().storages.RDBStorage(
+        f"sqlite:///{path.resolve()}",
+        engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
+    )
 
 
 def parse_distribution(override: Override) -> Any:
     """Return what Optuna draws from for a sweep in Hydra's words.
 
     `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any,
-    and `tag(log, interval(...))` uniform in the logarithm. Raises FedpflError for what is none of
-    these.
+    and `tag(log, interval(...))` uniform in the logarithm.
+
+    Raises:
+        FedpflError: for what is none of these.
     """
-    kinds, sweep = _optuna().distributions, override.value()
+    distributions = _optuna().distributions
+    sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
-        return kinds.CategoricalDistribution(tuple(map(str, override.sweep_string_iterator())))
+        choices = tuple(map(str, override.sweep_string_iterator()))
+        return distributions.CategoricalDistribution(choices)
     if isinstance(sweep, RangeSweep):
-        start, stop, step = sweep.start, sweep.stop, sweep.step
-        if (
-            start is None
-            or stop is None
-            or not all(float(end).is_integer() for end in (start, stop, step))
-        ):
-            raise FedpflError(
-                f"{override.input_line}: ranges are of whole numbers; use interval(...) or choice(...)"
-            )
-        return kinds.IntDistribution(
-            int(start), int(start + (stop - 1 - start) // step * step), step=int(step)
+        is_whole = all(
+            end is not None and float(end).is_integer()
+            for end in (sweep.start, sweep.stop, sweep.step)
         )
+        if not is_whole:
+            raise FedpflError(
+                f"{override.input_line}: ranges are of whole numbers; use interval(...) or "
+                "choice(...)"
+            )
+        start, stop, step = sweep.start, sweep.stop, sweep.step
+        assert start is not None
+        assert stop is not None
+        # Optuna's upper end is a value of its own; Hydra's is not.
+        largest = start + (stop - 1 - start) // step * step
+        return distributions.IntDistribution(int(start), int(largest), step=int(step))
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
-        return kinds.FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
+        is_logarithmic = "log" in sweep.tags
+        return distributions.FloatDistribution(sweep.start, sweep.end, log=is_logarithmic)
     raise FedpflError(
         f"{override.input_line} cannot be searched; use choice(...), range(...) or interval(...)"
     )
 
 
-class Search:
-    """One study: `trials` proposals in batches, of which `play` runs the jobs.
+# ---- The search
 
-    name: of the study, the same for the same search. space: distributions by key. first: what the
-    configuration has, tried first where the space holds it. startup: proposals at random, before
-    which nothing is given up either.
-    warmup: rounds before which nothing is given up.
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Say how a search proposes.
+
+    Attributes:
+        trials: how many proposals there are.
+        batch: how many are made before the study is told what became of them.
+        startup: proposals at random, before which nothing is given up either.
+        warmup: rounds before which nothing is given up.
+        seed: of the proposals.
+    """
+
+    trials: int
+    batch: int
+    startup: int
+    warmup: int
+    seed: int
+
+
+class Search:
+    """One study: proposals in batches, whose jobs somebody else runs.
+
+    Args:
+        folder: where the trials are stored.
+        name: of the study, the same for the same search.
+        space: distributions by key.
+        configured_values: what the configuration has, tried first where the space holds it.
+        settings: how it proposes.
     """
 
     def __init__(
@@ -175,259 +239,323 @@ class Search:
         folder: Path,
         name: str,
         space: Mapping[str, Any],
-        first: Mapping[str, Any],
-        trials: int,
-        batch: int,
-        startup: int,
-        warmup: int,
-        seed: int,
+        configured_values: Mapping[str, Any],
+        settings: SearchSettings,
     ):
-        self._space, self._trials, self._batch, self._startup, self._seed = (
-            space,
-            trials,
-            batch,
-            startup,
-            seed,
-        )
-        self._folder, self._name, self._warmup = folder.resolve(), name, warmup
-        self._first = {
-            key: known
-            for key, value in first.items()
-            if (known := _match_value(space[key], value)) is not None
-        }
-        with _reading(folder):
-            self.study = self._open()
+        self._folder = folder.resolve()
+        self._name = name
+        self._space = space
+        self._settings = settings
+        self._first_proposal: dict[str, Any] = {}
+        for key, value in configured_values.items():
+            matched = _match_value(space[key], value)
+            if matched is not None:
+                self._first_proposal[key] = matched
+        with _database_errors(folder):
+            self.study = self._open_study()
 
-    def _open(self) -> Any:
+    def _open_study(self) -> Any:
         study = _optuna().create_study(
             storage=open_storage(self._folder),
             study_name=self._name,
             direction="maximize",
             load_if_exists=True,
         )
-        study.set_user_attr("startup", self._startup)
-        study.set_user_attr("warmup", self._warmup)
+        study.set_user_attr("startup", self._settings.startup)
+        study.set_user_attr("warmup", self._settings.warmup)
         return study
 
     def forget(self) -> None:
-        """Drop all trials; proposals come again as they came, and runs that are whole are not run
-        again.
+        """Drop all trials.
+
+        Proposals come again as they came, and runs that are whole are not run again.
         """
         _optuna().delete_study(study_name=self._name, storage=self.study._storage)
-        self.study = self._open()
+        self.study = self._open_study()
 
     def verify(
-        self, origin: Callable[[list[str]], TrialOrigin], tell: Callable[[str], None]
+        self, find_origin: Callable[[list[str]], TrialOrigin], tell: Callable[[str], None]
     ) -> None:
-        """Check every stored trial against its run, and forget all where one is not what its run
-        says.
+        """Check every stored trial against its run; forget all where one differs.
 
         Later proposals rest on every earlier value, so no single trial can be taken out.
 
         Args:
-            origin: Of a trial's words, what its run must come from.
-            tell: Told why the trials are forgotten.
+            find_origin: returns what the run of a trial's words must come from.
+            tell: called with why the trials are forgotten.
         """
         states = _optuna().trial.TrialState
-        with _reading(self._folder):
-            stored = [
+        with _database_errors(self._folder):
+            stored_trials = [
                 trial
                 for trial in self.study.trials
                 if trial.state in (states.COMPLETE, states.PRUNED)
             ]
-        for trial in stored:
-            if fault := self._fault(trial, origin):
+        for trial in stored_trials:
+            fault = self._find_fault(trial, find_origin)
+            if fault:
                 tell(f"trial {trial.number + 1} {fault}: the search goes through its trials again")
                 self.forget()
                 return
 
-    def _fault(self, trial: Any, origin: Callable[[list[str]], TrialOrigin]) -> str:
+    def _find_fault(self, trial: Any, find_origin: Callable[[list[str]], TrialOrigin]) -> str:
         """Return in what a stored trial differs from its run, empty where in nothing."""
-        complete = trial.state == _optuna().trial.TrialState.COMPLETE
-        value = trial.value if complete else None
-        if trial.user_attrs.get("digest") != _digest(trial, value):
+        is_complete = trial.state == _optuna().trial.TrialState.COMPLETE
+        value = trial.value if is_complete else None
+        if trial.user_attrs.get("digest") != _digest_trial(trial, value):
             return f"is not in {self._folder / DATABASE} as it was stored"
         path = self._folder / trial.user_attrs["directory"]
         try:
             from fedpfl.report import load  # pandas is slow to load
 
             run = load.read_started_run(path)
-            values = _validation([*run.rounds.to_dict("records")])
+            values = _list_accuracies([*run.rounds.to_dict("records")])
         except FedpflError as error:
             return f"has lost its run ({error})"
-        if fault := foreign(run.summary, origin(self.words(trial.params))):
+        fault = explain_other_origin(run.summary, find_origin(self.to_overrides(trial.params)))
+        if fault:
             return f"{fault} ({path})"
         # The run of one that was given up may have gone on since, for an equal proposal.
-        if complete and (run.status != "finished" or max(values, default=None) != value):
+        is_equal = run.status == "finished" and max(values, default=None) == value
+        if is_complete and not is_equal:
             return f"has another accuracy than its run ({path})"
         return ""
 
     def run(
         self,
-        play: Callable[[list[tuple[int, list[str]]]], list[TrialResult]],
+        run_jobs: Callable[[list[tuple[int, list[str]]]], list[TrialResult]],
         tell: Callable[[str], None],
     ) -> SearchResult:
-        """Run what is missing. play: of numbers and overrides of jobs to what became of them, in
-        order.
-        """
-        optuna = _optuna()
-        states, began, here = optuna.trial.TrialState, time.monotonic(), 0
-        while True:
-            batch = self._next(states)
-            if not batch:
-                break
-            jobs = [(trial.number, self.words(trial.params)) for trial in batch]
-            once = {
-                tuple(words): (number, words) for number, words in reversed(jobs)
-            }  # equal ones are one run
-            ends = dict(
-                zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True)
-            )
-            spent, here = time.monotonic() - began, here + len(batch)
-            for trial, (number, words) in zip(batch, jobs, strict=True):
-                end = ends[tuple(words)]
-                kept = optuna.trial.Trial(self.study, trial._trial_id)
-                kept.set_user_attr("rounds", end.rounds)
-                place = os.path.relpath(
-                    Path(end.directory).resolve(), self._folder
-                )  # the folder may be moved
-                kept.set_user_attr("directory", place)
-                if end.value is None and not self.study.trials[number].intermediate_values:
-                    kept.report(0.0, 0)  # it diverged before it was judged
-                kept.set_user_attr("digest", _digest(self.study.trials[number], end.value))
-                if end.value is None:
-                    self.study.tell(number, state=states.PRUNED)
-                else:
-                    self.study.tell(number, end.value)
-                done = sum(
-                    one.state.is_finished() and one.state != states.FAIL
-                    for one in self.study.trials
-                )
-                value = end.lost if end.value is None else f"validation {end.value:.2f} %"
-                left = (self._trials - done) * spent / here
-                eta = f", ETA {format_duration(left)}" if done < self._trials else ""
-                tell(f"trial {done}/{self._trials}{eta}  {' '.join(words)}: {value}")
-        return self._found(states)
+        """Run the trials that are missing, and return the best.
 
-    def _next(self, states: Any) -> list[Any]:
+        Args:
+            run_jobs: of numbers and words of jobs, returns what became of them, in order.
+            tell: called with a line about each trial that has ended.
+        """
+        began = time.monotonic()
+        told_count = 0
+        while True:
+            batch = self._next_batch()
+            if not batch:
+                return self._find_best()
+
+            # ---- Step 1: run the jobs of the batch; equal proposals are one run.
+            jobs = [(trial.number, self.to_overrides(trial.params)) for trial in batch]
+            distinct_jobs: dict[tuple[str, ...], tuple[int, list[str]]] = {}
+            for number, words in jobs:
+                distinct_jobs.setdefault(tuple(words), (number, words))
+            ordered_jobs = sorted(distinct_jobs.values())
+            job_results = run_jobs(ordered_jobs)
+            results = {
+                tuple(words): result
+                for (_, words), result in zip(ordered_jobs, job_results, strict=True)
+            }
+
+            # ---- Step 2: tell the study, and whoever watches, what became of them.
+            seconds = time.monotonic() - began
+            told_count += len(batch)
+            for trial, (_, words) in zip(batch, jobs, strict=True):
+                result = results[tuple(words)]
+                self._store_result(trial, result)
+                done = self._count_done()
+                outcome: str = result.lost
+                if result.value is not None:
+                    outcome = f"validation {result.value:.2f} %"
+                eta = ""
+                if done < self._settings.trials:
+                    seconds_left = (self._settings.trials - done) * seconds / told_count
+                    eta = f", ETA {format_duration(seconds_left)}"
+                tell(f"trial {done}/{self._settings.trials}{eta}  {' '.join(words)}: {outcome}")
+
+    def _store_result(self, trial: Any, result: TrialResult) -> None:
+        """Tell the study what became of a trial."""
+        optuna = _optuna()
+        stored = optuna.trial.Trial(self.study, trial._trial_id)
+        stored.set_user_attr("rounds", result.rounds)
+        # Relative, as the folder may be moved.
+        directory = os.path.relpath(Path(result.directory).resolve(), self._folder)
+        stored.set_user_attr("directory", directory)
+        if result.value is None and not self.study.trials[trial.number].intermediate_values:
+            stored.report(0.0, 0)  # it diverged before it was judged
+        digest = _digest_trial(self.study.trials[trial.number], result.value)
+        stored.set_user_attr("digest", digest)
+        if result.value is None:
+            self.study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
+        else:
+            self.study.tell(trial.number, result.value)
+
+    def _count_done(self) -> int:
+        """Return how many trials have ended, but for those that a killed process left half drawn."""
+        failed = _optuna().trial.TrialState.FAIL
+        return sum(
+            trial.state.is_finished() and trial.state != failed for trial in self.study.trials
+        )
+
+    def _next_batch(self) -> list[Any]:
         """Return the next batch's trials: those that a killed process left first."""
+        states = _optuna().trial.TrialState
         for trial in self.study.trials:
             if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
                 self.study.tell(trial.number, state=states.FAIL)  # killed while it was drawn
-        alive = [trial for trial in self.study.trials if trial.state != states.FAIL]
-        begun = [trial for trial in alive if trial.state == states.RUNNING]
-        count = sum(trial.state != states.WAITING for trial in alive)
+        trials = [trial for trial in self.study.trials if trial.state != states.FAIL]
+        batch = [trial for trial in trials if trial.state == states.RUNNING]
+        count = sum(trial.state != states.WAITING for trial in trials)
         # A batch that was broken off while it was told is not filled up: its proposals would know
         # more than they may.
-        while count < self._trials and (not begun or count % self._batch):
-            self.study.sampler = self._sampler(count)
-            if (
-                count == 0
-                and self._first
-                and not any(trial.state == states.WAITING for trial in self.study.trials)
-            ):
-                self.study.enqueue_trial(self._first)
+        while count < self._settings.trials and (not batch or count % self._settings.batch):
+            self.study.sampler = self._make_sampler(count)
+            if count == 0 and self._first_proposal:
+                is_waiting = any(trial.state == states.WAITING for trial in self.study.trials)
+                if not is_waiting:
+                    self.study.enqueue_trial(self._first_proposal)
             number = self.study.ask(dict(self._space)).number
-            begun.append(self.study.trials[number])
+            batch.append(self.study.trials[number])
             count += 1
-        return begun
+        return batch
 
-    def _sampler(self, place: int) -> Any:
-        digest = hashlib.blake2b(f"{self._seed} {place}".encode(), digest_size=4).digest()
+    def _make_sampler(self, position: int) -> Any:
+        """Return a sampler whose random numbers are a function of the seed and the proposal."""
+        key = f"{self._settings.seed} {position}"
+        digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
         return _optuna().samplers.TPESampler(
-            seed=int.from_bytes(digest), n_startup_trials=self._startup
+            seed=int.from_bytes(digest), n_startup_trials=self._settings.startup
         )
 
-    def words(self, params: Mapping[str, Any]) -> list[str]:
-        """Return proposed values as overrides."""
-        return [
-            f"{key}={value:.4g}"
-            if isinstance(value := params[key], float)
-            else requote_word(f"{key}={value}")
-            for key in self._space
-        ]
+    def to_overrides(self, params: Mapping[str, Any]) -> list[str]:
+        """Return proposed values as words of the command line."""
+        words = []
+        for key in self._space:
+            value = params[key]
+            if isinstance(value, float):
+                words.append(f"{key}={value:.4g}")
+            else:
+                words.append(requote_word(f"{key}={value}"))
+        return words
 
-    def _found(self, states: Any) -> SearchResult:
-        over = [
+    def _find_best(self) -> SearchResult:
+        """Return the first of the best trials. Raises FedpflError where none came to its end."""
+        states = _optuna().trial.TrialState
+        ended_trials = [
             trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)
         ]
-        trials = over[: self._trials]  # an earlier search may have been longer
-        whole = [trial for trial in trials if trial.state == states.COMPLETE]
-        if not whole:
+        # An earlier search may have been longer.
+        trials = ended_trials[: self._settings.trials]
+        complete_trials = [trial for trial in trials if trial.state == states.COMPLETE]
+        if not complete_trials:
             raise FedpflError(
                 f"none of {len(trials)} trials came to its end; look at their run.log"
             )
-        best = max(whole, key=lambda trial: (trial.value, -trial.number))
-        counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
-        # Equal ones are one run.
+        best = max(complete_trials, key=lambda trial: (trial.value, -trial.number))
+        # Equal proposals are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
         return SearchResult(
-            tuple(self.words(best.params)),
-            best.value,
-            counts,
-            sum(rounds.values()),
-            self.study,
-            self._space,
+            overrides=tuple(self.to_overrides(best.params)),
+            value=best.value,
+            trials={
+                "finished": len(complete_trials),
+                "given up": len(trials) - len(complete_trials),
+            },
+            rounds=sum(rounds.values()),
+            study=self.study,
+            space=self._space,
         )
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """Hold what became of a trial: its validation accuracy, None if it is `lost`; where it is."""
+def _match_value(distribution: Any, value: Any) -> Any:
+    """Return the value as the distribution holds it, None if it does not."""
+    number = _to_number(value)
+    for choice in getattr(distribution, "choices", ()):
+        is_same_number = number is not None and number == _to_number(choice)
+        if str(value) == choice or is_same_number:
+            return choice
+    low = getattr(distribution, "low", None)
+    high = getattr(distribution, "high", None)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if low is None or high is None or not is_number or not low <= value <= high:
+        return None
+    step = getattr(distribution, "step", None)
+    if step and (value - low) % step:
+        return None
+    return value
 
-    value: float | None
-    rounds: int
-    directory: str
-    lost: Literal["", "given up", "diverged", "untrained"] = ""
+
+def _to_number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
-def _is_untrained(folder: Path) -> bool:
-    """Tell whether no client of a finished run has made a step."""
-    summary = folder / "summary.json"
-    return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
+# ---- Results of trials
 
 
-def read_trial_result(
-    folder: Path, lost: Literal["", "given up", "diverged", "untrained"] = ""
-) -> TrialResult:
-    """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but
-    `round`.
+def read_trial_result(folder: Path, lost: Outcome = "") -> TrialResult:
+    """Read from a trial's directory its validation accuracy, and no other measure.
+
+    Args:
+        folder: the run directory.
+        lost: why the trial has no validation accuracy, as far as its job knows.
+
+    Raises:
+        FedpflError: where no sample was held out.
     """
-    path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
-    if path.is_file() or not lost:  # it may have diverged in the first round
-        rows = read_rows(path.read_text(encoding="utf-8"), only=("round", COLUMN))
-    values = _validation(rows)
+    rows: list[dict[str, float | None]] = []
+    # A run that is lost may have diverged in the first round.
+    if (folder / "rounds.csv").is_file() or not lost:
+        rows = _read_evaluations(folder)
+    values = _list_accuracies(rows)
     if not lost and not values and _is_untrained(folder):
         lost = "untrained"
     if not lost and not values:
         raise FedpflError(
-            f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples"
+            f"{folder}: no sample was held out; set validation=0.1, or more for clients of few "
+            "samples"
         )
     return TrialResult(
-        None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost
+        value=None if lost else max(values),
+        rounds=int(rows[-1]["round"] or 0) if rows else 0,
+        directory=str(folder),
+        lost=lost,
     )
 
 
-def _validation(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+def _read_evaluations(folder: Path) -> list[dict[str, float | None]]:
+    """Return rounds and validation accuracies of rounds.csv, and not even read the rest."""
+    text = (folder / "rounds.csv").read_text(encoding="utf-8")
+    return read_rows(text, only=("round", VALIDATION_ACCURACY))
+
+
+def _is_untrained(folder: Path) -> bool:
+    """Return whether no client of a finished run has made a step."""
+    summary = folder / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
+
+
+def _list_accuracies(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the validation accuracies in rows of rounds.csv."""
-    values = [row.get(COLUMN) for row in rows]
+    values = [row.get(VALIDATION_ACCURACY) for row in rows]
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _digest(trial: Any, value: float | None) -> str:
+def _digest_trial(trial: Any, value: float | None) -> str:
     """Return the digest of all that is stored of a trial, so that an edited one is noticed.
 
-    value: its validation accuracy, None where it was given up; Optuna then stores the last one that
-    it was told.
+    Args:
+        trial: Optuna's.
+        value: its validation accuracy, None where it was given up; Optuna then stores the last one
+            that it was told.
     """
     attributes = {key: text for key, text in trial.user_attrs.items() if key != "digest"}
     content = [trial.params, value, trial.intermediate_values, attributes]
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def foreign(summary: Mapping[str, Any], origin: TrialOrigin) -> str:
-    """Return why a run's numbers do not belong to a search, empty where they do. summary: of the
-    run.
+def explain_other_origin(summary: Mapping[str, Any], origin: TrialOrigin) -> str:
+    """Return why a run's numbers do not belong to a search, empty where they do.
+
+    Args:
+        summary: of the run.
+        origin: what the search's runs come from.
     """
     if summary.get("data") != origin.data:
         return "was run on other data"
@@ -444,11 +572,22 @@ def require_origin(folder: Path, origin: TrialOrigin) -> None:
     """
     from fedpfl.report import reading  # pandas is slow to load
 
-    if fault := foreign(reading.read_summary(folder), origin):
+    fault = explain_other_origin(reading.read_summary(folder), origin)
+    if fault:
         raise FedpflError(
-            f"{folder} {fault} than the search began with, so it cannot be compared; give the same command again, "
-            "which searches anew, or remove that directory"
+            f"{folder} {fault} than the search began with, so it cannot be compared; give the same "
+            "command again, which searches anew, or remove that directory"
         )
+
+
+def name_study(identity: str, seed: int, space_words: Sequence[str], origin: TrialOrigin) -> str:
+    """Return a study's name, from what its trials have in common and its search space."""
+    origin_text = json.dumps(origin, sort_keys=True)
+    text = "\n".join([identity, str(seed), origin_text, *sorted(space_words)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+# ---- Giving a trial up
 
 
 @dataclass(frozen=True)
@@ -477,88 +616,56 @@ def find_trial(sweeper: Mapping[str, Any], number: int) -> SearchTrial | None:
     return SearchTrial(study_name, make_should_prune(sweeper, number))
 
 
+def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
+    """Return what tells a job of a search, after an evaluation, whether to give up.
+
+    Args:
+        sweeper: the configuration of Hydra's sweeper.
+        number: of the job.
+    """
+    optuna = _optuna()
+    study = optuna.load_study(
+        study_name=sweeper["study"], storage=open_storage(Path(sweeper["folder"]))
+    )
+    if sweeper["prune"]:
+        study.pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=study.user_attrs["startup"],
+            n_warmup_steps=study.user_attrs["warmup"],
+        )
+    else:
+        study.pruner = optuna.pruners.NopPruner()
+    stored = study.trials[number]
+    trial = optuna.trial.Trial(study, stored._trial_id)
+    best_accuracy = max(stored.intermediate_values.values(), default=-math.inf)
+
+    def should_prune(round_number: int, row: Mapping[str, Any] | None) -> bool:
+        nonlocal best_accuracy
+        if row is not None:
+            accuracy = row.get(VALIDATION_ACCURACY)
+            if accuracy is None or not math.isfinite(accuracy):
+                return False
+            best_accuracy = max(best_accuracy, accuracy)
+            if round_number not in stored.intermediate_values:
+                trial.report(best_accuracy, round_number)
+        return best_accuracy > -math.inf and bool(trial.should_prune())
+
+    return should_prune
+
+
 def replay_evaluations(folder: Path, should_prune: ShouldPrune, is_finished: bool) -> bool:
-    """Tell a search of the evaluations that a run directory holds, and return whether it gives the
-    run up.
+    """Tell a search of a run directory's evaluations; return whether it gives the run up.
 
     So what becomes of a trial, and what others are compared with, does not depend on which runs
     there are already.
 
     Args:
-        folder: Of the run.
-        should_prune: What `make_should_prune` returns.
-        is_finished: Whether the run is finished; nobody is asked after the last round.
+        folder: the run directory.
+        should_prune: what `make_should_prune` returns.
+        is_finished: whether the run is finished; nobody is asked after the last round.
     """
-    path = folder / "rounds.csv"
-    rows = (
-        read_rows(path.read_text(encoding="utf-8"), only=("round", COLUMN))
-        if path.is_file()
-        else []
-    )
-    judged = rows[:-1] if is_finished else rows
-    return any(should_prune(int(row["round"] or 0), row) for row in judged)
-
-
-def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
-    """Return what tells a job after an evaluation whether to give up: never where the sweep is no
-    search.
-
-    sweeper: the configuration of Hydra's sweeper. number: of the job. The function takes the round
-    and the row of an evaluation, or None at the beginning.
-    """
-    if not sweeper.get("study"):
-        return lambda round_number, row: False
-    optuna = _optuna()
-    study = optuna.load_study(
-        study_name=sweeper["study"], storage=open_storage(Path(sweeper["folder"]))
-    )
-    attributes = study.user_attrs
-    study.pruner = (
-        optuna.pruners.MedianPruner(
-            n_startup_trials=attributes["startup"], n_warmup_steps=attributes["warmup"]
-        )
-        if sweeper["prune"]
-        else optuna.pruners.NopPruner()
-    )
-    stored = study.trials[number]
-    trial = optuna.trial.Trial(study, stored._trial_id)
-    best = max(stored.intermediate_values.values(), default=-math.inf)
-
-    def give_up(round_number: int, row: Mapping[str, Any] | None) -> bool:
-        nonlocal best
-        if row is not None:
-            value = row.get(COLUMN)
-            if value is None or not math.isfinite(value):
-                return False
-            best = max(best, value)
-            if round_number not in stored.intermediate_values:
-                trial.report(best, round_number)
-        return best > -math.inf and bool(trial.should_prune())
-
-    return give_up
-
-
-def name_study(identity: str, seed: int, words: Sequence[str], origin: TrialOrigin) -> str:
-    """Return a study's name, from what its trials have in common and the words of its search space."""
-    come_from = json.dumps(origin, sort_keys=True)
-    text = "\n".join([identity, str(seed), come_from, *sorted(words)])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _match_value(space: Any, value: Any) -> Any:
-    """Return the value as the space holds it, None if it does not."""
-    for known in getattr(space, "choices", ()):
-        if str(value) == known or _number(value) == _number(known) is not None:
-            return known
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is None or high is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    step = getattr(space, "step", None)
-    return value if low <= value <= high and not (step and (value - low) % step) else None
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
+    if not (folder / "rounds.csv").is_file():
+        return False
+    rows = _read_evaluations(folder)
+    if is_finished:
+        rows = rows[:-1]
+    return any(should_prune(int(row["round"] or 0), row) for row in rows)

@@ -164,17 +164,17 @@ def _tuned(
     play([*options, *_below(asked.folder / "trials")], searched)
     found = trials.search_results[-1]
     draw(found, asked.folder, method)
-    chosen = {word.partition("=")[0] for word in found.words}
+    chosen = {word.partition("=")[0] for word in found.overrides}
     fixed = [
         word
         for word in words
         if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
     ]
-    fixed = [f"method={method}", *fixed, *found.words]
+    fixed = [f"method={method}", *fixed, *found.overrides]
     first = int(overrides.compose_single_run(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
     print_notice(
-        f"method={method}: {pluralize(asked.seeds, 'fresh seed')} of {' '.join(found.words)}"
+        f"method={method}: {pluralize(asked.seeds, 'fresh seed')} of {' '.join(found.overrides)}"
     )
     outdated = _by_other_code(asked.folder / "final", fixed, seeds)
     for some, more in (
@@ -191,13 +191,13 @@ def _tuned(
             play(["-m", *_below(asked.folder / "final")], final, bears=EXIT_STATUS[Diverged])
     record = {
         "method": method,
-        "chosen": " ".join(found.words),
+        "chosen": " ".join(found.overrides),
         **found.trials,
         "rounds": found.rounds,
     }
     record |= {
         "validation": found.value,
-        "at_end": " ".join(find_edge_values(method, found.words, found.space, words)),
+        "at_end": " ".join(find_edge_values(method, found.overrides, found.space, words)),
     }
     again = [word for word in fixed if not overrides.is_hydra_setting(word)]
     record["command"] = shlex.join(

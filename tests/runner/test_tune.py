@@ -45,7 +45,8 @@ def distributions(*words):
 
 
 def search(folder, batch=1, seed=3, first=FIRST):
-    return trials.Search(folder, "study", distributions(*WORDS), first, 8, batch, 3, 2, seed)
+    settings = trials.SearchSettings(trials=8, batch=batch, startup=3, warmup=2, seed=seed)
+    return trials.Search(folder, "study", distributions(*WORDS), first, settings)
 
 
 def judged(jobs):
@@ -118,7 +119,7 @@ def test_what_is_found_is_the_best_that_ended(whole):
         )
         assert found.value == best.value
         wanted = f"local.lr={best.params['local.lr']:.4g}", f"method.mu={best.params['method.mu']}"
-        assert found.words == (*wanted, f"rounds={best.params['rounds']}")
+        assert found.overrides == (*wanted, f"rounds={best.params['rounds']}")
 
 
 KILLS = [
@@ -154,7 +155,7 @@ def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, t
         with pytest.raises(KeyboardInterrupt):
             own.run(play, lambda line: None)
     again, (study, found) = search(tmp_path, batch), whole[batch]
-    assert again.run(judged, lambda line: None).words == found.words
+    assert again.run(judged, lambda line: None).overrides == found.overrides
     assert told(again.study) == told(study)
 
 
@@ -173,10 +174,11 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
         asked.append([words for _, words in jobs])
         return [trials.TrialResult(float(words[0][-1]), 3, words[0]) for _, words in jobs]
 
-    own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, 6, 6, 6, 1, 3)
+    settings = trials.SearchSettings(trials=6, batch=6, startup=6, warmup=1, seed=3)
+    own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, settings)
     found = own.run(play, lambda line: None)
     assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
-    assert (found.words, found.trials, found.rounds) == (
+    assert (found.overrides, found.trials, found.rounds) == (
         ("method.layers=2",),
         {"finished": 6, "given up": 0},
         6,
@@ -190,19 +192,25 @@ def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
 
     own = search(tmp_path, batch=2)
     found = own.run(play, lambda line: None)
-    assert found.words == tuple(own.words(own.study.trials[1].params))
-    assert found.words not in {tuple(own.words(trial.params)) for trial in own.study.trials[2:]}
+    assert found.overrides == tuple(own.to_overrides(own.study.trials[1].params))
+    assert found.overrides not in {
+        tuple(own.to_overrides(trial.params)) for trial in own.study.trials[2:]
+    }
 
 
 def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
     def run(folder, count):
-        return trials.Search(folder, "study", distributions(*WORDS), FIRST, count, 1, 3, 2, 3).run(
-            judged, str
-        )
+        settings = trials.SearchSettings(trials=count, batch=1, startup=3, warmup=2, seed=3)
+        search = trials.Search(folder, "study", distributions(*WORDS), FIRST, settings)
+        return search.run(judged, str)
 
     run(tmp_path / "long", 8)
     short, again = run(tmp_path / "short", 2), run(tmp_path / "long", 2)
-    assert (again.words, again.trials, again.rounds) == (short.words, short.trials, short.rounds)
+    assert (again.overrides, again.trials, again.rounds) == (
+        short.overrides,
+        short.trials,
+        short.rounds,
+    )
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
@@ -245,7 +253,7 @@ def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
     assert not trials.make_should_prune({**options, "prune": False}, number)(
         4, {"val_accuracy": 1.0}
     )
-    assert not trials.make_should_prune({}, 0)(1, {"val_accuracy": 0.0})
+    assert trials.find_trial({}, 0) is None
 
 
 def test_a_trial_is_compared_by_its_best_round_so_far(tmp_path):
@@ -398,7 +406,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
         ("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock()
     )
     with (
-        mock.patch.object(trials.Search, "_found", return_value=bad),
+        mock.patch.object(trials.Search, "_find_best", return_value=bad),
         mock.patch.object(tuning, "draw"),
     ):
         code, text = tuned(worlds, "right", *words)
