@@ -33,6 +33,11 @@ def test_a_client_has_the_same_device_whoever_else_there_is(tmp_path):
     assert devices(system, [3], 8, tmp_path) != [everyone[3]]
 
 
+def test_a_participation_takes_the_way_down_the_work_and_the_way_up():
+    device = Device(speed=100.0, down=10.0, up=2.0)
+    assert device.seconds(operations=50.0, bits_down=20.0, bits_up=8.0) == 2.0 + 0.5 + 4.0
+
+
 def test_stragglers_are_drawn_once():
     found = stragglers(System(stragglers=0.3, least=2), 50, 5, 1)
     assert len(found) == 15
