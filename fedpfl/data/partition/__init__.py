@@ -1,9 +1,10 @@
-"""Who holds which samples. Each scheme is a pure function of labels, number of clients and seed.
+"""Partitions: which client holds which samples.
 
-Schemes return disjoint sets of indices (but for fixed_dirichlet and files, whose clients may share
-samples), at least one training sample per client, and the client's own test split: of a client's n
-shuffled samples the first `int(test_fraction * n)`, or samples of the data set's original test
-part, or what a file says.
+Each scheme is a pure function of labels, number of clients and seed. Schemes return disjoint sets
+of indices (but for fixed_dirichlet and files, whose clients may share samples), at least one
+training sample per client, and the client's own test split: of a client's n shuffled samples the
+first `int(test_fraction * n)`, or samples of the data set's original test part, or what a file
+says.
 """
 
 from __future__ import annotations
@@ -43,38 +44,48 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
     )
 }
 SUPPLIED_ARGUMENTS = ("y", "clients", "seed", "groups", "group_names", "test_from")
-"""Arguments of schemes that are not chosen with them."""
+"""Arguments of schemes that are no configuration keys."""
 
 
 def deal_samples(
     scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any
 ) -> Partition:
-    """Deal a data set's samples by a scheme, which is given what it asks for beside the labels.
+    """Distribute a data set's samples by a scheme, and check the partition.
 
-    Raises: FedpflError if there are too few samples, or clients are dealt what cannot be.
+    Args:
+        scheme: One of SCHEMES, or a plugin's.
+        samples: The data set.
+        clients: Number of clients.
+        seed: Of the partition.
+        options: The scheme's configuration.
+
+    Raises:
+        FedpflError: If there are too few samples, or the partition breaks a rule.
     """
     if clients > len(samples.y):
         raise FedpflError(
             f"clients must be at most the number of samples, {len(samples.y)}, got {clients}"
         )
-    parts = call_scheme(scheme, samples, clients, seed, **options)
-    name = next((name for name, known in SCHEMES.items() if known is scheme), "...")
-    where = "partition.path" if scheme is file else f"partition={name}"
-    check_partition(parts, clients, len(samples.y), where, options.get("path"))
-    return parts
+    partition = call_scheme(scheme, samples, clients, seed, **options)
+    if scheme is file:
+        choice = "partition.path"
+    else:
+        names = [name for name, function in SCHEMES.items() if function is scheme]
+        choice = f"partition={names[0] if names else '...'}"
+    check_partition(partition, clients, len(samples.y), choice, options.get("path"))
+    return partition
 
 
 def call_scheme(
     scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any
 ) -> Partition:
-    """Return a scheme's answer, not yet checked. Labels and groups are copies, which it cannot
-    spoil.
-    """
-    facts = {
+    """Return a scheme's answer, not yet checked."""
+    # Labels and groups are copies, as a plugin's scheme might change them in place.
+    optional_facts = {
         "groups": None if samples.groups is None else samples.groups.numpy().copy(),
         "group_names": samples.group_names,
         "test_from": samples.test_from,
     }
     parameters = inspect.signature(scheme).parameters
-    asked = {key: value for key, value in facts.items() if key in parameters}
-    return scheme(samples.y.numpy().copy(), clients, seed, **asked, **options)
+    facts = {key: value for key, value in optional_facts.items() if key in parameters}
+    return scheme(samples.y.numpy().copy(), clients, seed, **facts, **options)

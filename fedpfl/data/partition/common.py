@@ -1,6 +1,4 @@
-"""What the schemes share: the result, the types of their options, the split of one client's
-samples.
-"""
+"""Shared by the schemes: the Partition they return, types of options, checks, and steps."""
 
 from __future__ import annotations
 
@@ -23,11 +21,14 @@ Fraction = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Sample indices per client, int64; `attempts` counts the draws that the published scheme
-    needed.
+    """Sample indices of each client, int64.
 
-    validation: where a file holds samples out; else empty. notes: lines for the user about what was
-    dealt.
+    Attributes:
+        train: Each client's training samples.
+        test: Each client's test samples.
+        attempts: Draws that the published scheme needed.
+        validation: Each client's validation samples, where a file holds samples out; else empty.
+        notes: Lines for the user about the partition.
     """
 
     train: tuple[Indices, ...]
@@ -38,25 +39,36 @@ class Partition:
 
 
 def indices_by_class(y: np.ndarray) -> list[Indices]:
-    """Return the positions of each class, ascending."""
+    """Return the indices of each class, ascending."""
     order = np.argsort(y, kind="stable")
     return np.split(order, np.cumsum(np.bincount(y))[:-1])
 
 
-def trim_shards(held: list[Indices], samples: int, client: int, key: str) -> list[Indices]:
-    """Keep the first entries of each shard, `samples` in all, as evenly as the shards' sizes allow."""
-    sizes = np.array([len(shard) for shard in held])
+def trim_shards(shards: list[Indices], samples: int, client: int, key: str) -> list[Indices]:
+    """Return the beginnings of a client's shards, of sizes as equal as the shards allow.
+
+    Args:
+        shards: The client's shards.
+        samples: The sum of the sizes that are returned.
+        client: The client, for an error.
+        key: The option with this number of samples, for an error.
+
+    Raises:
+        FedpflError: If the shards hold fewer samples.
+    """
+    sizes = np.array([len(shard) for shard in shards])
     if sizes.sum() < samples:
         raise FedpflError(
-            f"partition.{key}={samples} is more than the {sizes.sum()} samples in the shards of client "
-            f"{client}; lower it, or lower clients"
+            f"partition.{key}={samples} is more than the {sizes.sum()} samples in the shards of "
+            f"client {client}; lower it, or lower clients"
         )
-    keep = np.zeros_like(sizes)
-    for place, shard in enumerate(
-        np.argsort(sizes, kind="stable")
-    ):  # smallest first: what it lacks, the others give
-        keep[shard] = min(sizes[shard], -(-(samples - keep.sum()) // (len(held) - place)))
-    return [shard[:count] for shard, count in zip(held, keep, strict=True)]
+    new_sizes = np.zeros_like(sizes)
+    # From the smallest shard on: the others make up for what it lacks.
+    for position, shard in enumerate(np.argsort(sizes, kind="stable")):
+        shards_left = len(shards) - position
+        equal_part = -(-(samples - new_sizes.sum()) // shards_left)  # rounded up
+        new_sizes[shard] = min(sizes[shard], equal_part)
+    return [shard[:size] for shard, size in zip(shards, new_sizes, strict=True)]
 
 
 def deal_shards(
@@ -65,84 +77,117 @@ def deal_shards(
     samples: int | None,
     key: str = "samples_per_client",
 ) -> list[Indices]:
-    """Give each client a shard of each class in its hand; of these, with `samples`, it keeps that
-    many.
+    """Give each client a shard of each class in its hand.
+
+    Args:
+        stacks: The shards of each class, which are used up.
+        hands: The classes of each client.
+        samples: How many samples a client keeps; None: all of its shards.
+        key: The option with this number, for an error.
     """
-    owned = []
+    clients = []
     for client, hand in enumerate(hands):
-        held = [stacks[kind].pop() for kind in hand]
-        owned.append(np.concatenate(trim_shards(held, samples, client, key) if samples else held))
-    return owned
+        shards = [stacks[label].pop() for label in hand]
+        if samples:
+            shards = trim_shards(shards, samples, client, key)
+        clients.append(np.concatenate(shards))
+    return clients
 
 
 def split_clients(
-    owned: Sequence[Indices], test_fraction: float, rng: Generator, attempts: int = 1
+    clients: Sequence[Indices], test_fraction: float, rng: Generator, attempts: int = 1
 ) -> Partition:
-    """Shuffle each client's samples in order of the clients; the first `int(test_fraction * n)` are
-    its test split.
-    """
-    train, test = [], []
-    for index in owned:
-        rng.shuffle(index)
-        cut = int(test_fraction * len(index))
-        test.append(index[:cut].astype(np.int64))
-        train.append(index[cut:].astype(np.int64))
+    """Shuffle each client's n samples; the first `int(test_fraction * n)` are its test split."""
+    train = []
+    test = []
+    for indices in clients:
+        rng.shuffle(indices)
+        test_size = int(test_fraction * len(indices))
+        test.append(indices[:test_size].astype(np.int64))
+        train.append(indices[test_size:].astype(np.int64))
     return Partition(tuple(train), tuple(test), attempts)
 
 
-def require_enough_samples(samples: int, clients: int, key: str, each: int) -> None:
-    """Raise FedpflError if there are not `each` samples, an option's value, for all clients."""
-    if clients * each > samples:
+def require_enough_samples(samples: int, clients: int, key: str, per_client: int) -> None:
+    """Raise FedpflError if there are fewer than `per_client` samples for all clients.
+
+    Args:
+        samples: Of the data set.
+        clients: Number of clients.
+        key: The option that says `per_client`.
+        per_client: How many samples each client needs.
+    """
+    if clients * per_client > samples:
         raise FedpflError(
-            f"clients={clients} with partition.{key}={each} need {clients * each} samples, the data set has {samples}; "
-            "lower one of them"
+            f"clients={clients} with partition.{key}={per_client} need {clients * per_client} "
+            f"samples, the data set has {samples}; lower one of them"
         )
 
 
 def check_partition(
-    parts: Partition, clients: int, samples: int, where: str, path: object = None
+    partition: Partition, clients: int, samples: int, choice: str, path: object = None
 ) -> None:
-    """Raise FedpflError for what does not fit, or would be tested on what somebody trains on.
+    """Raise FedpflError for a malformed partition, or one that tests on training samples.
 
-    where: what the user chose. path: of the file that it is from, if any.
+    Args:
+        partition: A scheme's answer, of whatever type.
+        clients: Number of clients.
+        samples: Number of samples of the data set.
+        choice: The user's choice of the scheme, such as `partition=iid`.
+        path: The file that the partition is from, if any.
     """
-    of, mend = (f" of {path}", "the file") if path else ("", "its code")
-    splits: dict[str, Any] = {name: getattr(parts, name, None) for name in SPLITS}
-    if not all(isinstance(own, tuple | list) for own in splits.values()):
+    # ---- Step 1: an answer for each client.
+    splits: dict[str, Any] = {name: getattr(partition, name, None) for name in SPLITS}
+    if not all(isinstance(split, tuple | list) for split in splits.values()):
         raise FedpflError(
-            f"{where} must answer with a fedpfl.data.partition.Partition, got {type(parts).__name__}"
+            f"{choice} must answer with a fedpfl.data.partition.Partition, "
+            f"got {type(partition).__name__}"
         )
-    if dealt := {len(own) for name, own in splits.items() if own or name != "validation"} - {
-        clients
-    }:
+    required_splits = [split for name, split in splits.items() if split or name != "validation"]
+    other_counts = {len(split) for split in required_splits} - {clients}
+    if other_counts:
         raise FedpflError(
-            f"clients must be {min(dealt)}, as {path or where} deals to so many, got {clients}"
+            f"clients must be {min(other_counts)}, as {path or choice} deals to so many, "
+            f"got {clients}"
         )
-    role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
+
+    # ---- Step 2: the indices of each client.
+    origin = f" of {path}" if path else ""
+    advice = "mend the file" if path else "mend its code"
+    splits_of_sample = np.zeros(samples, np.int8)  # a bit for each split that has it
     for bit, name in enumerate(SPLITS):
-        for client, index in enumerate(splits[name]):
-            holder = f"{where}: client {client}{of}"
-            if (
-                not isinstance(index, np.ndarray)
-                or index.ndim != 1
-                or (index.size and index.dtype.kind not in "iu")
-            ):
-                raise FedpflError(
-                    f"{holder} has {name} samples that are no array of whole numbers; mend {mend}"
-                )
-            if not index.size:
-                if name == "train":
-                    raise FedpflError(f"{holder} has no training samples; leave it out")
-                continue
-            if not 0 <= index.min() <= index.max() < samples:
-                wrong = index[(index < 0) | (index >= samples)][0]
-                raise FedpflError(
-                    f"{holder} has sample {wrong}, and the data set has {samples}; it was made for another one"
-                )
-            if len(np.unique(index)) < len(index):
-                raise FedpflError(f"{holder} has a {name} sample twice; mend {mend}")
-            role[index] |= 1 << bit
-    if (shared := (role & 1 > 0) & (role > 1)).any():
+        for client, indices in enumerate(splits[name]):
+            holder = f"{choice}: client {client}{origin}"
+            _check_client(indices, name, samples, holder, advice)
+            if len(indices):
+                splits_of_sample[indices] |= 1 << bit
+
+    # ---- Step 3: no sample for training and for testing or validation too.
+    is_train = splits_of_sample & 1 > 0
+    is_shared = is_train & (splits_of_sample > 1)
+    if is_shared.any():
         raise FedpflError(
-            f"{where}: sample {shared.argmax()}{of} is for training and for testing or validation too; mend {mend}"
+            f"{choice}: sample {is_shared.argmax()}{origin} is for training and for testing or "
+            f"validation too; {advice}"
         )
+
+
+def _check_client(indices: Any, split_name: str, samples: int, holder: str, advice: str) -> None:
+    """Raise FedpflError for a client's split that is no array of different samples."""
+    is_array = isinstance(indices, np.ndarray) and indices.ndim == 1
+    if not is_array or (indices.size and indices.dtype.kind not in "iu"):
+        raise FedpflError(
+            f"{holder} has {split_name} samples that are no array of whole numbers; {advice}"
+        )
+    if not indices.size:
+        if split_name == "train":
+            raise FedpflError(f"{holder} has no training samples; leave it out")
+        return
+    if not 0 <= indices.min() <= indices.max() < samples:
+        absent_sample = indices[(indices < 0) | (indices >= samples)][0]
+        raise FedpflError(
+            f"{holder} has sample {absent_sample}, and the data set has {samples}; "
+            "it was made for another one"
+        )
+    if len(np.unique(indices)) < len(indices):
+        raise FedpflError(f"{holder} has a {split_name} sample twice; {advice}")

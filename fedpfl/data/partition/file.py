@@ -1,4 +1,4 @@
-"""A partition from a file."""
+"""Read a partition from a file."""
 
 from __future__ import annotations
 
@@ -12,64 +12,65 @@ from fedpfl.data import npz
 from fedpfl.data.partition.common import SPLITS, Fraction, Indices, Partition, split_clients
 from fedpfl.ground.errors import FedpflError, error_text
 
-SPLIT_NAMES = {
-    *SPLITS,
-    "val",
-    "valid",
-    "training",
-    "testing",
-}  # a client's splits, or clients of such names
+# Keys of one client's splits; clients of such names would be ambiguous.
+SPLIT_NAMES = {*SPLITS, "val", "valid", "training", "testing"}
 ClientIndices = list[Indices] | dict[str, list[Indices]]
-"""Indices per client, of all its samples or by split."""
+"""Indices per client: of all its samples, or by split."""
 
 
 def file(
     y: np.ndarray, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25
 ) -> Partition:
-    """Deal samples as a file says, by their places in the data set: a run's partition.npz, or JSON.
+    """Deal samples by a file of their indices in the data set: a run's partition.npz, or JSON.
 
     JSON holds a list or an object with an entry per client: an object of its `train`, `test` and,
     if there are any, `val` (or `validation`) samples, or a list of all its samples, which
     `test_fraction` and the seed split. FL-bench's partition has such a list under `data_indices`.
 
-    Raises: FedpflError if the file is absent or is no such file.
+    Raises:
+        FedpflError: If the file is absent or is no such file.
     """
-    owned = _read_file(Path(path).expanduser())
-    if isinstance(owned, list):
-        return split_clients(owned, test_fraction, np.random.default_rng(seed))
-    train, test, held = (tuple(owned.get(name, ())) for name in SPLITS)
-    return Partition(train, test, validation=held if any(map(len, held)) else ())
+    clients_or_splits = _read_file(Path(path).expanduser())
+    if isinstance(clients_or_splits, list):
+        return split_clients(clients_or_splits, test_fraction, np.random.default_rng(seed))
+    splits = {name: tuple(clients_or_splits.get(name, ())) for name in SPLITS}
+    has_validation = any(map(len, splits["validation"]))
+    return Partition(
+        train=splits["train"],
+        test=splits["test"],
+        validation=splits["validation"] if has_validation else (),
+    )
 
 
 def _read_file(path: Path) -> ClientIndices:
-    """What a file says, in whichever form."""
+    """Read a file of either form."""
     if not path.is_file():
         raise FedpflError(f"partition.path: there is no file {path}; check the path")
     if path.suffix not in (".npz", ".json"):
         raise FedpflError(
-            f"partition.path must end in .npz or .json, got {path}; a pickle could run code, so it is not read: "
-            "docs/data.md has the line that writes one as JSON"
+            f"partition.path must end in .npz or .json, got {path}; a pickle could run code, so it "
+            "is not read: docs/data.md has the line that writes one as JSON"
         )
     try:
         return _read_npz(path) if path.suffix == ".npz" else _read_json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
-        why = error_text(error, with_class=True)
+        reason = error_text(error, with_class=True)
         raise FedpflError(
-            f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md"
+            f"partition.path: {path} cannot be read as a partition ({reason}); see docs/data.md"
         ) from None
 
 
 def _read_npz(path: Path) -> dict[str, list[Indices]]:
-    """Flat indices and offsets of each split, as runs write them."""
+    """Read the joined indices and the offsets of each split, as runs write them."""
     with npz.open_archive(path) as arrays:
-        names = [name for name in SPLITS if name != "validation" or f"{name}_indices" in arrays]
-        owned = {
-            name: _split_at_offsets(arrays[f"{name}_indices"], arrays[f"{name}_offsets"])
-            for name in names
-        }
-    if len({len(parts) for parts in owned.values()}) > 1:
+        splits = {}
+        for name in SPLITS:
+            if name != "validation" or f"{name}_indices" in arrays:
+                offsets = arrays[f"{name}_offsets"]
+                splits[name] = _split_at_offsets(arrays[f"{name}_indices"], offsets)
+    if len({len(clients) for clients in splits.values()}) > 1:
         raise ValueError("its splits have other numbers of clients")
-    return owned
+    return splits
 
 
 def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]:
@@ -86,34 +87,39 @@ def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]
 
 
 def _read_json(path: Path) -> ClientIndices:
-    """One entry per client, by number if they are numbered, else as they come."""
-    held = json.loads(path.read_bytes())
-    held = held.get("data_indices", held) if isinstance(held, dict) else held
-    if isinstance(held, dict):
-        if SPLIT_NAMES & {key.lower() for key in held}:
+    """Read one entry per client, sorted by number if clients are numbered, else as they stand."""
+    entries = json.loads(path.read_bytes())
+    if isinstance(entries, dict):
+        entries = entries.get("data_indices", entries)
+    if isinstance(entries, dict):
+        if SPLIT_NAMES & {key.lower() for key in entries}:
             raise ValueError(
-                "train, test and val are of a client, but stand where clients do; give a list of clients"
+                "train, test and val are of a client, but stand where clients do; "
+                "give a list of clients"
             )
-        numbers = all(key.isdecimal() for key in held)
-        held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
-    if not isinstance(held, list) or not held:
+        are_numbers = all(key.isdecimal() for key in entries)
+        keys = sorted(entries, key=int) if are_numbers else list(entries)
+        entries = [entries[key] for key in keys]
+    if not isinstance(entries, list) or not entries:
         raise ValueError("it has no entry per client")
-    if all(isinstance(entry, list) for entry in held):
-        return [_check_indices(entry, client) for client, entry in enumerate(held)]
-    owned: dict[str, list[Indices]] = {name: [] for name in SPLITS}
-    for client, entry in enumerate(held):
-        named = entry if isinstance(entry, dict) else {}
-        splits = {"validation" if name == "val" else name: values for name, values in named.items()}
-        if not {"train", "test"} <= splits.keys() <= {*SPLITS}:
+
+    if all(isinstance(entry, list) for entry in entries):
+        return [_check_indices(entry, client) for client, entry in enumerate(entries)]
+    splits: dict[str, list[Indices]] = {name: [] for name in SPLITS}
+    for client, entry in enumerate(entries):
+        items = entry.items() if isinstance(entry, dict) else ()
+        client_splits = {"validation" if name == "val" else name: value for name, value in items}
+        if not {"train", "test"} <= client_splits.keys() <= {*SPLITS}:
             raise ValueError(
                 f"client {client} has neither a list of samples nor train, test and val"
             )
         for name in SPLITS:
-            owned[name].append(_check_indices(splits.get(name, []), client))
-    return owned
+            splits[name].append(_check_indices(client_splits.get(name, []), client))
+    return splits
 
 
 def _check_indices(values: Any, client: int) -> Indices:
+    """Return a list of whole numbers as an array, or raise ValueError."""
     array = np.asarray(values)
     if not isinstance(values, list) or array.ndim != 1 or (values and array.dtype.kind != "i"):
         raise ValueError(f"the samples of client {client} are no list of whole numbers")

@@ -1,6 +1,4 @@
-"""Schemes that know more of samples than their labels: which group they are from, which were the
-original test part.
-"""
+"""Schemes that use samples' groups or the data set's original test part."""
 
 from __future__ import annotations
 
@@ -35,55 +33,60 @@ def groups(
     test_from: int | None = None,
     test_fraction: Fraction | None = 0.25,
 ) -> Partition:
-    """Make natural clients: each is one group (a domain, a person, a role), or an equal random part
-    of one.
+    """Make natural clients: each is one group, or an equal random part of one.
 
-    `groups` and `group_names` are the data set's. Groups of fewer than `min_samples` are left out;
-    the others come in order, clients / groups clients each, or as many as there are clients, drawn
-    at random. With `samples_per_client` each client keeps that many. test_fraction None: a client
-    is tested on its samples of the original test part.
+    A group is a domain, a person or a role. `groups` and `group_names` are the data set's. Groups
+    of fewer than `min_samples` are left out; the others come in order, clients / groups clients
+    each, or as many as there are clients, drawn at random. With `samples_per_client` each client
+    keeps that many. test_fraction None: a client is tested on its samples of the original test
+    part.
 
-    Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a
+    Raises:
+        FedpflError: If the data set has no groups, clients are more and no multiple of them, a
     group has too few samples, or there is no test part.
     """
     if groups is None:
         raise FedpflError(
-            "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
-            "office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, or your archive with an array groups)"
+            "partition=groups needs a data set whose samples are from several domains or persons "
+            "(digit5, har, office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, "
+            "or your archive with an array groups)"
         )
     if test_fraction is None and test_from is None:
         raise FedpflError(
-            "partition.test_fraction=null tests clients on the data set's original test part, and this one has none; "
-            "set partition.test_fraction=0.25 to split each client's samples"
+            "partition.test_fraction=null tests clients on the data set's original test part, and "
+            "this one has none; set partition.test_fraction=0.25 to split each client's samples"
         )
     rng = np.random.default_rng(seed)
-    taken = _choose_groups(groups, clients, min_samples, rng)
-    each, needed = clients // len(taken), samples_per_client or 1
-    pieces: list[Indices] = []
-    names = [
-        group_names[number] if group_names else str(number)
-        for number, _ in taken
-        for _ in range(each)
-    ]
-    for place, (_, index) in enumerate(taken):
-        parts = np.array_split(rng.permutation(index), each)
-        if len(parts[-1]) < needed:
+
+    # ---- Step 1: cut each group into equal parts, one per client.
+    chosen_groups = _choose_groups(groups, clients, min_samples, rng)
+    parts_per_group = clients // len(chosen_groups)
+    min_part_size = samples_per_client or 1
+    clients_indices: list[Indices] = []
+    client_groups: list[str] = []
+    for number, indices in chosen_groups:
+        name = group_names[number] if group_names else str(number)
+        parts = np.array_split(rng.permutation(indices), parts_per_group)
+        if len(parts[-1]) < min_part_size:
             raise FedpflError(
-                f"partition=groups: group {names[place * each]} has {len(index)} samples, too few for {each} clients "
-                f"of {needed}; lower clients or partition.samples_per_client, or raise partition.min_samples"
+                f"partition=groups: group {name} has {len(indices)} samples, too few for "
+                f"{parts_per_group} clients of {min_part_size}; lower clients or "
+                "partition.samples_per_client, or raise partition.min_samples"
             )
-        pieces += [part[:samples_per_client] for part in parts]
+        clients_indices += [part[:samples_per_client] for part in parts]
+        client_groups += [name] * parts_per_group
+
+    # ---- Step 2: split each client's samples at random, or as the data set has them.
     if test_fraction is not None:
-        return split_clients(pieces, test_fraction, rng)
-    train, test = (
-        [index[(index >= test_from) == held].astype(np.int64) for index in pieces]
-        for held in (False, True)
-    )
-    for client, index in enumerate(train):
-        if not len(index):
+        return split_clients(clients_indices, test_fraction, rng)
+    train = [indices[indices < test_from].astype(np.int64) for indices in clients_indices]
+    test = [indices[indices >= test_from].astype(np.int64) for indices in clients_indices]
+    for client, indices in enumerate(train):
+        if not len(indices):
             raise FedpflError(
-                f"partition=groups: group {names[client]} leaves client {client} no training samples, as the data "
-                "set's own split has it; set partition.test_fraction=0.25 to split anew"
+                f"partition=groups: group {client_groups[client]} leaves client {client} no "
+                "training samples, as the data set's own split has it; set "
+                "partition.test_fraction=0.25 to split anew"
             )
     return Partition(tuple(train), tuple(test))
 
@@ -91,29 +94,34 @@ def groups(
 def _choose_groups(
     groups: np.ndarray, clients: int, min_samples: PositiveInt, rng: np.random.Generator
 ) -> list[tuple[int, Indices]]:
-    """Numbers and samples of the groups that clients are made of: of those large enough as many as
-    there are clients.
+    """Return numbers and samples of the groups that clients are made of.
 
-    Raises FedpflError if there are none, or clients are more and no multiple of them.
+    They are all groups with `min_samples`, or as many of them, drawn at random, as there are
+    clients.
+
+    Raises:
+        FedpflError: If there are none, or clients are more and no multiple of them.
     """
-    large = [
-        (number, index)
-        for number, index in enumerate(indices_by_class(groups))
-        if len(index) >= min_samples
+    large_groups = [
+        (number, indices)
+        for number, indices in enumerate(indices_by_class(groups))
+        if len(indices) >= min_samples
     ]
-    if not large:
+    count = len(large_groups)
+    if not count:
         raise FedpflError(
             f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it"
         )
-    if clients < len(large):
-        return [large[place] for place in sorted(rng.choice(len(large), clients, replace=False))]
-    if clients % len(large):
-        enough = f" of at least {min_samples} samples" if min_samples > 1 else ""
+    if clients < count:
+        positions = sorted(rng.choice(count, clients, replace=False))
+        return [large_groups[position] for position in positions]
+    if clients % count:
+        condition = f" of at least {min_samples} samples" if min_samples > 1 else ""
         raise FedpflError(
-            f"partition=groups needs clients to be at most the {len(large)} groups{enough} or a multiple of them, got "
-            f"{clients}; set clients={len(large) * (clients // len(large))}"
+            f"partition=groups needs clients to be at most the {count} groups{condition} or a "
+            f"multiple of them, got {clients}; set clients={count * (clients // count)}"
         )
-    return large
+    return large_groups
 
 
 def shuffled_shards(
@@ -127,8 +135,7 @@ def shuffled_shards(
     test_samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction | None = None,
 ) -> Partition:
-    """Make the pathological split with classes dealt at random, and the original test part split
-    likewise.
+    """Make the pathological split with classes dealt at random, training and test part alike.
 
     Each of C classes is cut into `classes_per_client` * clients / C equal shards. The class ids,
     each as often as it has shards, are shuffled and dealt, `classes_per_client` to each client, who
@@ -136,35 +143,39 @@ def shuffled_shards(
     from `test_from` on; or `test_fraction` of each class). `samples_per_client` and
     `test_samples_per_client`: keep that many, as evenly over the shards as they allow.
 
-    Raises: FedpflError if there is no test part, or a class has too few samples.
+    Raises:
+        FedpflError: If there is no test part, or a class has too few samples.
     """
     rng = np.random.default_rng(seed)
     train, test = _train_and_test_pools(y, test_from, test_fraction, rng, "shuffled_shards")
-    kinds = len(train)
-    if clients * classes_per_client % kinds:
-        raise FedpflError(
-            f"partition=shuffled_shards needs clients x partition.classes_per_client to be a multiple of the {kinds} "
-            f"classes, got {clients} x {classes_per_client}; partition=shards takes any number"
-        )
-    each = clients * classes_per_client // kinds
-    least = min(train, key=len)
-    if len(least) < each:
-        raise FedpflError(
-            f"partition=shuffled_shards would cut a class of {len(least)} training samples into {each} shards; lower "
-            "clients or partition.classes_per_client"
-        )
-    hands = rng.permutation(np.repeat(np.arange(kinds), each)).reshape(clients, classes_per_client)
+    classes = len(train)
 
-    def part(pool: list[Indices], samples: int | None, key: str) -> tuple[Indices, ...]:
-        stacks = [np.array_split(rng.permutation(index), each) for index in pool]
-        return tuple(
-            rng.permutation(index).astype(np.int64)
-            for index in deal_shards(stacks, hands, samples, key)
+    # ---- Step 1: deal the class ids, each as often as its class has shards.
+    if clients * classes_per_client % classes:
+        raise FedpflError(
+            "partition=shuffled_shards needs clients x partition.classes_per_client to be a "
+            f"multiple of the {classes} classes, got {clients} x {classes_per_client}; "
+            "partition=shards takes any number"
         )
+    shards_per_class = clients * classes_per_client // classes
+    smallest_class = min(map(len, train))
+    if smallest_class < shards_per_class:
+        raise FedpflError(
+            f"partition=shuffled_shards would cut a class of {smallest_class} training samples "
+            f"into {shards_per_class} shards; lower clients or partition.classes_per_client"
+        )
+    cards = rng.permutation(np.repeat(np.arange(classes), shards_per_class))
+    hands = cards.reshape(clients, classes_per_client)
+
+    # ---- Step 2: the same hands hold for both parts.
+    def deal_part(pool: list[Indices], samples: int | None, key: str) -> tuple[Indices, ...]:
+        stacks = [np.array_split(rng.permutation(indices), shards_per_class) for indices in pool]
+        clients_indices = deal_shards(stacks, hands, samples, key)
+        return tuple(rng.permutation(indices).astype(np.int64) for indices in clients_indices)
 
     return Partition(
-        part(train, samples_per_client, "samples_per_client"),
-        part(test, test_samples_per_client, "test_samples_per_client"),
+        train=deal_part(train, samples_per_client, "samples_per_client"),
+        test=deal_part(test, test_samples_per_client, "test_samples_per_client"),
     )
 
 
@@ -178,56 +189,60 @@ def fixed_dirichlet(
     train_samples: PositiveInt = 500,
     test_samples: Annotated[int, AtLeast(0)] = 100,
 ) -> Partition:
-    """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts
-    of a client.
+    """Deal equal sizes by one draw of class proportions q for both parts of a client.
 
-    A client has round(`train_samples` q_c) samples of class c, the last class the rest, and so many
-    of the test part by `test_samples`. It draws without replacement from all samples of a class, so
-    CLIENTS MAY SHARE SAMPLES; but what one trains on no other is tested on. Where the data set has
-    no original test part, a random share of each class is set apart for it.
+    The draw is q ~ Dir(alpha, ..., alpha). A client has round(`train_samples` q_c) samples of class
+    c, the last class the rest, and so many of the test part by `test_samples`. It draws without
+    replacement from all samples of a class, so CLIENTS MAY SHARE SAMPLES; but what one trains on no
+    other is tested on. Where the data set has no original test part, a random share of each class
+    is set apart for it.
 
-    Raises: FedpflError if a class has fewer samples than a client is to have of it.
+    Raises:
+        FedpflError: If a class has fewer samples than a client is to have of it.
     """
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
             raise FedpflError(
-                f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it"
+                f"partition.{key}={value} is more than the {len(y)} samples of the data set; "
+                "lower it"
             )
     rng = np.random.default_rng(seed)
-    share = test_samples / (train_samples + test_samples)
-    pools = _train_and_test_pools(
-        y, test_from, None if test_from else share, rng, "fixed_dirichlet"
-    )
-    kinds = len(pools[0])
+    test_share = None if test_from else test_samples / (train_samples + test_samples)
+    train_pool, test_pool = _train_and_test_pools(y, test_from, test_share, rng, "fixed_dirichlet")
 
-    def drawn(pool: list[Indices], counts: np.ndarray, key: str) -> Indices:
-        sizes = np.array([len(index) for index in pool])
-        short = np.flatnonzero(counts > sizes)
-        if len(short):
+    def draw_samples(pool: list[Indices], counts: np.ndarray, key: str) -> Indices:
+        sizes = np.array([len(indices) for indices in pool])
+        too_small = np.flatnonzero(counts > sizes)
+        if len(too_small):
+            label = too_small[0]
             raise FedpflError(
-                f"partition=fixed_dirichlet: a client is to have {counts[short[0]]} samples of a class that has "
-                f"{sizes[short[0]]}; lower partition.{key}, or raise partition.alpha"
+                f"partition=fixed_dirichlet: a client is to have {counts[label]} samples of a "
+                f"class that has {sizes[label]}; lower partition.{key}, or raise partition.alpha"
             )
-        chosen = [
-            rng.choice(index, count, replace=False)
-            for index, count in zip(pool, counts, strict=True)
+        drawn = [
+            rng.choice(indices, count, replace=False)
+            for indices, count in zip(pool, counts, strict=True)
         ]
-        return rng.permutation(np.concatenate(chosen)).astype(np.int64)
+        return rng.permutation(np.concatenate(drawn)).astype(np.int64)
 
-    train, test = [], []
+    train = []
+    test = []
     for _ in range(clients):
-        proportions = rng.dirichlet(np.full(kinds, alpha))
-        train.append(drawn(pools[0], allot_counts(proportions, train_samples), "train_samples"))
-        test.append(drawn(pools[1], allot_counts(proportions, test_samples), "test_samples"))
+        proportions = rng.dirichlet(np.full(len(train_pool), alpha))
+        train_counts = allot_counts(proportions, train_samples)
+        test_counts = allot_counts(proportions, test_samples)
+        train.append(draw_samples(train_pool, train_counts, "train_samples"))
+        test.append(draw_samples(test_pool, test_counts, "test_samples"))
     return Partition(tuple(train), tuple(test))
 
 
-# Steps
+# ---- Steps of the schemes
 
 
 def allot_counts(proportions: np.ndarray, total: int) -> np.ndarray:
-    """Return round(total q_c) of each class; the last takes the rest, and if there is none, the
-    largest gives.
+    """Return round(total q_c) of each class; the last takes the rest.
+
+    Where rounding leaves the last less than nothing, the largest class gives.
     """
     counts = np.round(total * proportions).astype(np.int64)
     counts[-1] = total - counts[:-1].sum()
@@ -244,18 +259,26 @@ def _train_and_test_pools(
     rng: np.random.Generator,
     scheme: str,
 ) -> tuple[list[Indices], list[Indices]]:
-    """Training and test samples of each class that has any: the original parts, or a random share
-    of each class.
+    """Return the training and the test samples of each class that has any.
+
+    They are the data set's original parts or, with `test_fraction`, a random share of each class.
     """
-    classes = [index for index in indices_by_class(y) if len(index)]
+    classes = [indices for indices in indices_by_class(y) if len(indices)]
+    train = []
+    test = []
     if test_fraction is not None:
-        shuffled = [(rng.permutation(index), int(test_fraction * len(index))) for index in classes]
-        return [index[cut:] for index, cut in shuffled], [index[:cut] for index, cut in shuffled]
+        for indices in classes:
+            shuffled = rng.permutation(indices)
+            test_size = int(test_fraction * len(indices))
+            train.append(shuffled[test_size:])
+            test.append(shuffled[:test_size])
+        return train, test
     if test_from is None:
         raise FedpflError(
-            f"partition={scheme} splits the data set's original test part, and this one has none; set "
-            "partition.test_fraction to set a share of each class apart"
+            f"partition={scheme} splits the data set's original test part, and this one has none; "
+            "set partition.test_fraction to set a share of each class apart"
         )
-    return [index[index < test_from] for index in classes], [
-        index[index >= test_from] for index in classes
-    ]
+    for indices in classes:
+        train.append(indices[indices < test_from])
+        test.append(indices[indices >= test_from])
+    return train, test

@@ -1,6 +1,4 @@
-"""Schemes over labels alone: Dirichlet skew, the published split, equal parts, shards of few
-classes.
-"""
+"""Schemes over labels alone: Dirichlet skew, the published split, equal parts, few classes."""
 
 from __future__ import annotations
 
@@ -44,38 +42,42 @@ def dirichlet(
     replacement; where a class runs out, p is restricted to the classes left. `min_samples` then
     plays no part.
 
-    Raises: FedpflError if there are too few samples.
+    Raises:
+        FedpflError: If there are too few samples.
     """
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
-        owned = _deal_fixed_sizes(y, clients, alpha, samples_per_client, rng)
-    else:
-        require_enough_samples(len(y), clients, "min_samples", min_samples)
-        owned = _cut_classes(indices_by_class(y), clients, alpha, rng)
-        for index in owned:
-            rng.shuffle(index)  # so that the tail is a random choice
-        sizes = [len(index) for index in owned]
-        owned = _fill_small_clients(owned, min_samples)
-        notes = _describe_repair(sizes, [len(index) for index in owned], min_samples, alpha)
-        return replace(split_clients(owned, test_fraction, rng), notes=notes)
-    return split_clients(owned, test_fraction, rng)
+        holdings = _deal_fixed_sizes(y, clients, alpha, samples_per_client, rng)
+        return split_clients(holdings, test_fraction, rng)
+
+    require_enough_samples(len(y), clients, "min_samples", min_samples)
+    holdings = _cut_classes(indices_by_class(y), clients, alpha, rng)
+    for indices in holdings:
+        rng.shuffle(indices)  # so that the tail, which a client may lose, is a random choice
+    sizes_drawn = [len(indices) for indices in holdings]
+    holdings = _fill_small_clients(holdings, min_samples)
+    sizes = [len(indices) for indices in holdings]
+    notes = _describe_repair(sizes_drawn, sizes, min_samples, alpha)
+    return replace(split_clients(holdings, test_fraction, rng), notes=notes)
 
 
 def _describe_repair(
-    before: list[int], after: list[int], min_samples: int, alpha: float
+    sizes_drawn: list[int], sizes: list[int], min_samples: int, alpha: float
 ) -> tuple[str, ...]:
-    """Return a line on how much of a Dirichlet split was filled up, where that is a tenth of the
-    clients or more.
-    """
-    filled = sum(size < min_samples for size in before)
-    if filled * 10 < len(before):
+    """Return a note on clients that were filled up, where they are a tenth or more."""
+    filled = sum(size < min_samples for size in sizes_drawn)
+    clients = len(sizes_drawn)
+    if filled * 10 < clients:
         return ()
-    moved = sum(max(0, new - old) for old, new in zip(before, after, strict=True)) / sum(before)
+    samples_moved = sum(
+        max(0, size - drawn) for drawn, size in zip(sizes_drawn, sizes, strict=True)
+    )
+    share_moved = samples_moved / sum(sizes_drawn)
     return (
-        f"partition: {filled:,} of {len(before):,} clients had fewer than min_samples={min_samples} by Dir({alpha:g}) "
-        f"and were filled up from the largest ones with {moved:.0%} of all samples: these clients are less skewed; "
-        "lower clients or partition.min_samples",
+        f"partition: {filled:,} of {clients:,} clients had fewer than min_samples={min_samples} by "
+        f"Dir({alpha:g}) and were filled up from the largest ones with {share_moved:.0%} of all "
+        "samples: these clients are less skewed; lower clients or partition.min_samples",
     )
 
 
@@ -89,26 +91,26 @@ def published(
     max_attempts: PositiveInt = 1000,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
-    """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients
-    have `min_samples`.
+    """Repeat the split of the published FedOBP numbers, index for index.
 
-    One legacy NumPy stream (MT19937) serves everything. The order to which a class was shuffled is
-    carried over to the
-    next attempt. Source: the authors' public code, a fork of FL-bench.
+    It is drawn again until all clients have `min_samples`. One legacy NumPy stream (MT19937) serves
+    everything, and the order to which a class was shuffled is carried over to the next attempt.
+    Source: the authors' public code, a fork of FL-bench.
 
-    Raises: FedpflError if there are too few samples, and after `max_attempts` draws.
+    Raises:
+        FedpflError: If there are too few samples, and after `max_attempts` draws.
     """
     require_enough_samples(len(y), clients, "min_samples", min_samples)
     rng = np.random.RandomState(seed)
     classes = indices_by_class(y)
     for attempt in range(1, max_attempts + 1):
-        owned = _cut_classes(classes, clients, alpha, rng)
-        if min(map(len, owned)) >= min_samples:
-            return split_clients(owned, test_fraction, rng, attempt)
+        holdings = _cut_classes(classes, clients, alpha, rng)
+        if min(map(len, holdings)) >= min_samples:
+            return split_clients(holdings, test_fraction, rng, attempt)
     raise FedpflError(
-        f"partition=published found no split in {max_attempts} attempts in which each of clients={clients} has "
-        f"partition.min_samples={min_samples} samples at partition.alpha={alpha}; use partition=dirichlet, which "
-        "always ends"
+        f"partition=published found no split in {max_attempts} attempts in which each of "
+        f"clients={clients} has partition.min_samples={min_samples} samples at "
+        f"partition.alpha={alpha}; use partition=dirichlet, which always ends"
     )
 
 
@@ -120,18 +122,19 @@ def iid(
     samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
-    """Cut a random permutation into parts whose sizes differ by at most one (or are all
-    `samples_per_client`).
+    """Cut a random permutation into parts of `samples_per_client`, or of nearly equal sizes.
 
-    Raises: FedpflError if there are too few samples.
+    Without `samples_per_client` sizes differ by at most one.
+
+    Raises:
+        FedpflError: If there are too few samples.
     """
     if samples_per_client is not None:
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
     rng = np.random.default_rng(seed)
     total = len(y) if samples_per_client is None else clients * samples_per_client
-    return split_clients(
-        np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng
-    )
+    permutation = rng.permutation(len(y))[:total]
+    return split_clients(np.array_split(permutation, clients), test_fraction, rng)
 
 
 def shards(
@@ -143,8 +146,7 @@ def shards(
     samples_per_client: PositiveInt | None = None,
     test_fraction: Fraction = 0.25,
 ) -> Partition:
-    """Make the pathological split: each client holds one shard of each of exactly
-    `classes_per_client` classes.
+    """Make the pathological split: each client holds a shard of `classes_per_client` classes.
 
     In order, each client takes the classes dealt least often so far, ties at random; so two classes
     differ by at most one shard, whatever clients * classes_per_client. Then each class is cut into
@@ -153,7 +155,8 @@ def shards(
     classes_per_client < classes, is left out. With `samples_per_client` each client keeps that
     many, as evenly over its shards as they allow.
 
-    Raises: FedpflError if a class or a client has too few samples.
+    Raises:
+        FedpflError: If a class or a client has too few samples.
     """
     rng = np.random.default_rng(seed)
     classes = [index for index in indices_by_class(y) if len(index)]
@@ -165,92 +168,95 @@ def shards(
     if samples_per_client is not None:
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
 
-    dealt = np.zeros(len(classes), np.int64)
+    # ---- Step 1: each client takes the classes dealt least often so far, ties at random.
+    times_dealt = np.zeros(len(classes), np.int64)
     hands = []
     for _ in range(clients):
-        hand = np.lexsort((rng.random(len(classes)), dealt))[:classes_per_client]
-        dealt[hand] += 1
+        tie_break = rng.random(len(classes))
+        hand = np.lexsort((tie_break, times_dealt))[:classes_per_client]
+        times_dealt[hand] += 1
         hands.append(hand)
 
+    # ---- Step 2: each class is cut into as many shards.
     stacks: list[list[Indices]] = []
-    for index, count in zip(classes, dealt, strict=True):
-        if len(index) < count:
+    for indices, shard_count in zip(classes, times_dealt, strict=True):
+        if len(indices) < shard_count:
             raise FedpflError(
-                f"partition=shards would cut class {y[index[0]]} with {len(index)} samples into {count} shards; "
-                "lower clients or partition.classes_per_client"
+                f"partition=shards would cut class {y[indices[0]]} with {len(indices)} samples "
+                f"into {shard_count} shards; lower clients or partition.classes_per_client"
             )
-        rng.shuffle(index)
-        stacks.append(np.array_split(index, count) if count else [])
+        rng.shuffle(indices)
+        stacks.append(np.array_split(indices, shard_count) if shard_count else [])
 
-    return split_clients(deal_shards(stacks, hands, samples_per_client), test_fraction, rng)
+    holdings = deal_shards(stacks, hands, samples_per_client)
+    return split_clients(holdings, test_fraction, rng)
 
 
-# Steps
+# ---- Steps of the schemes
 
 
 def _cut_classes(
     classes: list[Indices], clients: int, alpha: float, rng: Generator
 ) -> list[Indices]:
-    """One draw: shuffle each class in place, cut it by Dir(alpha) proportions, give piece k to
-    client k.
-    """
+    """Draw once: shuffle each class in place and cut it over the clients by Dir(alpha)."""
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
-    for index in classes:
-        rng.shuffle(index)
-        share = rng.dirichlet(np.full(clients, alpha))
-        if not np.isfinite(
-            share
-        ).all():  # the legacy generator underflows for tiny alpha, whose limit is one client
-            share = np.eye(clients)[rng.choice(clients)]
-        cuts = (np.cumsum(share) * len(index)).astype(int)[:-1]
-        for client, piece in enumerate(np.split(index, cuts)):
+    for indices in classes:
+        rng.shuffle(indices)
+        proportions = rng.dirichlet(np.full(clients, alpha))
+        # The legacy generator underflows for tiny alpha, whose limit is one client.
+        if not np.isfinite(proportions).all():
+            proportions = np.eye(clients)[rng.choice(clients)]
+        cuts = (np.cumsum(proportions) * len(indices)).astype(int)[:-1]
+        for client, piece in enumerate(np.split(indices, cuts)):
             pieces[client].append(piece)
-    return [np.concatenate(piece) for piece in pieces]
+    return [np.concatenate(client_pieces) for client_pieces in pieces]
 
 
-def _fill_small_clients(owned: list[Indices], minimum: int) -> list[Indices]:
-    """Fill clients below `minimum` from the tail of the largest client, which never falls below
-    `minimum` itself.
+def _fill_small_clients(holdings: list[Indices], minimum: int) -> list[Indices]:
+    """Fill clients below `minimum` from the tail of whichever client is the largest.
 
     It ends: while one client is below the minimum, the mean is not (checked before), so the largest
-    is above it.
+    client is above it, and it never falls below it.
     """
-    sizes = np.array([len(index) for index in owned])
-    for client in range(len(owned)):
+    sizes = np.array([len(indices) for indices in holdings])
+    for client in range(len(holdings)):
         while sizes[client] < minimum:
             donor = int(sizes.argmax())
             count = min(minimum - sizes[client], sizes[donor] - minimum)
-            owned[client] = np.concatenate([owned[client], owned[donor][-count:]])
-            owned[donor] = owned[donor][:-count]
+            holdings[client] = np.concatenate([holdings[client], holdings[donor][-count:]])
+            holdings[donor] = holdings[donor][:-count]
             sizes[client] += count
             sizes[donor] -= count
-    return owned
+    return holdings
 
 
 def _deal_fixed_sizes(
     y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """`samples` per client, by class proportions ~ Dir(alpha), restricted to the classes that have
-    samples left.
+    """Deal `samples` to each client by class proportions ~ Dir(alpha).
+
+    The proportions are restricted to the classes that have samples left.
     """
     classes = indices_by_class(y)
-    for index in classes:
-        rng.shuffle(index)
-    left = np.array([len(index) for index in classes])
-    owned = []
+    for indices in classes:
+        rng.shuffle(indices)
+    remaining = np.array([len(indices) for indices in classes])
+    holdings = []
     for _ in range(clients):
-        share = rng.dirichlet(np.full(len(classes), alpha))
-        pieces, need = [], samples
-        while (
-            need
-        ):  # each further pass has exhausted a class, so there are at most `classes` passes
-            share = np.where(left > 0, share, 0.0)
-            if share.sum() <= 0:
-                share = left.astype(float)
-            take = np.minimum(rng.multinomial(need, share / share.sum()), left)
-            for c in np.flatnonzero(take):
-                pieces.append(classes[c][left[c] - take[c] : left[c]])
-            left -= take
-            need -= int(take.sum())
-        owned.append(np.concatenate(pieces))
-    return owned
+        proportions = rng.dirichlet(np.full(len(classes), alpha))
+        pieces = []
+        needed = samples
+        # Each pass but the first has exhausted a class, so there are at most `classes` passes.
+        while needed:
+            proportions = np.where(remaining > 0, proportions, 0.0)
+            if proportions.sum() <= 0:
+                proportions = remaining.astype(float)
+            drawn = rng.multinomial(needed, proportions / proportions.sum())
+            counts = np.minimum(drawn, remaining)
+            for label in np.flatnonzero(counts):
+                end = remaining[label]
+                pieces.append(classes[label][end - counts[label] : end])
+            remaining -= counts
+            needed -= int(counts.sum())
+        holdings.append(np.concatenate(pieces))
+    return holdings
