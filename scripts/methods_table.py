@@ -70,7 +70,9 @@ def counted(name: str) -> tuple[str, ...]:
     )
     state = engine.make_initial_state(method, net, 4, device)
     for cohort in ([0, 1], [0, 1]):
-        state, outcome = engine.play_round(backend, method, federation, state, cohort, local, 0)
+        state, outcome = engine.play_round(
+            engine.RoundSetup(backend, method, federation, local, 0), state, cohort
+        )
     kept = tree.size(state.rows.initial["client"])
     counts = round(outcome.traffic.values_down / 2), round(outcome.traffic.values_up / 2), kept
     return *(f"{count:,}" for count in counts), method.server_sees

@@ -1,5 +1,7 @@
-"""Turns State into State: local training, merging and evaluation of any Method, on interchangeable
-backends.
+"""Turns State into State: local training, merging and evaluation of any Method.
+
+The room knows methods by their hooks, and networks by their traits; it knows no files but those of
+a store, no configuration, no report. `play_round` is where to begin reading.
 """
 
 from fedpfl.engine import measures
@@ -11,7 +13,7 @@ from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts, find_global_dr
 from fedpfl.engine.masks import compare_masks
 from fedpfl.engine.precision_timing import PrecisionTimes, time_precisions
 from fedpfl.engine.protect import make_privacy_state, untrained_upload
-from fedpfl.engine.round import Outcome, play_round
+from fedpfl.engine.round import Outcome, RoundSetup, play_round
 from fedpfl.engine.state import State, count_participants, make_initial_state
 from fedpfl.engine.stopping import Stopping, pick_cohort
 from fedpfl.engine.store import SPARE, Store
@@ -27,6 +29,7 @@ __all__ = [
     "Local",
     "Outcome",
     "PrecisionTimes",
+    "RoundSetup",
     "State",
     "Stopping",
     "Store",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedpfl.data.federation import Federation
-from fedpfl.engine.backends.backend import Backend
-from fedpfl.engine.calls import Participation, TrainCall
+from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.round import (
     Outcome,
+    RoundSetup,
     RoundTraffic,
     TurnLoad,
     count_traffic,
@@ -23,10 +21,9 @@ from fedpfl.engine.round import (
     play_round,
 )
 from fedpfl.engine.state import State
-from fedpfl.engine.stopping import Stopping
 from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
-from fedpfl.methods import Method, Turn
+from fedpfl.methods import Turn
 from fedpfl.system import Device, System
 
 TENTHS = 10
@@ -35,81 +32,147 @@ TENTHS = 10
 
 @dataclass(frozen=True)
 class Clock:
-    """Hold what a run's clients have, by number: a device, and of stragglers the epochs or steps
-    that they train.
+    """Hold the simulated devices of a run's clients.
+
+    Attributes:
+        devices: By client.
+        amounts: Of stragglers, by client, the epochs or steps that they train.
     """
 
     system: System
     devices: Sequence[Device]
     amounts: Mapping[int, int]
 
+    def seconds(self, client: int, flops: float, bits_down: float, bits_up: float) -> float:
+        """Return how long a client takes to download, train and upload."""
+        return self.devices[client].seconds(flops, bits_down, bits_up)
 
-class CohortForecast(NamedTuple):
-    """Tell what becomes of a cohort.
 
-    takes: who takes part, and by which values it trains. late: who was not done in time: left out,
-    or cut short.
-    waits: whether the server waits until the deadline, in vain. sent: to and from those who do not
-    take part.
+@dataclass(frozen=True)
+class ClientLoad:
+    """Hold what a client would compute and move in a round.
+
+    Attributes:
+        flops: By the settings that it may train with.
+        traffic: By field of RoundTraffic.
     """
 
-    takes: dict[int, Local]
+    flops: Mapping[Local, float]
+    traffic: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class CohortForecast:
+    """Hold what becomes of a cohort.
+
+    Attributes:
+        local_by_client: Who takes part, and how it trains.
+        late: Who was not done in time, and is left out or cut short.
+        waits: Whether the server waits until the deadline in vain.
+        lost_traffic: To and from those who do not take part.
+    """
+
+    local_by_client: dict[int, Local]
     late: set[int]
     waits: bool
-    traffic: RoundTraffic
+    lost_traffic: RoundTraffic
+
+
+MeasureLoads = Callable[[list[int], tuple[Local, ...]], list[ClientLoad]]
+"""Returns of some clients what they would compute by each of some settings, and move."""
 
 
 def play_timed_round(
-    clock: Clock,
-    size: int,
-    backend: Backend,
-    method: Method,
-    federation: Federation,
-    state: State,
-    cohort: list[int],
-    local: Local,
-    seed: int,
-    stopping: Stopping | None = None,
+    clock: Clock, size: int, setup: RoundSetup, state: State, cohort: list[int]
 ) -> tuple[State, Outcome, dict[str, Any]]:
-    """Play the next round as `play`, with those of `cohort` that come through; `size` of them end
-    it.
+    """Play the next round with those of a cohort that come through. Takes ownership of `state`.
 
-    Returns also the round's columns: sim_seconds, dropped (how many drawn clients take no part) and
-    late.
+    Args:
+        clock: The clients' devices.
+        size: After how many uploads the server ends the round.
+        setup: What the round is played with.
+        state: The state after the last round.
+        cohort: The clients that were drawn.
+
+    Returns:
+        State and outcome as by `play_round`, and the round's columns: sim_seconds, dropped (how
+        many drawn clients take no part) and late.
     """
-    number, stops = state.round + 1, stopping is not None and bool(state.stopping)
-    draws = Draws(seed, "train", number)
+    # ---- Step 1: who comes through? A dry run tells what each client would compute and move.
+    measure_loads = _dry_run(setup, state)
+    forecast = forecast_cohort(
+        clock=clock,
+        size=size,
+        cohort=cohort,
+        local=setup.local,
+        seed=setup.seed,
+        round_number=state.round + 1,
+        measure_loads=measure_loads,
+    )
 
-    def dry(clients: list[int], counted: tuple[Local, ...]) -> Participation:
-        """Take clients through all but the training."""
-        turn = Turn(clients, trains=False)
-        return backend.participate(
-            TrainCall(method, federation, state, clients, local, draws, False, turn, None, counted)
-        )
-
-    def load(
-        clients: list[int], counted: tuple[Local, ...]
-    ) -> tuple[list[dict[Local, float]], dict[str, Tensor]]:
-        part = dry(clients, counted)
-        moved = tree.fetch(count_traffic(part, state, len(clients), stops))
-        return [dict(zip(counted, row, strict=True)) for row in part.flops.tolist()], moved
-
-    fates = forecast_cohort(clock, size, cohort, local, seed, number, load)
-    if fates.takes:
-        paces = {client: own for client, own in fates.takes.items() if own != local}
-        about = backend, method, federation, state, sorted(fates.takes), local, seed, stopping
-        state, outcome = play_round(*about, paces)
+    # ---- Step 2: they alone play the round.
+    if forecast.local_by_client:
+        local_by_client = {
+            client: local
+            for client, local in forecast.local_by_client.items()
+            if local != setup.local
+        }
+        participants = sorted(forecast.local_by_client)
+        state, outcome = play_round(setup, state, participants, local_by_client)
     else:
-        state, outcome = replace(state, round=number), empty_outcome(dry(cohort[:1], ()).metrics)
-    seconds = math.fsum(max(_seconds(clock, one), default=0.0) for one in outcome.turn_loads)
-    if fates.waits:
+        call = _dry_call(setup, state, cohort[:1], ())
+        metrics = setup.backend.participate(call).metrics
+        state, outcome = replace(state, round=state.round + 1), empty_outcome(metrics)
+
+    # ---- Step 3: each turn lasts as long as its slowest client.
+    turns = [max(_turn_seconds(clock, load), default=0.0) for load in outcome.turn_loads]
+    seconds = math.fsum(turns)
+    if forecast.waits:
         seconds = max(seconds, clock.system.deadline or 0.0)
     columns = {
         "sim_seconds": seconds,
-        "dropped": len(cohort) - len(fates.takes),
-        "late": len(fates.late),
+        "dropped": len(cohort) - len(forecast.local_by_client),
+        "late": len(forecast.late),
     }
-    return state, replace(outcome, traffic=outcome.traffic + fates.traffic), columns
+    traffic = outcome.traffic.plus(forecast.lost_traffic)
+    return state, replace(outcome, traffic=traffic), columns
+
+
+def _dry_call(
+    setup: RoundSetup, state: State, clients: list[int], flop_settings: tuple[Local, ...]
+) -> TrainCall:
+    """Return a call that takes clients through all but the training."""
+    return TrainCall(
+        method=setup.method,
+        federation=setup.federation,
+        state=state,
+        clients=clients,
+        local=setup.local,
+        draws=Draws(setup.seed, "train", state.round + 1),
+        survey=Turn(clients, trains=False),
+        flop_settings=flop_settings,
+    )
+
+
+def _dry_run(setup: RoundSetup, state: State) -> MeasureLoads:
+    """Return a function that finds out what clients would compute and move."""
+    wants_stopping_loss = setup.stopping is not None and bool(state.stopping)
+
+    def measure_loads(clients: list[int], flop_settings: tuple[Local, ...]) -> list[ClientLoad]:
+        call = _dry_call(setup, state, clients, flop_settings)
+        participation = setup.backend.participate(call)
+        traffic = tree.fetch(count_traffic(participation, state, len(clients), wants_stopping_loss))
+        loads = []
+        for row, flops in enumerate(participation.flops.tolist()):
+            loads.append(
+                ClientLoad(
+                    flops=dict(zip(flop_settings, flops, strict=True)),
+                    traffic={name: int(values[row]) for name, values in traffic.items()},
+                )
+            )
+        return loads
+
+    return measure_loads
 
 
 def forecast_cohort(
@@ -118,78 +181,123 @@ def forecast_cohort(
     cohort: Sequence[int],
     local: Local,
     seed: int,
-    number: int,
-    load: Callable[
-        [list[int], tuple[Local, ...]], tuple[list[dict[Local, float]], dict[str, Tensor]]
-    ],
+    round_number: int,
+    measure_loads: MeasureLoads,
 ) -> CohortForecast:
-    """Decide who takes part in round `number`, before anybody trains.
+    """Decide who takes part in a round before anybody trains.
 
-    load: tells of clients the operations by each of some values, and what they move. Downloads and
-    operations are known by then. Uploads count as large as they are before the first step, which is
-    what they are but where training decides what is sent. Nothing is asked where nobody can be
-    late.
+    Downloads and FLOPs are known by then. Uploads count as large as they are before the first step,
+    which is what they are but where training decides what is sent.
+
+    Args:
+        clock: The clients' devices.
+        size: After how many uploads the server ends the round.
+        cohort: The clients that were drawn.
+        local: How a client trains that is no straggler.
+        seed: Of the run.
+        round_number: Of the round that is played next.
+        measure_loads: Is not called where nobody can be late.
     """
     system = clock.system
-    luck = {
-        client: torch.rand(2, generator=generator(seed, "system", number, client)).tolist()
-        for client in cohort
-    }
-    there = [
-        client for client in sorted(cohort) if luck[client][0] < clock.devices[client].availability
+
+    # ---- Who is available, and whose upload gets lost?
+    availability_draws = {}
+    dropout_draws = {}
+    for client in cohort:
+        draws = torch.rand(2, generator=generator(seed, "system", round_number, client))
+        availability_draws[client], dropout_draws[client] = draws.tolist()
+    available = [
+        client
+        for client in sorted(cohort)
+        if availability_draws[client] < clock.devices[client].availability
     ]
-    lost = {client for client in there if luck[client][1] < system.dropout}
-    left = [client for client in there if client not in lost]
-    whole = {client: local.less(clock.amounts.get(client, local.amount)) for client in there}
-    if system.deadline is None and not lost and len(left) <= size:
+    lost = {client for client in available if dropout_draws[client] < system.dropout}
+    remaining = [client for client in available if client not in lost]
+    full_local = {
+        client: local.with_amount(clock.amounts.get(client, local.amount)) for client in available
+    }
+    if system.deadline is None and not lost and len(remaining) <= size:
         return CohortForecast(
-            {client: whole[client] for client in left}, set(), False, RoundTraffic()
+            local_by_client={client: full_local[client] for client in remaining},
+            late=set(),
+            waits=False,
+            lost_traffic=RoundTraffic(),
         )
 
-    counted = _cuts(local, system.late == "partial") | dict.fromkeys(whole.values())
-    operations, moved = load(there, tuple(counted))
-    ends: dict[int, tuple[float, int]] = {}
-    takes: dict[int, Local] = {}
-    for place, client in enumerate(there):
-        down, up = (float(moved[name][place]) for name in ("bits_down", "bits_up"))
-        fits = [own for own in counted if own.amount <= whole[client].amount]
-        for own in sorted(fits, key=lambda own: -own.amount) if client not in lost else ():
-            seconds = clock.devices[client].seconds(operations[place][own], down, up)
-            if system.deadline is None or seconds <= system.deadline:
-                takes[client], ends[client] = own, (seconds, client)
-                break
-            if system.late == "drop":
-                break
-    late = {client for client in left if takes.get(client) != whole[client]}
-    waits = len(takes) < min(size, len(left))
-    first = sorted(takes, key=ends.__getitem__)[:size]
-    sent = RoundTraffic()
-    for place, client in enumerate(there):
-        if client not in first:
-            told = {name: int(moved[name][place]) for name in RoundTraffic._fields}
-            sent += RoundTraffic(
-                **told | ({"values_up": 0, "bits_up": 0} if client in lost else {})
-            )
+    # ---- How much does each finish before the deadline?
+    settings = _partial_settings(local, system.late == "partial")
+    settings |= dict.fromkeys(full_local.values())
+    loads = dict(zip(available, measure_loads(available, tuple(settings)), strict=True))
+    local_by_client: dict[int, Local] = {}
+    seconds_by_client: dict[int, float] = {}
+    for client in remaining:
+        feasible = _feasible_local(clock, client, loads[client], full_local[client])
+        if feasible is not None:
+            local_by_client[client], seconds_by_client[client] = feasible
+
+    # ---- The server takes the first `size` uploads.
+    arrivals = sorted(local_by_client, key=lambda client: (seconds_by_client[client], client))
+    participants = arrivals[:size]
+    cut_short = {
+        client for client in remaining if local_by_client.get(client) != full_local[client]
+    }
     return CohortForecast(
-        {client: takes[client] for client in first}, late | {*takes} - {*first}, waits, sent
+        local_by_client={client: local_by_client[client] for client in participants},
+        late=cut_short | set(arrivals[size:]),
+        waits=len(local_by_client) < min(size, len(remaining)),
+        lost_traffic=_lost_traffic(loads, participants, lost),
     )
 
 
-def _seconds(clock: Clock, load: TurnLoad) -> list[float]:
+def _feasible_local(
+    clock: Clock, client: int, load: ClientLoad, full_local: Local
+) -> tuple[Local, float] | None:
+    """Return the most training that a client finishes in time, and its seconds; None for none."""
+    system = clock.system
+    feasible = [local for local in load.flops if local.amount <= full_local.amount]
+    for local in sorted(feasible, key=lambda local: -local.amount):
+        bits_down = float(load.traffic["bits_down"])
+        bits_up = float(load.traffic["bits_up"])
+        seconds = clock.seconds(client, load.flops[local], bits_down, bits_up)
+        if system.deadline is None or seconds <= system.deadline:
+            return local, seconds
+        if system.late == "drop":
+            return None
+    return None
+
+
+def _lost_traffic(
+    loads: Mapping[int, ClientLoad], participants: list[int], lost: set[int]
+) -> RoundTraffic:
+    """Add up what travelled to and from clients that do not take part; lost ones sent nothing."""
+    total = RoundTraffic()
+    for client, load in loads.items():
+        if client in participants:
+            continue
+        counts = dict(load.traffic)
+        if client in lost:
+            counts |= {"values_up": 0, "bits_up": 0}
+        total = total.plus(RoundTraffic(**counts))
+    return total
+
+
+def _turn_seconds(clock: Clock, load: TurnLoad) -> list[float]:
     """Return how long each client of a turn takes."""
-    own = load.operations[:, 0], load.moved["bits_down"], load.moved["bits_up"]
-    counts = zip(load.clients, *(each.tolist() for each in own), strict=True)
-    return [clock.devices[client].seconds(*each) for client, *each in counts]
+    flops = load.flops[:, 0].tolist()
+    bits_down = load.traffic["bits_down"].tolist()
+    bits_up = load.traffic["bits_up"].tolist()
+    return [
+        clock.seconds(client, flops[row], bits_down[row], bits_up[row])
+        for row, client in enumerate(load.clients)
+    ]
 
 
-def _cuts(local: Local, partial: bool) -> dict[Local, None]:
-    """Return the values by which a client that has less time might train: whole epochs, or tenths
-    of the steps.
-    """
+def _partial_settings(local: Local, is_partial: bool) -> dict[Local, None]:
+    """Return how a client with less time may train: by whole epochs, or tenths of the steps."""
+    if not is_partial:
+        return {}
     most = local.amount
-    amounts = (
-        range(1, most + 1)
-        if local.epochs
-        else {-(-most * part // TENTHS) for part in range(1, TENTHS + 1)}
-    )
-    return {local.less(amount): None for amount in (amounts if partial else ())}
+    amounts: Iterable[int] = range(1, most + 1)
+    if not local.epochs:
+        amounts = {-(-most * part // TENTHS) for part in range(1, TENTHS + 1)}
+    return {local.with_amount(amount): None for amount in amounts}

@@ -1,4 +1,4 @@
-"""Accuracies from tallies."""
+"""Accuracies from test results."""
 
 from __future__ import annotations
 
@@ -10,48 +10,45 @@ from fedpfl.ground.decile import worst_decile_size
 
 
 def pooled_accuracy(counts: Counts) -> float | None:
-    """Percent correct over all test samples of all clients together; None without samples."""
+    """Return the percent correct over all clients' samples together; None without samples."""
     total = int(counts.total.sum())
     return 100 * int(counts.correct.sum()) / total if total else None
 
 
 def summarize_accuracy(counts: Counts) -> dict[str, float | None]:
-    """Percentages: `accuracy` (mean over clients), `accuracy_pooled`, `accuracy_std` (population,
-    over clients), `accuracy_worst10` (mean of the worst tenth of the clients, at least one); `loss`
-    is the pooled mean cross-entropy.
+    """Return the accuracy over clients in several ways, in percent, the loss, and the measures.
 
-    Measures are means over the clients of which they are defined. Clients without test samples do
-    not count; None where nobody has any.
+    Clients without test samples do not count; all values are None where nobody has any. Measures
+    are means over the clients of which they are defined.
+
+    Returns:
+        `accuracy` (mean over clients), `accuracy_pooled`, `accuracy_std` (population, over
+        clients), `accuracy_worst10` (mean of the worst tenth of the clients, at least one), `loss`
+        (pooled mean cross-entropy), and each measure by name.
     """
-    tested = counts.total > 0
-    if not bool(tested.any()):
-        names = (
-            "accuracy",
-            "accuracy_pooled",
-            "accuracy_std",
-            "accuracy_worst10",
-            "loss",
-            *counts.measures,
-        )
-        return dict.fromkeys(names)
-    each = 100 * counts.correct[tested].double() / counts.total[tested]
-    worst = each.sort().values[: worst_decile_size(len(each))]
+    has_samples = counts.total > 0
+    if not bool(has_samples.any()):
+        names = ["accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss"]
+        return dict.fromkeys([*names, *counts.measures])
+    accuracies = 100 * counts.correct[has_samples].double() / counts.total[has_samples]
+    worst = accuracies.sort().values[: worst_decile_size(len(accuracies))]
+    measures = {
+        name: mean_of_defined(100 * shares.double()) for name, shares in counts.measures.items()
+    }
     return {
-        "accuracy": float(each.mean()),
+        "accuracy": float(accuracies.mean()),
         "accuracy_pooled": pooled_accuracy(counts),
-        "accuracy_std": float(each.std(correction=0)),
+        "accuracy_std": float(accuracies.std(correction=0)),
         "accuracy_worst10": float(worst.mean()),
         "loss": float(counts.loss.double().sum() / counts.total.sum()),
-        **{
-            name: mean_of_defined(100 * shares.double()) for name, shares in counts.measures.items()
-        },
+        **measures,
     }
 
 
 def mean_of_defined(values: Tensor) -> float | None:
     """Return the mean of what is no nan, None without any."""
-    known = values[~values.isnan()]
-    return float(known.mean()) if len(known) else None
+    defined = values[~values.isnan()]
+    return float(defined.mean()) if len(defined) else None
 
 
 def accuracy_per_client(counts: Counts) -> dict[str, list[float]]:
@@ -60,25 +57,28 @@ def accuracy_per_client(counts: Counts) -> dict[str, list[float]]:
     They are nan without test samples, where the model is not finite, and where a measure is
     undefined.
     """
-    known = (counts.total > 0) & counts.loss.isfinite()
-    own = {"accuracy": 100 * counts.correct.double() / counts.total}
-    own |= {name: 100 * shares.double() for name, shares in counts.measures.items()}
-    return {name: torch.where(known, values, torch.nan).tolist() for name, values in own.items()}
+    is_valid = (counts.total > 0) & counts.loss.isfinite()
+    columns = {"accuracy": 100 * counts.correct.double() / counts.total}
+    columns |= {name: 100 * shares.double() for name, shares in counts.measures.items()}
+    return {
+        name: torch.where(is_valid, values, torch.nan).tolist() for name, values in columns.items()
+    }
 
 
 def cross_client_accuracy(counts: Counts) -> tuple[Tensor, Tensor]:
-    """Return how each model does on each one's test samples, `[clients, others]`, and on all of
-    them, `[clients]`.
+    """Return the accuracy of each client's model on each client's test samples, and on all.
 
-    counts: `[clients, others]`. In percent; nan for others without test samples, and where a model
-    is not finite.
+    Args:
+        counts: Of clients by clients, `[clients, others]`.
+
+    Returns:
+        Percent `[clients, others]` and over all samples `[clients]`; nan for others without test
+        samples, and where a model is not finite.
     """
     correct = torch.where(counts.loss.isfinite(), counts.correct.double(), torch.nan)
     return 100 * correct / counts.total, 100 * correct.sum(1) / counts.total.sum(1)
 
 
 def non_finite_clients(counts: Counts) -> list[int]:
-    """Return the positions of clients whose model gave logits that are not finite: their
-    predictions mean nothing.
-    """
+    """Return the positions of clients whose predictions mean nothing: their logits are not finite."""
     return (~counts.loss.isfinite()).nonzero().flatten().tolist()

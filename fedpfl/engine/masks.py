@@ -1,4 +1,4 @@
-"""How clients' masks lie to each other after a run."""
+"""Comparison of clients' masks after a run."""
 
 from __future__ import annotations
 
@@ -15,52 +15,47 @@ from fedpfl.ground import tree
 from fedpfl.methods import Method
 
 MOST = 100
-"""Clients that are compared; of more, those with the lowest numbers."""
+"""How many clients are compared at most: those with the lowest numbers."""
 EXACT = 2**24
-"""Up to which float32 counts exactly."""
+"""Up to which number float32 counts exactly."""
 
 
 def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
-    """Compare the masks of the clients that took part; None where the method has none, or there are
-    no clients.
+    """Compare the masks of the clients that took part. All processes must call it.
 
-    clients: their numbers, at most MOST. tensors: by name its `entries`; `held`, how many of them
-    0, 1, ... clients hold; `both`, how many clients i and j both hold, `[clients, clients]`. All
-    processes must call it.
+    Returns:
+        `clients`, their numbers, at most MOST, and `tensors`, by name: `entries`; `held`, how many
+        entries 0, 1, ... clients hold; `both`, how many clients i and j both hold, `[clients,
+        clients]`. None where the method has no masks, or nobody took part.
     """
     if type(method).masks is Method.masks:
         return None
-    hooks = with_hook_checks(method)
+    checked_method = with_hook_checks(method)
+    local_masks = []
     with track_global_draws(method, "masks", state.round):
-        own = [
-            {
-                "who": torch.tensor(client),
-                "masks": tree.to(hooks.masks(state.server, state.client(client)), "cpu"),
-            }
-            for client in state.rows.written[:MOST]
-        ]
-    found = {
-        int(one["who"]): one["masks"] for one in (ranks.collect(own) if state.rows.mine else own)
-    }
-    clients = sorted(found)[:MOST]
+        for client in state.rows.stored_clients[:MOST]:
+            masks = checked_method.masks(state.server, state.client(client))
+            local_masks.append({"client": torch.tensor(client), "masks": tree.to(masks, "cpu")})
+    all_masks = ranks.collect(local_masks) if state.rows.is_stored_here else local_masks
+    masks_by_client = {int(row["client"]): row["masks"] for row in all_masks}
+    clients = sorted(masks_by_client)[:MOST]
     if not clients:
         return None
-    names = found[clients[0]]
-    tensors = {
-        name: _told(torch.stack([found[client][name].flatten() for client in clients]))
-        for name in names
-    }
+    tensors = {}
+    for name in masks_by_client[clients[0]]:
+        rows = [masks_by_client[client][name].flatten() for client in clients]
+        tensors[name] = _count_shared_entries(torch.stack(rows))
     return {"clients": clients, "tensors": tensors}
 
 
-def _told(mask: Tensor) -> dict[str, Any]:
-    """Return what masks.json says of a tensor's masks, `[clients, entries]`."""
-    held, both = (
-        torch.zeros(len(mask) + 1, dtype=torch.int64),
-        torch.zeros(len(mask), len(mask), dtype=torch.int64),
-    )
-    for part in mask.split(max(1, EXACT // len(mask)), 1):
-        numbers = part.float()
-        held += numbers.sum(0).long().bincount(minlength=len(held))
-        both += (numbers @ numbers.T).long()
-    return {"entries": mask.shape[1], "held": held.tolist(), "both": both.tolist()}
+def _count_shared_entries(mask: Tensor) -> dict[str, Any]:
+    """Return the counts in masks.json of one tensor's masks, `[clients, entries]`."""
+    clients, entries = mask.shape
+    held = torch.zeros(clients + 1, dtype=torch.int64)
+    both = torch.zeros(clients, clients, dtype=torch.int64)
+    # Piece by piece, so that sums of float32 stay exact.
+    for piece in mask.split(max(1, EXACT // clients), 1):
+        flags = piece.float()
+        held += flags.sum(0).long().bincount(minlength=len(held))
+        both += (flags @ flags.T).long()
+    return {"entries": entries, "held": held.tolist(), "both": both.tolist()}

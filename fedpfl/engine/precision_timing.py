@@ -1,9 +1,9 @@
-"""Whether bf16 is faster than fp32 on this CPU: one step each way is timed, and nothing is decided."""
+"""Whether bf16 is faster than fp32 on this CPU: one step each way is timed, nothing is decided."""
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,9 @@ TRIES = 10  # steps each way, of which the fastest counts
 SAME = 1.1  # times the seconds, within which one way is as good as the other
 
 
-class PrecisionTimes(NamedTuple):
-    """Hold the seconds that a step of so many samples takes each way: forward and backward on one
-    client's batch.
-    """
+@dataclass(frozen=True)
+class PrecisionTimes:
+    """Hold the seconds of a step, forward and backward on one client's batch, by precision."""
 
     samples: int
     bf16: float
@@ -34,55 +33,72 @@ class PrecisionTimes(NamedTuple):
 
     @property
     def pays(self) -> bool:
-        """Tell whether bf16 is no slower than fp32."""
+        """Return whether bf16 is no slower than fp32."""
         return self.bf16 <= SAME * self.fp32
 
     def __str__(self) -> str:
         """Return it as a line."""
-        faster = "bf16 is faster" if SAME * self.bf16 < self.fp32 else "one is as fast as the other"
-        faster = faster if self.pays else "fp32 is faster"
-        took = f"{1000 * self.bf16:.3g} ms in bf16, {1000 * self.fp32:.3g} ms in fp32"
-        return f"a step of {self.samples} samples takes {took}: {faster} here"
+        if SAME * self.bf16 < self.fp32:
+            verdict = "bf16 is faster"
+        elif self.pays:
+            verdict = "one is as fast as the other"
+        else:
+            verdict = "fp32 is faster"
+        times = f"{1000 * self.bf16:.3g} ms in bf16, {1000 * self.fp32:.3g} ms in fp32"
+        return f"a step of {self.samples} samples takes {times}: {verdict} here"
 
 
 def time_precisions(
-    engine: Engine, on: torch.device, net: Net, federation: Federation, batch_size: int
+    engine: Engine, device: torch.device, net: Net, federation: Federation, batch_size: int
 ) -> PrecisionTimes | None:
     """Time a step in bf16 and in fp32, for a run in bf16 on a CPU; None for others.
 
     Where a step of `batch_size` samples would be slow fewer are taken, so that all ends within a
-    second. Generators of the process are left as they were. What fails here fails again, in words,
-    in the first round.
+    second. Generators of the process are left as they were. What fails here fails again, with an
+    explanation, in the first round.
     """
-    if on.type != "cpu" or engine.precision != "bf16":
+    if device.type != "cpu" or engine.precision != "bf16":
         return None
     client = int(federation.train_sizes.argmax())
     data = gather_data(federation, federation.train[client][:batch_size])
-    began, few, tries = time.perf_counter(), min(2, len(data.y)), TRIES
+    start_time = time.perf_counter()
+    samples = min(2, len(data.y))
     with seeded_by_key("pace"):
         try:
-            net, params = net.copy(), tree.map(working_copy, net.params)
-            _timed(net, params, data, few)  # the first step of a process takes longer
-            samples, best = few, _timed(net, params, data, few)
-            room = BUDGET - (time.perf_counter() - began)
-            affordable = min(len(data.y), int(room / sum(best.values()) * few))
-            if affordable > few:
-                samples, best = affordable, _timed(net, params, data, affordable)
-            while (tries := tries - 1) and time.perf_counter() - began < BUDGET / 2:
-                again = _timed(net, params, data, samples)
-                best = {way: min(best[way], again[way]) for way in best}
+            net = net.copy()
+            params = tree.map(working_copy, net.params)
+            # The first step of a process takes longer, so it does not count.
+            _time_step(net, params, data, samples)
+            best = _time_step(net, params, data, samples)
+
+            # ---- As many samples as the budget allows
+            remaining = BUDGET - (time.perf_counter() - start_time)
+            affordable = min(len(data.y), int(remaining / sum(best.values()) * samples))
+            if affordable > samples:
+                samples = affordable
+                best = _time_step(net, params, data, samples)
+
+            # ---- The fastest of several tries
+            tries = TRIES - 1
+            while tries and time.perf_counter() - start_time < BUDGET / 2:
+                again = _time_step(net, params, data, samples)
+                best = {name: min(best[name], again[name]) for name in best}
+                tries -= 1
         except Exception:
             return None
     return PrecisionTimes(samples, **best)
 
 
-def _timed(net: Net, params: Tree, data: Data, samples: int) -> dict[str, float]:
-    """Return the seconds of a step each way, with the first of the samples."""
-    seconds, leaves = {}, [leaf.requires_grad_() for leaf in tree.leaves(params)]
-    for way in ("bf16", "fp32"):
-        began, bound = time.perf_counter(), net.bind({"main": net.buffers}, training=True)
-        with torch.autocast("cpu", torch.bfloat16, way == "bf16"):
-            loss = F.cross_entropy(bound(params, data.x[:samples]), data.y[:samples])
+def _time_step(net: Net, params: Tree, data: Data, samples: int) -> dict[str, float]:
+    """Return the seconds of a step with the first samples, by precision."""
+    leaves = [leaf.requires_grad_() for leaf in tree.leaves(params)]
+    seconds = {}
+    for name in ("bf16", "fp32"):
+        start_time = time.perf_counter()
+        bound = net.bind({"main": net.buffers}, training=True)
+        with torch.autocast("cpu", torch.bfloat16, name == "bf16"):
+            logits = bound(params, data.x[:samples])
+            loss = F.cross_entropy(logits, data.y[:samples])
         torch.autograd.grad(loss, leaves, allow_unused=True)
-        seconds[way] = time.perf_counter() - began
+        seconds[name] = time.perf_counter() - start_time
     return seconds

@@ -1,15 +1,14 @@
-"""What of a cohort's uploads the server sees under privacy: as if a trusted party had clipped them
-and added noise.
-"""
+"""Uploads as the server of a private run sees them: clipped, with noise, by a trusted party."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
@@ -17,11 +16,14 @@ from fedpfl.methods import Method
 from fedpfl.privacy import Account, Secret, noise, protected
 
 
-class ProtectedUploads(NamedTuple):
-    """Hold uploads whose mean is what the server may see, how they were made, and what is noted of
-    each client.
+@dataclass(frozen=True)
+class ProtectedUploads:
+    """Hold uploads whose mean is what the server may see, and how they were made.
 
-    state: `State.privacy` after the round. metrics: `[cohort]`.
+    Attributes:
+        uploads: Stacked, `[cohort, ...]`.
+        state: `State.privacy` after the round.
+        metrics: What is recorded of each client, `[cohort]`.
     """
 
     uploads: Tree
@@ -30,7 +32,7 @@ class ProtectedUploads(NamedTuple):
 
 
 def make_privacy_state(account: Account | None, device: torch.device) -> dict[str, Tensor]:
-    """Return `State.privacy` before round 1: the bound on updates where it moves."""
+    """Return `State.privacy` before round 1: the clipping bound where it adapts."""
     if account is None or account.privacy.quantile is None:
         return {}
     return {"clip": torch.tensor(account.privacy.clip, dtype=torch.float64, device=device)}
@@ -39,58 +41,76 @@ def make_privacy_state(account: Account | None, device: torch.device) -> dict[st
 def protect_uploads(
     account: Account,
     method: Method,
-    state: tuple[Tree, dict[str, Tree], Tree],
-    own: dict[str, Tensor],
+    state: State,
     uploads: Tree | None,
     secret: Secret,
-    number: int,
 ) -> ProtectedUploads:
-    """Protect the uploads of a cohort `[cohort, ...]`. Each is shifted by the same noise, so that
-    their mean is, too.
+    """Clip a cohort's uploads and shift each by the same noise, so that their mean has it too.
 
-    state: the server's state, a client's initial one, and statistics, as `reference` takes them.
-    own: State.privacy.
-    uploads: None where nobody was drawn, as Poisson's rule may have it: then of one client that
-    changes nothing.
-    secret: from which the noise of round `number` is drawn.
+    Args:
+        account: How private the run is.
+        method: Whose upload without training is the centre of clipping.
+        state: The state before the round.
+        uploads: Stacked uploads `[cohort, ...]`. None where Poisson's rule drew nobody: then that
+            of one client which changes nothing.
+        secret: What the round's noise is drawn from.
     """
-    privacy, known = account.privacy, untrained_upload(method, *state)
-    device, present = tree.leaves(known)[0].device, 0
+    privacy = account.privacy
+    round_number = state.round + 1
+    initial = state.rows.initial
+    statistics = {**state.server_buffers, **initial["buffers"]}
+    center = untrained_upload(method, state.server, initial["client"], statistics)
+    device = tree.leaves(center)[0].device
     if uploads is None:
-        uploads = tree.stack([known])
+        uploads = tree.stack([center])
+        present = 0
     else:
         present = len(tree.leaves(uploads)[0])
-    at_first = math.inf if privacy.clip is None else privacy.clip
-    clip = own.get("clip", torch.tensor(at_first, dtype=torch.float64, device=device))
+
+    # ---- Clip
+    initial_clip = math.inf if privacy.clip is None else privacy.clip
+    clip = state.privacy.get("clip")
+    if clip is None:
+        clip = torch.tensor(initial_clip, dtype=torch.float64, device=device)
     # Poisson's mean divides by how many are expected: how many came would tell on them.
     divisor = present if privacy.sampling == "fixed" else account.cohort
-    uploads, bound = protected(uploads, known, clip, present / divisor)
+    uploads, bound = protected(uploads, center, clip, present / divisor)
+
+    # ---- Add noise
     if account.noise:
         deviation = account.noise * float(clip) / divisor
-        uploads = tree.map(torch.add, uploads, noise(known, deviation, secret, number))
+        round_noise = noise(center, deviation, secret, round_number)
+        uploads = tree.map(torch.add, uploads, round_noise)
+
+    # ---- Move the bound towards the quantile of the norms
     metrics = {"clipped_share": bound.clipped.double(), "update_norm": bound.norms}
+    privacy_state = state.privacy
     if privacy.quantile is not None:
         metrics["clip"] = clip.expand_as(bound.norms)
-        short = (
-            (~bound.clipped).double().sum()
-            if present
-            else torch.zeros((), dtype=torch.float64, device=device)
-        )
-        centred = short - present / 2
-        spread = account.count_noise * float(secret.draw_normal(1, "count", number)[0])
-        share = (centred + spread) / account.cohort + 0.5
-        own = {"clip": clip * torch.exp(-privacy.rate * (share - privacy.quantile))}
-    return ProtectedUploads(uploads, own, metrics)
+        unclipped = torch.zeros((), dtype=torch.float64, device=device)
+        if present:
+            unclipped = (~bound.clipped).double().sum()
+        centered = unclipped - present / 2
+        count_noise = account.count_noise * float(secret.draw_normal(1, "count", round_number)[0])
+        unclipped_share = (centered + count_noise) / account.cohort + 0.5
+        factor = torch.exp(-privacy.rate * (unclipped_share - privacy.quantile))
+        privacy_state = {"clip": clip * factor}
+    return ProtectedUploads(uploads=uploads, state=privacy_state, metrics=metrics)
 
 
 def untrained_upload(
     method: Method, server: Tree, client: dict[str, Tree], statistics: Tree
 ) -> Tree:
-    """Return what a client that never took part would upload if it did not train: whoever knows the
-    server knows it.
+    """Return what a first-time client would upload if it did not train, as the server can tell.
 
-    client: a client's initial state. Raises FedpflError where an upload holds more than what
-    training moves.
+    Args:
+        method: Whose hooks make the upload.
+        server: The server's tree.
+        client: A client's initial state.
+        statistics: BatchNorm statistics by model role.
+
+    Raises:
+        FedpflError: An upload holds more than what training moves.
     """
     device = tree.leaves({"server": server, **client})[0].device
     no = torch.zeros((), dtype=torch.bool, device=device)
@@ -103,22 +123,23 @@ def untrained_upload(
     }
     name = type(method).__name__
     try:
-        entered = {**method.prepare(server, {**client, **facts}), **facts}
-        start = method._begin(server, entered)
-        upload = method.finish(server, entered, start, start)[0]
+        client_state = {**method.prepare(server, {**client, **facts}), **facts}
+        start = method._begin(server, client_state)
+        upload = method.finish(server, client_state, start, start)[0]
     except KeyError as error:
         raise FedpflError(
-            f"privacy=client: what clients of {name} send up holds more than what training moves ({error.args[0]} is "
-            "found out from their samples), and nobody knows what an upload without training would be"
+            f"privacy=client: what clients of {name} send up holds more than what training moves "
+            f"({error.args[0]} is found out from their samples), and nobody knows what an upload "
+            "without training would be"
         ) from None
     leaves = tree.leaves(upload)
     if not leaves:
         raise FedpflError(
-            f"privacy=client: clients of {name} send nothing up, so that there is nothing to protect"
+            f"privacy=client: clients of {name} send nothing up, so that there is nothing to "
+            "protect"
         )
-    if any(isinstance(part, tuple) for part in (upload, *upload.values())) or not all(
-        leaf.is_floating_point() for leaf in leaves
-    ):
+    is_marked = any(isinstance(part, tuple) for part in (upload, *upload.values()))
+    if is_marked or not all(leaf.is_floating_point() for leaf in leaves):
         raise FedpflError(
             f"privacy=client: clients of {name} send up more than numbers that can be averaged"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Backend, reproducible_arithmetic
@@ -16,8 +16,11 @@ from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.protect import ProtectedUploads, protect_uploads
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping, update_stopping
-from fedpfl.engine.training.hook_checks import describe_form_change, with_hook_checks
-from fedpfl.engine.training.hook_checks import persistent_entries as named
+from fedpfl.engine.training.hook_checks import (
+    describe_form_change,
+    persistent_entries,
+    with_hook_checks,
+)
 from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
@@ -34,32 +37,40 @@ class RoundTraffic(NamedTuple):
     bits_down: int = 0
     bits_up: int = 0
 
-    def __add__(self, other: tuple[int, ...]) -> RoundTraffic:  # type: ignore[override]
-        """Add up what was sent at two times."""
+    def plus(self, other: RoundTraffic) -> RoundTraffic:
+        """Return the sum of both."""
         return RoundTraffic(*map(sum, zip(self, other, strict=True)))
 
 
-class TurnLoad(NamedTuple):
-    """Hold what each client of a turn has computed, `[clients, 1]`, and moved, `[clients]` by
-    fields of Sent.
+@dataclass(frozen=True)
+class TurnLoad:
+    """Hold what each client of a turn computed and moved.
+
+    Attributes:
+        flops: FLOPs of each client's training, `[clients, 1]`.
+        traffic: By field of RoundTraffic, `[clients]`.
     """
 
     clients: list[int]
-    operations: Tensor
-    moved: dict[str, Tensor]
+    flops: Tensor
+    traffic: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tell what happened in a round: the cohort evaluated before and after local training, losses,
-    traffic, metrics.
+    """Report a round: the cohort before and after local training, losses, traffic, metrics.
 
-    cohort: who took part.
-    trained: whether a client has ever made a step, `[cohort]`.
-    finite: whether a client's losses and everything it brought back are finite, `[cohort]`.
-    sound: whether all of the state is finite that the round has changed.
-    loss: `[cohort]`. metrics: means over the cohort. sent: of the whole round. loads: of its turns,
-    if asked for.
+    Attributes:
+        cohort: Who took part, ascending; rows `[cohort]` are in this order.
+        before: Evaluation before local training.
+        after: Evaluation after local training.
+        loss: Mean training loss, `[cohort]`.
+        trained: Whether a client has ever made a step, `[cohort]`.
+        finite: Whether a client's losses and everything it brought back are finite, `[cohort]`.
+        state_is_finite: Whether all of the state is finite that the round has changed.
+        traffic: Of the whole round.
+        metrics: The method's own metrics, means over the cohort.
+        turn_loads: What clients computed and moved in each turn, where that was asked for.
     """
 
     cohort: list[int]
@@ -74,329 +85,492 @@ class Outcome:
     turn_loads: list[TurnLoad] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class RoundSetup:
+    """Hold what a round is played with: everything but the state and the cohort.
+
+    Attributes:
+        local: How clients train in this round.
+        stopping: Early stopping of clients.
+        account: Account of a private run: the server then sees noise on the uniform mean of clipped
+            uploads, and no more.
+        secret: What that noise is drawn from.
+    """
+
+    backend: Backend
+    method: Method
+    federation: Federation
+    local: Local
+    seed: int
+    stopping: Stopping | None = None
+    account: Account | None = None
+    secret: Secret | None = None
+
+
+@dataclass(frozen=True)
+class _TrainedTurn:
+    """Hold a turn whose clients have trained, until the server has learnt from it.
+
+    Attributes:
+        clients: The clients that answered.
+        weights: The share of each client in an average, `[clients]`.
+    """
+
+    turn: Turn
+    clients: list[int]
+    participation: Participation
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class _TurnResult:
+    """Keep what the outcome needs of a turn.
+
+    Attributes:
+        rows: Stacked results of the clients, by field of Outcome; None of a survey.
+        changed_trees: Client states and statistics that the turn has written.
+    """
+
+    load: TurnLoad
+    rows: dict[str, Tree] | None
+    changed_trees: list[Tree]
+
+
 def play_round(
-    backend: Backend,
-    method: Method,
-    federation: Federation,
+    setup: RoundSetup,
     state: State,
     cohort: list[int],
-    local: Local,
-    seed: int,
-    stopping: Stopping | None = None,
-    paces: Mapping[int, Local] | None = None,
-    account: Account | None = None,
-    secret: Secret | None = None,
+    local_by_client: Mapping[int, Local] | None = None,
 ) -> tuple[State, Outcome]:
-    """Play the next round with `cohort`. The given state is used up: its clients' rows are
-    overwritten in place.
+    """Play the next round with a cohort. Takes ownership of `state`: its rows change in place.
 
-    paces: by what clients train in place of `local`, if by something else; given, be it empty,
-    operations are counted.
-    account: of privacy; the server then sees noise on the uniform mean of clipped uploads, and no
-    more. secret: from which that noise is drawn.
+    Args:
+        setup: What the round is played with.
+        state: The state after the last round.
+        cohort: The clients that take part, in any order.
+        local_by_client: How single clients train, in place of `setup.local`. If given, be it empty,
+            FLOPs are counted.
     """
-    number, cohort = state.round + 1, sorted(cohort)
-    if account and not cohort:
-        return _play_without_cohort(
-            backend=backend,
-            method=method,
-            federation=federation,
-            state=state,
-            local=local,
-            seed=seed,
-            account=account,
-            secret=secret,
-        )
-    stopping = stopping if state.stopping else None
-    sent, parts, order, kept, spent = [], [], list[int](), [], []
-    looked_at, random = (
-        with_hook_checks(method, None, state.rows.initial["client"]),
-        generator(seed, "aggregate", number),
-    )
-    hooks = method if state.round else looked_at
-    with track_global_draws(method, seed, "turns", number, "process"):
-        turns = looked_at.turns(
-            state.round, cohort, federation.clients, generator(seed, "turns", number)
-        )
-    if account and not _is_one_release(turns, cohort):
-        raise FedpflError(
-            f"privacy=client keeps account of one turn of a round's cohort, and turns of {type(method).__name__} are "
-            "others"
-        )
-    for turn in turns:
-        stops = stopping is not None and not turn.survey
-        draws = Draws(seed, "gather" if turn.survey else "train", number)
-        call = TrainCall(
-            method,
-            federation,
-            state,
-            turn.clients,
-            local,
-            draws,
-            stops,
-            turn if turn.survey else None,
-        )
-        part = backend.participate(call) if paces is None else _paced(backend, call, paces)
-        clients = (
-            part.client_ids.tolist() if len(part.client_ids) < len(turn.clients) else turn.clients
-        )  # who has answered
-        sent.append(count_traffic(part, state, len(clients), stops))
-        spent.append((clients, part.flops))
+    cohort = sorted(cohort)
+    if setup.account and not cohort:
+        return _play_round_without_cohort(setup, state)
 
-        samples = federation.train_sizes[clients].double()
-        weight = tree.send((samples / samples.sum()).float(), federation.x.device)
-        if account:
-            part, state, weight = _private(account, method, state, part, secret)
-        with (
-            track_global_draws(method, seed, "aggregate", number, "process"),
-            reproducible_arithmetic(federation.x.device, backend.engine.precision),
-        ):
-            if turn.survey:
-                server, own = turn.survey(state.server, state.client(clients), part.uploads)
-            else:
-                facts = {
-                    **state.facts(clients),
-                    "trained": part.trained,
-                    "statistics": part.buffers,
-                }
-                own, net = {**part.client_states, **facts}, backend.net.bind(state.server_buffers)
-                server, own = hooks.aggregate(state.server, own, net, part.uploads, weight, random)
-        own = named(own, state.rows.initial["client"])
-        _keep_form(
-            method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state
+    # ---- Step 1: who trains with whom? Most methods answer with one turn of the whole cohort.
+    turns = _choose_turns(setup, state, cohort)
+    aggregate_generator = generator(setup.seed, "aggregate", state.round + 1)
+    results: list[_TurnResult] = []
+    for turn in turns:
+        # ---- Step 2: the turn's clients train. A survey only gathers: it is no participation.
+        trained = _train_turn(setup, state, turn, local_by_client)
+        load = TurnLoad(
+            clients=trained.clients,
+            flops=trained.participation.flops,
+            traffic=_traffic_per_client(setup, state, trained),
         )
-        state.rows.put_(clients, {"client": own})
+
+        # ---- Step 3: in a private run the server sees only the noised mean of clipped uploads.
+        if setup.account:
+            trained, state = _protect_turn(setup, setup.account, state, trained)
+
+        # ---- Step 4: the server learns from the uploads, and clients keep what the method lets
+        # them keep.
+        server, client_states = _aggregate_turn(setup, state, trained, aggregate_generator)
+        state.rows.put_(trained.clients, {"client": client_states})
         state = replace(state, server=server)
         if turn.survey:
+            results.append(_TurnResult(load=load, rows=None, changed_trees=[]))
             continue
 
-        state = _noted(state, part, clients, weight)
-        kept += [own, tree.select(part.buffers, state.rows.initial["buffers"])]
-        if stopping:
-            state = replace(
-                state, stopping=update_stopping(stopping, state, federation, clients, part)
+        # ---- Step 5: statistics and early stopping follow those who took part.
+        state = _store_statistics(state, trained)
+        if setup.stopping and state.stopping:
+            stopped = update_stopping(
+                stopping=setup.stopping,
+                state=state,
+                federation=setup.federation,
+                clients=trained.clients,
+                participation=trained.participation,
             )
-        parts.append({**part._asdict(), "finite": _finite(part)})
-        order += clients
+            state = replace(state, stopping=stopped)
+        results.append(_make_turn_result(state, trained, load, client_states))
 
-    sound = _all_finite([state.server, state.server_buffers, *kept])
-    loads = [TurnLoad(*own, moved) for own, moved in zip(spent, sent, strict=True)]
-    return replace(state, round=number), _outcome(order, parts, sound, loads, paces is not None)
+    # ---- Step 6: what happened, in the cohort's order.
+    state = replace(state, round=state.round + 1)
+    return state, _summarize_turns(results, state, keep_loads=local_by_client is not None)
 
 
-def _outcome(
-    order: list[int],
-    parts: list[dict[str, Tree]],
-    sound: Tensor,
-    loads: list[TurnLoad],
-    counted: bool,
-) -> Outcome:
-    """Put together what turns brought back, of clients in this order; one copy to the host, as a
-    GPU is waited for.
+# ---- who trains
+
+
+def _choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Turn]:
+    """Return the method's turns.
+
+    Raises:
+        FedpflError: The run is private, and the server would learn of the cohort more than once.
     """
-    names = ("before", "after", "loss", "trained", "finite", "metrics")
-    told = [{name: part[name] for name in names} for part in parts]
-    whole = tree.map(lambda *leaves: torch.cat(leaves), *told)
-    known = tree.fetch(
-        {
-            "whole": whole,
-            "sound": sound,
-            "sent": {place: own.moved for place, own in enumerate(loads)},
-        }
-    )
-    whole = tree.take(known["whole"], torch.tensor(order).argsort())
-    metrics: dict[str, float | None] = {}
-    for name, value in whole.pop("metrics").items():
-        metrics[name] = float(value.double().mean())
-    sent = RoundTraffic(
-        **{
-            name: sum(int(own[name].sum()) for own in known["sent"].values())
-            for name in RoundTraffic._fields
-        }
-    )
-    loads = [
-        load._replace(moved=known["sent"][place]) for place, load in enumerate(loads) if counted
-    ]
-    return Outcome(
-        sorted(order),
-        **whole,
-        state_is_finite=bool(known["sound"]),
-        traffic=sent,
-        metrics=metrics,
-        turn_loads=loads,
-    )
-
-
-def _private(
-    account: Account, method: Method, state: State, part: Participation, secret: Secret | None
-) -> tuple[Participation, State, Tensor]:
-    """Put uploads whose mean the server may see in the place of those that came; return equal
-    weights, too.
-    """
-    made = _protect_uploads(account, method, state, part.uploads, secret)
-    part = part._replace(uploads=made.uploads, metrics={**part.metrics, **made.metrics})
-    return part, replace(state, privacy=made.state), torch.full_like(part.loss, 1 / len(part.loss))
-
-
-def _protect_uploads(
-    account: Account, method: Method, state: State, uploads: Tree | None, secret: Secret | None
-) -> ProtectedUploads:
-    """Protect a round's uploads, None where nobody was drawn."""
-    assert secret, "privacy needs a secret to draw from"
-    initial = state.rows.initial
-    statistics = {**state.server_buffers, **initial["buffers"]}
-    known = state.server, initial["client"], statistics
-    return protect_uploads(account, method, known, state.privacy, uploads, secret, state.round + 1)
+    method = setup.method
+    round_number = state.round + 1
+    # Turns may be others in every round, and looking at them costs nothing.
+    checked_method = with_hook_checks(method, None, state.rows.initial["client"])
+    with track_global_draws(method, setup.seed, "turns", round_number, "process"):
+        turns = checked_method.turns(
+            state.round,
+            cohort,
+            setup.federation.clients,
+            generator(setup.seed, "turns", round_number),
+        )
+    if setup.account and not _is_one_release(turns, cohort):
+        raise FedpflError(
+            "privacy=client keeps account of one turn of a round's cohort, and turns of "
+            f"{type(method).__name__} are others"
+        )
+    return turns
 
 
 def _is_one_release(turns: Sequence[Turn], cohort: list[int]) -> bool:
-    """Tell whether the server learns of a round's cohort once, as privacy is accounted for."""
+    """Return whether the server learns of a cohort once, as privacy is accounted for."""
     return len(turns) == 1 and not turns[0].survey and sorted(turns[0].clients) == cohort
 
 
-def _play_without_cohort(
-    *,
-    backend: Backend,
-    method: Method,
-    federation: Federation,
+# ---- training
+
+
+def _train_turn(
+    setup: RoundSetup,
     state: State,
-    local: Local,
-    seed: int,
-    account: Account,
-    secret: Secret | None,
-) -> tuple[State, Outcome]:
+    turn: Turn,
+    local_by_client: Mapping[int, Local] | None,
+) -> _TrainedTurn:
+    """Train the clients of a turn on the backend."""
+    federation = setup.federation
+    purpose = "gather" if turn.survey else "train"
+    call = TrainCall(
+        method=setup.method,
+        federation=federation,
+        state=state,
+        clients=turn.clients,
+        local=setup.local,
+        draws=Draws(setup.seed, purpose, state.round + 1),
+        wants_stopping_loss=_wants_stopping_loss(setup, state, turn),
+        survey=turn if turn.survey else None,
+    )
+    if local_by_client is None:
+        participation = setup.backend.participate(call)
+    else:
+        participation = _train_by_own_settings(setup.backend, call, local_by_client)
+    clients = turn.clients
+    if len(participation.client_ids) < len(clients):  # not every node has answered
+        clients = participation.client_ids.tolist()
+    samples = federation.train_sizes[clients].double()
+    weights = tree.send((samples / samples.sum()).float(), federation.x.device)
+    return _TrainedTurn(turn=turn, clients=clients, participation=participation, weights=weights)
+
+
+def _wants_stopping_loss(setup: RoundSetup, state: State, turn: Turn) -> bool:
+    """Return whether early stopping goes by this turn; a survey is no participation."""
+    return setup.stopping is not None and bool(state.stopping) and not turn.survey
+
+
+def _train_by_own_settings(
+    backend: Backend, call: TrainCall, local_by_client: Mapping[int, Local]
+) -> Participation:
+    """Train clients by settings of their own, and count their FLOPs."""
+    positions_by_local: dict[Local, list[int]] = {}
+    for position, client in enumerate(call.clients):
+        local = local_by_client.get(client, call.local)
+        positions_by_local.setdefault(local, []).append(position)
+    # The server draws once for the whole turn, whatever groups its clients train in.
+    call = with_before_turn(call)
+    participations = []
+    for local, positions in positions_by_local.items():
+        group_call = replace(
+            call,
+            clients=[call.clients[position] for position in positions],
+            local=local,
+            flop_settings=(local,),
+            overlay=call.overlay and tree.take(call.overlay, torch.tensor(positions)),
+        )
+        participations.append(backend.participate(group_call))
+    if len(participations) == 1:
+        return participations[0]
+    stacked = tree.map(lambda *leaves: torch.cat(leaves), *participations)
+    order = [position for positions in positions_by_local.values() for position in positions]
+    return tree.take(stacked, torch.tensor(order).argsort())
+
+
+def _traffic_per_client(
+    setup: RoundSetup, state: State, trained: _TrainedTurn
+) -> dict[str, Tensor]:
+    """Count what each client of a turn gets and sends, `[clients]`, by field of RoundTraffic."""
+    return count_traffic(
+        participation=trained.participation,
+        state=state,
+        clients=len(trained.clients),
+        wants_stopping_loss=_wants_stopping_loss(setup, state, trained.turn),
+    )
+
+
+def count_traffic(
+    participation: Participation, state: State, clients: int, wants_stopping_loss: bool
+) -> dict[str, Tensor]:
+    """Count what each client gets and sends, `[clients]`, by field of RoundTraffic."""
+    # Averaged statistics travel both ways; integer counters are not worth counting.
+    statistics: int | Tensor = 0
+    for role, buffers in state.server_buffers.items():
+        updated = participation.updated_buffers.get(role)
+        if updated:
+            is_floating = tree.leaves(tree.map(Tensor.is_floating_point, buffers))
+            for floating, flags in zip(is_floating, tree.leaves(updated), strict=True):
+                if floating:
+                    statistics = statistics + flags.view(clients, -1).sum(1)
+        else:
+            floating_leaves = [leaf for leaf in tree.leaves(buffers) if leaf.is_floating_point()]
+            statistics = statistics + sum(leaf.numel() for leaf in floating_leaves)
+    down = participation.down
+    up = participation.up
+    # A client that may stop tells the server so in one bit.
+    return {
+        "values_down": down.values + statistics,
+        "values_up": up.values + statistics,
+        "bits_down": down.bits + 32 * statistics,
+        "bits_up": up.bits + 32 * statistics + wants_stopping_loss,
+    }
+
+
+# ---- privacy
+
+
+def _protect_turn(
+    setup: RoundSetup, account: Account, state: State, trained: _TrainedTurn
+) -> tuple[_TrainedTurn, State]:
+    """Replace uploads by ones of which the server may see the mean; weigh all clients equally."""
+    participation = trained.participation
+    made = _protect_uploads(setup, account, state, participation.uploads)
+    participation = participation._replace(
+        uploads=made.uploads, metrics={**participation.metrics, **made.metrics}
+    )
+    loss = participation.loss
+    trained = replace(
+        trained, participation=participation, weights=torch.full_like(loss, 1 / len(loss))
+    )
+    return trained, replace(state, privacy=made.state)
+
+
+def _protect_uploads(
+    setup: RoundSetup, account: Account, state: State, uploads: Tree | None
+) -> ProtectedUploads:
+    """Protect a round's uploads, None where nobody was drawn."""
+    assert setup.secret, "privacy needs a secret to draw from"
+    return protect_uploads(
+        account=account,
+        method=setup.method,
+        state=state,
+        uploads=uploads,
+        secret=setup.secret,
+    )
+
+
+def _play_round_without_cohort(setup: RoundSetup, state: State) -> tuple[State, Outcome]:
     """Play a round for which Poisson's rule drew nobody: the server adds the noise alone.
 
     To draw again would tell that somebody is there more often than the account says.
     """
-    number = state.round + 1
-    made = _protect_uploads(account, method, state, None, secret)
+    assert setup.account
+    device = setup.federation.x.device
+    made = _protect_uploads(setup, setup.account, state, None)
     # Only servers that average are let through with Poisson's rule, so that this is their
     # `aggregate`.
-    server = tree.mean(made.uploads, torch.ones(1, device=federation.x.device))
-    draws, turn = Draws(seed, "train", number), Turn([0], trains=False)
-    dry = backend.participate(
-        TrainCall(method, federation, state, [0], local, draws, False, turn, None, ())
+    server = tree.mean(made.uploads, torch.ones(1, device=device))
+    # Which metrics the method has is learnt from a client that takes no step.
+    dry_call = TrainCall(
+        method=setup.method,
+        federation=setup.federation,
+        state=state,
+        clients=[0],
+        local=setup.local,
+        draws=Draws(setup.seed, "train", state.round + 1),
+        survey=Turn([0], trains=False),
     )
-    metrics = {**dry.metrics, **made.metrics}
-    state = replace(state, round=number, server=server, privacy=made.state)
-    return state, replace(empty_outcome(metrics), state_is_finite=bool(_all_finite([server])))
+    metrics = {**setup.backend.participate(dry_call).metrics, **made.metrics}
+    state = replace(state, round=state.round + 1, server=server, privacy=made.state)
+    outcome = replace(empty_outcome(metrics), state_is_finite=bool(_are_finite([server])))
+    return state, outcome
+
+
+# ---- what the server does
+
+
+def _aggregate_turn(
+    setup: RoundSetup, state: State, trained: _TrainedTurn, aggregate_generator: Generator
+) -> tuple[Tree, dict[str, Tree]]:
+    """Return the server's new tree and the clients' states, stacked, with init's entries alone.
+
+    Raises:
+        MethodError: A tree has another form than `init` gave it.
+    """
+    method = setup.method
+    device = setup.federation.x.device
+    initial_client = state.rows.initial["client"]
+    participation = trained.participation
+    if state.round == 0:
+        method = with_hook_checks(method, None, initial_client)
+    with (
+        track_global_draws(setup.method, setup.seed, "aggregate", state.round + 1, "process"),
+        reproducible_arithmetic(device, setup.backend.engine.precision),
+    ):
+        if trained.turn.survey:
+            hook_name = "turns (Turn.survey)"
+            server, client_states = trained.turn.survey(
+                state.server, state.client(trained.clients), participation.uploads
+            )
+        else:
+            hook_name = "aggregate"
+            client_states = {
+                **participation.client_states,
+                **state.facts(trained.clients),
+                "trained": participation.trained,
+                "statistics": participation.buffers,
+            }
+            server, client_states = method.aggregate(
+                state.server,
+                client_states,
+                setup.backend.net.bind(state.server_buffers),
+                participation.uploads,
+                trained.weights,
+                aggregate_generator,
+            )
+    client_states = persistent_entries(client_states, initial_client)
+    hook = f"{type(setup.method).__name__}.{hook_name}"
+    _require_same_form(hook, "server", server, state.server)
+    _require_same_form(hook, "client", tree.take(client_states, 0), initial_client)
+    return server, client_states
+
+
+def _require_same_form(hook: str, owner: str, new: Tree, old: Tree) -> None:
+    """Raise MethodError where a tree's entries, their shapes or dtypes have changed."""
+    change = describe_form_change(new, old)
+    if change:
+        raise MethodError(
+            f"{hook} returned a {owner} state in another form than init's, {change}; "
+            "it must return one with the same names, shapes and dtypes"
+        )
+
+
+def _store_statistics(state: State, trained: _TrainedTurn) -> State:
+    """Store local BatchNorm statistics; average shared ones over the clients that updated them."""
+    participation = trained.participation
+    has_participated = torch.ones_like(participation.trained)
+    facts = {"participated": has_participated, "trained": participation.trained}
+    local_statistics = tree.select(participation.buffers, state.rows.initial["buffers"])
+    state.rows.put_(trained.clients, {"buffers": local_statistics, "facts": facts})
+
+    def merge(old: Tensor, stacked: Tensor, is_updated: Tensor) -> Tensor:
+        if old.is_floating_point():
+            return tree.masked_mean(old, stacked, is_updated, trained.weights)
+        return stacked.amax(0)  # counters of batches
+
+    shared_statistics = {}
+    for role, old in state.server_buffers.items():
+        stacked = participation.buffers[role]
+        updated = participation.updated_buffers.get(role) or tree.full_like(stacked, True)
+        shared_statistics[role] = tree.map(merge, old, stacked, updated)
+    return replace(state, server_buffers=shared_statistics)
+
+
+# ---- what is told of a round
 
 
 def empty_outcome(metrics: Iterable[str]) -> Outcome:
-    """Return the outcome of a round in which nobody takes part. metrics: the method's own columns."""
-    none = torch.zeros(0)
-    nobody = Counts(none, none, none)
+    """Return the outcome of a round in which nobody takes part, with the method's metric names."""
+    nothing = torch.zeros(0)
+    nobody = Counts(correct=nothing, loss=nothing, total=nothing)
     return Outcome(
         cohort=[],
         before=nobody,
         after=nobody,
-        loss=none,
-        trained=none > 0,
-        finite=none > 0,
+        loss=nothing,
+        trained=nothing > 0,
+        finite=nothing > 0,
         state_is_finite=True,
         traffic=RoundTraffic(),
         metrics=dict.fromkeys(metrics),
     )
 
 
-def _paced(backend: Backend, call: TrainCall, paces: Mapping[int, Local]) -> Participation:
-    """Answer a call in which clients train by values of their own, and count what they compute."""
-    groups: dict[Local, list[int]] = {}
-    for place, client in enumerate(call.clients):
-        groups.setdefault(paces.get(client, call.local), []).append(place)
-    call, parts = with_before_turn(call), []
-    for local, places in groups.items():
-        clients, rows = [call.clients[place] for place in places], torch.tensor(places)
-        own = replace(
-            call,
-            clients=clients,
-            local=local,
-            flop_settings=(local,),
-            overlay=call.overlay and tree.take(call.overlay, rows),
-        )
-        parts.append(backend.participate(own))
-    if len(parts) == 1:
-        return parts[0]
-    order = torch.tensor([place for places in groups.values() for place in places])
-    return tree.take(tree.map(lambda *leaves: torch.cat(leaves), *parts), order.argsort())
-
-
-def count_traffic(
-    part: Participation, state: State, clients: int, stopping: bool
-) -> dict[str, Tensor]:
-    """Count what each client of a turn gets and sends, `[clients]`, as fields of Sent."""
-    extra: int | Tensor = 0  # averaged statistics travel both ways
-    for role, buffers in state.server_buffers.items():
-        floating = tree.map(Tensor.is_floating_point, buffers)
-        if moved := part.updated_buffers.get(role):
-            pairs = zip(tree.leaves(floating), tree.leaves(moved), strict=True)
-            extra = extra + sum(flags.view(clients, -1).sum(1) for counts, flags in pairs if counts)
-        else:
-            extra = extra + sum(
-                leaf.numel() for leaf in tree.leaves(buffers) if leaf.is_floating_point()
-            )
-    return {
-        "values_down": part.down.values + extra,
-        "values_up": part.up.values + extra,
-        "bits_down": part.down.bits + 32 * extra,
-        "bits_up": part.up.bits + 32 * extra + stopping,
+def _make_turn_result(
+    state: State, trained: _TrainedTurn, load: TurnLoad, client_states: dict[str, Tree]
+) -> _TurnResult:
+    """Keep of a participation what the outcome needs, so that its uploads can be freed."""
+    participation = trained.participation
+    local_statistics = tree.select(participation.buffers, state.rows.initial["buffers"])
+    rows = {
+        "before": participation.before,
+        "after": participation.after,
+        "loss": participation.loss,
+        "trained": participation.trained,
+        "finite": _finite_clients(participation),
+        "metrics": participation.metrics,
     }
+    return _TurnResult(load=load, rows=rows, changed_trees=[client_states, local_statistics])
 
 
-def _noted(state: State, part: Participation, clients: list[int], weight: Tensor) -> State:
-    """Keep clients' own statistics and facts; of shared statistics average floating ones over those
-    who moved them, and take the largest of counters.
+def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool) -> Outcome:
+    """Return the outcome of a round's turns, copied to the host once, as a GPU is waited for."""
+    turns = [result for result in results if result.rows is not None]
+    changed_trees = [changed for result in turns for changed in result.changed_trees]
+    rows = tree.map(lambda *leaves: torch.cat(leaves), *[result.rows for result in turns])
+    on_host = tree.fetch(
+        {
+            "rows": rows,
+            "state_is_finite": _are_finite([state.server, state.server_buffers, *changed_trees]),
+            "traffic": dict(enumerate(result.load.traffic for result in results)),
+        }
+    )
+
+    # ---- Rows: of turns one after another, put into the cohort's order.
+    clients = [client for result in turns for client in result.load.clients]
+    rows = tree.take(on_host["rows"], torch.tensor(clients).argsort())
+    metrics: dict[str, float | None] = {}
+    for name, values in rows.pop("metrics").items():
+        metrics[name] = float(values.double().mean())
+
+    # ---- Loads: surveys have theirs too.
+    loads = [
+        replace(result.load, traffic=on_host["traffic"][turn])
+        for turn, result in enumerate(results)
+    ]
+    totals = {
+        name: sum(int(load.traffic[name].sum()) for load in loads) for name in RoundTraffic._fields
+    }
+    return Outcome(
+        cohort=sorted(clients),
+        **rows,
+        state_is_finite=bool(on_host["state_is_finite"]),
+        traffic=RoundTraffic(**totals),
+        metrics=metrics,
+        turn_loads=loads if keep_loads else [],
+    )
+
+
+def _finite_clients(participation: Participation) -> Tensor:
+    """Return which clients brought back finite numbers alone, `[clients]`.
+
+    A sum shows every infinity and nan in one pass. A model that is not finite shows in the loss by
+    which it was evaluated.
     """
-    statistics = tree.select(part.buffers, state.rows.initial["buffers"])
-    facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
-    state.rows.put_(clients, {"buffers": statistics, "facts": facts})
-
-    def mean(before: Tensor, leaf: Tensor, flags: Tensor) -> Tensor:
-        return (
-            tree.masked_mean(before, leaf, flags, weight)
-            if leaf.is_floating_point()
-            else leaf.amax(0)
-        )
-
-    shared = {}
-    for role, old in state.server_buffers.items():
-        stacked = part.buffers[role]
-        shared[role] = tree.map(
-            mean, old, stacked, part.updated_buffers.get(role) or tree.full_like(stacked, True)
-        )
-    return replace(state, server_buffers=shared)
-
-
-def _keep_form(
-    method: Method, hook: str, server: Tree, clients: dict[str, Tree], state: State
-) -> None:
-    """Raise MethodError where a tree has lost or gained an entry, or one has another shape or dtype."""
-    for whose, new, old in (
-        ("server", server, state.server),
-        ("client", tree.take(clients, 0), state.rows.initial["client"]),
-    ):
-        if told := describe_form_change(new, old):
-            raise MethodError(
-                f"{type(method).__name__}.{hook} returned a {whose} state in another form than init's, {told}; "
-                "it must return one with the same names, shapes and dtypes"
-            )
-
-
-def _finite(part: Participation) -> Tensor:
-    """Tell which clients have finite numbers alone; a sum shows every infinity and nan in one pass.
-
-    A model that is not finite shows in the loss by which it was evaluated.
-    """
-    finite = part.loss.isfinite() & part.before.loss.isfinite() & part.after.loss.isfinite()
-    for leaf in tree.leaves(
-        {"uploads": part.uploads, "clients": part.client_states, "buffers": part.buffers}
-    ):
+    before = participation.before.loss
+    after = participation.after.loss
+    finite = participation.loss.isfinite() & before.isfinite() & after.isfinite()
+    trees = [participation.uploads, participation.client_states, participation.buffers]
+    for leaf in [leaf for part in trees for leaf in tree.leaves(part)]:
         if leaf.is_floating_point():
-            finite &= leaf.flatten(1).sum(1).isfinite() if leaf.dim() > 1 else leaf.isfinite()
+            sums = leaf.flatten(1).sum(1) if leaf.dim() > 1 else leaf
+            finite &= sums.isfinite()
     return finite
 
 
-def _all_finite(trees: list[Tree]) -> Tensor:
-    leaves = [leaf for whole in trees for leaf in tree.leaves(whole) if leaf.is_floating_point()]
-    return torch.stack([leaf.sum().isfinite() for leaf in leaves] or [torch.tensor(True)]).all()
+def _are_finite(trees: list[Tree]) -> Tensor:
+    """Return whether all floating-point leaves are finite, a bool on their device."""
+    leaves = [leaf for part in trees for leaf in tree.leaves(part) if leaf.is_floating_point()]
+    flags = [leaf.sum().isfinite() for leaf in leaves] or [torch.tensor(True)]
+    return torch.stack(flags).all()

@@ -18,13 +18,13 @@ from fedpfl.ground.ranges import Between
 
 @dataclass(frozen=True)
 class Stopping(Checked):
-    """Let a client stop whose loss L = lam L_train + (1 - lam) L_test has risen since its last
-    participation.
+    """Stop a client whose loss has risen since its last participation.
 
-    Its last upload still counts. L_train is the mean over the samples of all epochs while training;
-    L_test that of the trained model on held-out samples, in evaluation mode: the test split, as in
-    the paper, unless the run holds samples out (`validation`). A client without such samples has
-    L_train alone. The run ends when nobody is left. Each participation sends one bit more.
+    The loss is L = lam L_train + (1 - lam) L_test. L_train is the mean over the samples of all
+    epochs while training. L_test is that of the trained model on the test split in evaluation mode,
+    as in the paper, or on the validation split if the run has one. A client without such samples
+    has L_train alone. Its last upload still counts, and each participation sends one bit more. The
+    run ends when nobody is left.
     """
 
     early: bool = False
@@ -36,30 +36,29 @@ def update_stopping(
     state: State,
     federation: Federation,
     clients: list[int],
-    part: Participation,
+    participation: Participation,
 ) -> dict[str, Tensor]:
-    """Return `State.stopping` after a turn of `clients`."""
-    last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
-    loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.validation_loss
+    """Return `State.stopping` after the participation of some clients."""
+    last = state.stopping["last"].clone()
+    stopped = state.stopping["stopped"].clone()
+    evaluation_loss = participation.validation_loss
+    loss = stopping.lam * participation.sample_loss + (1 - stopping.lam) * evaluation_loss
     if stopping.lam:
-        judged = torch.tensor(
-            [len(federation.validation_or_test[client]) > 0 for client in clients],
-            device=loss.device,
-        )
-        loss = torch.where(judged, loss, part.sample_loss)
+        sample_counts = [len(federation.validation_or_test[client]) for client in clients]
+        has_samples = torch.tensor([count > 0 for count in sample_counts], device=loss.device)
+        loss = torch.where(has_samples, loss, participation.sample_loss)
     stopped[clients] = loss > last[clients]
     last[clients] = loss
     return {"last": last, "stopped": stopped}
 
 
 def pick_cohort(state: State, planned: list[int], seed: int) -> list[int]:
-    """Return the next round's cohort: `planned`, or once clients have stopped, as many of those who
-    have not.
+    """Return the next cohort: `planned`, or once clients have stopped, as many that have not.
 
     With fewer left it is all of them; with none it is empty, and the run is over.
     """
     if not state.stopping or not bool(state.stopping["stopped"].any()):
         return planned
-    left = (~state.stopping["stopped"]).nonzero().flatten().cpu()
-    order = torch.randperm(len(left), generator=generator(seed, "cohort", state.round + 1))
-    return sorted(left[order[: len(planned)]].tolist())
+    active = (~state.stopping["stopped"]).nonzero().flatten().cpu()
+    order = torch.randperm(len(active), generator=generator(seed, "cohort", state.round + 1))
+    return sorted(active[order[: len(planned)]].tolist())

@@ -1,15 +1,13 @@
-"""Where the clients' states live between rounds: those of clients that took part, the others equal
-the initial one.
-"""
+"""Where the clients' states live between rounds. Clients that never took part share one."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,12 +22,13 @@ SPARE = 8  # one of so many rows may stand empty
 
 @dataclass(frozen=True)
 class Store(Checked):
-    """device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the
-    run directory).
+    """Say where the clients' states are stored.
 
-    The files have no names: they are gone, and their room is free again, when the process ends in
-    whatever way.
-    sharded: each of several processes stores the states of its own clients alone.
+    Attributes:
+        device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the
+            run directory). The files have no names: they are gone, and their room is free again,
+            when the process ends in whatever way.
+        sharded: Each of several processes stores the states of its own clients alone.
     """
 
     device: Literal["auto", "cpu", "disk"] = "auto"
@@ -39,146 +38,162 @@ class Store(Checked):
         """Return the device of the stored tensors, beside a model on `device`."""
         return device if self.device == "auto" else torch.device("cpu")
 
-    def repeat(self, mine: Tree, count: int, folder: Path | None = None) -> Tree:
-        """`count` copies of one client's tree, stacked. Raises FedpflError where the disk has no
-        room.
+    def repeat(self, row: Tree, count: int, folder: Path | None = None) -> Tree:
+        """Return `count` copies of one client's tree, stacked.
+
+        Raises:
+            FedpflError: The disk has no room.
         """
         if self.device != "disk":
-            return tree.repeat(mine, count)
-        return tree.map(lambda leaf: self._mapped(leaf, count, folder), mine)
+            return tree.repeat(row, count)
+        return tree.map(lambda leaf: self._map_file(leaf, count, folder), row)
 
     @staticmethod
-    def _mapped(leaf: Tensor, count: int, folder: Path | None) -> Tensor:
-        size, shape = count * leaf.nbytes, (count, *leaf.shape)
-        if not size:
+    def _map_file(leaf: Tensor, count: int, folder: Path | None) -> Tensor:
+        """Return copies of a leaf, stacked, in a file that is mapped into memory."""
+        nbytes = count * leaf.nbytes
+        shape = (count, *leaf.shape)
+        if not nbytes:
             return leaf.new_empty(shape)
         try:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".clients.") as file:
                 # All of it now: a mapped write to a full disk would kill the process.
-                os.posix_fallocate(file.fileno(), 0, size)
+                os.posix_fallocate(file.fileno(), 0, nbytes)
                 mapped = torch.from_file(
                     file.name, shared=True, size=count * leaf.numel(), dtype=leaf.dtype
                 )
         except OSError as error:
             raise FedpflError(
-                f"state.device=disk needs {size / 2**20:,.0f} MiB more in {folder or tempfile.gettempdir()}: "
-                f"{error.strerror}; make room, or choose another place with hydra.run.dir=..."
+                f"state.device=disk needs {nbytes / 2**20:,.0f} MiB more in "
+                f"{folder or tempfile.gettempdir()}: {error.strerror}; make room, or choose "
+                "another place with hydra.run.dir=..."
             ) from None
         return mapped.view(shape).copy_(leaf.expand(shape))
 
 
+@dataclass(frozen=True)
+class RowStorage:
+    """Say where one run keeps its clients' rows.
+
+    Attributes:
+        folder: Of a store on disk.
+        is_stored_here: Which clients' rows this process stores, if they are sharded; it has the
+            initial rows of others.
+    """
+
+    store: Store = field(default_factory=Store)
+    folder: Path | None = None
+    is_stored_here: Callable[[int], bool] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Hold stacked rows, of which the leading ones are in use, by the clients of `who`."""
+
+    who: list[int]
+    size: int
+    rows: dict[str, Tree]
+
+
 class Rows:
-    """Hold every client's `{"client": state, "buffers": statistics by role, "facts": what the
-    engine knows of it}`.
+    """Hold every client's `{"client": state, "buffers": statistics, "facts": what the engine knows}`.
 
-    Who has written none has the initial one.
+    A client that has never written a row has the initial one. Written rows stand in stacked blocks
+    in the order of their first writing, each block an eighth of those before it: none is ever
+    moved, few stand empty, and a checkpoint writes blocks as they are.
 
-    Written rows stand in stacked blocks in the order of their first writing, each block an eighth
-    of those before it: none is ever moved, few stand empty, and a checkpoint writes blocks as they
-    are.
-
-    initial: one client's tree. own: in what clients' states differ from the beginning, stacked.
-    device: of the trees
-    that `take` gives. mine: whose rows this process stores, if they are sharded; it has the initial
-    ones of others.
+    Attributes:
+        initial: One client's tree.
+        clients: How many there are.
+        device: Of the trees that `take` gives.
+        is_stored_here: As in RowStorage.
+        writes: How often rows were written so far.
     """
 
     def __init__(
         self,
         initial: dict[str, Tree],
-        own: dict[str, Tree],
+        varied_entries: dict[str, Tree],
         clients: int,
         device: torch.device,
-        store: Store | None = None,
-        folder: Path | None = None,
-        mine: Callable[[int], bool] | None = None,
+        storage: RowStorage | None = None,
     ):
-        self.clients, self.mine = clients, mine
-        self._store, self.device, self._folder = store or Store(), device, folder
-        self.writes = 0  # so far
+        storage = storage or RowStorage()
+        self.clients = clients
+        self.device = device
+        self.is_stored_here = storage.is_stored_here
+        self.writes = 0
+        self._store = storage.store
+        self._folder = storage.folder
         self.initial = tree.clone(tree.to(initial, self._store.on(device)))
-        self._own = tree.map(
-            lambda leaf, mine: mine.to(leaf), tree.select(self.initial["client"], own), own
+        # In these entries of their states clients differ from the beginning, stacked.
+        self._varied_entries = tree.map(
+            lambda leaf, values: values.to(leaf),
+            tree.select(self.initial["client"], varied_entries),
+            varied_entries,
         )
         self._blocks: list[_Block] = []
-        self._places: dict[int, tuple[_Block, int]] = {}  # who has written -> block, and row in it
+        self._position_of_client: dict[int, tuple[_Block, int]] = {}  # block, and row in it
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._position_of_client)
 
     @property
-    def written(self) -> list[int]:
-        """The clients that have written a row here, ascending."""
-        return sorted(self._places)
+    def stored_clients(self) -> list[int]:
+        """Return the clients that have written a row, ascending."""
+        return sorted(self._position_of_client)
 
     @property
-    def dealt(self) -> list[str]:
-        """The entries of clients' states in which they differ from the beginning."""
-        return [*self._own]
+    def varied_entries(self) -> list[str]:
+        """Return the entries of a state in which clients differ from the beginning."""
+        return [*self._varied_entries]
 
     @property
     def trees(self) -> list[dict[str, Tree]]:
-        """All that is kept: blocks, the initial tree, and in what clients differ from it."""
-        return [*(block.rows for block in self._blocks), self.initial, {"client": self._own}]
+        """Return all that is kept: blocks, the initial tree, and the entries that differ."""
+        blocks = [block.rows for block in self._blocks]
+        return [*blocks, self.initial, {"client": self._varied_entries}]
 
-    def alike(self, client: int) -> bool:
-        """Return whether a client has the initial state itself, as all have that never took part
-        and never differed.
-        """
-        return client not in self._places and not self._own
+    def is_initial(self, client: int) -> bool:
+        """Return whether a client has the initial state that all clients have in common."""
+        return client not in self._position_of_client and not self._varied_entries
 
     def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
-        """Return a client's part on `device`, not to be changed; of several clients a stacked copy."""
+        """Return a client's part on `device`, not to be changed; of several a stacked copy."""
         if isinstance(clients, int):
             return tree.to(self._row(part, clients), self.device)
         return tree.to(tree.stack([self._row(part, client) for client in clients]), self.device)
 
     def put_(self, clients: Sequence[int], rows: dict[str, Tree]) -> None:
-        """Write parts of clients' rows, stacked, in place. Raises as `Store.repeat`."""
+        """Write parts of clients' rows, stacked, in place.
+
+        Raises:
+            FedpflError: The disk has no room.
+        """
         self.writes += 1
-        into: list[Tensor] = []
+        targets: list[Tensor] = []
         values: list[Tensor] = []
         rows = tree.to(rows, self._store.on(self.device))
-        for place, client in enumerate(clients):
-            if self.mine and not self.mine(client):
+        for position, client in enumerate(clients):
+            if self.is_stored_here and not self.is_stored_here(client):
                 continue
-            if client not in self._places:
-                self._add(client)
-
-            def pair(mine: Tensor, leaf: Tensor, place: int = place) -> None:
-                into.append(mine)
-                values.append(leaf[place])
-
+            if client not in self._position_of_client:
+                self._add_row(client)
             for part, stacked in rows.items():
-                tree.map(pair, self._row(part, client), stacked)
-        if into:
-            torch._foreach_copy_(into, values)
+                # In the order of the stored row, whatever order the given one has.
+                row = self._row(part, client)
+                targets += tree.leaves(row)
+                values += tree.leaves(tree.map(lambda _, leaf, at=position: leaf[at], row, stacked))
+        # One copy of all leaves takes a GPU one launch in place of hundreds.
+        if targets:
+            torch._foreach_copy_(targets, values)
 
     def saved(self) -> list[dict[str, Any]]:
-        """Return the written rows as `load_` takes them: blocks, in which `who` tells whose they
-        are.
-        """
+        """Return the written rows as `load_` takes them: blocks, whose clients are `who`."""
         return [
             {"who": torch.tensor(block.who), **tree.take(block.rows, slice(len(block.who)))}
             for block in self._blocks
         ]
-
-    def renewed(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Return a saved block in today's form: methods once kept flags of their own in place of
-        the facts.
-        """
-        if "facts" in block:
-            return block
-        flags = [
-            own
-            for name in ("trained", "joined", "ranked")
-            if (own := block["client"].get(name)) is not None
-        ]
-        took_part = flags[0] if flags else torch.ones(len(block["who"]), dtype=torch.bool)
-        client = {
-            name: own for name, own in block["client"].items() if name in self.initial["client"]
-        }
-        return {**block, "client": client, "facts": dict.fromkeys(self.initial["facts"], took_part)}
 
     def load_(self, saved: Sequence[dict[str, Any]]) -> None:
         """Write rows that were `saved`."""
@@ -186,26 +201,23 @@ class Rows:
             self.put_(block["who"].tolist(), tree.drop(block, ["who"]))
 
     def _row(self, part: str, client: int) -> dict[str, Tree]:
-        if client in self._places:
-            block, row = self._places[client]
+        """Return a part of a client's row, as a view where it is stored."""
+        if client in self._position_of_client:
+            block, row = self._position_of_client[client]
             return tree.take(block.rows[part], row)
-        return {**self.initial[part], **(tree.take(self._own, client) if part == "client" else {})}
+        if part == "client":
+            return {**self.initial[part], **tree.take(self._varied_entries, client)}
+        return self.initial[part]
 
-    def _add(self, client: int) -> None:
-        """Give a client a row of its own, with its values until now."""
+    def _add_row(self, client: int) -> None:
+        """Give a client a stored row, with its values until now."""
         if not self._blocks or len(self._blocks[-1].who) == self._blocks[-1].size:
             size = min(max(1, len(self) // SPARE), self.clients - len(self))
-            self._blocks.append(
-                _Block([], size, self._store.repeat(self.initial, size, self._folder))
-            )
+            rows = self._store.repeat(self.initial, size, self._folder)
+            self._blocks.append(_Block(who=[], size=size, rows=rows))
         block = self._blocks[-1]
         row = len(block.who)
-        tree.put_(tree.select(block.rows["client"], self._own), row, tree.take(self._own, client))
+        varied_rows = tree.select(block.rows["client"], self._varied_entries)
+        tree.put_(varied_rows, row, tree.take(self._varied_entries, client))
         block.who.append(client)
-        self._places[client] = block, row
-
-
-class _Block(NamedTuple):
-    who: list[int]
-    size: int
-    rows: dict[str, Tree]
+        self._position_of_client[client] = block, row

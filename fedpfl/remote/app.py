@@ -13,6 +13,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Run, build_run, check_config, register_resolver
 from fedpfl.data import fingerprint
+from fedpfl.engine.store import RowStorage
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import Callback
@@ -132,7 +133,7 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
             net=run.net,
             clients=run.federation.clients,
             device=run.device,
-            store=run.state,
+            storage=RowStorage(store=run.state),
             seed=run.settings.seed,
             stopping=run.stopping.early,
         )

@@ -201,7 +201,7 @@ class Node:
             NotSentError: if an entry has changed that the server holds a copy of.
         """
         # `init_clients` gave these entries at the server, too, which is not told of new values.
-        server_entries = self._initial_state.rows.dealt
+        server_entries = self._initial_state.rows.varied_entries
         for name in server_entries:
             new_leaves = tree.leaves(participation.client_states[name])
             old_leaves = tree.leaves(row["client"][name])

@@ -14,6 +14,7 @@ from fedpfl.engine import (
     Engine,
     FineTuning,
     Local,
+    RoundSetup,
     State,
     make,
     make_initial_state,
@@ -107,7 +108,9 @@ def _play_two_rounds(
     outcomes = []
     for _ in range(2):
         state, outcome = play_round(
-            backend, run.method, federation, state, clients, local, 0, run.stopping
+            RoundSetup(backend, run.method, federation, local, 0, stopping=run.stopping),
+            state,
+            clients,
         )
         outcomes.append(outcome)
     fine_tuning = FineTuning(local, Draws(0, "adapt", state.round))

@@ -132,7 +132,7 @@ class RemoteBackend(Backend):
         """Return a state before round 1 without what stays at the nodes."""
         if self.shares_states:
             return state
-        rows, dealt = state.rows, state.rows.dealt
+        rows, dealt = state.rows, state.rows.varied_entries
         own = tree.select(rows.take("client", range(rows.clients)), dealt) if dealt else {}
         initial = {
             "client": tree.select(rows.initial["client"], dealt),

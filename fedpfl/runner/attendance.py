@@ -18,12 +18,14 @@ def find_trained_clients(state: engine.State) -> set[int]:
     """Return the clients that have ever made a step, by their index in the federation."""
     rows = state.rows
     flags: list[bool] = []
-    if rows.written:
-        flags = rows.take("facts", rows.written)["trained"].tolist()
+    if rows.stored_clients:
+        flags = rows.take("facts", rows.stored_clients)["trained"].tolist()
     local_clients = [
-        client for client, has_trained in zip(rows.written, flags, strict=True) if has_trained
+        client
+        for client, has_trained in zip(rows.stored_clients, flags, strict=True)
+        if has_trained
     ]
-    if not rows.mine:
+    if not rows.is_stored_here:
         return set(local_clients)
     # Each process knows its own clients alone where states are sharded.
     by_process = ranks.share(ranks.collect([local_clients]))

@@ -157,32 +157,19 @@ def _train_cohort(
     run: Run, backend: engine.Backend, state: engine.State, cohort: list[int]
 ) -> tuple[engine.State, engine.Outcome, dict[str, Any]]:
     """Play one round; return the new state, what happened, and the columns of simulated time."""
-    local = run.local.at(state.round + 1, run.settings.rounds)
-    if run.clock:
-        return engine.play_timed_round(
-            clock=run.clock,
-            size=run.cohort,
-            backend=backend,
-            method=run.method,
-            federation=run.federation,
-            state=state,
-            cohort=cohort,
-            local=local,
-            seed=run.settings.seed,
-            stopping=run.stopping,
-        )
-    state, outcome = engine.play_round(
+    setup = engine.RoundSetup(
         backend=backend,
         method=run.method,
         federation=run.federation,
-        state=state,
-        cohort=cohort,
-        local=local,
+        local=run.local.for_round(state.round + 1, run.settings.rounds),
         seed=run.settings.seed,
         stopping=run.stopping,
         account=run.account,
         secret=run.secret,
     )
+    if run.clock:
+        return engine.play_timed_round(run.clock, run.cohort, setup, state, cohort)
+    state, outcome = engine.play_round(setup, state, cohort)
     return state, outcome, {}
 
 

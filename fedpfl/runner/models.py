@@ -218,7 +218,7 @@ class Models(ABC):
             )
         federation, number = locate_clients(run)[number]
         state = self._newcomers if federation is run.unseen else self._state
-        if state.rows.mine and not state.rows.mine(number):
+        if state.rows.is_stored_here and not state.rows.is_stored_here(number):
             raise FedpflError(
                 f"the state of client {client} is in another process; leave out state.sharded=true"
             )

@@ -21,6 +21,7 @@ from fedpfl.config import plugins
 from fedpfl.config.plan import Plan, Run
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
+from fedpfl.engine.store import RowStorage
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import damaged_error
@@ -115,16 +116,17 @@ def restore_state(
     """
     # ---- Step 1: a fresh state, whose rows the checkpoint overwrites.
     file = (path or Path()) / "state.pt"
+    storage = RowStorage(
+        store=run.state, folder=path, is_stored_here=ranks.mine if run.state.sharded else None
+    )
     state = engine.make_initial_state(
         method=run.method,
         net=run.net,
         clients=run.federation.clients,
         device=run.device,
-        store=run.state,
-        folder=path,
+        storage=storage,
         seed=run.settings.seed,
         stopping=run.stopping.early,
-        mine=ranks.mine if run.state.sharded else None,
     )
     state = replace(state, privacy=engine.make_privacy_state(run.account, run.device))
     if keep_local:
@@ -134,7 +136,7 @@ def restore_state(
     if checkpoint and "rows" not in checkpoint:
         raise damaged_error(file, "is of an older version")
     blocks = ranks.share_each(checkpoint.pop("rows", []))
-    for block in map(state.rows.renewed, blocks):
+    for block in blocks:
         one_client = tree.take(tree.drop(block, ["who"]), 0)
         if tree.specs(one_client) != tree.specs(state.rows.initial):
             raise damaged_error(file, "holds client states of another form than the method now has")
@@ -250,7 +252,7 @@ class Progress:
         """Save the last finished round, unless the next has overwritten its client states."""
         rows = self.state.rows
         is_new = self.state.round > self._saved_round
-        if is_new and rows.writes == self._row_writes and not rows.mine:
+        if is_new and rows.writes == self._row_writes and not rows.is_stored_here:
             self.save()
 
     def save(self) -> None:
@@ -258,7 +260,7 @@ class Progress:
         began = time.monotonic()
         rows = self.state.rows
         saved_rows = rows.saved()
-        if rows.mine:
+        if rows.is_stored_here:
             saved_rows = ranks.collect(saved_rows)
         self.directory.checkpoint(
             {

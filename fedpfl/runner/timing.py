@@ -84,7 +84,7 @@ class _Stopwatch:
 
     def __init__(self, run: Run, state: engine.State):
         self._run, self._state = run, state
-        self._local = run.local.at(state.round + 1, run.settings.rounds)
+        self._local = run.local.for_round(state.round + 1, run.settings.rounds)
         self._draws = Draws(run.settings.seed, "timing", state.round)
         self._backend = engine.make(run.engine, run.net.copy(), run.device)
         self._method = copy.deepcopy(run.method)

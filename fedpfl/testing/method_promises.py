@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine import Engine, FineTuning, State, make, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    RoundSetup,
+    State,
+    make,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.backends.ranks import blamed
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws, generator
@@ -127,7 +135,9 @@ def runs_repeat(trial: Trial, engine: str) -> None:
     for t, cohort in enumerate(COHORTS):
         for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", state.round))):
             runner.evaluate(EvalCall(trial.method, small(), state, EVERYONE, tuning))
-        state, outcome = play_round(runner, trial.method, small(), state, cohort, LOCAL, 0)
+        state, outcome = play_round(
+            RoundSetup(runner, trial.method, small(), LOCAL, 0), state, cohort
+        )
         known, told = trial.result(engine, t)
         told_again = {"state": state, "loss": outcome.loss, "after": outcome.after}
         same(

@@ -14,7 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Local, Outcome, State, make, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    Local,
+    Outcome,
+    RoundSetup,
+    State,
+    make,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, seeded_by_key
 from fedpfl.engine.training.shard import gather_data, make_shard
@@ -125,7 +134,7 @@ class NetworkTrial:
         outcomes = []
         for _ in range(rounds):
             state, outcome = play_round(
-                backend, self.method, self.federation, state, COHORT, LOCAL, seed=0
+                RoundSetup(backend, self.method, self.federation, LOCAL, 0), state, COHORT
             )
             outcomes.append(outcome)
         return state, outcomes

@@ -23,6 +23,7 @@ from fedpfl.engine import (
     FineTuning,
     Local,
     Outcome,
+    RoundSetup,
     State,
     Stopping,
     make,
@@ -156,7 +157,7 @@ def rounds(
         if not cohort:
             break
         state, outcome = play_round(
-            backend, method, federation, state, cohort, local, seed, stopping
+            RoundSetup(backend, method, federation, local, seed, stopping=stopping), state, cohort
         )
         states.append(copy.deepcopy(state))
         outcomes.append(outcome)
@@ -248,7 +249,9 @@ class Trial:
             self._stage(engine, norm),
             copy.deepcopy(self.played(of, norm)[0][t]),
         )
-        return play_round(runner, self.method, federation, state, cohort or COHORTS[t], LOCAL, 0)
+        return play_round(
+            RoundSetup(runner, self.method, federation, LOCAL, 0), state, cohort or COHORTS[t]
+        )
 
     def judged(self, engine: str, tuning: FineTuning | None) -> Counts:
         """Evaluate everyone after two rounds on the loop backend."""

@@ -8,6 +8,7 @@ import torch
 
 from fedpfl.engine import Store, make_initial_state
 from fedpfl.engine.keys import generator
+from fedpfl.engine.store import RowStorage
 from fedpfl.methods import FedAvg, Turn
 from tests.conftest import (
     COHORTS,
@@ -41,7 +42,7 @@ class Scaled(FedAvg):
 
 @pytest.mark.parametrize("store", ["auto", "disk"])
 def test_clients_begin_with_what_init_clients_gives_them(net, store, tmp_path):
-    state = make_initial_state(Scaled(), net, 10, CPU, Store(store), tmp_path, seed=3)
+    state = make_initial_state(Scaled(), net, 10, CPU, RowStorage(Store(store), tmp_path), seed=3)
     assert torch.equal(state.clients["share"], torch.rand(10, generator=generator(3, "endow")))
     assert torch.equal(state.clients["kept"], net.params["fc.bias"].expand(10, 12))
     assert not torch.equal(

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from fedpfl.config import plugins
 from fedpfl.engine import (
     FineTuning,
+    RoundSetup,
     compare_masks,
     count_participants,
     make,
@@ -41,7 +42,7 @@ def whole(method, backend):
     count_participants(method, 0, 3, 1.0, 1)
     state = make_initial_state(method, net, 3, CPU)
     runner = make(as_engine(backend), net, CPU)
-    state, _ = play_round(runner, method, FEDERATION, state, COHORT, SHORT, 0)
+    state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)
     compare_masks(method, state)
     for tuning in (None, FineTuning(SHORT, Draws(0, "finetune", 1))):
         runner.evaluate(EvalCall(method, FEDERATION, state, COHORT, tuning))
@@ -478,7 +479,7 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
     state, runner = make_initial_state(method, net, 3, CPU), make(as_engine("loop"), net, CPU)
     for number in range(3):
         asked.clear()
-        state, _ = play_round(runner, method, FEDERATION, state, COHORT, SHORT, 0)
+        state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)
         runner.evaluate(EvalCall(method, FEDERATION, state, COHORT))
         assert number == 0 or asked == ["Plain.turns"]
     assert len(asked) == 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
+from fedpfl.engine import Engine, Local, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.backends.autotune import TOLERANCE, Chosen, apart, candidates, choose
 from fedpfl.engine.backends.backend import Backend
 from fedpfl.ground import tree
@@ -78,7 +78,7 @@ def chosen(net, **kinds):
 def played(runner, federation, net, rounds=3):
     states, state = [], make_initial_state(FedAvg(), net, federation.clients, CPU)
     for cohort in COHORTS[:rounds]:
-        state, _ = play_round(runner, FedAvg(), federation, state, cohort, LOCAL, 0)
+        state, _ = play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, cohort)
         states.append(tree.clone(state.server))
     return states
 
@@ -187,7 +187,9 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
         everyone = [list(range(federation.clients))] * 2
         state = make_initial_state(FedAvg(), net, federation.clients, CPU)
         for cohort in everyone:
-            state, _ = play_round(runner, FedAvg(), federation, state, cohort, Local(1, 8, 0.1), 0)
+            state, _ = play_round(
+                RoundSetup(runner, FedAvg(), federation, Local(1, 8, 0.1), 0), state, cohort
+            )
     assert runner.engine.width == 2  # 10, 5, 2
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
@@ -199,5 +201,7 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
         make_initial_state(FedAvg(), net, federation.clients, CPU),
     )
     for cohort in everyone:
-        other, _ = play_round(narrow, FedAvg(), federation, other, cohort, Local(1, 8, 0.1), 0)
+        other, _ = play_round(
+            RoundSetup(narrow, FedAvg(), federation, Local(1, 8, 0.1), 0), other, cohort
+        )
     assert_same(state.server, other.server)

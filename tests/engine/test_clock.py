@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import Clock, make, make_initial_state, play_round, play_timed_round
+from fedpfl.engine import Clock, RoundSetup, make, make_initial_state, play_round, play_timed_round
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.training.sgd import count_samples, plan_steps
 from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, Phase
@@ -51,11 +51,11 @@ def a_round(
     backend, net = make(as_engine(engine), tiny(), CPU), tiny()
     state = make_initial_state(method, net, FEDERATION.clients, CPU)
     for _ in range(rounds):
-        about = backend, method, FEDERATION, state, cohort, local, 0, None
+        setup = RoundSetup(backend, method, FEDERATION, local, 0)
         given = (
-            (*play_round(*about, paces), {})
+            (*play_round(setup, state, cohort, paces), {})
             if clock is None
-            else play_timed_round(clock, size, *about)
+            else play_timed_round(clock, size, setup, state, cohort)
         )
         state = given[0]
     return given
@@ -114,7 +114,7 @@ def test_sub_models_take_the_operations_of_their_width():
 
 def _operations(method, client):
     outcome = a_round(method, None, [client], paces={})[1]
-    return float(outcome.turn_loads[0].operations)
+    return float(outcome.turn_loads[0].flops)
 
 
 def test_samples_are_counted_as_they_are_dealt():

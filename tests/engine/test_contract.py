@@ -23,6 +23,7 @@ from fedpfl.engine import (
     Clock,
     Engine,
     FineTuning,
+    RoundSetup,
     Stopping,
     make,
     make_initial_state,
@@ -385,7 +386,7 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
         make(as_engine("loop"), named.trial.net(), CPU),
     )
     state, outcome, notes = play_timed_round(
-        clock, len(cohort), runner, named.method, small(), state, cohort, LOCAL, 0
+        clock, len(cohort), RoundSetup(runner, named.method, small(), LOCAL, 0), state, cohort
     )
     drawn = [client for client in cohort if client != lost]
     plain, without = named.trial.replayed("loop", 1, cohort=drawn)
@@ -412,7 +413,9 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     assert cohort == COHORTS[0]
     runner = make(Engine(engine), net, CPU)
     state, outcome = play_round(
-        runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=0.0)
+        RoundSetup(runner, method, small(), LOCAL, 0, stopping=Stopping(early=True, lam=0.0)),
+        state,
+        cohort,
     )
     plain, without = named.trial.result(engine, 0)
     assert_same(dataclasses.replace(state, stopping={}), plain)
@@ -426,7 +429,9 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     cohort = pick_cohort(state, COHORTS[1], 0)
     assert cohort == [1, 4]
     state, _ = play_round(
-        runner, method, small(), state, cohort, LOCAL, 0, Stopping(early=True, lam=1.0)
+        RoundSetup(runner, method, small(), LOCAL, 0, stopping=Stopping(early=True, lam=1.0)),
+        state,
+        cohort,
     )
     assert pick_cohort(state, COHORTS[1], 0) == []
 

@@ -18,6 +18,7 @@ from fedpfl.engine import (
     Engine,
     FineTuning,
     Local,
+    RoundSetup,
     draw_cohorts,
     make,
     make_initial_state,
@@ -163,7 +164,7 @@ def test_rounds_count_up(net, federation):
 def test_the_old_server_tree_survives_a_round(net, federation, backend):
     runner, state = make(Engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
     server, kept = state.server, copy.deepcopy(state.server)
-    new, _ = play_round(runner, FedAvg(), federation, state, COHORTS[0], LOCAL, 0)
+    new, _ = play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, COHORTS[0])
     assert_same(server, kept)
     assert differing(new.server, kept)
 
@@ -173,13 +174,9 @@ def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backen
     method = FedOBP(q=0.9, ema=0.5)
     states = record_states(method, net, federation, engine=backend)
     resumed, _ = play_round(
-        make(Engine(backend), tiny(), CPU),
-        method,
-        federation,
+        RoundSetup(make(Engine(backend), tiny(), CPU), method, federation, LOCAL, 0),
         copy.deepcopy(states[2]),
         COHORTS[2],
-        LOCAL,
-        0,
     )
     assert_same(resumed, states[3])
 
@@ -748,7 +745,7 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
             EVERYONE,
             {"client": states[t].clients, "buffers": states[t].client_buffers, "facts": facts},
         )
-        state, outcome = play_round(runner, method, there, state, cohort, LOCAL, 0)
+        state, outcome = play_round(RoundSetup(runner, method, there, LOCAL, 0), state, cohort)
         after = state_trees(state)
         assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
         assert_close(tree.to(after, CPU), state_trees(states[t + 1]), atol=1e-4, rtol=1e-3)
@@ -787,13 +784,9 @@ def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation
     full = record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
     backend = make(Engine(name, precision=precision), net, gpu)
     state, _ = play_round(
-        backend,
-        FedAvg(),
-        federation.to(gpu),
+        RoundSetup(backend, FedAvg(), federation.to(gpu), LOCAL, 0),
         make_initial_state(FedAvg(), net, 10, gpu),
         COHORTS[0],
-        LOCAL,
-        0,
     )
     assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
 
@@ -813,7 +806,9 @@ def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federatio
         federation.to(where),
     )
     play_round(
-        runner, FedAvg(), there, make_initial_state(FedAvg(), net, 10, where), COHORTS[0], LOCAL, 0
+        RoundSetup(runner, FedAvg(), there, LOCAL, 0),
+        make_initial_state(FedAvg(), net, 10, where),
+        COHORTS[0],
     )
     assert seen == {(False, torch.bfloat16), (True, torch.bfloat16)}
 

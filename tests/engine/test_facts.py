@@ -8,9 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import FineTuning, make, make_initial_state, play_round
+from fedpfl.engine import FineTuning, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.store import RowStorage
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.methods import FedAvg, Turn
@@ -176,7 +177,7 @@ def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
 
     runner, state = make(as_engine(backend), net, CPU), make_initial_state(Drawing(), net, 10, CPU)
     for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
-        play_round(runner, Drawing(), federation, state, cohort, LOCAL, seed)
+        play_round(RoundSetup(runner, Drawing(), federation, LOCAL, seed), state, cohort)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -220,7 +221,9 @@ def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
         FedpflError,
         match=r"Neighbours reads other clients' states .*; leave out state.sharded=true",
     ):
-        make_initial_state(Neighbours(), net, 10, CPU, mine=lambda client: True)
+        make_initial_state(
+            Neighbours(), net, 10, CPU, RowStorage(is_stored_here=lambda client: True)
+        )
 
 
 # Turns and phases without training

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpfl.engine import FineTuning, Store, make, make_initial_state, play_round
+from fedpfl.engine import FineTuning, RoundSetup, Store, make, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.store import RowStorage
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
@@ -586,10 +587,12 @@ def test_a_survey_with_client_states_elsewhere(net):
     federation = make_federation()
     ends = []
     for store in (Store(), Store("disk")):
-        state = make_initial_state(Surveyor(), net, 10, CPU, store)
+        state = make_initial_state(Surveyor(), net, 10, CPU, RowStorage(store))
         for cohort in COHORTS[:2]:
             state, _ = play_round(
-                make(as_engine("loop"), net, CPU), Surveyor(), federation, state, cohort, LOCAL, 0
+                RoundSetup(make(as_engine("loop"), net, CPU), Surveyor(), federation, LOCAL, 0),
+                state,
+                cohort,
             )
         ends.append(state)
     assert_same(*ends)

@@ -14,6 +14,7 @@ import fedpfl
 from fedpfl.engine import (
     Engine,
     FineTuning,
+    RoundSetup,
     find_global_draws,
     make,
     make_initial_state,
@@ -115,7 +116,7 @@ def rounds(method, backend, workers=2, again=False):
                 replace(state, rows=fresh.rows),
                 make(Engine(backend, workers=workers), net, CPU),
             )
-        state, _ = play_round(runner, method, FEDERATION, state, cohort, SHORT, 0)
+        state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, cohort)
         judged = runner.evaluate(
             EvalCall(
                 method,

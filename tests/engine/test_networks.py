@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, make, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, make, make_initial_state, play_round
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models.heads import trace_layers
@@ -169,13 +169,11 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
     try:
         state = make_initial_state(made, net, len(COHORT), CPU)
         play_round(
-            make(Engine("loop"), net, CPU),
-            made,
-            make_federation(networks.SHAPE),
+            RoundSetup(
+                make(Engine("loop"), net, CPU), made, make_federation(networks.SHAPE), LOCAL, 0
+            ),
             state,
             COHORT,
-            LOCAL,
-            0,
         )
     except FedpflError as error:
         complaint = str(error)

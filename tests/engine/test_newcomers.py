@@ -13,7 +13,7 @@ import torch
 import fedpfl
 from fedpfl import data
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import Engine, FineTuning, make, make_initial_state, play_round
+from fedpfl.engine import Engine, FineTuning, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -80,7 +80,7 @@ def rounds(method, net, world, watched):
                     EvalCall(method, unseen, late, list(range(unseen.clients)), tuning)
                 )
                 assert counts.total.tolist() == unseen.test_sizes.tolist()
-        now, _ = play_round(runner, method, federation, now, cohort, LOCAL, 0)
+        now, _ = play_round(RoundSetup(runner, method, federation, LOCAL, 0), now, cohort)
         states.append(deepcopy(now))
     return states, judged
 

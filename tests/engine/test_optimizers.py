@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from fedpfl.engine import Engine, make, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.backends import loop
 from fedpfl.engine.backends import programs as program
 from fedpfl.engine.calls import TrainCall
@@ -324,7 +324,9 @@ def test_backends_agree(method, net, federation):
 def scheduled(runner, method, federation, net, local, total=4):
     states, state = [], make_initial_state(method, net, federation.clients, CPU)
     for number in range(1, total + 1):
-        state, _ = play_round(runner, method, federation, state, UNEVEN, local.at(number, total), 0)
+        state, _ = play_round(
+            RoundSetup(runner, method, federation, local.for_round(number, total), 0), state, UNEVEN
+        )
         states.append(tree.clone({"server": state.server, "clients": state.clients}))
     return states
 
@@ -378,7 +380,7 @@ def test_runs_of_other_rates_share_a_program(net, federation):
             federation,
             make_initial_state(FedAvg(), net, 10, CPU),
             cohort,
-            local.at(number, 9),
+            local.for_round(number, 9),
             Draws(0, "train", 1),
         )
         for cohort, number in zip(COHORTS, (1, 4, 2), strict=True)
@@ -407,7 +409,9 @@ def test_runs_of_other_rates_share_a_program(net, federation):
 )
 def test_schedules_by_hand(values, rates):
     local = Local(1, 32, 0.4, **values)
-    assert [local.at(number, 5).lr for number in range(1, 6)] == pytest.approx(rates, rel=1e-12)
+    assert [local.for_round(number, 5).lr for number in range(1, 6)] == pytest.approx(
+        rates, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -426,7 +430,9 @@ def test_schedules_are_torchs(values, schedule):
         optimizer.step()
         theirs.step()
     local = Local(1, 32, 0.4, **values)
-    assert [local.at(number, 10).lr for number in range(1, 11)] == pytest.approx(found, rel=1e-9)
+    assert [local.for_round(number, 10).lr for number in range(1, 11)] == pytest.approx(
+        found, rel=1e-9
+    )
 
 
 def test_a_rate_never_becomes_zero():

@@ -12,7 +12,7 @@ import logging
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, make, make_initial_state, play_round
+from fedpfl.engine import Engine, Local, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.backends.programs import Program, Programs, width
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws, generator
@@ -57,7 +57,7 @@ def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=F
     runner._programs = Programs(net, runner._autocast, capture)
     states, state = [], make_initial_state(method, net, federation.clients, CPU)
     for cohort in cohorts:
-        state, _ = play_round(runner, method, federation, state, cohort, local, 0)
+        state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
         states.append(tree.clone({"server": state.server, "clients": state.clients}))
     return states
 
@@ -197,7 +197,7 @@ def test_programs_are_kept_as_far_as_there_is_room(federation):
     runner._programs = Programs(net, runner._autocast, Capture(), room=18 * rows)
     for count in (2, 3, 4, 5, 6, 7):
         state = make_initial_state(FedAvg(), net, federation.clients, CPU)
-        play_round(runner, FedAvg(), federation, state, list(range(count)), LOCAL, 0)
+        play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, list(range(count)))
         kept.append([len(program._own.rows) for _, program in runner._programs._kept])
     assert kept == [[2], [3, 2], [4, 3, 2], [5, 4, 3, 2], [6, 5, 4, 3], [7, 6, 5]]
     assert runner._programs.forget()
@@ -245,7 +245,9 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
         runner._programs._failed = failed
         state = make_initial_state(method, net, federation.clients, gpu)
         for cohort in COHORTS * 2:
-            state, _ = play_round(runner, method, federation.to(gpu), state, cohort, LOCAL, 0)
+            state, _ = play_round(
+                RoundSetup(runner, method, federation.to(gpu), LOCAL, 0), state, cohort
+            )
         ends.append(
             {"server": state.server, "clients": state.clients, "buffers": state.server_buffers}
         )

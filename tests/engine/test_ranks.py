@@ -207,13 +207,15 @@ from functools import partial
 import torch
 from fedpfl.engine import make
 from fedpfl.engine.backends import ranks
+from fedpfl.engine.store import RowStorage
 from fedpfl.testing import toy
 from tests.engine.test_ranks import played, storing
 ranks.join()
 toy.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
 for states, names in (("whole", sys.argv[2:]), ("sharded", storing(sys.argv[2:]))):
     torch.save(played(names, sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    toy.make_initial_state = partial(toy.make_initial_state, mine=ranks.mine)
+    storage = RowStorage(is_stored_here=ranks.mine)
+    toy.make_initial_state = partial(toy.make_initial_state, storage=storage)
 ranks.part()
 """
 

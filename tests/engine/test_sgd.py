@@ -249,10 +249,12 @@ def test_settings_out_of_range_are_named(change, named):
 
 def test_a_phase_has_values_of_its_own():
     local = Local(5, 32, 0.1, 0.7, 0.2)
-    assert local.during(Phase(1)) == local
-    assert local.during(Phase(1, sgd={"lr": 0.3, "momentum": 0.0})) == Local(5, 32, 0.3, 0.0, 0.2)
+    assert local.for_phase(Phase(1)) == local
+    assert local.for_phase(Phase(1, sgd={"lr": 0.3, "momentum": 0.0})) == Local(
+        5, 32, 0.3, 0.0, 0.2
+    )
     with pytest.raises(ValueError, match="lr must be a positive number"):
-        local.during(Phase(1, sgd={"lr": -1.0}))
+        local.for_phase(Phase(1, sgd={"lr": -1.0}))
 
 
 def test_who_leaves_a_phase_out():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, make, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.backends import selection as select
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients
@@ -25,13 +25,9 @@ def one_round(method, engine="loop", **local):
     net = tiny()
     state = make_initial_state(method, net, 3, CPU)
     return play_round(
-        make(Engine(engine), net, CPU),
-        method,
-        FEDERATION,
+        RoundSetup(make(Engine(engine), net, CPU), method, FEDERATION, replace(LOCAL, **local), 0),
         state,
         COHORT,
-        replace(LOCAL, **local),
-        0,
     )
 
 
@@ -89,13 +85,9 @@ def test_statistics_that_are_not_finite_are_found():
     net = tiny(norm=True)
     method = Scaled()
     _, outcome = play_round(
-        make(LOOP, net, CPU),
-        method,
-        FEDERATION,
+        RoundSetup(make(LOOP, net, CPU), method, FEDERATION, LOCAL, 0),
         make_initial_state(method, net, 3, CPU),
         COHORT,
-        LOCAL,
-        0,
     )
     assert not outcome.finite.any()
 

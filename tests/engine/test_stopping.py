@@ -10,7 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Stopping, draw_cohorts, make, make_initial_state, pick_cohort, play_round
+from fedpfl.engine import (
+    RoundSetup,
+    Stopping,
+    draw_cohorts,
+    make,
+    make_initial_state,
+    pick_cohort,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
@@ -147,10 +155,14 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
         make(as_engine(backend), net, CPU),
         make_initial_state(method, net, 10, CPU, stopping=True),
     )
-    state, _ = play_round(runner, method, federation, state, [0, 2], local, 0, stopping)
+    state, _ = play_round(
+        RoundSetup(runner, method, federation, local, 0, stopping=stopping), state, [0, 2]
+    )
     assert stopped(state) == []
     before = copy.deepcopy(state.server)
-    state, outcome = play_round(runner, method, misled, state, [0, 2], local, 0, stopping)
+    state, outcome = play_round(
+        RoundSetup(runner, method, misled, local, 0, stopping=stopping), state, [0, 2]
+    )
     assert stopped(state) == [0, 2]
     assert outcome.traffic.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
     weight = federation.train_sizes[[0, 2]].double()
@@ -163,7 +175,9 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
     cohort = pick_cohort(state, [0, 2], 0)
     assert len(cohort) == 2
     assert not set(cohort) & {0, 2}
-    state, _ = play_round(runner, method, federation, state, cohort, local, 0, stopping)
+    state, _ = play_round(
+        RoundSetup(runner, method, federation, local, 0, stopping=stopping), state, cohort
+    )
     assert_same(state.client(0), kept)
     assert set(stopped(state)) >= {0, 2}
 
@@ -240,10 +254,14 @@ def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
     state.stopping["last"].fill_(-1.0)
     stopping, planned = Stopping(early=True), [0, 2]
     _, plain = play_round(
-        make(LOOP, net, CPU), Surveyor(), federation, copy.deepcopy(state), planned, LOCAL, 0
+        RoundSetup(make(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0),
+        copy.deepcopy(state),
+        planned,
     )
     state, outcome = play_round(
-        make(LOOP, net, CPU), Surveyor(), federation, state, planned, LOCAL, 0, stopping
+        RoundSetup(make(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0, stopping=stopping),
+        state,
+        planned,
     )
     assert stopped(state) == planned
     assert outcome.traffic == plain.traffic._replace(bits_up=plain.traffic.bits_up + 2)

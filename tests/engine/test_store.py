@@ -14,6 +14,7 @@ import torch
 from fedpfl.engine import (
     SPARE,
     Engine,
+    RoundSetup,
     Store,
     count_participants,
     draw_cohorts,
@@ -23,6 +24,7 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import generator
+from fedpfl.engine.store import RowStorage
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
@@ -56,9 +58,11 @@ OBP = FedOBP(q=0.9, ema=0.3)
 def played(store, folder, backend, method, federation, device=CPU):
     net = tiny(norm=True)
     runner = make(Engine(backend), net, device)
-    now = make_initial_state(method, net, federation.clients, device, store, folder)
+    now = make_initial_state(method, net, federation.clients, device, RowStorage(store, folder))
     for cohort in COHORTS:
-        now, _ = play_round(runner, method, federation.to(device), now, cohort, LOCAL, 0)
+        now, _ = play_round(
+            RoundSetup(runner, method, federation.to(device), LOCAL, 0), now, cohort
+        )
     return now, runner.evaluate(
         EvalCall(method, federation.to(device), now, list(range(federation.clients)))
     )
@@ -127,11 +131,11 @@ def test_memory_grows_with_those_who_took_part(where, tmp_path):
     net, few = tiny(), make_federation((8,) * 4, (2,) * 4)
     clients = replace(few, train=few.train * 2500, test=few.test * 2500)
     runner = make(Engine("loop"), net, CPU)
-    now = make_initial_state(OBP, net, clients.clients, CPU, Store(where), tmp_path)
+    now = make_initial_state(OBP, net, clients.clients, CPU, RowStorage(Store(where), tmp_path))
     each = tree.nbytes(now.rows.initial)
     assert sum(map(tree.nbytes, now.rows.trees)) == each
     for cohort in draw_cohorts(0, 10_000, 0.001, 20):
-        now, _ = play_round(runner, OBP, clients, now, cohort, LOCAL, 0)
+        now, _ = play_round(RoundSetup(runner, OBP, clients, LOCAL, 0), now, cohort)
     took_part = {client for cohort in draw_cohorts(0, 10_000, 0.001, 20) for client in cohort}
     held = sum(map(tree.nbytes, now.rows.trees)) - each
     assert len(now.rows) == len(took_part) == count_participants(OBP, 0, 10_000, 0.001, 20)
@@ -168,23 +172,6 @@ def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_
         one.put_(order[60:80], {"client": one.take("client", order[60:80])})
     assert_same(again.saved(), rows.saved())
     assert_same(again.take("client", range(100)), rows.take("client", range(100)))
-
-
-def test_rows_of_a_version_whose_methods_kept_flags_go_on_bit_for_bit(federation):
-    """One of three rows is a client's that never took part, as a survey leaves it."""
-    method, net = Ditto(cold_start="global"), tiny()
-    first = record_states(method, net, federation, [[0, 1]])[-1]
-    first.rows.put_([2], {"client": first.rows.take("client", [2])})
-    old = [
-        {**block, "client": {**block["client"], "trained": block["facts"]["participated"]}}
-        for block in first.rows.saved()
-    ]
-    rows = copy.deepcopy(make_initial_state(method, net, 10, CPU).rows)
-    for block in old:
-        rows.load_([rows.renewed(tree.drop(block, ["facts"]))])
-    again = replace(first, rows=rows)
-    assert_same(again, first)
-    assert again.client([0, 1, 2])["participated"].tolist() == [True, True, False]
 
 
 def test_what_is_not_given_of_a_row_keeps_its_value(federation):

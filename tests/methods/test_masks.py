@@ -144,7 +144,7 @@ def test_overlap_by_hand() -> None:
 
 def test_overlap_of_random_masks_is_what_chance_gives() -> None:
     held = torch.rand(8, 40_000, generator=torch.Generator().manual_seed(0)) < 0.3
-    told = masks._told(held)
+    told = masks._count_shared_entries(held)
     mask = MaskOverlap(
         told["entries"], np.array(told["held"], float), np.array(told["both"], float)
     )

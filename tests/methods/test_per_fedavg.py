@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Engine, FineTuning, Local, make, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    Local,
+    RoundSetup,
+    make,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -201,13 +209,9 @@ def test_backends_agree_with_three_minibatches_and_more(method, norm, federation
     for cohort in COHORTS:
         loop, batched = (
             play_round(
-                make(Engine(b), net, CPU),
-                method,
-                federation,
+                RoundSetup(make(Engine(b), net, CPU), method, federation, SMALL, 0),
                 copy.deepcopy(state),
                 cohort,
-                SMALL,
-                0,
             )[0]
             for b in BACKENDS
         )

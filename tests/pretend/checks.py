@@ -16,7 +16,15 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, FineTuning, Local, make, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    Local,
+    RoundSetup,
+    make,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients, summarize_accuracy
 from fedpfl.engine.keys import Draws, generator
@@ -95,7 +103,7 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
     runner, state = make(engine, net, device), make_initial_state(method, net, 10, device)
     for cohort in cohorts:
         seen.waits.clear()
-        state, _ = play_round(runner, method, federation, state, cohort, local, 0)
+        state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
     waits, adapt = Counter(seen.waits), FineTuning(local, Draws(0, "adapt", 1))
     tunings = (None, FineTuning(local, Draws(0, "finetune", 1)))
     counts = [
@@ -148,7 +156,9 @@ def test_no_step_makes_the_host_wait(method, graphs):
         )
         seen.waits.clear()
         play_round(
-            runner, method, federation, state, [0, 3], dataclasses.replace(LOCAL, epochs=epochs), 0
+            RoundSetup(runner, method, federation, dataclasses.replace(LOCAL, epochs=epochs), 0),
+            state,
+            [0, 3],
         )
         waits.append(Counter(seen.waits))
     assert waits[0] == waits[1]
@@ -167,7 +177,9 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
         for number in range(1, 5):
             seen.reset()
             state, _ = play_round(
-                runner, method, federation, state, COHORTS[0], local.at(number, 4), 0
+                RoundSetup(runner, method, federation, local.for_round(number, 4), 0),
+                state,
+                COHORTS[0],
             )
         waits.append(set(seen.waits) - set(REASONS))
         ends.append(tree.to(flatten(state), CPU))
@@ -202,7 +214,11 @@ def test_a_step_launches_and_moves_little():
             make_initial_state(FedAvg(), net, 10, GPU),
         )
         seen.reset()
-        play_round(runner, FedAvg(), federation, state, EVERYONE, Local(epochs, 32, 0.01, 0.7), 0)
+        play_round(
+            RoundSetup(runner, FedAvg(), federation, Local(epochs, 32, 0.01, 0.7), 0),
+            state,
+            EVERYONE,
+        )
         found.append((seen.launches.total(), seen.moved / 2**20))
     launches, moved = ((longer - shorter) / 2 for shorter, longer in zip(*found, strict=True))
     assert launches <= 61  # it was 85
@@ -271,7 +287,7 @@ def test_the_flags_of_a_backend_hold_while_it_runs(backend):
     for precision, runner in runners.items():
         Watcher.found.clear()
         state = make_initial_state(Watcher(), net, 10, GPU)
-        play_round(runner, Watcher(), federation, state, COHORTS[0], LOCAL, 0)
+        play_round(RoundSetup(runner, Watcher(), federation, LOCAL, 0), state, COHORTS[0])
         assert set(Watcher.found) == {(precision == "tf32", precision == "tf32", True, False)}
         assert flags() == before
 

@@ -12,6 +12,7 @@ import torch
 
 from fedpfl.engine import (
     Local,
+    RoundSetup,
     make,
     make_initial_state,
     make_privacy_state,
@@ -51,15 +52,11 @@ def one_round(method, federation, own, backend="loop", seed=0, state=None):
         state = dataclasses.replace(state, privacy=make_privacy_state(own, CPU))
     runner = make(as_engine(backend), tiny(), CPU)
     return play_round(
-        runner,
-        method,
-        federation,
+        RoundSetup(
+            runner, method, federation, LOCAL, seed, account=own, secret=Secret.of_seed(seed)
+        ),
         state,
         COHORT,
-        LOCAL,
-        seed,
-        account=own,
-        secret=Secret.of_seed(seed),
     )
 
 
@@ -209,8 +206,9 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     own = account(cohort=2, noise=2.0, clip=0.3, sampling="poisson", quantile=0.5, count_noise=1.0)
     before = dataclasses.replace(before, privacy=make_privacy_state(own, CPU))
     clients = before.clients
-    round = make(LOOP, tiny(), CPU), method, small(), before, [], LOCAL, 0
-    state, outcome = play_round(*round, account=own, secret=Secret.of_seed(1))
+    backend, secret = make(LOOP, tiny(), CPU), Secret.of_seed(1)
+    setup = RoundSetup(backend, method, small(), LOCAL, 0, account=own, secret=secret)
+    state, outcome = play_round(setup, before, [])
     moved = tree.ravel(tree.map(torch.sub, state.server, before.server))
     assert float(moved.std()) == pytest.approx(2.0 * 0.3 / 2, rel=4 / math.sqrt(2 * len(moved)))
     assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
@@ -422,8 +420,9 @@ def test_nor_does_an_attacker_of_a_trained_federation():
         )
         local = Local(epochs=1, batch_size=512, lr=0.5)
         for _ in range(2):
-            round = make(LOOP, tiny(), CPU), method, federation, state, EVERYONE, local, seed
-            state, _ = play_round(*round, account=own, secret=Secret.of_seed(seed))
+            backend, secret = make(LOOP, tiny(), CPU), Secret.of_seed(seed)
+            setup = RoundSetup(backend, method, federation, local, seed, account=own, secret=secret)
+            state, _ = play_round(setup, state, EVERYONE)
         return tree.ravel(state.server)
 
     still, moved = (model(federation, 0.0, 0) for federation in worlds)

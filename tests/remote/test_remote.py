@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, make, make_initial_state, play_round
+from fedpfl.engine import Engine, FineTuning, RoundSetup, make, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -68,7 +68,7 @@ class Played:
 
     def round(self, cohort):
         self.state, outcome = play_round(
-            self.remote, self.method, self.federation, self.state, cohort, ONE, 0
+            RoundSetup(self.remote, self.method, self.federation, ONE, 0), self.state, cohort
         )
         return outcome
 
@@ -87,7 +87,7 @@ def in_one_place(method: Method, cohorts=COHORTS):
     backend = make(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
     state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
     for cohort in cohorts:
-        state, outcome = play_round(backend, method, small(), state, cohort, ONE, 0)
+        state, outcome = play_round(RoundSetup(backend, method, small(), ONE, 0), state, cohort)
         outcomes.append(outcome)
     return state, outcomes, judged(backend, method, state)
 

@@ -131,7 +131,9 @@ def test_models_go_when_the_next_round_begins(tmp_path):
 def test_a_model_that_another_process_has_is_refused(tmp_path):
     rounds = fedpfl.rounds(*WORDS, directory=tmp_path / "run")
     round = next(rounds)
-    round.state.rows.mine = lambda client: client != 1  # as under torchrun with state.sharded=true
+    round.state.rows.is_stored_here = lambda client: (
+        client != 1
+    )  # as under torchrun with state.sharded=true
     round.personal(0)
     with pytest.raises(FedpflError, match="the state of client 1 is in another process"):
         round.personal(1)

@@ -227,7 +227,7 @@ class _Training:
     def play(self, phase: Phase, epochs: range) -> None:
         """Take the steps of a phase."""
         job, leaves = self._job, tree.leaves(self._params)
-        moves, local = find_trainable_leaves(phase, self._params), job.plan.local.during(phase)
+        moves, local = find_trainable_leaves(phase, self._params), job.plan.local.for_phase(phase)
         for i, leaf in enumerate(leaves):
             leaf.requires_grad_(i in moves.moving)
         moving, moments = (

@@ -187,7 +187,7 @@ class Program:
             list(with_epoch_numbers(job.plan.phases)),
             streams_with_differing_masks(job.plan.phases),
         )
-        if job.plan.local.scheduled:
+        if job.plan.local.has_schedule:
             self._rates.copy_(tree.send(torch.tensor(job.rates), device))
         idles = {
             number: clients_without_trainable_entries(phase, len(job.rows))
@@ -217,7 +217,7 @@ class Program:
                     phase.mask,
                     given.mask,
                 )
-            moves, local = find_trainable_leaves(phase, own.start), job.plan.local.during(phase)
+            moves, local = find_trainable_leaves(phase, own.start), job.plan.local.for_phase(phase)
             # Graphs want one shape in every round, also where no client has a full batch.
             least = local.batch_size if self._capture else 0
             inputs, active = train_steps(job, phase, epochs, local.batch_size, least)
@@ -314,7 +314,7 @@ class Program:
         moving = [leaves[i] for i in moves.moving]
         masks = [None if mask is None else mask[now] for mask in moves.masks]
         # A graph would repeat the number it was captured with.
-        rates = self._rates[now] if local.scheduled and "lr" not in phase.sgd else None
+        rates = self._rates[now] if local.has_schedule and "lr" not in phase.sgd else None
         one = self._own_step if phase.step else self._gradient(moves.moving)
         one = partial(one, phase)
 

@@ -264,7 +264,7 @@ class Ranks(Backend):
         return [self._answer(call) for call in calls]
 
     def _answer(self, call: Call) -> Answer:
-        if call.state.rows.mine:
+        if call.state.rows.is_stored_here:
             owners = [client % dist.get_world_size() for client in call.clients]
         else:
             owners = deal(

@@ -117,7 +117,9 @@ class TrainJob:
             phase_structure(phase._replace(loss=None, step=None, after_gradient=None))
             for phase in self.plan.phases
         ]
-        local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
+        local = (
+            replace(self.plan.local, lr=1.0) if self.plan.local.has_schedule else self.plan.local
+        )
         asker, plan = (
             None if self.plain else self.method,
             (self.plan.tuned, self.plan.by_sample, local),

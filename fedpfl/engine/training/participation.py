@@ -64,7 +64,7 @@ class OneClient:
         their numbers.
         """
         hook, state = partial(call.method.personal, call.state.server), call.state
-        if found or not state.rows.alike(self.clients[0]):
+        if found or not state.rows.is_initial(self.clients[0]):
             return hook(client)
         if "personal" not in self._common:
             try:

@@ -69,31 +69,31 @@ class Local(Checked):
         """Return how many epochs a participation trains, or steps in their place."""
         return self.epochs or self.steps or 0
 
-    def less(self, amount: int) -> Local:
+    def with_amount(self, amount: int) -> Local:
         """Return the values with so many epochs, or steps in their place."""
         return replace(self, epochs=amount) if self.epochs else replace(self, steps=amount)
 
-    def during(self, phase: Phase) -> Local:
+    def for_phase(self, phase: Phase) -> Local:
         """Return the values that hold in a phase."""
         return replace(self, **dict[str, Any](phase.sgd)) if phase.sgd else self
 
     @property
-    def scheduled(self) -> bool:
+    def has_schedule(self) -> bool:
         """Whether the learning rate depends on the round."""
         return self.decay != 1
 
     @property
     def plain(self) -> bool:
         """Whether this is what a `Phase.step` takes the place of: SGD at one learning rate."""
-        return self.optimizer == "sgd" and not self.scheduled
+        return self.optimizer == "sgd" and not self.has_schedule
 
-    def at(self, number: int, rounds: int) -> Local:
+    def for_round(self, number: int, rounds: int) -> Local:
         """Return the values that hold in round `number` (from 1) of `rounds`.
 
         As by torch.optim.lr_scheduler's CosineAnnealingLR, and StepLR or ExponentialLR
         (`decay_every=1`), stepped once a round; the rate never rounds to zero.
         """
-        if not self.scheduled:
+        if not self.has_schedule:
             return self
         past = (number - 1) // self.decay_every
         if isinstance(self.decay, str):
@@ -147,7 +147,7 @@ def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> M
     moves = [
         find_trainable_leaves(phase, start)
         for phase in phases
-        if adam or local.during(phase).momentum
+        if adam or local.for_phase(phase).momentum
     ]
     moving = {i for own in moves for i in own.moving}
     masked = {
