@@ -597,3 +597,29 @@ def test_a_survey_with_client_states_elsewhere(net):
         ends.append(state)
     assert_same(*ends)
     assert isinstance(ends[0].clients["told"], Tensor)
+
+
+@dataclass(frozen=True)
+class Backwards(FedAvg):
+    """Trains the later half of a cohort first, and each half from its last client on."""
+
+    def turns(self, played, cohort, clients, generator):
+        half = len(cohort) // 2
+        return [Turn(cohort[half:][::-1]), Turn(cohort[:half][::-1])]
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_rows_of_an_outcome_are_in_the_cohorts_order_whatever_the_turns(backend, federation):
+    """Each client's own number of test samples, and the loss that it has on its own."""
+    net, cohort = tiny(), [1, 3, 4, 8]
+    backend = make(as_engine(backend), net, CPU)
+    outcomes = []
+    for method in (Backwards(), FedAvg()):
+        state = make_initial_state(method, net, 10, CPU)
+        setup = RoundSetup(backend, method, federation, LOCAL, 0)
+        outcomes.append(play_round(setup, state, [8, 1, 4, 3])[1])
+    backwards, plain = outcomes
+    assert backwards.cohort == cohort
+    assert torch.equal(backwards.before.total, federation.test_sizes[cohort])
+    assert_close(backwards.loss[2:], plain.loss[2:])  # these train first, from the same model
+    assert len({float(loss) for loss in backwards.loss}) == len(cohort)
