@@ -94,7 +94,7 @@ def test_of_what_processes_collect_so_many_clients_are_compared(
     """Each gives its own first ones, which together are more."""
     method = METHODS["fedselect"]()
     state = record_rounds(method, tiny(), make_federation(), COHORTS)[0][-1]
-    state.rows.mine = lambda client: True
+    state.rows.is_stored_here = lambda client: True
     given: list[Any] = []
     monkeypatch.setattr(masks.ranks, "collect", lambda own: given.extend(own) or own)
     whole = engine.compare_masks(method, state)

@@ -297,7 +297,7 @@ def run_participation(
     if stopping:
         held = after
         if federation.validation:
-            held = yield EvalJob(method, places, drawing, params, buffers, "held_out")
+            held = yield EvalJob(method, places, drawing, params, buffers, "validation")
         held_out = held.loss / held.total.clamp(min=1)
     uploads, kept, up = rows.each(finish, client, start, end.params)
     if counted:
