@@ -73,7 +73,9 @@ def measure(order: dict[str, Any]) -> dict[str, float]:
     step_seconds = []
     for cohort in torch.arange(federation.clients).split(order["cohort"]):
         start_time = time.perf_counter()
-        state, _ = engine.play_round(backend, method, federation, state, cohort.tolist(), local, 0)
+        state, _ = engine.play_round(
+            engine.RoundSetup(backend, method, federation, local, 0), state, cohort.tolist()
+        )
         step_seconds.append((time.perf_counter() - start_time) / len(cohort) / steps)
     return {
         "states": sum(map(tree.nbytes, state.rows.trees)) / 2**20,

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
         for name, method in methods.items():
             start_time = time.perf_counter()
             states[name], _ = engine.play_round(
-                backend, method, federation, states[name], cohort, LOCAL, SEED
+                engine.RoundSetup(backend, method, federation, LOCAL, SEED), states[name], cohort
             )
             if round_index >= options.warm_up:
                 seconds[name].append(time.perf_counter() - start_time)

@@ -58,11 +58,15 @@ def measure(task: Task, workers: int, samples_lock: bool) -> float:
     method = FedOBP(q=0.99993)
     *cohorts, warm_up_cohort = task.cohorts()
     state = engine.make_initial_state(method, net, federation.clients, cpu)
-    state, _ = engine.play_round(backend, method, federation, state, warm_up_cohort, LOCAL, SEED)
+    state, _ = engine.play_round(
+        engine.RoundSetup(backend, method, federation, LOCAL, SEED), state, warm_up_cohort
+    )
     sampler = LockSampler() if samples_lock else None
     start_time = time.perf_counter()
     for cohort in cohorts:
-        state, _ = engine.play_round(backend, method, federation, state, cohort, LOCAL, SEED)
+        state, _ = engine.play_round(
+            engine.RoundSetup(backend, method, federation, LOCAL, SEED), state, cohort
+        )
     seconds = time.perf_counter() - start_time
     result = sampler.stop() if sampler else task.sample_steps(federation) / seconds
     ranks.part()

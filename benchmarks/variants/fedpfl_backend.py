@@ -17,6 +17,7 @@ from fedpfl import engine
 from fedpfl.engine.backends.loop import Loop
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.store import RowStorage
 from fedpfl.ground import tree
 from fedpfl.methods import Method
 from fedpfl.methods.fedavg import FedAvg
@@ -45,20 +46,19 @@ def run_rounds(
     all_clients = list(range(federation.clients))
     with tempfile.TemporaryDirectory() as folder:
         settings = engine.Store(store)  # type: ignore[arg-type]
-        state = engine.make_initial_state(
-            method, net, federation.clients, device, settings, Path(folder)
-        )
+        storage = RowStorage(store=settings, folder=Path(folder))
+        state = engine.make_initial_state(method, net, federation.clients, device, storage)
         with rundir.RunDirectory.open(Path(folder) / "run", "", "benchmark") as directory:
             directory.restore()
             # The first round warms up.
             state, _ = engine.play_round(
-                backend, method, federation, state, cohorts[-1], LOCAL, SEED
+                engine.RoundSetup(backend, method, federation, LOCAL, SEED), state, cohorts[-1]
             )
             clock.seconds.clear()
             start_time = time.perf_counter()
             for number, cohort in enumerate(cohorts[: task.rounds], 1):
                 state, outcome = engine.play_round(
-                    backend, method, federation, state, cohort, LOCAL, SEED
+                    engine.RoundSetup(backend, method, federation, LOCAL, SEED), state, cohort
                 )
                 with clock.measure("log"):
                     row = {"round": number, "bits_up": outcome.traffic.bits_up, **outcome.metrics}
