@@ -305,7 +305,7 @@ def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values(made
     text = rewritten(
         folder, row, command=row["command"].replace(" dataset=digits", f" dataset=digits {word}")
     )
-    with mock.patch.object(board, "play") as play:
+    with mock.patch.object(board, "_play_again") as play:
         status = call(folder, "verify", row["identity"])
     (folder / "out" / "board.csv").write_text(text)
     told = capsys.readouterr().err

@@ -299,7 +299,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fedpfl.data.datasets import Raw
-from fedpfl.data.datasets.shared.source import kept
+from fedpfl.data.datasets.shared.source import read_cached
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 START = os.getcwd()

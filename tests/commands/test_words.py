@@ -189,7 +189,7 @@ def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(text: str, tmp_path: Pa
     """As a shell reads the words; `$` alone would be an interpolation of Hydra's."""
     shell = ["bash", "-c", f"printf %s {quote_word('name', text)}"]
     word = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
-    with mock.patch.object(session, "play") as play:
+    with mock.patch.object(session, "play_session") as play:
         assert run_command(word, cwd=tmp_path).code == 0
     assert play.call_args.args[0].name == text
 
@@ -254,7 +254,7 @@ def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
         f"# @package _global_\n{yaml.safe_dump(sweep, sort_keys=False)}"
     )
     words = ["--config-dir=own", "experiment=mine"]
-    with mock.patch.object(session, "play") as play:
+    with mock.patch.object(session, "play_session") as play:
         for given, keys in (
             ((), "seed, local.lr"),
             (("local.lr=1",), "seed"),

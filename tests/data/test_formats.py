@@ -456,7 +456,7 @@ def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
     assert np.array_equal(small.x[0], pixels(tiny[names[0]], 16))
     assert len(cached(tmp_path)) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(tiny_imagenet, "images", None)
+        patch.setattr(tiny_imagenet, "read_images", None)
         assert torch.equal(load_samples("tiny_imagenet", tmp_path).x, got.x)
 
 

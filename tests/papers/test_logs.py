@@ -16,6 +16,7 @@ from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
+from fedpfl.report.text import letters_and_digits
 from tests.report.test_report import write_run
 
 EARLIER = {
@@ -71,7 +72,7 @@ def test_files_are_what_the_tables_say() -> None:
         known = published.published_numbers()[
             SOURCE + "V",
             "mean test accuracy over clients (%)",
-            published.bare(names[*kind]),
+            letters_and_digits(names[*kind]),
             dataset,
             "ablation",
         ]
