@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from omegaconf import OmegaConf
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
@@ -28,6 +31,7 @@ from fedpfl.ground import tree
 from fedpfl.methods import FACTS, METHODS, STORED, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
+from fedpfl.record import rundir
 from fedpfl.testing import toy
 from fedpfl.testing.toy import (  # noqa: F401
     BACKENDS,
@@ -426,6 +430,22 @@ def parsed_once() -> Iterator[None]:
         return copy.deepcopy(known[key])
 
     with mock.patch.object(OmegaConf, "load", staticmethod(load)):
+        yield
+
+
+def draw_small_partition(label_counts: Any, title: str) -> bytes:
+    """Return a pixel a count as a png file, for the picture takes half of a tiny run's time."""
+    pixels = np.minimum(np.asarray(label_counts), 255).astype(np.uint8)
+    text, file = PngInfo(), io.BytesIO()
+    text.add_text("Title", title)
+    Image.fromarray(pixels).save(file, "png", pnginfo=text)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_pictures() -> Iterator[None]:
+    """Let runs draw small pictures of their partitions; tests/record has the real ones."""
+    with mock.patch.object(rundir, "partition_png", draw_small_partition):
         yield
 
 

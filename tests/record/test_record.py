@@ -22,12 +22,12 @@ import torch
 
 import fedpfl
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import loggers
+from fedpfl.record import loggers, rundir
 from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
 from fedpfl.record.console import Console, run_label
 from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
-from fedpfl.record.picture import draw_partition
+from fedpfl.record.picture import draw_partition, partition_png
 from fedpfl.record.rundir import RunDirectory
 from tests.conftest import keep_quick
 
@@ -57,6 +57,11 @@ def payload(number: int) -> dict:
         "server": {"w": torch.arange(6.0).reshape(2, 3) + number},
         "best": {"accuracy": 1 / 3},
     }
+
+
+@pytest.fixture(autouse=True)
+def real_pictures(monkeypatch):
+    monkeypatch.setattr(rundir, "partition_png", partition_png)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
