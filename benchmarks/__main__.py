@@ -35,7 +35,7 @@ NAMES = (
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the measurement that the first argument names; a mistake of the user's is one line."""
+    """Run the measurement that the first argument names."""
     if not arguments or arguments[0] not in NAMES:
         print(__doc__)
         sys.exit(0 if {"-h", "--help"} & {*arguments} else 2)

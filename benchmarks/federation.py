@@ -44,7 +44,10 @@ class Pair:
     wire: pd.DataFrame
 
     def mebibytes(self, kind: str) -> pd.Series:
-        """Return MiB from and to a client up to each round; `kind` is `counted` or `bytes`."""
+        """Return MiB from and to a client up to each round.
+
+        `kind` is `counted` or `bytes`.
+        """
         wire = self.wire.set_index("round")
         per_client = (wire[f"{kind}_down"] + wire[f"{kind}_up"]) / wire["answers"]
         return per_client.cumsum() / 2**20

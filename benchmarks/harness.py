@@ -160,7 +160,7 @@ def run_child(name: str, order: dict[str, Any], launcher: Sequence[str] = ()) ->
 def run_children_in_turns(
     name: str, orders: Sequence[dict[str, Any]], repeats: int
 ) -> list[list[Any]]:
-    """Run each order several times, in turns, so that load on the machine hits all alike.
+    """Run each order several times, in turns: load on the machine hits all alike.
 
     Returns:
         The results of each order. The process ends where a child failed.

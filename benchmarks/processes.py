@@ -98,7 +98,7 @@ class LockSampler:
 
 
 def expected_speedup(lock_share: float, threads: int) -> float:
-    """Return how many times as fast threads are as one, by mean-value analysis of one resource."""
+    """Return the speedup by threads, by mean-value analysis of one shared resource."""
     waiting = rate = 0.0
     for count in range(1, threads + 1):
         time_with_lock = lock_share * (1 + waiting)

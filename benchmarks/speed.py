@@ -13,6 +13,7 @@ over the clients in a cohort, or over the runs of a lockstep sweep.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -127,8 +128,8 @@ def _format(value: float | None, template: str) -> str:
     return "" if value is None else template.format(value)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure in turns, print a table, write JSON."""
+def make_speed_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = harness.make_parser("speed", __doc__)
     parser.add_argument("--model", default="cnn4")
     parser.add_argument(
@@ -143,7 +144,30 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/bench.json"))
     parser.add_argument("--collect", nargs="+", type=Path, metavar="JSON", help="print results")
     parser.add_argument("--measure", type=json.loads, help="in this process")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def choose_orders(options: argparse.Namespace, task: Task, device: torch.device) -> dict[str, Any]:
+    """Return what is measured by name: variants, or the points of a curve."""
+    common = {"task": asdict(task), "run_count": 0, "device": str(device)}
+    if not options.curve:
+        names = options.variants or VARIANTS[device.type]
+        return {name: {**common, "variant": name} for name in names}
+    backend = "batched+graphs" if device.type == "cuda" else "loop"
+    common["variant"] = f"{backend} {options.precision}"
+    orders = {}
+    for value in CURVES[options.curve]:
+        if options.curve == "width":
+            point: dict[str, Any] = {"task": asdict(replace(task, width=value))}
+        else:
+            point = {"run_count": value}
+        orders[f"{options.curve} {value}"] = {**common, **point}
+    return orders
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure in turns, print a table, write JSON."""
+    options = make_speed_parser().parse_args(arguments)
     if options.collect:
         contents = [json.loads(file.read_text()) for file in options.collect]
         rows = [row for content in contents for row in table_rows(content)]
@@ -156,7 +180,6 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(measure(order["variant"], task, device, order["run_count"])))
         return
 
-    # ---- What is measured: variants, or the points of a curve
     device = find_device(options.device)
     task = Task(
         model=options.model,
@@ -166,31 +189,9 @@ def main(arguments: Sequence[str]) -> None:
         samples=options.samples,
         data_dir=options.data,
     )
-    orders = {name: (name, task, 0) for name in options.variants or VARIANTS[device.type]}
-    if options.curve:
-        backend = "batched+graphs" if device.type == "cuda" else "loop"
-        variant = f"{backend} {options.precision}"
-        orders = {}
-        for value in CURVES[options.curve]:
-            is_width = options.curve == "width"
-            point_task = replace(task, width=value) if is_width else task
-            orders[f"{options.curve} {value}"] = (variant, point_task, 0 if is_width else value)
-
-    # ---- Measure
     load = harness.machine_load()
-    results = harness.run_children_in_turns(
-        "speed",
-        [
-            {
-                "variant": variant,
-                "task": asdict(point_task),
-                "run_count": run_count,
-                "device": str(device),
-            }
-            for variant, point_task, run_count in orders.values()
-        ],
-        options.repeats,
-    )
+    orders = choose_orders(options, task, device)
+    results = harness.run_children_in_turns("speed", [*orders.values()], options.repeats)
     content = {
         "task": asdict(task),
         "load_before": load,

@@ -174,22 +174,13 @@ FinalRuns = dict[Path, Mapping[str, Any]]
 
 
 def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
-    """Tune every method in every setting; return the final runs, and a line for each failure."""
+    """Tune all methods in all settings; return final runs and failures."""
     suite = command.suite
     methods = _methods_of_suite(suite)
     counts = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
 
-    # ---- Whatever is wrong with the command is said now, not hours later
-    parse_request([f"method={methods[0]}", *counts])
-    shared_words = [
-        word
-        for word in command.words
-        if not (word.startswith("method.") or overrides.is_sweep(word))
-    ]
-    configs = {
-        setting: overrides.compose_config([*setting_words, *shared_words])
-        for setting, setting_words in suite["settings"].items()
-    }
+    # Whatever is wrong with the command is said now, not hours later.
+    configs = _compose_settings(command, [f"method={methods[0]}", *counts])
 
     # ---- One method after another; a setting without its data is left out
     final_runs: FinalRuns = {}
@@ -226,6 +217,20 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
             for path in find_run_directories(folder / "final", final_words, seeds):
                 final_runs[path.resolve()] = {**record, "setting": setting}
     return final_runs, failures
+
+
+def _compose_settings(command: BoardCommand, words_of_tuning: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of each setting, without a method's values."""
+    parse_request(words_of_tuning)
+    shared_words = [
+        word
+        for word in command.words
+        if not (word.startswith("method.") or overrides.is_sweep(word))
+    ]
+    return {
+        setting: overrides.compose_config([*setting_words, *shared_words])
+        for setting, setting_words in command.suite["settings"].items()
+    }
 
 
 def _methods_of_suite(suite: Mapping[str, Any]) -> list[str]:
@@ -327,7 +332,7 @@ def _harms_by_group(
 
 
 def _mean_ranks(finished_runs: Sequence[Run]) -> tuple[dict[str, float], list[str]]:
-    """Return each method's mean rank over settings, and notes; no ranks where too little is run."""
+    """Return each method's mean rank over settings, and notes."""
     try:
         tables, ranks = rank_tables(finished_runs, select="validation")
     except FedpflError as error:
@@ -366,7 +371,7 @@ def describe_provenance(group_runs: Sequence[Run]) -> dict[str, str]:
 
 
 def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run]) -> None:
-    """Write the board as CSV, Markdown and a page, with figures and a page of each setting."""
+    """Write the board as CSV, Markdown and page, with figures and settings' pages."""
     folder = command.folder
     records = table.frame.to_dict("records")
     short_table = Table.of(records, BOARD_COLUMNS, caption=table.caption, notes=table.notes, by=1)
@@ -391,7 +396,7 @@ def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run
 
 
 def verify_row(identity_prefix: str, command: BoardCommand) -> int:
-    """Run a row of the board again; return 0 if all that it shows is equal, 1 if not.
+    """Run a row of the board again; return 0 if it is equal, else 1.
 
     The row is data of a stranger's: of its command nothing is run but known keys with plain values.
     What it shows beside FedAvg and Local-Only needs the runs of their rows, too.
@@ -494,7 +499,7 @@ def _with_known_data(foreign_runs: ForeignRuns, command: BoardCommand) -> Foreig
 
 
 def _setting_of(record: Mapping[str, str], foreign_runs: ForeignRuns, command: BoardCommand) -> str:
-    """Return the setting of the suite whose words a row has; of several, the one that it names."""
+    """Return the setting whose words a row has; of several, the one that it names."""
     fitting_settings = [
         setting
         for setting, words in command.suite["settings"].items()
@@ -538,7 +543,7 @@ def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
 
 
 def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
-    """Return a row's mean rank by the accuracies of all rows, "" where nothing can be ranked."""
+    """Return a row's mean rank by the accuracies of all rows, "" without ranks."""
     accuracies: dict[str, dict[str, float]] = {}
     for record in board_rows.to_dict("records"):
         is_fedavg = record["method"].startswith("FedAvg") and " method=fedavg " in record["command"]
@@ -586,7 +591,7 @@ def _words_and_seeds(command: str) -> tuple[list[str], list[int]]:
 
 
 def main() -> int:
-    """Run the command; a mistake of the user's is one line and a non-zero exit status."""
+    """Run the command; return the exit status."""
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words} or not words:
         print(__doc__)

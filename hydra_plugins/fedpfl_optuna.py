@@ -173,13 +173,7 @@ class OptunaSweeper(Sweeper):
         assert self.hydra_context is not None
         assert self.config is not None
         loader = self.hydra_context.config_loader
-        parser = OverridesParser.create(config_loader=loader)
-        words = parser.parse_overrides([*self._parse_config(), *arguments])
-        # The command line's words replace those of the experiment.
-        word_by_key = {word.get_key_element(): word for word in words}
-        swept_words = {key: word for key, word in word_by_key.items() if word.is_sweep_override()}
-        shared_words = words_without_sweep([*word_by_key.values()])
-        _require_searchable(swept_words)
+        swept_words, shared_words = self._split_words(arguments)
         space = {key: trials.parse_distribution(word) for key, word in swept_words.items()}
 
         # ---- Check a proposal before the first job
@@ -225,6 +219,17 @@ class OptunaSweeper(Sweeper):
             *overrides.format_words("hydra.sweeper.folder", str(folder)),
         ]
         return SearchPlan(search, [*shared_words, *study_words], find_origin)
+
+    def _split_words(self, arguments: list[str]) -> tuple[dict[str, Override], list[str]]:
+        """Return the words that are swept over by key, and those that all jobs have."""
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        words = parser.parse_overrides([*self._parse_config(), *arguments])
+        # The command line's words replace those of the experiment.
+        word_by_key = {word.get_key_element(): word for word in words}
+        swept_words = {key: word for key, word in word_by_key.items() if word.is_sweep_override()}
+        _require_searchable(swept_words)
+        return swept_words, words_without_sweep([*word_by_key.values()])
 
     def _check_plan(self, config: DictConfig) -> "Plan":
         """Return the plan of a proposal. Raises ValueError where trials cannot be judged."""

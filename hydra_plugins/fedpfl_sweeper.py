@@ -145,7 +145,7 @@ class Sweeper(BasicSweeper):
 
 
 class CountedTask:
-    """Run the task of a sweep under its label, and report its end and the time left.
+    """Run the task of a sweep under its label, and report progress.
 
     Jobs may run in several processes of this machine, so they share a folder: there `events` has
     when they began and ended, and each process with a job a file. On another machine nothing is
@@ -277,7 +277,7 @@ def _is_finished(run_directory: Path) -> bool:
 
 @contextmanager
 def _registered_process(folder: Path) -> Iterator[None]:
-    """Register this process as one with a job; no job begins in a sweep that ends."""
+    """Register this process as one with a job, unless the sweep ends."""
     process_file = folder / f"{socket.gethostname()}:{os.getpid()}"
     process_file.touch()
     try:
@@ -289,7 +289,7 @@ def _registered_process(folder: Path) -> Iterator[None]:
 
 
 def end_jobs(folder: Path) -> None:
-    """End the jobs in other processes of this machine, and wait until their runs are saved."""
+    """End the jobs in other processes, and wait until their runs are saved."""
     (folder / END_FILE).touch()
     process_pattern = f"{socket.gethostname()}:*"
     for process_file in folder.glob(process_pattern):

@@ -319,7 +319,7 @@ def _compared_setups(filled: FilledCells) -> list[tuple[Group, Mapping[str, Any]
 
 
 def _unequal_column_notes(filled: FilledCells) -> list[str]:
-    """Return a note on runs that differ from most of their column in more than the method."""
+    """Return a note on runs that differ from their column in more than the method."""
     layout = filled.layout
     # Rows that set other keys differ in these on purpose.
     comparable_rows = [

@@ -76,7 +76,7 @@ def measure_fine_tuned(run: Run, row: pd.Series, rule: Selection) -> float:
 
 
 def has_config(run: Run, config: Mapping[str, Any]) -> bool:
-    """Return whether a run has these values; a key that it does not have counts as false.
+    """Return whether a run has these values. An absent key counts as false.
 
     Args:
         run: Any run.
@@ -255,7 +255,7 @@ class Layout:
         return dataclasses.replace(self, columns=tuple(columns))
 
     def _columns_of_other_dataset(self, name: str) -> list[TableColumn]:
-        """Return a column for each of the table's settings, on a data set that it does not have."""
+        """Return a column for each of the table's settings, on another data set."""
         column_by_setting: dict[str, TableColumn] = {}
         for column in reversed(self.columns):
             column_by_setting[column.setting] = column

@@ -24,7 +24,7 @@ def make_tables_and_figures(
     datasets: Sequence[str] = (),
     test: str = "",
 ) -> Iterator[tuple[str, Table | list[Path]]]:
-    """Yield names, each with its table or with the files that its figure was written to.
+    """Yield names, each with its table or with the files of its figure.
 
     Args:
         groups: Runs that differ by seed alone.

@@ -84,7 +84,7 @@ class AnsweredMessage(NamedTuple):
 
 
 class RemoteBackend(Backend):
-    """Ask each client of a call at its node, and go on with those that answer.
+    """Ask clients at their nodes, and go on with those that answer.
 
     Args:
         net: The network that is trained.

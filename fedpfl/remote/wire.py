@@ -120,7 +120,7 @@ def _encode(value: Tree, tensors: dict[str, Tensor], whole: bool = False) -> Any
 
 
 def _encode_leaf(value: Tensor, tensors: dict[str, Tensor]) -> Any:
-    """Return the form of a tensor, which is stored once along the axes that it is expanded on."""
+    """Return the form of a tensor. Axes that it is expanded on are stored once."""
     stored = value.detach().cpu()
     for axis in range(value.dim()):
         # The receiver expands it again: products of a copied tensor may be rounded otherwise.

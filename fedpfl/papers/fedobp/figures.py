@@ -82,7 +82,7 @@ def _has_published_score(run: Run) -> bool:
 
 
 def _is_paper_method(run: Run) -> bool:
-    """Return whether a run is FedOBP as the paper writes it, at any q, or another method."""
+    """Return whether a run is the paper's FedOBP, at any q, or another method."""
     if run.method_name != "fedobp":
         return True
     config = run.config["method"]
@@ -159,7 +159,7 @@ def _score_label(run: Run) -> str:
 
 
 def _momentum_label(run: Run) -> str:
-    """Return what tells a run with momentum from one without, so that no line is of both."""
+    """Return the text by which no line has runs with and without momentum."""
     momentum = run.config_value("local.momentum")
     return f", momentum {momentum:g}" if momentum else ""
 
@@ -310,7 +310,7 @@ def _method_and_momentum(group: Group) -> tuple[str, str]:
 
 
 def _downlink_share(group: Group) -> float:
-    """Return how many values a client is sent per round, of those of the model; mean over seeds."""
+    """Return the share of the model that a client is sent per round, over seeds."""
     shares = [
         run.per_client("values_down") / (run.summary_number("parameters") or math.nan)
         for run in group.reported_runs

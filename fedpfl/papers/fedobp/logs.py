@@ -148,9 +148,9 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
 
 
 def accuracy_by_quantile(run: Run) -> dict[float, float]:
-    """Return the earlier score's accuracy by q on a run's data set, as Figure 4 shows it.
+    """Return the earlier score's accuracy by q on a run's data set.
 
-    It is the better of rounds 100 and 200.
+    As in Figure 4, it is the better of rounds 100 and 200.
     """
     dataset_title = DATASET_TITLES.get(run.dataset_name, run.dataset_name)
     return {
@@ -177,7 +177,7 @@ def _runs_with_logs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]
 
 
 def log_table(groups: Sequence[Group]) -> Table:
-    """Return how far runs are from the public files, in points, at the rounds that both have."""
+    """Return how far runs are from the public files, at the rounds of both."""
     records = []
     for group, run, log in _runs_with_logs(groups):
         evaluations = run.evaluations.set_index("round")

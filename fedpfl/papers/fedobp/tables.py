@@ -153,7 +153,7 @@ def measure_personal_entries(run: Run, row: pd.Series, rule: Selection) -> float
 
 
 def is_paper_fedobp(run: Run, **config: Any) -> bool:
-    """Return whether a run is FedOBP as the paper writes it, but for some keys of `method`.
+    """Return whether a run is the paper's FedOBP, but for some keys of `method`.
 
     Args:
         run: Any run.

@@ -203,7 +203,7 @@ def _norm_line(group: Group) -> dict[str, str]:
 
 
 def _choose_over(key: str) -> ChooseGroups:
-    """Return a function that chooses FedPURIN as in Table 1, with several values of a key."""
+    """Return a function that chooses Table 1's FedPURIN at several values of a key."""
     config = {**_variant("gradient", False), "method.include_norm": False, "method.tau": 0.5}
     del config[key]
 

@@ -206,7 +206,7 @@ def _choose_table1_methods(groups: Sequence[Group]) -> list[Group]:
 
 
 def _choose_paper_sizes(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with as many training samples as the tables have, where that is stated."""
+    """Return the groups with as many training samples as the tables state."""
     sizes = {
         column.dataset: column.setup.get("partition.samples_per_client")
         for column in COLUMNS_OF_DATASETS
@@ -321,7 +321,7 @@ def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list
 
 
 def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Draw the overlap of each two clients' masks in the last layer, a panel per configuration."""
+    """Draw the overlap of clients' masks in the last layer, a panel per configuration."""
 
     def draw_panel(ax: Axes, group: Group) -> None:
         run = next(run for run in group.reported_runs if run.masks)
@@ -358,7 +358,10 @@ def _intersection_over_union(intersections: Any) -> Any:
 
 
 def _class_labels(run: Run, client_count: int) -> list[str]:
-    """Return the classes of each client, or its number where masks are not of all clients."""
+    """Return the classes of each client.
+
+    Where masks are not of all clients, it is numbers.
+    """
     label_counts = run.clients.filter(regex=r"^label_\d+$")
     if len(label_counts) != client_count or label_counts.empty:
         return [str(number) for number in range(client_count)]

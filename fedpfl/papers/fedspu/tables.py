@@ -66,7 +66,7 @@ def measure_hours(run: Run, row: pd.Series, rule: Selection) -> float:
 
 
 def measure_active_rounds(run: Run, row: pd.Series, rule: Selection) -> float:
-    """Return the first round with fewer clients than a cohort, or the last one without such."""
+    """Return the first round with fewer clients than a cohort, else the last one."""
     full_rounds = int(_is_before_few_clients(run).sum())
     if full_rounds < len(run.rounds):
         return float(run.rounds["round"].iloc[full_rounds])
