@@ -1,5 +1,6 @@
-"""The table of docs/board.md from docs/results/board_small.csv: `python scripts/board.py
-[BOARD.CSV] [--write]`.
+"""Make the table of docs/board.md from docs/results/board_small.csv.
+
+    python scripts/board.py [BOARD.CSV] [--write]
 
 Prints the table; with --write it keeps the given board's rows and puts the table between its marks
 in the page.
@@ -14,63 +15,67 @@ import pandas as pd
 
 from fedpfl.board import BOARD_COLUMNS, CAPTION, PROVENANCE_COLUMNS, read_rows
 from fedpfl.methods import METHODS
-from fedpfl.report.names import METHOD_TITLES as NAMES
+from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, ROWS = DOCS / "board.md", DOCS / "results" / "board_small.csv"
+PAGE = DOCS / "board.md"
+ROWS_FILE = DOCS / "results" / "board_small.csv"
 BEGIN, END = "<!-- made by scripts/board.py -->", "<!-- to here -->"
 
 
-def table(frame: pd.DataFrame) -> str:
-    """Return the table in Markdown, with what has no row; nothing is measured where the frame is
-    empty.
-    """
-    if frame.empty:
+def make_table(rows: pd.DataFrame) -> str:
+    """Return the table in Markdown, with notes on the methods that have no row."""
+    if rows.empty:
         return "Not run yet."
     notes = []
-    for setting, rows in frame.groupby("setting"):
-        lacking = [
+    for setting, setting_rows in rows.groupby("setting"):
+        titles = {*setting_rows["method"]}
+        missing_methods = [
             name
             for name in METHODS
-            if not METHODS[name].pairs and NAMES.get(name, name) not in {*rows["method"]}
+            if not METHODS[name].pairs and METHOD_TITLES.get(name, name) not in titles
         ]
-        notes += [f"Without a row in {setting}: {', '.join(lacking)}."] if lacking else []
-    made = frame["versions"].unique()
-    records = frame.to_dict("records")
-    shown = Table.of(
-        records,
+        if missing_methods:
+            notes.append(f"Without a row in {setting}: {', '.join(missing_methods)}.")
+    versions = "; ".join(rows["versions"].unique())
+    table = Table.of(
+        rows.to_dict("records"),
         BOARD_COLUMNS,
-        caption=f"{CAPTION} Made with {'; '.join(made)}.",
+        caption=f"{CAPTION} Made with {versions}.",
         notes=tuple(notes),
         by=1,
     )
-    return render(shown, "markdown").strip()
+    return render(table, "markdown").strip()
 
 
-def filled(page: str, text: str) -> str:
+def replace_table(page: str, text: str) -> str:
     """Return the page with a text between its marks."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
 
 
-def rows(path: Path = ROWS) -> pd.DataFrame:
+def load_rows(path: Path = ROWS_FILE) -> pd.DataFrame:
     """Return a board's rows, none where there is no file."""
-    columns = [*BOARD_COLUMNS, *PROVENANCE_COLUMNS]
-    return (
-        pd.read_csv(path, dtype={"identity": str})
-        if path.is_file()
-        else pd.DataFrame(columns=columns)
-    )
+    if path.is_file():
+        return pd.read_csv(path, dtype={"identity": str})
+    return pd.DataFrame(columns=[*BOARD_COLUMNS, *PROVENANCE_COLUMNS])
+
+
+def main() -> None:
+    """Print the table; put it and the given rows where they belong with --write."""
+    should_write = "--write" in sys.argv
+    paths = [Path(word) for word in sys.argv[1:] if word != "--write"]
+    path = paths[0] if paths else ROWS_FILE
+    if paths and should_write:
+        read_rows(path)  # raises for cells that a spreadsheet would take for a formula
+        ROWS_FILE.write_bytes(path.read_bytes())
+    text = make_table(load_rows(path))
+    if should_write:
+        PAGE.write_text(replace_table(PAGE.read_text(), text))
+    print(text)
 
 
 if __name__ == "__main__":
-    given = [Path(word) for word in sys.argv[1:] if word != "--write"]
-    if given and "--write" in sys.argv:
-        read_rows(given[0])  # raises for cells that a spreadsheet would take for a formula
-        ROWS.write_bytes(given[0].read_bytes())
-    text = table(rows(*given))
-    if "--write" in sys.argv:
-        PAGE.write_text(filled(PAGE.read_text(), text))
-    print(text)
+    main()

@@ -1,5 +1,6 @@
-"""The table of methods in docs/methods.md, measured where it can be: `python
-scripts/methods_table.py [--write]`.
+"""Make the table of methods in docs/methods.md.
+
+    python scripts/methods_table.py [--write]
 
 What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28]
 images of 10 classes, each method with the values of its configuration file; counts are the second
@@ -27,89 +28,93 @@ from fedpfl.train import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
+TITLES = (
+    "`method=`",
+    "source",
+    "personal part",
+    "extra local work",
+    "down",
+    "up",
+    "kept per client",
+    "server sees",
+)
+CITATION = re.compile(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)")
+"""A source in brackets, with its year."""
+HEAD_LINE = re.compile(r"^# Personal: (.+)\. Extra work: (.+)\.$", re.MULTILINE)
+"""The line in the head of a method's configuration file."""
+CLIENTS = 4
+SAMPLES_PER_CLIENT = 24
+TRAIN_SAMPLES = 20
+COHORT = [0, 1]
 
 
-def configured(name: str, *overrides: str) -> Method:
-    """A method with the values of its configuration file."""
+def load_method(name: str, *overrides: str) -> Method:
+    """Return a method with the values of its configuration file."""
     register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
         return check_config(compose("train", [f"method={name}", *overrides])).method
 
 
-def counted(name: str) -> tuple[str, ...]:
-    """Values down and up per client in round 2, values that a client keeps, and what the server
-    sees.
-    """
+def random_federation() -> Federation:
+    """Return random images of ten classes at four clients."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (96, 1, 28, 28), dtype=torch.uint8, generator=generator)
-    split = tuple(torch.arange(96).view(4, 24))
-    y = torch.randint(0, 10, (96,), generator=generator)
-    federation = Federation(
-        "random",
-        x,
-        y,
-        10,
-        (0.5,),
-        (0.25,),
-        tuple(own[:20] for own in split),
-        tuple(own[20:] for own in split),
-    )
-    method = configured(name, "clients=4")
-    adapter = partial(models.ADAPTERS["lora"], layers=("conv", "linear"), pairs=method.pairs)
-    net = models.build_network(
-        "cnn4",
-        federation.shape,
-        10,
-        0,
-        adapter=adapter if method.pairs else models.ADAPTERS["none"],
-    )
+    count = CLIENTS * SAMPLES_PER_CLIENT
+    x = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (count,), generator=generator)
+    split = torch.arange(count).view(CLIENTS, SAMPLES_PER_CLIENT)
+    train = tuple(indices[:TRAIN_SAMPLES] for indices in split)
+    test = tuple(indices[TRAIN_SAMPLES:] for indices in split)
+    return Federation("random", x, y, 10, (0.5,), (0.25,), train, test)
+
+
+def count_traffic_and_state(name: str) -> list[str]:
+    """Return values down and up per client in round 2, and values that a client keeps.
+
+    Last comes what the server sees.
+    """
+    federation = random_federation()
+    method = load_method(name, f"clients={CLIENTS}")
+    adapter = models.ADAPTERS["none"]
+    if method.pairs:
+        adapter = partial(models.ADAPTERS["lora"], layers=("conv", "linear"), pairs=method.pairs)
+    net = models.build_network("cnn4", federation.shape, 10, 0, adapter=adapter)
     local = engine.Local(epochs=1, batch_size=4, lr=0.01)
-    backend, device = (
-        engine.make(engine.Engine("loop"), net, torch.device("cpu")),
-        torch.device("cpu"),
-    )
-    state = engine.make_initial_state(method, net, 4, device)
-    for cohort in ([0, 1], [0, 1]):
-        state, outcome = engine.play_round(
-            engine.RoundSetup(backend, method, federation, local, 0), state, cohort
-        )
-    kept = tree.size(state.rows.initial["client"])
-    counts = round(outcome.traffic.values_down / 2), round(outcome.traffic.values_up / 2), kept
-    return *(f"{count:,}" for count in counts), method.server_sees
+    device = torch.device("cpu")
+    backend = engine.make(engine.Engine("loop"), net, device)
+    state = engine.make_initial_state(method, net, CLIENTS, device)
+    setup = engine.RoundSetup(backend, method, federation, local, 0)
+    for _ in range(2):
+        state, outcome = engine.play_round(setup, state, COHORT)
+    counts = [
+        round(outcome.traffic.values_down / len(COHORT)),
+        round(outcome.traffic.values_up / len(COHORT)),
+        tree.size(state.rows.initial["client"]),
+    ]
+    return [*(f"{count:,}" for count in counts), method.server_sees]
 
 
-def table(methods: Mapping[str, type[Method]] = METHODS) -> str:
-    """Markdown, one row per method."""
-    titles = (
-        "`method=`",
-        "source",
-        "personal part",
-        "extra local work",
-        "down",
-        "up",
-        "kept per client",
-        "server sees",
-    )
-    rows = [titles, tuple("---" for _ in titles)]
-    for name, kind in methods.items():
-        cited = re.search(
-            r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or "")
-        )
+def make_table(methods: Mapping[str, type[Method]] = METHODS) -> str:
+    """Return the table in Markdown, one row per method."""
+    rows = [TITLES, ("---",) * len(TITLES)]
+    for name, method_type in methods.items():
+        citation = CITATION.search(re.sub(r"\s+", " ", method_type.__doc__ or ""))
+        source = citation.group(1).removesuffix(", Algorithm 1") if citation else ""
         head = Path(CONF, "method", f"{name}.yaml").read_text()
-        said = re.search(r"^# Personal: (.+)\. Extra work: (.+)\.$", head, re.MULTILINE)
-        source = cited.group(1).removesuffix(", Algorithm 1") if cited else ""
-        rows.append((f"`{name}`", source, *(said.groups() if said else ("", "")), *counted(name)))
+        head_line = HEAD_LINE.search(head)
+        personal_part, extra_work = head_line.groups() if head_line else ("", "")
+        counts = count_traffic_and_state(name)
+        rows.append((f"`{name}`", source, personal_part, extra_work, *counts))
     return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 
 def main() -> None:
     """Print the table, or put it where it belongs."""
-    made = table()
+    text = make_table()
     if "--write" not in sys.argv[1:]:
-        print(made)
+        print(text)
         return
     before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def test_the_table_of_methods_is_up_to_date(every: int):
     text = (ROOT / "docs" / "methods.md").read_text()
     shown = text.split(methods_table.BEGIN)[1].split(methods_table.END)[0].strip().splitlines()
     assert [line.split("`")[1] for line in shown[2:]] == list(METHODS)
-    made = methods_table.table(dict(list(METHODS.items())[::every])).splitlines()
+    made = methods_table.make_table(dict(list(METHODS.items())[::every])).splitlines()
     assert shown[:2] + shown[2::every] == made, "run python scripts/methods_table.py --write"
 
 

@@ -114,15 +114,15 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         assert data in page
     assert "No ranks: " in shown
     assert "fine-tuned: after further local epochs" in shown
-    text = board_page.table(frame)
+    text = board_page.make_table(frame)
     assert "FedPer" in text
     assert "Without a row in skewed" in text
-    assert text in board_page.filled(board_page.PAGE.read_text(), text)
+    assert text in board_page.replace_table(board_page.PAGE.read_text(), text)
 
 
 def test_the_page_of_the_docs_is_what_its_file_says():
     page = board_page.PAGE.read_text()
-    assert board_page.filled(page, board_page.table(board_page.rows())) == page, (
+    assert board_page.replace_table(page, board_page.make_table(board_page.load_rows())) == page, (
         "run python scripts/board.py --write"
     )
 
@@ -339,7 +339,7 @@ def test_a_name_that_could_be_a_files_is_refused(word):
 
 
 def test_every_row_of_the_docs_can_be_verified():
-    for command in board_page.rows()["command"]:
+    for command in board_page.load_rows()["command"]:
         assert read_untrusted_command(command).seeds
 
 

@@ -638,7 +638,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     path = ROOT / "docs" / "library.ipynb"
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert len(cells) > 5
-    for cell, text in zip(cells, notebook.played(path, tmp_path), strict=True):
+    for cell, text in zip(cells, notebook.run_cells(path, tmp_path), strict=True):
         kept = "".join(line for output in cell["outputs"] for line in output["data"]["text/plain"])
         assert bool(kept) == bool(text), "run python scripts/notebook.py --write"
         assert kept.count("\n") == text.count("\n"), "run python scripts/notebook.py --write"
