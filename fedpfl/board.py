@@ -326,7 +326,7 @@ def _harms_by_group(
 ) -> tuple[dict[Group, dict[str, Any]], tuple[str, ...]]:
     """Return each configuration's record of `fairness`, and the notes on baselines."""
     comparisons, notes = compare_with_baselines(run_groups)
-    judged_groups = [comparison.group for comparison in comparisons if comparison.own]
+    judged_groups = [comparison.group for comparison in comparisons if comparison.accuracies]
     records = comparisons_table(comparisons, ()).frame.to_dict("records")
     return dict(zip(judged_groups, records, strict=True)), notes
 
@@ -338,7 +338,7 @@ def _mean_ranks(finished_runs: Sequence[Run]) -> tuple[dict[str, float], list[st
     except FedpflError as error:
         return {}, [f"No ranks: {error}."]
     notes = [note for note in tables[-1].notes if note.startswith("Left out")]
-    return ranks.places.mean().to_dict(), notes
+    return ranks.ranks.mean().to_dict(), notes
 
 
 def _diverged_notes(
@@ -554,7 +554,7 @@ def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
                 accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
     try:
         without_gaps, _ = drop_gaps(accuracies)
-        rank = rank_methods(without_gaps).places.mean().get(row["method"])
+        rank = rank_methods(without_gaps).ranks.mean().get(row["method"])
     except FedpflError:
         return ""
     if rank is None:

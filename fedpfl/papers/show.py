@@ -33,7 +33,7 @@ def make_tables_and_figures(
         names: Of NAMES; by default all of which there are runs.
         only: `tables` or `figures`.
         datasets: Only these columns.
-        test: Of `compare.LEAST`.
+        test: Of `compare.MIN_PAIRS`.
 
     Raises:
         FedpflError: if a figure has no runs.

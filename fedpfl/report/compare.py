@@ -6,9 +6,8 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -31,475 +30,638 @@ from fedpfl.report.tables import attendance_notes, best_round, no_validation_err
 from fedpfl.report.text import join_few
 
 MIN_PAIRS = {"wilcoxon": 6, "t": 3}
-"""Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
-_TOLD = {
+"""Fewest pairs for a test: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
+_TEST_TITLES = {
     "wilcoxon": "Wilcoxon's signed-rank test",
     "t": "the paired t-test, which takes the differences as normal,",
 }
 
-_CLIENTS = (
-    "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over them, in points; worst "
-    "10%: mean change, in points, of the tenth that gains least."
+_CLIENTS_CAPTION = (
+    "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over "
+    "them, in points; worst 10%: mean change, in points, of the tenth that gains least."
 )
 
 
-def _called(name: str) -> str:
-    """`mean over clients, %`."""
+def _metric_title(name: str) -> str:
+    """Return a title such as `mean over clients, %`."""
     metric = METRICS[name]
     return f"{metric.phrase}, {metric.unit}" if metric.unit == "%" else metric.phrase
 
 
-def _apart(about: str) -> dict[str, str]:
-    """What is compared of those who are judged apart, before and after fine-tuning."""
-    return {
-        name: _called(name) + (", fine-tuned" if METRICS[name].fine_tuned else "")
-        for name in column_names(about)
-    }
+def _metric_titles(names: Iterable[str]) -> dict[str, str]:
+    return {name: _metric_title(name) for name in names}
+
+
+def _titles_with_tuning(scope: str) -> dict[str, str]:
+    """Return the titles of a scope's metrics, before and after fine-tuning."""
+    titles = _metric_titles(column_names(scope))
+    for name in titles:
+        if METRICS[name].fine_tuned:
+            titles[name] += ", fine-tuned"
+    return titles
 
 
 COST = "Training and cost"
 FINAL = {
-    "Before fine-tuning, at the {}": {
-        name: _called(name) for name in column_names("test", fine_tuned=False)
-    },
-    "After fine-tuning": {name: _called(name) for name in column_names("test", fine_tuned=True)},
-    "On held-out samples": _apart("validation"),
-    "On everybody's samples": {name: _called(name) for name in column_names(COMMON_SCOPE)},
-    "Of clients that never take part": _apart("unseen"),
-    COST: {name: _called(name) for name in ("train_loss", *column_names("traffic"), "seconds")}
-    | {"hours": "hours"},
+    "Before fine-tuning, at the {}": _metric_titles(column_names("test", fine_tuned=False)),
+    "After fine-tuning": _metric_titles(column_names("test", fine_tuned=True)),
+    "On held-out samples": _titles_with_tuning("validation"),
+    "On everybody's samples": _metric_titles(column_names(COMMON_SCOPE)),
+    "Of clients that never take part": _titles_with_tuning("unseen"),
+    COST: _metric_titles(("train_loss", *column_names("traffic"), "seconds")) | {"hours": "hours"},
 }
-"""What is compared at the end: by table, what a number is called."""
+"""What is compared at the end: by table, the title of each metric."""
 
 
 @dataclass(frozen=True)
 class PairedMetric:
-    """One number of every seed of A and of B. tested: whether a p value means anything."""
+    """One number of every seed of A and of B.
+
+    Attributes:
+        name: its column.
+        title: the first cell of its row.
+        a: values of A by seed.
+        b: values of B by seed.
+        is_tested: whether a p value means anything.
+    """
 
     name: str
-    words: str
+    title: str
     a: dict[int, float]
     b: dict[int, float]
-    tested: bool = True
+    is_tested: bool = True
 
     @property
-    def pairs(self) -> list[float]:
-        """B - A for every seed that both have."""
+    def differences(self) -> list[float]:
+        """Return B - A for every seed that both have."""
         return [self.b[seed] - self.a[seed] for seed in sorted(self.a.keys() & self.b.keys())]
 
     def record(self, test: str = "") -> dict[str, Any]:
         """Return means, differences and p value; nan where there is none."""
-        told: dict[str, Any] = {"what": self.name}
+        record: dict[str, Any] = {"what": self.name}
         for side, values in (("a", self.a), ("b", self.b)):
-            told[side], told[f"{side}_seed_std"] = mean_and_std([*values.values()])
-            told[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
-        paired, spread = mean_and_std(self.pairs)
-        error = spread / math.sqrt(max(1, len(self.pairs)))
-        p = paired_test(self.pairs, test) if test and self.tested else math.nan
-        told |= {"difference": told["b"] - told["a"], "pairs": len(self.pairs), "paired": paired}
-        return told | {"paired_error": error, "p": p}
+            record[side], record[f"{side}_seed_std"] = mean_and_std([*values.values()])
+            record[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
+        differences = self.differences
+        mean_difference, std = mean_and_std(differences)
+        record["difference"] = record["b"] - record["a"]
+        record["pairs"] = len(differences)
+        record["paired"] = mean_difference
+        record["paired_error"] = std / math.sqrt(max(1, len(differences)))
+        is_tested = test and self.is_tested
+        record["p"] = paired_test(differences, test) if is_tested else math.nan
+        return record
 
 
-def paired_test(pairs: Sequence[float], test: str) -> float:
-    """Return the two-sided p value of differences, such as those of B and A by seed, if only chance
-    made them.
+def paired_test(differences: Sequence[float], test: str) -> float:
+    """Return the two-sided p value of paired differences, if only chance made them.
 
-    test: of LEAST. Differences of 0 say nothing to Wilcoxon's test and are left out there. nan with
-    fewer than LEAST, and for `t` where all are the same, which leaves no spread to judge by.
+    Args:
+        differences: such as those of B and A by seed. Differences of 0 say nothing to Wilcoxon's
+            test and are left out there.
+        test: of MIN_PAIRS.
+
+    Returns:
+        nan with fewer than MIN_PAIRS, and for `t` where all are the same, which leaves no spread to
+        judge by.
     """
     if test == "wilcoxon":
-        pairs = nonzero_changes(pairs)
-    if len(pairs) < MIN_PAIRS[test]:
+        differences = nonzero_changes(differences)
+    if len(differences) < MIN_PAIRS[test]:
         return math.nan
     from scipy import stats  # slow to load
 
     if test == "wilcoxon":
-        return float(stats.wilcoxon(pairs).pvalue)
+        return float(stats.wilcoxon(differences).pvalue)
     # Equal differences have a spread of rounding only.
-    if mean_and_std(pairs)[1] <= 1e-12 * max(map(abs, pairs)):
+    _, std = mean_and_std(differences)
+    if std <= 1e-12 * max(map(abs, differences)):
         return math.nan
-    return float(stats.ttest_1samp(pairs, 0.0).pvalue)
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
-def nonzero_changes(pairs: Iterable[float]) -> list[float]:
-    """Return the differences that are more than rounding, which would make 0 of none and equal ones
-    unequal.
-    """
-    return [change for pair in pairs if (change := round(pair, 9))]
+def nonzero_changes(differences: Iterable[float]) -> list[float]:
+    """Return the differences without rounding errors, but for those that are 0."""
+    rounded = [round(difference, 9) for difference in differences]
+    return [change for change in rounded if change]
 
 
 def find_sides(
     paths: Sequence[Path], where: Sequence[str] = (), trials: bool = False
 ) -> tuple[Group, Group]:
-    """Return the two configurations to compare: one below each of two paths, or the two below a
-    single one.
+    """Return the two configurations to compare: one below each of two paths, or two below one.
 
-    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError
-    where there are fewer, or more.
+    Args:
+        paths: one or two folders.
+        where: filters, such as `method=fedobp`.
+        trials: as in `read_directories`.
+
+    Raises:
+        FedpflError: there are fewer, or more.
     """
     if len(paths) > 2:
         raise FedpflError(
             f"compare takes two paths, or one that holds two configurations; these are {len(paths)}"
         )
-    each = 1 if len(paths) == 2 else 2
-    found = []
+    expected_count = 1 if len(paths) == 2 else 2
+    sides = []
     for path in paths:
-        below = groups(runs(path, where=where, trials=trials))
-        if not below:
+        found = groups(runs(path, where=where, trials=trials))
+        if not found:
             raise FedpflError(
-                f"no readable run below {path}; name a run directory or the folder of a configuration"
+                f"no readable run below {path}; name a run directory or the folder of a "
+                "configuration"
             )
-        if len(below) < each:
+        if len(found) < expected_count:
             raise FedpflError(
-                f"{path} holds one configuration alone, {below[0].title}; name two paths, or another one"
+                f"{path} holds one configuration alone, {found[0].title}; name two paths, or "
+                "another one"
             )
-        if len(below) > each:
-            shown = [f"{group.title} ({_place(group.runs)})" for group in below]
-            wanted = (
-                "name one of them" if each == 1 else "name two of them, or choose two by filters"
-            )
+        if len(found) > expected_count:
+            titles = [f"{group.title} ({_common_folder(group.runs)})" for group in found]
+            advice = "name two of them, or choose two by filters"
+            if expected_count == 1:
+                advice = "name one of them"
             raise FedpflError(
-                f"{path} holds {len(below)} configurations, {wanted}: {join_few(shown, '; ')}"
+                f"{path} holds {len(found)} configurations, {advice}: {join_few(titles, '; ')}"
             )
-        found += below
-    return found[0], found[1]
+        sides += found
+    return sides[0], sides[1]
 
 
 def compare_groups(
     a: Group, b: Group, test: str = "t", metric: str = "accuracy", select: str = "last"
 ) -> list[Table]:
-    """Compare two configurations, by the runs that speak for each (see `Group.used`); the notes
-    stand below the last.
+    """Compare two configurations by their reported runs; the notes stand below the last table.
 
-    test: of the paired differences over seeds, of LEAST, or none. metric: of the curve, a column of
-    rounds.csv. select: `last`, or `validation` for the final accuracies at each run's best
-    validation accuracy. Raises FedpflError where it has none.
+    Args:
+        a: the first configuration.
+        b: the second configuration.
+        test: of the paired differences over seeds, of MIN_PAIRS, or none.
+        metric: of the curve, a column of rounds.csv.
+        select: `last`, or `validation` for the final accuracies at each run's best validation
+            accuracy.
+
+    Raises:
+        FedpflError: both hold the same runs, or a run has no validation accuracy to select by.
     """
-    if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
-        raise FedpflError(
-            f"{_place(a.runs)} and {_place(b.runs)} hold the same runs; name two different ones"
-        )
+    _require_different_runs(a, b)
     test = "" if test == "none" else test
     a, b = relabel_sides(a, b)
-    for group in (a, b) if select == "validation" else ():
-        if any(_judged(run, select).empty for run in group.reported_runs):
-            raise no_validation_error(group)
-    clients, strange = _clients(a, b)
-    which = "best validation accuracy" if select == "validation" else "last evaluation"
-    final = {heading.format(which): _final(a, b, heading, select) for heading in FINAL}
-    curve, over_rounds = _curve(a, b, metric), f"Over rounds: {METRICS[metric].label}"
+    if select == "validation":
+        for group in (a, b):
+            if any(_judged_row(run, select).empty for run in group.reported_runs):
+                raise no_validation_error(group)
+
+    # ---- Step 1: configuration and environment.
     tables = [
-        _runs(a, b),
-        _different("setting", a.reported_runs, b.reported_runs, lambda run: run.config),
-        _different("environment", a.reported_runs, b.reported_runs, lambda run: run.environment),
-        *(
-            _measured(a, b, heading, Column(""), measures, test, "final")
-            for heading, measures in final.items()
+        _runs_table(a, b),
+        _differences_table("setting", a.reported_runs, b.reported_runs, lambda run: run.config),
+        _differences_table(
+            "environment", a.reported_runs, b.reported_runs, lambda run: run.environment
         ),
-        _measured(a, b, over_rounds, Column("round", "whole"), curve, "", "curve"),
-        clients,
     ]
-    *tables, last = [table for table in tables if table.rows]
+
+    # ---- Step 2: numbers at the end, over the rounds, and by client.
+    is_same_seeds = _reported_seeds(a) == _reported_seeds(b)
+    evaluation = "best validation accuracy" if select == "validation" else "last evaluation"
+    final_metrics = []
+    for heading in FINAL:
+        metrics = _final_metrics(a, b, heading, select)
+        final_metrics += metrics
+        rows = _measure_rows(metrics, test, "final", is_same_seeds)
+        tables.append(_measures_table(heading.format(evaluation), Column(""), rows))
+    curve_rows = _measure_rows(_curve_metrics(a, b, metric), "", "curve", is_same_seeds)
+    curve_heading = f"Over rounds: {METRICS[metric].label}"
+    tables.append(_measures_table(curve_heading, Column("round", "whole"), curve_rows))
+    clients_table, client_notes = _compare_clients(a, b)
+    tables.append(clients_table)
+
+    # ---- Step 3: notes below the last table that has rows.
+    *tables, last_table = [table for table in tables if table.rows]
     notes = (
-        *_about_runs(a, b, select),
-        *strange,
-        *_about_seeds(a, b, test, [*chain(*final.values())]),
+        *_run_notes(a, b, select),
+        *client_notes,
+        *_seed_notes(a, b, test, final_metrics),
     )
-    frame = pd.concat([last.frame, pd.DataFrame({"section": "note", "note": notes})])
-    return [*tables, replace(last, notes=notes, frame=frame)]
+    note_frame = pd.DataFrame({"section": "note", "note": notes})
+    frame = pd.concat([last_table.frame, note_frame])
+    return [*tables, replace(last_table, notes=notes, frame=frame)]
 
 
 def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
-    """Return both with labels that tell them apart; the same configuration run twice keeps its
-    label.
+    """Return both with labels that tell them apart.
+
+    The same configuration run twice keeps its label.
     """
     both = groups([*a.runs, *b.runs])
     if len(both) < 2:
         return a, b
-    of = {run: group for group in both for run in group.runs}
-    return of[a.runs[0]], of[b.runs[0]]
+    group_of_run = {run: group for group in both for run in group.runs}
+    return group_of_run[a.runs[0]], group_of_run[b.runs[0]]
 
 
-def _runs(a: Group, b: Group) -> Table:
-    rows, records = [], []
+def _require_different_runs(a: Group, b: Group) -> None:
+    if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
+        raise FedpflError(
+            f"{_common_folder(a.runs)} and {_common_folder(b.runs)} hold the same runs; "
+            "name two different ones"
+        )
+
+
+def _reported_seeds(group: Group) -> set[int]:
+    return {run.seed for run in group.reported_runs}
+
+
+def _runs_table(a: Group, b: Group) -> Table:
+    rows = []
+    records = []
     for side, group in (("a", a), ("b", b)):
-        seeds, place = [str(run.seed) for run in group.reported_runs], str(_place(group.runs))
-        told = ", ".join(seeds) + ("" if group.status == "finished" else f"; {group.status}")
-        rows.append(
-            [*map(Cell, (side.upper(), group.method, group.dataset, group.partition, told, place))]
-        )
-        own = {side: place, f"{side}_seeds": " ".join(seeds)}
-        records.append({"section": "run", "what": group.title, "note": group.status} | own)
-    heads = [Column(name) for name in ("", "method", "data set", "partition", "seeds")]
-    return Table("Runs", (*heads, Column("path", "long")), rows, pd.DataFrame(records))
+        seeds = [str(run.seed) for run in group.reported_runs]
+        seed_text = ", ".join(seeds)
+        if group.status != "finished":
+            seed_text += f"; {group.status}"
+        folder = str(_common_folder(group.runs))
+        texts = (side.upper(), group.method, group.dataset, group.partition, seed_text, folder)
+        rows.append([Cell(text) for text in texts])
+        record = {"section": "run", "what": group.title, "note": group.status}
+        records.append(record | {side: folder, f"{side}_seeds": " ".join(seeds)})
+    headings = ("", "method", "data set", "partition", "seeds")
+    columns = (*map(Column, headings), Column("path", "long"))
+    return Table("Runs", columns, rows, pd.DataFrame(records))
 
 
-def _different(
-    section: str, a: Sequence[Run], b: Sequence[Run], values: Callable[[Run], Any]
+def _differences_table(
+    section: str, a: Sequence[Run], b: Sequence[Run], run_values: Callable[[Run], Any]
 ) -> Table:
-    """Show the keys whose values are not the same; where one side's runs differ among themselves,
-    all its values.
+    """Show the keys whose values are not the same.
+
+    Where one side's runs differ among themselves, all its values are shown.
     """
-    sides = [[dict(flatten_keys(values(run))) for run in members] for members in (a, b)]
-    essences = [dict(flatten_keys(result_config(members[0].config))) for members in (a, b)]
-    found = []
-    for key in dict.fromkeys(key for told in (*sides[0], *sides[1]) for key in told):
-        own = [[told.get(key, "(not set)") for told in members] for members in sides]
-        left, right = ({canonical_text(value): value for value in members} for members in own)
-        if left.keys() == right.keys() or (section == "setting" and key == "seed"):
+    left = [dict(flatten_keys(run_values(run))) for run in a]
+    right = [dict(flatten_keys(run_values(run))) for run in b]
+    result_configs = [dict(flatten_keys(result_config(runs[0].config))) for runs in (a, b)]
+    differences = []
+    for key in dict.fromkeys(key for values in (*left, *right) for key in values):
+        if section == "setting" and key == "seed":
             continue
-        idle = (
-            section == "setting" and len({canonical_text(told.get(key)) for told in essences}) == 1
-        )
-        shown = [" / ".join(map(str, side.values())) for side in (left, right)]
-        found.append((key, *shown, "cannot change results" if idle else ""))
-    found.sort(key=lambda one: one[3])
-    heads = (Column("key"), Column("A"), Column("B"), Column(""))
+        left_values = _distinct_values(left, key)
+        right_values = _distinct_values(right, key)
+        if left_values.keys() == right_values.keys():
+            continue
+        result_texts = {canonical_text(config.get(key)) for config in result_configs}
+        is_irrelevant = section == "setting" and len(result_texts) == 1
+        left_text = " / ".join(map(str, left_values.values()))
+        right_text = " / ".join(map(str, right_values.values()))
+        remark = "cannot change results" if is_irrelevant else ""
+        differences.append((key, left_text, right_text, remark))
+    differences.sort(key=lambda difference: difference[3])
     frame = pd.DataFrame(
-        [(section, *one) for one in found], columns=["section", "what", "a", "b", "note"]
+        [(section, *difference) for difference in differences],
+        columns=["section", "what", "a", "b", "note"],
     )
-    name = "Configuration" if section == "setting" else "Environment"
-    return Table(
-        f"{name}: what differs", heads, [[Cell(text) for text in one] for one in found], frame
-    )
+    title = "Configuration" if section == "setting" else "Environment"
+    columns = tuple(map(Column, ("key", "A", "B", "")))
+    rows = [[Cell(text) for text in difference] for difference in differences]
+    return Table(f"{title}: what differs", columns, rows, frame)
 
 
-def _final(a: Group, b: Group, heading: str, select: str) -> list[PairedMetric]:
-    def by_seed(name: str, group: Group) -> dict[int, float]:
-        rows = {
-            run: run.last_round if name == "train_loss" else _judged(run, select)
-            for run in group.reported_runs
-        }
-        values = {run.seed: run.metric_value(name, row) for run, row in rows.items()}
+def _distinct_values(runs_values: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
+    """Return the values of a key by their canonical text."""
+    values = [run_values.get(key, "(not set)") for run_values in runs_values]
+    return {canonical_text(value): value for value in values}
+
+
+def _final_metrics(a: Group, b: Group, heading: str, select: str) -> list[PairedMetric]:
+    """Return the metrics of a table of FINAL that one side has."""
+
+    def values_by_seed(name: str, group: Group) -> dict[int, float]:
+        values = {}
+        for run in group.reported_runs:
+            row = run.last_round if name == "train_loss" else _judged_row(run, select)
+            values[run.seed] = run.metric_value(name, row)
         # As in tables, a mean that some seed lacks is no mean of the configuration.
         return {} if any(map(math.isnan, values.values())) else values
 
-    measures = [
-        PairedMetric(name, words, by_seed(name, a), by_seed(name, b), heading != COST)
-        for name, words in FINAL[heading].items()
-    ]
-    return [one for one in measures if one.a or one.b]
+    metrics = []
+    for name, title in FINAL[heading].items():
+        metric = PairedMetric(
+            name=name,
+            title=title,
+            a=values_by_seed(name, a),
+            b=values_by_seed(name, b),
+            is_tested=heading != COST,
+        )
+        if metric.a or metric.b:
+            metrics.append(metric)
+    return metrics
 
 
-def _judged(run: Run, select: str) -> pd.Series:
-    """The evaluation that speaks for a run, empty without any."""
+def _judged_row(run: Run, select: str) -> pd.Series:
+    """Return the evaluation that a run is judged by, empty without any."""
     return best_round(run.evaluations) if select == "validation" else run.last_evaluation
 
 
-def _curve(a: Group, b: Group, metric: str) -> list[PairedMetric]:
-    """The metric at the first, quartile and last of the evaluations that every run has."""
+def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:
+    """Return the metric at the first, quartile and last of the evaluations that every run has."""
     if any(metric not in run.rounds for run in (*a.reported_runs, *b.reported_runs)):
         return []
-    left, right = (
-        pd.DataFrame({run.seed: run.rounds.set_index("round")[metric] for run in own.reported_runs})
-        for own in (a, b)
-    )
-    common = pd.concat([left, right], axis=1).dropna().sort_index().index
-    places = {round(quarter * (len(common) - 1) / 4) for quarter in range(5)} if len(common) else ()
-    chosen = [int(common[place]) for place in sorted(places)]
+
+    def values_by_round(group: Group) -> pd.DataFrame:
+        return pd.DataFrame(
+            {run.seed: run.rounds.set_index("round")[metric] for run in group.reported_runs}
+        )
+
+    left = values_by_round(a)
+    right = values_by_round(b)
+    common_rounds = pd.concat([left, right], axis=1).dropna().sort_index().index
+    if not len(common_rounds):
+        return []
+    indices = {round(quarter * (len(common_rounds) - 1) / 4) for quarter in range(5)}
+    round_numbers = [int(common_rounds[index]) for index in sorted(indices)]
     return [
-        PairedMetric(metric, str(place), left.loc[place].to_dict(), right.loc[place].to_dict())
-        for place in chosen
+        PairedMetric(
+            name=metric,
+            title=str(number),
+            a=left.loc[number].to_dict(),
+            b=right.loc[number].to_dict(),
+        )
+        for number in round_numbers
     ]
 
 
-def _measured(
-    a: Group,
-    b: Group,
-    heading: str,
-    first: Column,
-    measures: Sequence[PairedMetric],
-    test: str,
-    section: str,
-) -> Table:
-    """A row per measure."""
-    alike = {run.seed for run in a.reported_runs} == {
-        run.seed for run in b.reported_runs
-    }  # then the paired difference is that of means
-    columns = [first, Column("A", "short"), Column("B", "short"), Column("B - A", "change")]
-    columns += [Column("paired", "change"), Column("± error", "short"), Column("p", "p")]
-    rows, records = [], []
-    for one in measures:
-        told = one.record(test)
-        percent = one.name in METRICS and METRICS[one.name].kind == "percent"
-        kind, change = ("percent", "difference") if percent else ("short", "change")
-        paired = math.nan if alike or len(one.pairs) < 2 else told["paired"]
-        cells = [Cell(one.words), *(Cell(told[x], told[f"{x}_seed_std"], kind) for x in "ab")]
-        cells += [Cell(told["difference"], kind=change), Cell(paired, kind=change)]
-        rows.append([*cells, Cell(format_number(kind, told["paired_error"], 2)), Cell(told["p"])])
-        records.append(
-            {"section": section} | told | ({"at": int(one.words)} if section == "curve" else {})
-        )
-    return Table(heading, tuple(columns), rows, pd.DataFrame(records))
+def _measure_rows(
+    metrics: Sequence[PairedMetric], test: str, section: str, is_same_seeds: bool
+) -> list[tuple[list[Cell], dict[str, Any]]]:
+    """Return the cells and the record of each metric.
 
-
-def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
-    """How many clients are better on each side, for pairs of runs with the same partition, and why
-    others have none.
+    Args:
+        metrics: the metrics.
+        test: as in `PairedMetric.record`.
+        section: `final` or `curve`.
+        is_same_seeds: whether both sides have the same seeds; then the paired difference is that of
+            means.
     """
-    of_a, of_b = ({run.seed: run for run in group.reported_runs} for group in (a, b))
-    pairs = [(str(seed), of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
-    if not pairs and len(of_a) == len(of_b) == 1:
-        pairs = [
-            (
-                f"{a.reported_runs[0].seed} | {b.reported_runs[0].seed}",
-                a.reported_runs[0],
-                b.reported_runs[0],
-            )
+    rows = []
+    for metric in metrics:
+        values = metric.record(test)
+        is_percent = metric.name in METRICS and METRICS[metric.name].kind == "percent"
+        kind = "percent" if is_percent else "short"
+        change_kind = "difference" if is_percent else "change"
+        mean_difference = values["paired"]
+        if is_same_seeds or len(metric.differences) < 2:
+            mean_difference = math.nan
+        cells = [
+            Cell(metric.title),
+            Cell(values["a"], values["a_seed_std"], kind),
+            Cell(values["b"], values["b_seed_std"], kind),
+            Cell(values["difference"], kind=change_kind),
+            Cell(mean_difference, kind=change_kind),
+            Cell(format_number(kind, values["paired_error"], 2)),
+            Cell(values["p"]),
         ]
-    words = {
-        name: (told, name, name)
-        for name, told in (("accuracy", "before"), ("ft_accuracy", "fine-tuned"))
+        record = {"section": section} | values
+        if section == "curve":
+            record["at"] = int(metric.title)
+        rows.append((cells, record))
+    return rows
+
+
+def _measures_table(
+    heading: str, title_column: Column, rows: Sequence[tuple[list[Cell], dict[str, Any]]]
+) -> Table:
+    """Make a table with a row per metric."""
+    columns = (
+        title_column,
+        Column("A", "short"),
+        Column("B", "short"),
+        Column("B - A", "change"),
+        Column("paired", "change"),
+        Column("± error", "short"),
+        Column("p", "p"),
+    )
+    frame = pd.DataFrame([record for _, record in rows])
+    return Table(heading, columns, [cells for cells, _ in rows], frame)
+
+
+class _ClientMetric(NamedTuple):
+    """A column of clients.csv on each side, and its title."""
+
+    title: str
+    a: str
+    b: str
+
+
+def _compare_clients(a: Group, b: Group) -> tuple[Table, list[str]]:
+    """Count the clients that are better on each side, for pairs of runs with the same partition.
+
+    Returns:
+        The table, and why other pairs are not in it.
+    """
+    metrics = {
+        "accuracy": _ClientMetric("before", "accuracy", "accuracy"),
+        "ft_accuracy": _ClientMetric("fine-tuned", "ft_accuracy", "ft_accuracy"),
     }
-    columns = [label_and_column(group)[1] for group in (a, b)]
-    if columns[0] != columns[1]:
-        words["judged"] = "FedAvg alone fine-tuned", columns[0], columns[1]
+    column_a = label_and_column(a)[1]
+    column_b = label_and_column(b)[1]
+    if column_a != column_b:
+        metrics["judged"] = _ClientMetric("FedAvg alone fine-tuned", column_a, column_b)
+
+    # ---- Step 1: a record per pair of runs and metric.
     records: list[dict[str, Any]] = []
-    others, strange, apart = list[str](), list[str](), False
-    for seed, one, other in pairs:
+    notes = []
+    seeds_with_other_partition = []
+    has_newcomers = False
+    for seed, run_a, run_b in _pair_runs(a, b):
         try:
-            alike = samples_by_client(one.clients).equals(samples_by_client(other.clients))
+            samples_a = samples_by_client(run_a.clients)
+            is_same_partition = samples_a.equals(samples_by_client(run_b.clients))
         except FedpflError as error:
-            strange.append(f"Clients of seed {seed} are not compared: {error}")
+            notes.append(f"Clients of seed {seed} are not compared: {error}")
             continue
-        if alike:
-            found, notes = _changes(seed, one, other, words)
-            records, strange = records + found, strange + notes
-            apart = apart or any(
-                len(run.participating_clients) < len(run.clients) for run in (one, other)
-            )
-        else:
-            others.append(seed)
-    if others:
-        strange.append(
-            f"Clients of seed {', '.join(others)} are not compared: their label counts differ, so the partitions do."
+        if not is_same_partition:
+            seeds_with_other_partition.append(seed)
+            continue
+        pair_records, pair_notes = _client_changes(seed, run_a, run_b, metrics)
+        records += pair_records
+        notes += pair_notes
+        for run in (run_a, run_b):
+            has_newcomers |= len(run.participating_clients) < len(run.clients)
+    if seeds_with_other_partition:
+        notes.append(
+            f"Clients of seed {', '.join(seeds_with_other_partition)} are not compared: "
+            "their label counts differ, so the partitions do."
         )
-    if apart:
-        strange.append("Clients that never take part in A or in B are not compared.")
+    if has_newcomers:
+        notes.append("Clients that never take part in A or in B are not compared.")
+
+    # ---- Step 2: the table.
+    titles = {name: metric.title for name, metric in metrics.items()}
+    return _clients_table(records, titles), notes
+
+
+def _pair_runs(a: Group, b: Group) -> list[tuple[str, Run, Run]]:
+    """Return the pairs of runs of the same seed, or the only run of each side."""
+    runs_a = {run.seed: run for run in a.reported_runs}
+    runs_b = {run.seed: run for run in b.reported_runs}
+    common_seeds = sorted(runs_a.keys() & runs_b.keys())
+    if not common_seeds and len(runs_a) == len(runs_b) == 1:
+        run_a = a.reported_runs[0]
+        run_b = b.reported_runs[0]
+        return [(f"{run_a.seed} | {run_b.seed}", run_a, run_b)]
+    return [(str(seed), runs_a[seed], runs_b[seed]) for seed in common_seeds]
+
+
+def _clients_table(records: Sequence[dict[str, Any]], titles: Mapping[str, str]) -> Table:
+    """Make the table of `_compare_clients`, with a row over all seeds where there are several."""
     frame = pd.DataFrame(records).assign(section="clients")
-    rows = [
-        [
-            Cell(one["at"]),
-            Cell(words[one["what"]][0]),
-            *(Cell(one[key]) for key in ("a", "equal", "b", *HarmStatistics._fields)),
-        ]
-        for one in records
-    ]
-    for name, own in frame.groupby("what", sort=False) if records else ():
-        if len(own) > 1:
-            spread = {
-                key: Cell(*mean_and_std([*own[key].dropna()])) for key in HarmStatistics._fields
-            }
-            sums = own[["a", "equal", "b"]].sum()
-            rows.append(
-                [Cell("all"), Cell(words[str(name)][0]), *map(Cell, sums), *spread.values()]
-            )
-    heads = [
+    count_keys = ("a", "equal", "b")
+    harm_keys = HarmStatistics._fields
+    rows = []
+    for record in records:
+        values = [record[key] for key in (*count_keys, *harm_keys)]
+        rows.append([Cell(record["at"]), Cell(titles[record["what"]]), *map(Cell, values)])
+    if records:
+        for name, members in frame.groupby("what", sort=False):
+            if len(members) > 1:
+                total_counts = members[[*count_keys]].sum()
+                means = [Cell(*mean_and_std([*members[key].dropna()])) for key in harm_keys]
+                title = Cell(titles[str(name)])
+                rows.append([Cell("all"), title, *map(Cell, total_counts), *means])
+    columns = (
         Column("seed"),
         Column(""),
-        *(Column(name, "whole") for name in ("in A", "equal", "in B")),
-    ]
-    heads += [
-        Column(name, "percent", "B instead of A")
-        for name in ("harmed %", "their loss", "worst 10%")
-    ]
-    return Table(
-        "Clients that are better, by their own accuracy", tuple(heads), rows, frame, _CLIENTS
-    ), strange
-
-
-def _changes(
-    seed: str, one: Run, other: Run, words: Mapping[str, tuple[str, str, str]]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """What becomes of the clients of a run that take part in both, by key of `words`; and who lacks
-    an accuracy.
-    """
-    left, right = one.clients, other.clients
-    took_part = left.index.isin(one.participating_clients.index) & right.index.isin(
-        other.participating_clients.index
+        *(Column(heading, "whole") for heading in ("in A", "equal", "in B")),
+        *(
+            Column(heading, "percent", "B instead of A")
+            for heading in ("harmed %", "their loss", "worst 10%")
+        ),
     )
-    records, notes = list[dict[str, Any]](), list[str]()
-    for what, (_, of_left, of_right) in words.items():
-        if of_left not in left or of_right not in right:
+    return Table(
+        title="Clients that are better, by their own accuracy",
+        columns=columns,
+        rows=rows,
+        frame=frame,
+        caption=_CLIENTS_CAPTION,
+    )
+
+
+def _client_changes(
+    seed: str, run_a: Run, run_b: Run, metrics: Mapping[str, _ClientMetric]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the changes of clients that take part in both runs, and who lacks an accuracy."""
+    clients_a = run_a.clients
+    clients_b = run_b.clients
+    takes_part = clients_a.index.isin(run_a.participating_clients.index)
+    takes_part &= clients_b.index.isin(run_b.participating_clients.index)
+    records = []
+    notes = []
+    for name, metric in metrics.items():
+        if metric.a not in clients_a or metric.b not in clients_b:
             continue
-        gained = (right[of_right] - left[of_left])[took_part]
-        record = {"at": seed, "what": what} | dict(
-            zip(("a", "equal", "b"), count_changes(gained), strict=True)
-        )
-        records.append(record | measure_harm(gained.dropna())._asdict())
-        if "test" in left and (
-            silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())
-        ):
-            lacks = " or ".join(dict.fromkeys((of_left, of_right)))
+        changes = (clients_b[metric.b] - clients_a[metric.a])[takes_part]
+        better_in_a, equal, better_in_b = count_changes(changes)
+        record = {"at": seed, "what": name, "a": better_in_a, "equal": equal, "b": better_in_b}
+        records.append(record | measure_harm(changes.dropna())._asdict())
+        if "test" not in clients_a:
+            continue
+        has_test_samples = (clients_a["test"] > 0)[takes_part]
+        missing_count = int((has_test_samples & changes.isna()).sum())
+        if missing_count:
+            column_text = " or ".join(dict.fromkeys((metric.a, metric.b)))
             notes.append(
-                f"Seed {seed}: {silent} clients with test samples lack {lacks} in A or in B; they do not count."
+                f"Seed {seed}: {missing_count} clients with test samples lack {column_text} in A "
+                "or in B; they do not count."
             )
     return records, notes
 
 
-def _about_runs(a: Group, b: Group, select: str) -> list[str]:
-    """What a reader must know of the runs."""
-    told, reached = list[str](), list[list[int]]()
+def _run_notes(a: Group, b: Group, select: str) -> list[str]:
+    """Say what a reader must know of the runs."""
+    notes = []
     if select == "validation":
-        told.append(
-            "Each run is judged at its first evaluation of the best validation accuracy, clients at the last."
+        notes.append(
+            "Each run is judged at its first evaluation of the best validation accuracy, "
+            "clients at the last."
         )
+
+    # ---- Step: status, attendance and rounds of each side.
+    judged_rounds = []
     for letter, group in (("A", a), ("B", b)):
-        told += (
-            [f"{letter} is not simply finished: {group.status}."]
-            if group.status != "finished"
-            else []
+        if group.status != "finished":
+            notes.append(f"{letter} is not simply finished: {group.status}.")
+        notes += [f"{letter}: {note}" for note in attendance_notes([group])]
+        rows = [_judged_row(run, select) for run in group.reported_runs]
+        judged_rounds.append(sorted({int(row["round"]) for row in rows if len(row)}))
+    if judged_rounds[0] != judged_rounds[1] or max(map(len, judged_rounds)) > 1:
+        rounds_a, rounds_b = (", ".join(map(str, rounds)) or "none" for rounds in judged_rounds)
+        notes.append(
+            f"The final numbers are of different rounds: A of {rounds_a}, B of {rounds_b}."
         )
-        told += [f"{letter}: {note}" for note in attendance_notes([group])]
-        rounds = {
-            int(row["round"]) for run in group.reported_runs if len(row := _judged(run, select))
-        }
-        reached.append(sorted(rounds))
-    if reached[0] != reached[1] or max(map(len, reached)) > 1:
-        words = [", ".join(map(str, own)) or "none" for own in reached]
-        told.append(f"The final numbers are of different rounds: A of {words[0]}, B of {words[1]}.")
+
+    # ---- Step: tasks and data.
     if (a.dataset, a.partition) != (b.dataset, b.partition):
-        told.append(
-            "A and B are different tasks (data set or partition): their difference is not a method's."
+        notes.append(
+            "A and B are different tasks (data set or partition): their difference is not a "
+            "method's."
         )
-    prints = [{run.fingerprint for run in group.runs} - {""} for group in (a, b)]
-    if all(prints) and prints[0] != prints[1]:
-        told.append("A and B did not read the same data: their fingerprints differ.")
-    return told
+    fingerprints = [{run.fingerprint for run in group.runs} - {""} for group in (a, b)]
+    if all(fingerprints) and fingerprints[0] != fingerprints[1]:
+        notes.append("A and B did not read the same data: their fingerprints differ.")
+    return notes
 
 
-def _about_seeds(a: Group, b: Group, test: str, final: Iterable[PairedMetric]) -> list[str]:
-    of_a, of_b = ({run.seed for run in group.reported_runs} for group in (a, b))
-    both = len(of_a & of_b)
-    told = ["Values and bits: per client that took part and round; seconds: median over rounds."]
-    if max(len(of_a), len(of_b)) > 1:
-        told[0] += " In brackets: sample standard deviation over seeds."
-    if both > 1:
-        told[0] += " ± error: standard error of the mean of B - A over the seeds that both have."
-    for letter, only in (("A", of_a - of_b), ("B", of_b - of_a)):
-        told += [f"Only in {letter}: seeds {', '.join(map(str, sorted(only)))}."] if only else []
-    if both == 0:
-        told.append("No seed is in both, so nothing can be paired, and no test is made.")
-    elif both == 1:
-        told.append(
-            "One seed is in both: one pair has no standard error, and says nothing of how another would end."
+def _seed_notes(a: Group, b: Group, test: str, final_metrics: Iterable[PairedMetric]) -> list[str]:
+    """Say over which seeds numbers are, and whether they are tested."""
+    seeds_a = _reported_seeds(a)
+    seeds_b = _reported_seeds(b)
+    pair_count = len(seeds_a & seeds_b)
+    units = "Values and bits: per client that took part and round; seconds: median over rounds."
+    if max(len(seeds_a), len(seeds_b)) > 1:
+        units += " In brackets: sample standard deviation over seeds."
+    if pair_count > 1:
+        units += " ± error: standard error of the mean of B - A over the seeds that both have."
+    notes = [units]
+    for letter, only_there in (("A", seeds_a - seeds_b), ("B", seeds_b - seeds_a)):
+        if only_there:
+            notes.append(f"Only in {letter}: seeds {', '.join(map(str, sorted(only_there)))}.")
+    if pair_count == 0:
+        notes.append("No seed is in both, so nothing can be paired, and no test is made.")
+    elif pair_count == 1:
+        notes.append(
+            "One seed is in both: one pair has no standard error, and says nothing of how another "
+            "would end."
         )
-    elif test and both < MIN_PAIRS[test]:
-        why = f"from {MIN_PAIRS[test]} pairs on one is made"
-        if test == "wilcoxon":
-            why = f"with {both} its p cannot fall below {2 / 2**both:.3g}, from {MIN_PAIRS[test]} on it can fall below 0.05"
-        told.append(f"{both} pairs of seeds are too few for {_TOLD[test].rstrip(',')}: {why}.")
     elif test:
-        told.append(
-            f"p: {_TOLD[test]} of the {both} pairs of seeds, two-sided, not corrected for the number of rows."
-        )
-        if test == "wilcoxon" and any(
-            one.tested and len(nonzero_changes(one.pairs)) < MIN_PAIRS[test] for one in final
-        ):
-            told.append("Where fewer than 6 pairs differ at all, there is no p.")
-    return told
+        notes += _test_notes(test, pair_count, final_metrics)
+    return notes
 
 
-def _place(members: Sequence[Run]) -> Path:
-    """The run's directory, or the deepest folder that holds all runs."""
-    return Path(os.path.commonpath([run.path for run in members]))
+def _test_notes(test: str, pair_count: int, final_metrics: Iterable[PairedMetric]) -> list[str]:
+    """Name the test, or say that there are too few pairs for it."""
+    min_pairs = MIN_PAIRS[test]
+    if pair_count < min_pairs:
+        reason = f"from {min_pairs} pairs on one is made"
+        if test == "wilcoxon":
+            reason = (
+                f"with {pair_count} its p cannot fall below {2 / 2**pair_count:.3g}, from "
+                f"{min_pairs} on it can fall below 0.05"
+            )
+        title = _TEST_TITLES[test].rstrip(",")
+        return [f"{pair_count} pairs of seeds are too few for {title}: {reason}."]
+    notes = [
+        f"p: {_TEST_TITLES[test]} of the {pair_count} pairs of seeds, two-sided, not corrected "
+        "for the number of rows."
+    ]
+    if test == "wilcoxon":
+        change_counts = [
+            len(nonzero_changes(metric.differences)) for metric in final_metrics if metric.is_tested
+        ]
+        if any(count < min_pairs for count in change_counts):
+            notes.append("Where fewer than 6 pairs differ at all, there is no p.")
+    return notes
+
+
+def _common_folder(runs: Sequence[Run]) -> Path:
+    """Return the run's directory, or the deepest folder that holds all runs."""
+    return Path(os.path.commonpath([run.path for run in runs]))

@@ -1,6 +1,4 @@
-"""Who is helped and who is harmed: every client's accuracy beside what FedAvg+FT and Local-Only
-give it.
-"""
+"""Compare every client's accuracy with that under FedAvg+FT and Local-Only."""
 
 from __future__ import annotations
 
@@ -23,10 +21,8 @@ from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells
 from fedpfl.report.text import format_range, join_few
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
-"""What a client could have without a personalised method, by the method's name in the
-configuration.
-"""
-_AGAINST = (
+"""Titles of what a client could have without a personalised method, by the method's name."""
+_BASELINE_COLUMNS = (
     (
         "harmed",
         "harmed %",
@@ -54,25 +50,27 @@ COLUMNS = {
         "std", "percent", "clients", 1, "std: population standard deviation over clients"
     ),
     **{
-        f"{key}_{name}": Column(heading, "percent", f"vs {told}", spare, meaning)
-        for name, told in BASELINES.items()
-        for key, heading, spare, meaning in _AGAINST
+        f"{key}_{name}": Column(heading, "percent", f"vs {title}", spare, meaning)
+        for name, title in BASELINES.items()
+        for key, heading, spare, meaning in _BASELINE_COLUMNS
     },
     "round": Column("round", "whole", spare=4),
     "seeds": Column("seeds", "whole"),
     "status": Column("status", spare=5),
 }
 CAPTION = (
-    "Clients that take part and have test samples, at the last evaluation, by their personal models as they stand, "
-    "FedAvg's after fine-tuning (FedAvg+FT); {}."
+    "Clients that take part and have test samples, at the last evaluation, by their personal "
+    "models as they stand, FedAvg's after fine-tuning (FedAvg+FT); {}."
 )
 
 
 class HarmStatistics(NamedTuple):
-    """What changes do to clients.
+    """Summarize how changes of accuracy harm clients.
 
-    harmed: percent of clients that lose. loss: their mean loss in points, nan without any. change:
-    mean over the tenth of clients, at least one, that gains least, in points.
+    Attributes:
+        harmed: percent of clients that lose.
+        loss: their mean loss in points, nan without any.
+        change: mean change of the tenth of clients, at least one, that gains least, in points.
     """
 
     harmed: float
@@ -82,47 +80,50 @@ class HarmStatistics(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BaselineComparison:
-    """One configuration beside its baselines.
+    """One configuration and its baselines.
 
-    own: accuracy by client, for each run that speaks. pairs: by name of BASELINES, for each of
-    these runs that has the baseline, a row per client with the columns `baseline` and `own`.
+    Attributes:
+        group: the configuration.
+        accuracies: accuracy by client, for each reported run.
+        pairs: by name of BASELINES, for each of these runs that has the baseline, a row per client
+            with the columns `baseline` and `accuracy`.
     """
 
     group: Group
-    own: dict[Run, pd.Series]
+    accuracies: dict[Run, pd.Series]
     pairs: dict[str, dict[Run, pd.DataFrame]]
 
 
 def count_changes(changes: pd.Series) -> tuple[int, int, int]:
     """Return how many clients lose, keep and gain accuracy."""
     # Accuracies are ratios of counts: what differs, differs by far more than rounding.
-    lose, gain = int((changes < -1e-9).sum()), int((changes > 1e-9).sum())
-    return lose, int(changes.notna().sum()) - lose - gain, gain
+    losing = int((changes < -1e-9).sum())
+    gaining = int((changes > 1e-9).sum())
+    equal = int(changes.notna().sum()) - losing - gaining
+    return losing, equal, gaining
 
 
 def measure_harm(changes: pd.Series) -> HarmStatistics:
-    """Return what the changes of clients' accuracy, own minus the baseline's, come to; nan without
-    clients.
-    """
-    lose, count = count_changes(changes)[0], len(changes)
+    """Summarize the changes of clients' accuracy against a baseline; nan without clients."""
+    losing, _, _ = count_changes(changes)
     changes = changes.sort_values()
     return HarmStatistics(
-        100 * lose / count if count else math.nan,
-        -float(changes.iloc[:lose].mean()),
-        float(worst_decile(changes).mean()),
+        harmed=100 * losing / len(changes) if len(changes) else math.nan,
+        loss=-float(changes.iloc[:losing].mean()),
+        change=float(worst_decile(changes).mean()),
     )
 
 
 def worst_decile(values: pd.Series) -> pd.Series:
-    """Return the least tenth, at least one value; of equal ones the first. As `accuracy_worst10`
-    counts.
-    """
+    """Return the least tenth, at least one value, as `accuracy_worst10` counts it."""
+    # A stable sort: of equal values the first ones count.
     return values.sort_values(kind="stable").iloc[: worst_decile_size(len(values))]
 
 
 def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
-    """Return the label and the column that a configuration is judged by: FedAvg after fine-tuning,
-    as FedAvg+FT.
+    """Return the label and the column that a configuration is judged by.
+
+    FedAvg is judged after fine-tuning, as FedAvg+FT.
     """
     if group.runs[0].method_name != "fedavg" or column.startswith("ft_"):
         return group.method, column
@@ -130,174 +131,218 @@ def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
 
 
 def samples_by_client(clients: pd.DataFrame) -> pd.DataFrame:
-    """Return how many samples of each class and in each part the clients have."""
-    kept = {"client", "train", "validation", "test"}
-    return clients[sorted(name for name in clients if name in kept or name.startswith("label_"))]
+    """Return how many samples of each class and split the clients have."""
+    split_columns = {"client", "train", "validation", "test"}
+    return clients[
+        sorted(name for name in clients if name in split_columns or name.startswith("label_"))
+    ]
 
 
-def have_same_split(one: Run, other: Run) -> bool:
-    """Return whether both dealt the same samples to the same clients, as far as they recorded it.
+def have_same_split(left: Run, right: Run) -> bool:
+    """Return whether both gave the same samples to the same clients, as far as recorded.
 
-    Raises FedpflError where a clients.csv cannot be read.
+    Raises:
+        FedpflError: a clients.csv cannot be read.
     """
-    prints = {run.summary.get("data") for run in (one, other)} - {None}
-    alike = one.dataset == other.dataset and one.partition == other.partition and len(prints) < 2
-    return alike and samples_by_client(one.clients).equals(samples_by_client(other.clients))
+    fingerprints = {run.summary.get("data") for run in (left, right)} - {None}
+    if (left.dataset, left.partition) != (right.dataset, right.partition) or len(fingerprints) > 1:
+        return False
+    return samples_by_client(left.clients).equals(samples_by_client(right.clients))
 
 
 def compare_with_baselines(
-    gathered: Sequence[Group],
+    compared_groups: Sequence[Group],
 ) -> tuple[list[BaselineComparison], tuple[str, ...]]:
-    """Put every configuration beside the baselines among them; returns also what a reader must
-    know, a line each.
+    """Compare every configuration with the baselines among them.
+
+    Returns:
+        The comparisons, and what a reader must know, a line each.
     """
+    # ---- Step 1: every run's accuracy by client.
     accuracies: dict[Run, pd.Series] = {}
-    strange, apart = list[str](), defaultdict[tuple[str, str], list[str]](list)
-    lacking, several = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for group in gathered:
+    unreadable_notes = []
+    for group in compared_groups:
+        _, column = label_and_column(group)
         for run in group.reported_runs:
             try:
-                accuracies[run] = _accuracies(run, label_and_column(group)[1])
+                accuracies[run] = _client_accuracies(run, column)
             except FedpflError as error:
-                strange.append(f"Not compared: {error}.")
-    found = []
-    for group in gathered:
-        own = {run: accuracies[run] for run in group.reported_runs if run in accuracies}
-        pairs: dict[str, dict[Run, pd.DataFrame]] = {}
-        for name, told in BASELINES.items():
-            if group.runs[0].method_name == name or not own:
+                unreadable_notes.append(f"Not compared: {error}.")
+
+    # ---- Step 2: of each configuration the baselines of the same split and seed.
+    notes = _BaselineNotes()
+    comparisons = []
+    for group in compared_groups:
+        own_accuracies = {run: accuracies[run] for run in group.reported_runs if run in accuracies}
+        comparison = BaselineComparison(group, own_accuracies, {})
+        for name in BASELINES:
+            if group.runs[0].method_name == name or not own_accuracies:
                 continue
-            rivals = [one for one in gathered if one.runs[0].method_name == name]
-            offers = [(one, _pairs(own, one, accuracies)) for one in rivals]
-            offers = [(one, matched) for one, matched in offers if matched]
-            keys = {id(one): _other_settings(group, one) for one, _ in offers}
-            least = min((len(own_keys) for own_keys in keys.values()), default=0)
-            offers = [offer for offer in offers if len(keys[id(offer[0])]) == least]
-            if len(offers) > 1:
-                several[told].append(group.title)
-                continue
-            matched = offers[0][1] if offers else {}
-            if missing := [run.seed for run in own if run not in matched]:
-                lacking[told].append(f"{group.title} (seed {', '.join(map(str, missing))})")
-            if offers:
-                pairs[name] = matched
-                if other := keys[id(offers[0][0])]:
-                    apart[told, ", ".join(other)].append(group.title)
-        found.append(BaselineComparison(group, own, pairs))
-    notes = [
-        *(
-            f"No {told} of the same data, split and seed: {join_few(where)}."
-            for told, where in lacking.items()
-        ),
-        *(
-            f"Several {told} fit, choose one by filters: {join_few(where)}."
-            for told, where in several.items()
-        ),
-        *(
-            f"{told} was run with another {keys} than {join_few(where)}."
-            for (told, keys), where in apart.items()
-        ),
-    ]
-    return found, (*notes, *strange)
+            baselines = [other for other in compared_groups if other.runs[0].method_name == name]
+            _add_baseline(comparison, name, baselines, accuracies, notes)
+        comparisons.append(comparison)
+    return comparisons, (*notes.lines(), *unreadable_notes)
+
+
+class _BaselineNotes:
+    """Collect what a reader must know of the baselines, with titles of configurations."""
+
+    def __init__(self) -> None:
+        self.missing: dict[str, list[str]] = defaultdict(list)
+        self.ambiguous: dict[str, list[str]] = defaultdict(list)
+        self.differing: dict[tuple[str, str], list[str]] = defaultdict(list)
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind of note and baseline."""
+        lines = []
+        for baseline, titles in self.missing.items():
+            lines.append(f"No {baseline} of the same data, split and seed: {join_few(titles)}.")
+        for baseline, titles in self.ambiguous.items():
+            lines.append(f"Several {baseline} fit, choose one by filters: {join_few(titles)}.")
+        for (baseline, keys), titles in self.differing.items():
+            lines.append(f"{baseline} was run with another {keys} than {join_few(titles)}.")
+        return lines
+
+
+def _add_baseline(
+    comparison: BaselineComparison,
+    name: str,
+    baselines: Sequence[Group],
+    accuracies: dict[Run, pd.Series],
+    notes: _BaselineNotes,
+) -> None:
+    """Add to a comparison the baseline whose configuration differs least."""
+    group = comparison.group
+    candidates = []
+    for baseline in baselines:
+        pairs = _pair_clients(comparison.accuracies, baseline, accuracies)
+        if pairs:
+            candidates.append((baseline, pairs, _differing_keys(group, baseline)))
+    fewest_keys = min((len(keys) for _, _, keys in candidates), default=0)
+    candidates = [candidate for candidate in candidates if len(candidate[2]) == fewest_keys]
+    if len(candidates) > 1:
+        notes.ambiguous[BASELINES[name]].append(group.title)
+        return
+    best_pairs = candidates[0][1] if candidates else {}
+    missing_seeds = [run.seed for run in comparison.accuracies if run not in best_pairs]
+    if missing_seeds:
+        seeds = ", ".join(map(str, missing_seeds))
+        notes.missing[BASELINES[name]].append(f"{group.title} (seed {seeds})")
+    if candidates:
+        _, pairs, keys = candidates[0]
+        comparison.pairs[name] = pairs
+        if keys:
+            notes.differing[BASELINES[name], ", ".join(keys)].append(group.title)
 
 
 def fairness_table(runs: Iterable[Run]) -> Table:
-    """Make the table of who is harmed, with a row per data set, partition and configuration.
+    """Make the table of harmed clients, with a row per data set, partition and configuration.
 
-    Raises FedpflError where no run has a baseline.
+    Raises:
+        FedpflError: no run has a baseline.
     """
-    found, notes = compare_with_baselines(groups(runs))
-    if not any(fair.pairs for fair in found):
+    comparisons, notes = compare_with_baselines(groups(runs))
+    if not any(comparison.pairs for comparison in comparisons):
+        reasons = "".join(f". {line}" for line in notes[-1:])
         raise FedpflError(
-            "no run here has FedAvg (with eval.finetune_epochs) or Local-Only of the same data, split and seed beside "
-            "it; run method=fedavg,local_only, and let filters through"
-            + "".join(f". {line}" for line in notes[-1:])
+            "no run here has FedAvg (with eval.finetune_epochs) or Local-Only of the same data, "
+            "split and seed beside it; run method=fedavg,local_only, and let filters through"
+            f"{reasons}"
         )
-    return comparisons_table(found, notes)
+    return comparisons_table(comparisons, notes)
 
 
-def comparisons_table(found: Sequence[BaselineComparison], notes: tuple[str, ...]) -> Table:
-    """Make the table of what `compared` returns."""
-    records = [_record(fair) for fair in found if fair.own]
-    seeds = {fair.group.title: [run.seed for run in fair.own] for fair in found if fair.own}
+def comparisons_table(comparisons: Sequence[BaselineComparison], notes: tuple[str, ...]) -> Table:
+    """Make the table of the result of `compare_with_baselines`."""
+    records = []
+    seeds = {}
+    for comparison in comparisons:
+        if comparison.accuracies:
+            records.append(_make_record(comparison))
+            seeds[comparison.group.title] = [run.seed for run in comparison.accuracies]
     caption = CAPTION.format(describe_seeds(seeds))
     return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
 
 
-def _accuracies(run: Run, column: str) -> pd.Series:
-    """Accuracy by client, of those that may take part and have test samples. Raises FedpflError
-    where one has none.
+def _client_accuracies(run: Run, column: str) -> pd.Series:
+    """Return the accuracy by client, of those that may take part and have test samples.
+
+    Raises:
+        FedpflError: a client has none.
     """
     clients = run.participating_clients
-    if "test" in clients:
+    has_test_counts = "test" in clients
+    if has_test_counts:
         clients = clients[clients["test"] > 0]
-    own = clients.set_index("client").reindex(columns=[column])[column]
-    if "test" not in clients:
-        own = own.dropna()
-    if own.index.has_duplicates:
+    accuracies = clients.set_index("client").reindex(columns=[column])[column]
+    if not has_test_counts:
+        accuracies = accuracies.dropna()
+    if accuracies.index.has_duplicates:
         raise FedpflError(f"{run.path}: clients.csv names a client twice")
-    if own.isna().any() or own.empty:
-        raise FedpflError(
-            f"{run.path}: clients.csv has no {column} of {int(own.isna().sum()) or 'any'} clients"
-        )
-    return own
+    if accuracies.isna().any() or accuracies.empty:
+        missing = int(accuracies.isna().sum()) or "any"
+        raise FedpflError(f"{run.path}: clients.csv has no {column} of {missing} clients")
+    return accuracies
 
 
-def _pairs(
-    own: dict[Run, pd.Series], rival: Group, accuracies: dict[Run, pd.Series]
+def _pair_clients(
+    own_accuracies: dict[Run, pd.Series], baseline: Group, accuracies: dict[Run, pd.Series]
 ) -> dict[Run, pd.DataFrame]:
-    """The clients' accuracies beside the baseline's, for every run that it has the split and seed
-    of.
-    """
-    found: dict[Run, pd.DataFrame] = {}
-    for run, values in own.items():
-        for other in rival.reported_runs:
+    """Return clients' accuracies beside the baseline's, of each run with the same split and seed."""
+    pairs: dict[Run, pd.DataFrame] = {}
+    for run, values in own_accuracies.items():
+        for other in baseline.reported_runs:
             if other in accuracies and other.seed == run.seed and have_same_split(run, other):
-                both = pd.DataFrame({"baseline": accuracies[other], "own": values}).dropna()
-                found |= {run: both} if len(both) else {}
-    return found
+                both = pd.DataFrame({"baseline": accuracies[other], "accuracy": values}).dropna()
+                if len(both):
+                    pairs[run] = both
+    return pairs
 
 
-def _other_settings(group: Group, baseline: Group) -> list[str]:
-    """In which keys, but for the method's, both were not configured alike; and whether they came as
-    far.
+def _differing_keys(group: Group, baseline: Group) -> list[str]:
+    """Return the keys, but for the method's, in which both configurations differ.
+
+    With `last round` where one has more rounds than the other.
     """
-    one, other = (
-        dict(flatten_keys(result_config(own.runs[0].config))) for own in (group, baseline)
-    )
+    left = dict(flatten_keys(result_config(group.runs[0].config)))
+    right = dict(flatten_keys(result_config(baseline.runs[0].config)))
     keys = [
         key
-        for key in sorted(one.keys() | other.keys())
+        for key in sorted(left.keys() | right.keys())
         if not key.startswith("method.")
-        and canonical_text(one.get(key)) != canonical_text(other.get(key))
+        and canonical_text(left.get(key)) != canonical_text(right.get(key))
     ]
-    alike = "rounds" in keys or _rounds(group.reported_runs) == _rounds(baseline.reported_runs)
-    return keys if alike else [*keys, "last round"]
+    own_rounds = _evaluated_rounds(group.reported_runs)
+    if "rounds" in keys or own_rounds == _evaluated_rounds(baseline.reported_runs):
+        return keys
+    return [*keys, "last round"]
 
 
-def _rounds(members: Iterable[Run]) -> set[int]:
-    """The rounds of the last evaluations."""
-    return {int(run.evaluations["round"].iloc[-1]) for run in members if len(run.evaluations)}
+def _evaluated_rounds(runs: Iterable[Run]) -> set[int]:
+    """Return the rounds of the last evaluations."""
+    return {int(run.evaluations["round"].iloc[-1]) for run in runs if len(run.evaluations)}
 
 
-def _record(fair: BaselineComparison) -> dict[str, Any]:
-    group, every = fair.group, [*fair.own.values()]
-    record = row_cells(group)
-    record |= seed_statistics("accuracy", [float(own.mean()) for own in every])
-    record |= seed_statistics(
-        "accuracy_worst10", [float(worst_decile(own).mean()) for own in every]
-    )
-    record |= seed_statistics("accuracy_std", [float(own.std(ddof=0)) for own in every])
+def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
+    """Return a row's values by column."""
+    accuracies = [*comparison.accuracies.values()]
+    means = [float(values.mean()) for values in accuracies]
+    worst = [float(worst_decile(values).mean()) for values in accuracies]
+    deviations = [float(values.std(ddof=0)) for values in accuracies]
+    record = row_cells(comparison.group)
+    record |= seed_statistics("accuracy", means)
+    record |= seed_statistics("accuracy_worst10", worst)
+    record |= seed_statistics("accuracy_std", deviations)
     for name in BASELINES:
-        matched = fair.pairs.get(name, {})
-        harms = [measure_harm(both["own"] - both["baseline"]) for both in matched.values()]
-        record |= seed_statistics(f"harmed_{name}", [one.harmed for one in harms])
-        record |= seed_statistics(f"loss_{name}", [one.loss for one in harms if one.harmed])
-        record |= seed_statistics(f"change_{name}", [one.change for one in harms])
-        record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in matched)
-    return record | {
-        "round": format_range(_rounds(fair.own)) or None,
-        "seeds": len(fair.own),
-        "seed_list": " ".join(str(run.seed) for run in fair.own),
-        "status": group.status,
-    }
+        pairs = comparison.pairs.get(name, {})
+        harms = [measure_harm(both["accuracy"] - both["baseline"]) for both in pairs.values()]
+        losses = [harm.loss for harm in harms if harm.harmed]
+        record |= seed_statistics(f"harmed_{name}", [harm.harmed for harm in harms])
+        record |= seed_statistics(f"loss_{name}", losses)
+        record |= seed_statistics(f"change_{name}", [harm.change for harm in harms])
+        record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
+    record["round"] = format_range(_evaluated_rounds(comparison.accuracies)) or None
+    record["seeds"] = len(comparison.accuracies)
+    record["seed_list"] = " ".join(str(run.seed) for run in comparison.accuracies)
+    record["status"] = comparison.group.status
+    return record

@@ -1,11 +1,12 @@
-"""Figures of what ran. One style, below; lines differ in dash and marker, so grey print is
-readable.
+"""Figures of runs, all in the style below.
+
+Lines differ in dash and marker, so that a grey print is readable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The style of every figure. Colours: Okabe and Ito's, told apart by people with any colour vision.
+# The style of every figure. Colours: Okabe and Ito's, distinguishable with any colour vision.
 STYLE: Any = {
     "figure.dpi": 150,
     "savefig.bbox": "tight",
@@ -55,7 +56,7 @@ DASHES: tuple[Any, ...] = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 THIN_LINE_WIDTH = 0.7
-PANEL = (4.6, 3.0)
+PANEL_SIZE = (4.6, 3.0)
 """Width and height of one panel in inches."""
 SUFFIXES = (".png", ".pdf")
 
@@ -69,116 +70,118 @@ def accuracy_figure(
     label: Callable[[Group], str] = lambda group: group.method,
     along: str = "round",
 ) -> list[Path]:
-    """Draw the accuracy of all clients over rounds, a panel per data set and partition; returns the
-    files written.
+    """Draw the accuracy of all clients over rounds, a panel per data set and partition.
 
     One line per configuration: the mean over seeds, a band of one sample standard deviation. Thin
     lines: the running mean of the cohort's pooled accuracy before local training, which is known in
     every round.
-    path: without suffix. metric: of CURVES. label: what a line is called. along: of OVER. Raises
-    FedpflError where no run has the metric.
+
+    Args:
+        runs: the runs.
+        path: without suffix.
+        metric: of CURVES.
+        label: the name of a line.
+        along: of AXIS_TITLES.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FedpflError: no run has the metric.
     """
-    gathered = groups(runs)
-    if all(mean_by_round(group, metric).empty for group in gathered):
-        if notes := attendance_notes(
-            [group for group in gathered if any(run.is_untrained for run in group.reported_runs)]
-        ):
-            raise FedpflError(f"nothing to draw. {notes[0]}")
-        raise FedpflError(
-            f"no run here has {metric}: {METRICS[metric].label}; choose another --metric"
-        )
-    if along != "round" and all(spent_by_round(group)[along].isna().all() for group in gathered):
-        raise FedpflError(f"no run here tells {AXIS_TITLES[along]}; choose another --over")
-    methods = list(dict.fromkeys(map(label, gathered)))
-    windows = {id(group): max(1, group.reported_runs[0].rounds_planned // 20) for group in gathered}
-    cohort = metric in ("accuracy", "accuracy_pooled")
+    shown_groups = groups(runs)
+    _require_curves(shown_groups, metric, along)
+    line_names = list(dict.fromkeys(map(label, shown_groups)))
+    windows = {
+        id(group): max(1, group.reported_runs[0].rounds_planned // 20) for group in shown_groups
+    }
+    has_thin_lines = metric in ("accuracy", "accuracy_pooled")
 
     def draw(ax: Axes, members: list[Group]) -> None:
         for group in members:
-            draw_line(ax, group, metric, label(group), methods.index(label(group)), along)
-        if max(len(run.evaluations) for group in members for run in group.reported_runs) > 2:
+            name = label(group)
+            draw_line(ax, group, metric, name, line_names.index(name), along)
+        evaluation_counts = [
+            len(run.evaluations) for group in members for run in group.reported_runs
+        ]
+        if max(evaluation_counts) > 2:
             # Limits from the evaluations alone: the first rounds of a cohort would squeeze the
             # rest.
             ax.set_ylim(ax.get_ylim())
-        for group in members if cohort else ():
-            thin = running_mean(mean_by_round(group, "cohort_before")["mean"], windows[id(group)])
-            color = line_style(methods.index(label(group)))["color"]
-            ax.plot(
-                _at(group, thin, along),
-                thin,
-                color=color,
-                linewidth=THIN_LINE_WIDTH,
-                alpha=0.45,
-                zorder=1,
-            )
-        ax.set(xlabel=AXIS_TITLES[along], ylabel=_title(metric), xlim=(0, None))
+        if has_thin_lines:
+            for group in members:
+                color = line_style(line_names.index(label(group)))["color"]
+                _draw_thin_line(ax, group, windows[id(group)], along, color)
+        ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
 
-    note = f"thin: cohort before training, mean of {max(windows.values())} rounds" if cohort else ""
-    return draw_panels(groups_by_setting(gathered), path, draw, note)
+    note = ""
+    if has_thin_lines:
+        note = f"thin: cohort before training, mean of {max(windows.values())} rounds"
+    return draw_panels(groups_by_setting(shown_groups), path, draw, note)
 
 
 def comparison_figure(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
     """Draw both curves of a metric. path: ends in .png or .pdf."""
     a, b = relabel_sides(a, b)
-    tasks = groups_by_setting([a, b])
+    settings = list(groups_by_setting([a, b]))
+    is_same_setting = len(settings) == 1
 
     def draw(ax: Axes, letters: str) -> None:
-        for place, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
-            name = group.method if len(tasks) == 1 else group.title
-            draw_line(ax, group, metric, f"{letter}: {name}", place)
-        ax.set(xlabel="round", ylabel=_title(metric), xlim=(0, None))
+        for index, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
+            name = group.method if is_same_setting else group.title
+            draw_line(ax, group, metric, f"{letter}: {name}", index)
+        ax.set(xlabel="round", ylabel=_axis_title(metric), xlim=(0, None))
 
-    return draw_panels({next(iter(tasks)) if len(tasks) == 1 else "": "AB"}, path, draw)
+    heading = settings[0] if is_same_setting else ""
+    return draw_panels({heading: "AB"}, path, draw)
 
 
-def groups_by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
+def groups_by_setting(shown_groups: Iterable[Group]) -> dict[str, list[Group]]:
     """Return groups by data set and partition."""
-    return group_by(gathered, lambda group: group.setting)
+    return group_by(shown_groups, lambda group: group.setting)
 
 
 def draw_line(
-    ax: Axes, group: Group, metric: str, label: str, place: int, along: str = "round"
+    ax: Axes, group: Group, metric: str, label: str, line_number: int, along: str = "round"
 ) -> None:
-    """Draw a metric's mean over seeds with a band of one sample standard deviation. along: of OVER."""
-    over, own = mean_by_round(group, metric), line_style(place)
-    over.index = _at(group, over, along)
-    absent = "; ".join(
-        dict.fromkeys(
-            run.low_attendance_note for run in group.reported_runs if run.low_attendance_note
-        )
-    )
-    label = "\n".join(filter(None, (legible_text(label), clip_text(absent, 60))))
-    ax.plot(
-        over.index, over["mean"], label=label, **own, markevery=max(1, len(over) // 10), zorder=3
-    )
-    band = over[over["count"] > 1]
+    """Draw a metric's mean over seeds with a band of one sample standard deviation.
+
+    Args:
+        ax: the panel.
+        group: the configuration.
+        metric: the column of rounds.csv.
+        label: the name of the line.
+        line_number: decides on colour, dash and marker.
+        along: of AXIS_TITLES.
+    """
+    curve = mean_by_round(group, metric)
+    style = line_style(line_number)
+    curve.index = _positions(group, curve, along)
+    attendance = [run.low_attendance_note for run in group.reported_runs]
+    note = "; ".join(dict.fromkeys(filter(None, attendance)))
+    label = "\n".join(filter(None, (legible_text(label), clip_text(note, 60))))
+    marker_step = max(1, len(curve) // 10)
+    ax.plot(curve.index, curve["mean"], label=label, **style, markevery=marker_step, zorder=3)
+    band = curve[curve["count"] > 1]
     if len(band):
-        low, high = band["mean"] - band["std"], band["mean"] + band["std"]
-        ax.fill_between(
-            band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2
-        )
-
-
-def _at(group: Group, over: pd.DataFrame | pd.Series, along: str) -> pd.Index:
-    """What was spent up to each round of an index, as the page counts it."""
-    return pd.Index(spent_at_rounds(spent_by_round(group), along, over.index.to_numpy(float)))
-
-
-def _title(metric: str) -> str:
-    return "\n".join(wrap_lines(METRICS[metric].label, 40))
+        low = band["mean"] - band["std"]
+        high = band["mean"] + band["std"]
+        color = style["color"]
+        ax.fill_between(band.index, low, high, color=color, alpha=0.15, linewidth=0, zorder=2)
 
 
 def legible_text(text: str) -> str:
-    """Return text as a figure can show it: short, and without an underscore in front, which would
-    hide it.
-    """
+    """Return a short text without a leading underscore, which would hide it in a figure."""
     return clip_text(f" {text}" if text.startswith("_") else text, 60)
 
 
-def line_style(place: int) -> dict[str, Any]:
-    """Return colour, dash and marker of the line number `place`."""
-    kinds = {"color": COLORS, "linestyle": DASHES, "marker": MARKERS}
-    return {name: values[place % len(values)] for name, values in kinds.items()}
+def line_style(line_number: int) -> dict[str, Any]:
+    """Return colour, dash and marker of a line."""
+    return {
+        "color": COLORS[line_number % len(COLORS)],
+        "linestyle": DASHES[line_number % len(DASHES)],
+        "marker": MARKERS[line_number % len(MARKERS)],
+    }
 
 
 def running_mean(series: pd.Series, window: int) -> pd.Series:
@@ -187,37 +190,79 @@ def running_mean(series: pd.Series, window: int) -> pd.Series:
 
 
 def draw_panels(
-    shown: Mapping[str, Members],
+    members_by_title: Mapping[str, Members],
     path: Path,
     draw: Callable[[Axes, Members], None],
     note: str = "",
     size: tuple[float, float] | None = None,
 ) -> list[Path]:
-    """Draw a panel per title, in rows of at most three, with one legend below; returns the files
-    written.
+    """Draw a panel per title, in rows of at most three, with one legend below.
 
-    path: with a suffix or, for PNG and PDF, without. note: what thin lines are. size: of a panel in
-    inches.
+    Args:
+        members_by_title: what each panel shows.
+        path: with a suffix or, for PNG and PDF, without.
+        draw: draws a panel.
+        note: the legend's entry of thin lines.
+        size: of a panel in inches.
+
+    Returns:
+        The files written.
     """
     rc_context = drawing.load_matplotlib().rc_context
     from matplotlib.figure import Figure  # rather than pyplot: no window system, no global state
 
-    across = min(3, len(shown))
-    down = math.ceil(len(shown) / across)
-    width, height = size or PANEL
+    panel_count = len(members_by_title)
+    column_count = min(3, panel_count)
+    row_count = math.ceil(panel_count / column_count)
+    width, height = size or PANEL_SIZE
     with rc_context(STYLE):
-        figure = Figure(figsize=(width * across, height * down), layout="constrained")
-        axes = list(figure.subplots(down, across, squeeze=False).flat)
-        for ax, (heading, members) in zip(axes, shown.items(), strict=False):
+        figure = Figure(figsize=(width * column_count, height * row_count), layout="constrained")
+        axes = list(figure.subplots(row_count, column_count, squeeze=False).flat)
+        for ax, (title, members) in zip(axes, members_by_title.items(), strict=False):
             draw(ax, members)
-            ax.set_title("\n".join(map(legible_text, heading.split("\n"))))
-        for ax in axes[len(shown) :]:
+            ax.set_title("\n".join(map(legible_text, title.split("\n"))))
+        for ax in axes[panel_count:]:
             ax.set_visible(False)
-        _legend(figure, axes[: len(shown)], note)
-        return _save(figure, path)
+        _draw_legend(figure, axes[:panel_count], note)
+        return _save_figure(figure, path)
 
 
-def _legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
+def _require_curves(shown_groups: Sequence[Group], metric: str, along: str) -> None:
+    """Raise FedpflError where there is nothing to draw."""
+    if all(mean_by_round(group, metric).empty for group in shown_groups):
+        untrained = [
+            group for group in shown_groups if any(run.is_untrained for run in group.reported_runs)
+        ]
+        notes = attendance_notes(untrained)
+        if notes:
+            raise FedpflError(f"nothing to draw. {notes[0]}")
+        raise FedpflError(
+            f"no run here has {metric}: {METRICS[metric].label}; choose another --metric"
+        )
+    if along == "round":
+        return
+    if all(spent_by_round(group)[along].isna().all() for group in shown_groups):
+        raise FedpflError(f"no run here tells {AXIS_TITLES[along]}; choose another --over")
+
+
+def _draw_thin_line(ax: Axes, group: Group, window: int, along: str, color: str) -> None:
+    """Draw the running mean of the cohort's accuracy before local training."""
+    curve = running_mean(mean_by_round(group, "cohort_before")["mean"], window)
+    positions = _positions(group, curve, along)
+    ax.plot(positions, curve, color=color, linewidth=THIN_LINE_WIDTH, alpha=0.45, zorder=1)
+
+
+def _positions(group: Group, curve: pd.DataFrame | pd.Series, along: str) -> pd.Index:
+    """Return what was spent up to each round of an index, as the page counts it."""
+    rounds = curve.index.to_numpy(float)
+    return pd.Index(spent_at_rounds(spent_by_round(group), along, rounds))
+
+
+def _axis_title(metric: str) -> str:
+    return "\n".join(wrap_lines(METRICS[metric].label, 40))
+
+
+def _draw_legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
     from matplotlib.lines import Line2D
 
     lines: dict[str, Any] = {}
@@ -226,22 +271,31 @@ def _legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
             lines.setdefault(label, line)
     if note:
         lines[note] = Line2D([], [], color="0.5", linewidth=THIN_LINE_WIDTH)
-    if lines:
-        width, height = figure.get_size_inches()
-        # Inches that an entry takes at the legend's font size: its letters, its line and the gap.
-        across = max(1, min(len(lines), int(width / (0.062 * max(map(len, lines)) + 0.65))))
-        figure.set_size_inches(width, height + 0.18 * math.ceil(len(lines) / across))
-        figure.legend(
-            lines.values(), lines.keys(), loc="outside lower center", ncols=across, handlelength=3.2
-        )
+    if not lines:
+        return
+    width, height = figure.get_size_inches()
+    # Inches that an entry takes at the legend's font size: its letters, its line and the gap.
+    entry_width = 0.062 * max(map(len, lines)) + 0.65
+    column_count = max(1, min(len(lines), int(width / entry_width)))
+    figure.set_size_inches(width, height + 0.18 * math.ceil(len(lines) / column_count))
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        loc="outside lower center",
+        ncols=column_count,
+        handlelength=3.2,
+    )
 
 
-def _save(figure: Figure, path: Path) -> list[Path]:
-    one = path.suffix in SUFFIXES
-    written = [path] if one else [path.with_name(path.name + suffix) for suffix in SUFFIXES]
-    for target in written:
+def _save_figure(figure: Figure, path: Path) -> list[Path]:
+    """Save a figure to a path with a suffix, or with each of SUFFIXES."""
+    if path.suffix in SUFFIXES:
+        targets = [path]
+    else:
+        targets = [path.with_name(path.name + suffix) for suffix in SUFFIXES]
+    for target in targets:
         # No date inside, so that equal runs give equal files.
         metadata = {"CreationDate": None} if target.suffix == ".pdf" else None
         with atomic_output(target) as file:
             figure.savefig(file, metadata=metadata)
-    return written
+    return targets

@@ -26,65 +26,83 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEVEL = 0.05
-"""From which corrected p on two methods are told apart."""
+"""Two methods whose corrected p is not below this are not told apart."""
 
 
 class MethodRanks(NamedTuple):
-    """Methods over blocks, the best average rank first.
+    """Methods over blocks, the best average rank first. A block is a data set and partition.
 
-    accuracy, places: `[blocks, methods]`, in percent, and ranks from 1, ties sharing their mean.
-    statistic, p: Friedman's, corrected for ties, nan where all ranks are equal. pairs: a row per
-    two methods: `a`, `b`, the number of blocks in which each is better (`a_better`, `b_better`),
-    `p` of Wilcoxon's signed-rank test, nan where fewer than six blocks differ, and `p_holm`.
+    Attributes:
+        accuracy: `[blocks, methods]`, in percent.
+        ranks: `[blocks, methods]`, from 1; ties share their mean rank.
+        statistic: Friedman's chi-square, corrected for ties, nan where all ranks are equal.
+        p: Friedman's.
+        pairs: a row per two methods: `a`, `b`, the number of blocks in which each is better
+            (`a_better`, `b_better`), `p` of Wilcoxon's signed-rank test, nan where fewer than six
+            blocks differ, and `p_holm`.
     """
 
     accuracy: pd.DataFrame
-    places: pd.DataFrame
+    ranks: pd.DataFrame
     statistic: float
     p: float
     pairs: pd.DataFrame
 
 
 def rank_methods(accuracy: pd.DataFrame) -> MethodRanks:
-    """Rank methods over blocks and test whether they differ (Demšar, JMLR 7, 2006). accuracy:
-    `[blocks, methods]`.
+    """Rank methods over blocks and test whether they differ (Demšar, JMLR 7, 2006).
 
-    Raises FedpflError with fewer than three methods or two blocks.
+    Args:
+        accuracy: `[blocks, methods]`.
+
+    Raises:
+        FedpflError: there are fewer than three methods or two blocks.
     """
-    blocks, methods = accuracy.shape
-    if methods < 3 or blocks < 2:
+    block_count, method_count = accuracy.shape
+    if method_count < 3 or block_count < 2:
         raise FedpflError(
-            f"ranks need at least three methods that all have runs in the same two or more blocks (data set and "
-            f"partition); these are {pluralize(methods, 'method')} in {pluralize(blocks, 'block')}"
+            "ranks need at least three methods that all have runs in the same two or more blocks "
+            f"(data set and partition); these are {pluralize(method_count, 'method')} in "
+            f"{pluralize(block_count, 'block')}"
         )
     from scipy import stats  # slow to load
 
+    # ---- Step 1: ranks within each block.
     accuracy = accuracy.round(9)  # means over seeds of equal numbers may differ in the last bit
-    places = accuracy.rank(axis=1, ascending=False)
-    order = places.mean().sort_values(kind="stable").index
-    accuracy, places = accuracy[order], places[order]
+    ranks = accuracy.rank(axis=1, ascending=False)
+    order = ranks.mean().sort_values(kind="stable").index
+    accuracy = accuracy[order]
+    ranks = ranks[order]
+
+    # ---- Step 2: do the methods differ at all?
     statistic = p = math.nan
-    if (places.nunique(axis=1) > 1).any():
-        statistic, p = map(float, stats.friedmanchisquare(*(places[name] for name in places)))
+    if (ranks.nunique(axis=1) > 1).any():
+        result = stats.friedmanchisquare(*(ranks[name] for name in ranks))
+        statistic, p = map(float, result)
+
+    # ---- Step 3: which two differ?
     rows = []
     for a, b in itertools.combinations(order, 2):
-        apart = nonzero_changes(accuracy[a] - accuracy[b])
-        better = sum(change > 0 for change in apart)
-        rows.append((a, b, better, len(apart) - better, paired_test(apart, "wilcoxon")))
+        changes = nonzero_changes(accuracy[a] - accuracy[b])
+        a_better = sum(change > 0 for change in changes)
+        b_better = len(changes) - a_better
+        rows.append((a, b, a_better, b_better, paired_test(changes, "wilcoxon")))
     pairs = pd.DataFrame(rows, columns=["a", "b", "a_better", "b_better", "p"])
-    return MethodRanks(
-        accuracy, places, statistic, p, pairs.assign(p_holm=holm_correction([*pairs["p"]]))
-    )
+    pairs = pairs.assign(p_holm=holm_correction([*pairs["p"]]))
+    return MethodRanks(accuracy=accuracy, ranks=ranks, statistic=statistic, p=p, pairs=pairs)
 
 
-def holm_correction(values: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number by Holm's step-down procedure (1979); nan counts
-    as 1 and stays.
+def holm_correction(p_values: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number by Holm's step-down procedure (1979).
+
+    A nan counts as 1 and stays nan.
     """
-    corrected, most = [math.nan] * len(values), 0.0
-    known = sorted((p, place) for place, p in enumerate(values) if not math.isnan(p))
-    for before, (p, place) in enumerate(known):
-        corrected[place] = most = max(most, min(1.0, (len(values) - before) * p))
+    corrected = [math.nan] * len(p_values)
+    ascending = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    greatest = 0.0
+    for position, (p, index) in enumerate(ascending):
+        greatest = max(greatest, min(1.0, (len(p_values) - position) * p))
+        corrected[index] = greatest
     return corrected
 
 
@@ -93,216 +111,276 @@ def rank_tables(
 ) -> tuple[list[Table], MethodRanks]:
     """Make the tables of ranks and of pairs of methods; the notes stand below the last.
 
-    metric: of ACCURACIES. select, every: as in `accuracy_table`. Raises FedpflError where there is
-    too little to rank.
+    Args:
+        runs: the runs.
+        metric: of ACCURACIES.
+        select: as in `accuracy_table`.
+        every: as in `accuracy_table`.
+
+    Raises:
+        FedpflError: there is too little to rank.
     """
+    # ---- Step 1: the mean accuracy of each method in each block.
     accuracies: dict[str, dict[str, float]] = defaultdict(dict)
-    speaking: dict[tuple[str, str], tuple[Group, list[int]]] = {}
-    for group, (label, column) in _labels(groups(runs), metric).items():
+    ranked_groups: dict[tuple[str, str], tuple[Group, list[int]]] = {}
+    for group, (label, column) in _block_labels(groups(runs), metric).items():
         rows = judged_rows(group, select, every)
-        value, _ = mean_and_std([float(row.get(column, math.nan)) for row in rows.values()])
-        if not math.isnan(value):
-            accuracies[group.setting][label] = value
-            speaking[group.setting, label] = group, [run.seed for run in rows]
-    kept, left_out = drop_gaps(accuracies)
+        mean, _ = mean_and_std([float(row.get(column, math.nan)) for row in rows.values()])
+        if not math.isnan(mean):
+            accuracies[group.setting][label] = mean
+            ranked_groups[group.setting, label] = group, [run.seed for run in rows]
+
+    # ---- Step 2: ranks, without what has gaps.
+    accuracy, gap_notes = drop_gaps(accuracies)
     try:
-        result = rank_methods(kept)
+        result = rank_methods(accuracy)
     except FedpflError as error:
-        raise FedpflError(". ".join((str(error), *left_out)).rstrip(".")) from None
-    used = {
-        f"{label} on {block}": one
-        for (block, label), one in speaking.items()
-        if block in kept.index and label in kept.columns
-    }
-    apart = [
-        f"{name} ({', '.join(group.deviations)})"
-        for name, (group, _) in used.items()
-        if group.deviations
-    ]
-    unfinished = [
-        f"{name} ({group.status})" for name, (group, _) in used.items() if not group.is_complete
-    ]
-    notes = [
-        *left_out,
-        *([f"Not configured as most of their block: {join_few(apart)}."] if apart else []),
-        *([f"Not simply finished: {join_few(unfinished)}."] if unfinished else []),
-        *attendance_notes([group for group, _ in used.values()]),
-        *_about_power(*kept.shape),
-    ]
-    which = (
-        "the last evaluation"
-        if select == "last"
-        else f"the evaluation that --select {select} chooses"
-    )
-    over = describe_seeds({name: seeds for name, (_, seeds) in used.items()})
-    caption = (
-        f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
-        f"{over.replace(' and sample standard deviation', '')}. Ties share their mean rank. "
-    )
-    if not metric.startswith("ft_") and any(label.startswith("FedAvg+FT") for label in kept):
-        caption += "FedAvg is judged after fine-tuning. "
-    if math.isnan(result.statistic):
-        caption += "All ranks are equal: there is nothing to test."
-    else:
-        caption += (
-            f"Friedman's test, corrected for ties: chi-square {result.statistic:.2f} with {len(kept.columns) - 1} "
-            f"degrees of freedom, p {format_number('p', result.p)}."
-        )
-    return [_blocks(result, caption), _pairs(result, tuple(notes))], result
+        raise FedpflError(". ".join((str(error), *gap_notes)).rstrip(".")) from None
+    groups_by_title = {}
+    seeds = {}
+    for (block, label), (group, group_seeds) in ranked_groups.items():
+        if block in accuracy.index and label in accuracy.columns:
+            groups_by_title[f"{label} on {block}"] = group
+            seeds[f"{label} on {block}"] = group_seeds
+
+    # ---- Step 3: the tables.
+    notes = (*gap_notes, *_group_notes(groups_by_title), *_power_notes(*accuracy.shape))
+    caption = _make_caption(result, metric, select, seeds)
+    return [_blocks_table(result, caption), _pairs_table(result, notes)], result
 
 
-def drop_gaps(found: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
-    """Return `[blocks, methods]` without gaps, and notes on what was left out.
+def drop_gaps(accuracies: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
+    """Drop methods or blocks with the largest share of gaps until there is none.
 
-    found: by block and method. As long as there is a gap, the method or block with the largest
-    share of gaps goes.
+    Args:
+        accuracies: by block and method.
+
+    Returns:
+        A table `[blocks, methods]`, and notes on what was left out.
     """
-    frame = pd.DataFrame.from_dict(found, orient="index").sort_index()
-    gone: dict[int, list[str]] = {0: [], 1: []}
+    frame = pd.DataFrame.from_dict(accuracies, orient="index").sort_index()
+    dropped: dict[int, list[str]] = {0: [], 1: []}
+
+    def gap_share(candidate: tuple[int, str]) -> tuple[float, int]:
+        axis, name = candidate
+        # Of equal shares the block goes, which costs no method.
+        return frame.xs(name, axis=axis).isna().mean(), -axis
+
     while frame.isna().any(axis=None):
-        # Shares of gaps by block, and by method; of equal ones the block goes, which costs no
-        # method.
-        axis, name = max(
-            ((axis, name) for axis in (0, 1) for name in frame.axes[axis]),
-            key=lambda one: (frame.xs(one[1], axis=one[0]).isna().mean(), -one[0]),
-        )
+        candidates = [(axis, name) for axis in (0, 1) for name in frame.axes[axis]]
+        axis, name = max(candidates, key=gap_share)
         frame = frame.drop(name, axis=axis)
-        gone[axis].append(name)
-    told = [
-        f"Left out, as runs are missing: {words} {join_few(gone[axis], '; ')}."
-        for axis, words in ((1, "the methods"), (0, "the blocks"))
-        if gone[axis]
-    ]
-    return frame, told
+        dropped[axis].append(name)
+    notes = []
+    for axis, noun in ((1, "the methods"), (0, "the blocks")):
+        if dropped[axis]:
+            names = join_few(dropped[axis], "; ")
+            notes.append(f"Left out, as runs are missing: {noun} {names}.")
+    return frame, notes
 
 
 def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
-    """Draw the critical-difference diagram: average ranks, and bars over methods that are not told
-    apart.
+    """Draw the critical-difference diagram: average ranks, and bars over equal methods.
 
     As in Benavoli et al. (JMLR 17, 2016), by Wilcoxon's tests rather than by differences of ranks.
-    path: with a suffix or, for PNG and PDF, without. Returns the files written.
+
+    Args:
+        result: the ranks.
+        path: with a suffix or, for PNG and PDF, without.
+
+    Returns:
+        The files written.
     """
-    means = result.places.mean()
-    count, bars = len(means), find_cliques(result)
-    half = (count + 1) // 2
+    mean_ranks = result.ranks.mean()
+    bars = find_cliques(result)
+    half = (len(mean_ranks) + 1) // 2
 
     def draw(ax: Axes, _: None) -> None:
-        low = -1.6 - 0.25 * len(bars)
-        for place, (name, rank) in enumerate(means.items()):
-            left = place < half
-            row = low - 0.9 * (place if left else count - 1 - place)
-            side = 0.8 if left else count + 0.2
-            ax.plot([rank, rank, side], [0, row, row], color="0.35", linewidth=0.8)
-            text = f"{figures.legible_text(str(name))} ({rank:.2f})"
-            ax.text(
-                side,
-                row,
-                f"{text} " if left else f" {text}",
-                ha="right" if left else "left",
-                va="center",
-            )
-        for place, (first, last) in enumerate(bars):
-            ends = [means.iloc[first] - 0.04, means.iloc[last] + 0.04]
-            ax.plot(
-                ends, [-0.7 - 0.45 * place] * 2, color="black", linewidth=3, solid_capstyle="butt"
-            )
+        count = len(mean_ranks)
+        labels_y = -1.6 - 0.25 * len(bars)
+        _draw_rank_labels(ax, mean_ranks, labels_y)
+        _draw_clique_bars(ax, mean_ranks, bars)
+
+        # The scale of ranks, with as many numbers as have room.
         ax.plot([1, count], [0, 0], color="black", linewidth=1)
-        for tick in range(1, count + 1, -(-count // 12)):  # as many as have room
+        for tick in range(1, count + 1, -(-count // 12)):
             ax.plot([tick, tick], [0, 0.3], color="black", linewidth=1)
             ax.text(tick, 0.5, str(tick), ha="center", va="bottom")
-        ax.set(xlim=(1 - 0.75 * count, count + 0.75 * count), ylim=(low - 0.9 * half, 1.6))
+        ax.set(xlim=(1 - 0.75 * count, count + 0.75 * count), ylim=(labels_y - 0.9 * half, 1.6))
         ax.set_axis_off()
 
-    title = f"average rank over {len(result.places)} data sets and partitions\nbars: not told apart (Wilcoxon, Holm, 5 %)"
-    return figures.draw_panels(
-        {title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars))
+    title = (
+        f"average rank over {len(result.ranks)} data sets and partitions\n"
+        "bars: not told apart (Wilcoxon, Holm, 5 %)"
     )
+    size = (8.0, 1.4 + 0.28 * half + 0.1 * len(bars))
+    return figures.draw_panels({title: None}, path, draw, size=size)
+
+
+def _draw_rank_labels(ax: Axes, mean_ranks: pd.Series, top: float) -> None:
+    """Draw a line from each method's rank to its name, the better half to the left."""
+    count = len(mean_ranks)
+    half = (count + 1) // 2
+    for index, (name, rank) in enumerate(mean_ranks.items()):
+        is_left = index < half
+        text = f"{figures.legible_text(str(name))} ({rank:.2f})"
+        if is_left:
+            row, x, label, alignment = index, 0.8, f"{text} ", "right"
+        else:
+            row, x, label, alignment = count - 1 - index, count + 0.2, f" {text}", "left"
+        y = top - 0.9 * row
+        ax.plot([rank, rank, x], [0, y, y], color="0.35", linewidth=0.8)
+        ax.text(x, y, label, ha=alignment, va="center")
+
+
+def _draw_clique_bars(ax: Axes, mean_ranks: pd.Series, bars: Sequence[tuple[int, int]]) -> None:
+    """Draw a bar over methods that are not told apart."""
+    for index, (start, end) in enumerate(bars):
+        x = [mean_ranks.iloc[start] - 0.04, mean_ranks.iloc[end] + 0.04]
+        y = [-0.7 - 0.45 * index] * 2
+        ax.plot(x, y, color="black", linewidth=3, solid_capstyle="butt")
 
 
 def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
-    """Return the places of the first and last of each longest run of methods, by rank, no two of
-    which differ.
+    """Return the longest runs of methods, by rank, no two of which differ.
+
+    Returns:
+        The indices of the first and the last method of each.
     """
-    names = [*result.places]
-    differ = {frozenset((row.a, row.b)) for row in result.pairs.itertuples() if row.p_holm < LEVEL}
-    ends: list[tuple[int, int]] = []
-    for first in range(len(names)):
-        last = first
-        while last + 1 < len(names) and not any(
-            frozenset((names[last + 1], own)) in differ for own in names[first : last + 1]
-        ):
-            last += 1
-        if last > first and not (ends and ends[-1][1] >= last):
-            ends.append((first, last))
-    return ends
+    names = [*result.ranks]
+    different_pairs = {
+        frozenset((row.a, row.b)) for row in result.pairs.itertuples() if row.p_holm < LEVEL
+    }
+    cliques: list[tuple[int, int]] = []
+    for start in range(len(names)):
+        end = start
+        while end + 1 < len(names):
+            pairs = {frozenset((names[end + 1], name)) for name in names[start : end + 1]}
+            if pairs & different_pairs:
+                break
+            end += 1
+        is_inside_last = bool(cliques) and cliques[-1][1] >= end
+        if end > start and not is_inside_last:
+            cliques.append((start, end))
+    return cliques
 
 
-def _labels(gathered: Sequence[Group], metric: str) -> dict[Group, tuple[str, str]]:
-    """What a configuration is called in every block, and its column: the method's name if it has
-    one alone in each.
+def _block_labels(ranked_groups: Sequence[Group], metric: str) -> dict[Group, tuple[str, str]]:
+    """Return a configuration's label in every block, and the column it is judged by.
+
+    The label is the method's name alone where each block has one configuration of it.
     """
-    counts = Counter((group.setting, group.runs[0].method_title) for group in gathered)
-    several = {called for (_, called), count in counts.items() if count > 1}
-    found = {}
-    for group in gathered:
+    counts = Counter((group.setting, group.runs[0].method_title) for group in ranked_groups)
+    repeated_titles = {title for (_, title), count in counts.items() if count > 1}
+    labels = {}
+    for group in ranked_groups:
         label, column = label_and_column(group, metric)
-        called = group.runs[0].method_title
-        if called not in several:
-            label = called if column == metric else BASELINES["fedavg"]
-        found[group] = label, column
-    return found
+        title = group.runs[0].method_title
+        if title not in repeated_titles:
+            label = title if column == metric else BASELINES["fedavg"]
+        labels[group] = label, column
+    return labels
 
 
-def _about_power(blocks: int, methods: int) -> list[str]:
-    """What so few blocks and methods cannot show."""
-    told, count = [], methods * (methods - 1) // 2
-    if blocks <= 10 or methods <= 5:
-        told.append(
-            "Friedman's chi-square is a good approximation from about 11 blocks and 6 methods on (Demšar 2006); "
-            f"these are {blocks} and {methods}."
-        )
-    least = count * 2 / 2**blocks
-    if blocks < MIN_PAIRS["wilcoxon"]:
-        told.append(
-            f"{blocks} blocks are too few for Wilcoxon's test, whose p cannot fall below {2 / 2**blocks:.3g} then: no "
-            "two methods are told apart."
-        )
-    elif least > LEVEL:
-        told.append(
-            f"With {blocks} blocks and {count} pairs of methods no p corrected by Holm can fall below "
-            f"{min(1.0, least):.3g}: no two methods are told apart."
-        )
-    return told
+def _group_notes(groups_by_title: Mapping[str, Group]) -> list[str]:
+    """Name configurations that are not like the others of their block, or not finished."""
+    deviating = [
+        f"{title} ({', '.join(group.deviations)})"
+        for title, group in groups_by_title.items()
+        if group.deviations
+    ]
+    unfinished = [
+        f"{title} ({group.status})"
+        for title, group in groups_by_title.items()
+        if not group.is_complete
+    ]
+    notes = []
+    if deviating:
+        notes.append(f"Not configured as most of their block: {join_few(deviating)}.")
+    if unfinished:
+        notes.append(f"Not simply finished: {join_few(unfinished)}.")
+    return notes + attendance_notes(groups_by_title.values())
 
 
-def _blocks(result: MethodRanks, caption: str) -> Table:
-    means = result.places.mean()
-    rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in means)]]
-    records = [{"section": "average", "method": name, "rank": rank} for name, rank in means.items()]
-    records.append({"section": "friedman", "statistic": result.statistic, "p": result.p})
-    for block, values in result.accuracy.iterrows():
-        own = result.places.loc[block]
-        cells = [Cell(values[name], below=f"{own[name]:g}") for name in values.index]
-        rows.append([Cell(str(block)), *cells])
-        records += [
-            {
-                "section": "block",
-                "block": block,
-                "method": name,
-                "accuracy": values[name],
-                "rank": own[name],
-            }
-            for name in values.index
-        ]
-    heads = (
-        Column("data set and partition"),
-        *(Column(str(name), "percent") for name in means.index),
+def _make_caption(
+    result: MethodRanks, metric: str, select: str, seeds: Mapping[str, Sequence[int]]
+) -> str:
+    """Describe the ranks and Friedman's test."""
+    evaluation = f"the evaluation that --select {select} chooses"
+    if select == "last":
+        evaluation = "the last evaluation"
+    seed_text = describe_seeds(seeds).replace(" and sample standard deviation", "")
+    caption = (
+        f"{METRICS[metric].label.capitalize()} at {evaluation}, and below it the rank in its "
+        f"block: data set and partition; {seed_text}. Ties share their mean rank. "
     )
-    return Table("Ranks", heads, rows, pd.DataFrame(records), caption, below="rank")
+    methods = [*result.accuracy]
+    if not metric.startswith("ft_") and any(name.startswith("FedAvg+FT") for name in methods):
+        caption += "FedAvg is judged after fine-tuning. "
+    if math.isnan(result.statistic):
+        return caption + "All ranks are equal: there is nothing to test."
+    return caption + (
+        f"Friedman's test, corrected for ties: chi-square {result.statistic:.2f} with "
+        f"{len(methods) - 1} degrees of freedom, p {format_number('p', result.p)}."
+    )
 
 
-def _pairs(result: MethodRanks, notes: tuple[str, ...]) -> Table:
+def _power_notes(block_count: int, method_count: int) -> list[str]:
+    """Say what so few blocks and methods cannot show."""
+    notes = []
+    pair_count = method_count * (method_count - 1) // 2
+    if block_count <= 10 or method_count <= 5:
+        notes.append(
+            "Friedman's chi-square is a good approximation from about 11 blocks and 6 methods on "
+            f"(Demšar 2006); these are {block_count} and {method_count}."
+        )
+    smallest_p = pair_count * 2 / 2**block_count
+    if block_count < MIN_PAIRS["wilcoxon"]:
+        notes.append(
+            f"{block_count} blocks are too few for Wilcoxon's test, whose p cannot fall below "
+            f"{2 / 2**block_count:.3g} then: no two methods are told apart."
+        )
+    elif smallest_p > LEVEL:
+        notes.append(
+            f"With {block_count} blocks and {pair_count} pairs of methods no p corrected by Holm "
+            f"can fall below {min(1.0, smallest_p):.3g}: no two methods are told apart."
+        )
+    return notes
+
+
+def _blocks_table(result: MethodRanks, caption: str) -> Table:
+    """Make the table of average ranks, accuracies and ranks by block."""
+    mean_ranks = result.ranks.mean()
+    rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
+    records = [
+        {"section": "average", "method": name, "rank": rank} for name, rank in mean_ranks.items()
+    ]
+    records.append({"section": "friedman", "statistic": result.statistic, "p": result.p})
+    for block, accuracies in result.accuracy.iterrows():
+        ranks = result.ranks.loc[block]
+        row = [Cell(str(block))]
+        for name in accuracies.index:
+            row.append(Cell(accuracies[name], below=f"{ranks[name]:g}"))
+            records.append(
+                {
+                    "section": "block",
+                    "block": block,
+                    "method": name,
+                    "accuracy": accuracies[name],
+                    "rank": ranks[name],
+                }
+            )
+        rows.append(row)
+    columns = (
+        Column("data set and partition"),
+        *(Column(str(name), "percent") for name in mean_ranks.index),
+    )
+    frame = pd.DataFrame(records)
+    return Table("Ranks", columns, rows, frame, caption=caption, below="rank")
+
+
+def _pairs_table(result: MethodRanks, notes: tuple[str, ...]) -> Table:
+    """Make the table of Wilcoxon's tests of two methods."""
     columns = {
         "a": Column("A"),
         "b": Column("B"),
@@ -312,13 +390,16 @@ def _pairs(result: MethodRanks, notes: tuple[str, ...]) -> Table:
         "p_holm": Column("Holm's p", "p"),
     }
     caption = (
-        "Wilcoxon's signed-rank test over blocks, two-sided; Holm's p: corrected for the number of pairs. Where fewer "
-        "than 6 blocks differ at all, there is no p."
+        "Wilcoxon's signed-rank test over blocks, two-sided; Holm's p: corrected for the number of "
+        "pairs. Where fewer than 6 blocks differ at all, there is no p."
     )
-    frame = pd.concat(
-        [result.pairs.assign(section="pair"), pd.DataFrame({"section": "note", "note": notes})]
-    )
-    records = result.pairs.to_dict("records")
+    note_frame = pd.DataFrame({"section": "note", "note": notes})
+    frame = pd.concat([result.pairs.assign(section="pair"), note_frame])
     return Table.of(
-        records, columns, frame=frame, title="Pairs of methods", caption=caption, notes=notes
+        result.pairs.to_dict("records"),
+        columns,
+        title="Pairs of methods",
+        frame=frame,
+        caption=caption,
+        notes=notes,
     )

@@ -65,7 +65,7 @@ def plain_ranks(row: list[float]) -> list[float]:
 
 def test_demsars_example() -> None:
     found = rank_methods(DEMSAR)
-    means = found.places.mean()
+    means = found.ranks.mean()
     assert [*means.index] == ["C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5"]
     assert [round(mean, 3) for mean in means] == [1.964, 2.000, 2.893, 3.143]
     # The paper leaves ties uncorrected: three pairs and one quadruple of the 14 rows of four.
@@ -80,8 +80,8 @@ def test_demsars_example() -> None:
 def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
     found = rank_methods(pd.DataFrame(table, columns=["a", "b", "c"], dtype=float))
     ranks = [plain_ranks(row) for row in table]
-    assert found.places[["a", "b", "c"]].to_numpy().tolist() == ranks
-    assert found.places.mean().is_monotonic_increasing
+    assert found.ranks[["a", "b", "c"]].to_numpy().tolist() == ranks
+    assert found.ranks.mean().is_monotonic_increasing
     # Friedman (1937), with the sums of squares in place of a correction for ties
     sums = [sum(row[k] - 2 for row in ranks) ** 2 for k in range(3)]
     spread = sum((rank - 2) ** 2 for row in ranks for rank in row)
@@ -187,7 +187,7 @@ def test_seeds_are_averaged_first(tmp_path: Path) -> None:
         "Local-Only": 55,
         "FedAvg+FT": 52,
     }
-    assert result.places.mean().to_dict() == {"Local-Only": 1.5, "FedPer": 2, "FedAvg+FT": 2.5}
+    assert result.ranks.mean().to_dict() == {"Local-Only": 1.5, "FedPer": 2, "FedAvg+FT": 2.5}
     assert "FedAvg is judged after fine-tuning." in tables[0].caption
     assert any(
         note.startswith("2 blocks are too few for Wilcoxon's test, whose p cannot fall below 0.5")
@@ -213,7 +213,7 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
         dataset={"name": "set0"},
     )
     tables, result = rank_tables(runs(tmp_path))
-    assert set(result.places) == {
+    assert set(result.ranks) == {
         *("FedAvg+FT", "FedPer", "Local-Only", "FedOBP (q=0.5)", "FedOBP (q=0.9)"),
     }
     assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
@@ -237,7 +237,7 @@ def test_one_configuration_each_is_the_method_whatever_its_quantile(tmp_path: Pa
     for place, q in ((0, 0.5), (1, 0.9)):
         told = {"method": {"name": "fedobp", "q": q}, "dataset": {"name": f"set{place}"}}
         write_run(tmp_path / f"obp/{place}", {4: 90.0}, **told)
-    assert next(iter(rank_tables(runs(tmp_path))[1].places)) == "FedOBP"
+    assert next(iter(rank_tables(runs(tmp_path))[1].ranks)) == "FedOBP"
 
 
 def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,4 @@
-"""What the charts of a page show, as frames: clients, curves, costs and partitions of each
-configuration.
-"""
+"""Frames for the charts of a page: clients, curves, costs and partitions of configurations."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ AXIS_TITLES = {
     "hours": "hours of training",
     "simulated": "simulated hours",
 }
+"""Titles of the axes that a curve may be drawn along."""
 POINTS = 200  # of a curve, at most
 BOX_NUMBERS = (
     "least",
@@ -43,28 +42,36 @@ CURVES = sorted(
 
 
 def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
-    """Return the clients that may take part, None where they cannot be read; `note` is called with
-    what is wrong.
+    """Return the clients that may take part, None where they cannot be read.
+
+    Args:
+        run: the run.
+        note: called with a line about what is wrong.
     """
     try:
-        part = run.participating_clients
+        clients = run.participating_clients
     except FedpflError as error:
         if len(run.evaluations):
             note(f"without clients: {error}")
         return None
-    if run.is_untrained:
-        return part
-    if {"test", "accuracy"} <= {*part} and (
-        silent := int(((part["test"] > 0) & part["accuracy"].isna()).sum())
-    ):
+    if run.is_untrained or not {"test", "accuracy"} <= {*clients}:
+        return clients
+    missing_count = int(((clients["test"] > 0) & clients["accuracy"].isna()).sum())
+    if missing_count:
         note(
-            f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown"
+            f"{run.path}: {missing_count} clients with test samples have no accuracy; they are not "
+            "among the clients shown"
         )
-    return part
+    return clients
 
 
-def read_common(run: Run, note: Callable[[str], None]) -> pd.DataFrame:
-    """Return `Run.common`, empty where it cannot be read; `note` is called with what is wrong."""
+def read_cross_accuracy(run: Run, note: Callable[[str], None]) -> pd.DataFrame:
+    """Return `Run.cross_accuracy`, empty where it cannot be read.
+
+    Args:
+        run: the run.
+        note: called with a line about what is wrong.
+    """
     try:
         return run.cross_accuracy
     except FedpflError as error:
@@ -75,105 +82,132 @@ def read_common(run: Run, note: Callable[[str], None]) -> pd.DataFrame:
 def client_accuracies(
     group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str
 ) -> pd.DataFrame:
-    """Return the accuracy of the clients that take part, of all seeds, ascending: seed, client,
-    train, value, low.
+    """Return the accuracies of clients that take part, of all seeds, ascending.
 
-    low: whether it is of the worst decile of its seed. Empty where a client of a seed has none.
+    Args:
+        group: the configuration.
+        clients: the result of `read_clients` of each run.
+        key: the column of the accuracy.
+
+    Returns:
+        The columns client, train, seed, value and low, which is whether it is of the worst decile
+        of its seed. Empty where a client of a seed has no accuracy.
     """
-    parts = [pd.DataFrame(columns=["client", "train", "seed", "value", "low"])]
+    parts = []
     for run in group.reported_runs:
         frame = clients[run]
         if frame is not None and "accuracy" in frame:
             part = frame[frame["accuracy"].notna()].reindex(columns=["client", "train", key])
             low = part[key].rank(method="first") <= worst_decile_size(len(part))
             parts.append(part.rename(columns={key: "value"}).assign(seed=run.seed, low=low))
-    whole = pd.concat(parts[1:] or parts)
-    return (
-        whole.iloc[:0]
-        if whole["value"].isna().any()
-        else whole.sort_values(["value", "seed", "client"])
-    )
+    if not parts:
+        return pd.DataFrame(columns=["client", "train", "seed", "value", "low"])
+    accuracies = pd.concat(parts)
+    if accuracies["value"].isna().any():
+        return accuracies.iloc[:0]
+    return accuracies.sort_values(["value", "seed", "client"])
 
 
-def box_numbers(spread: pd.DataFrame) -> dict[str, float]:
-    """Return the numbers of BOX; the worst decile's mean is a mean over seeds."""
-    worst = spread[spread["low"]].groupby("seed")["value"].mean().mean()
-    marks = [*spread["value"].quantile([0, 0.25, 0.5, 0.75, 1]), spread["value"].mean(), worst]
-    return dict(zip(BOX_NUMBERS, map(float, marks), strict=True))
+def box_numbers(accuracies: pd.DataFrame) -> dict[str, float]:
+    """Return the values of BOX_NUMBERS; the worst decile's mean is a mean over seeds."""
+    values = accuracies["value"]
+    worst = accuracies[accuracies["low"]].groupby("seed")["value"].mean().mean()
+    numbers = [*values.quantile([0, 0.25, 0.5, 0.75, 1]), values.mean(), worst]
+    return dict(zip(BOX_NUMBERS, map(float, numbers), strict=True))
 
 
 def mean_by_round(group: Group, column: str) -> pd.DataFrame:
-    """Return mean, sample standard deviation and number of seeds by round, of the rounds that all
-    seeds have it of.
-    """
+    """Return mean, std and count of seeds by round, of the rounds that all seeds have it of."""
     # A seed whose model was not finite has no number: a mean of the others would flatter.
-    parts = [run.rounds.reindex(columns=["round", column]) for run in group.reported_runs]
-    for run, part in zip(group.reported_runs, parts, strict=True):
+    parts = []
+    for run in group.reported_runs:
+        part = run.rounds.reindex(columns=["round", column])
         if run.is_untrained and METRICS[column].is_evaluated:
             part[column] = math.nan
-    own = pd.concat(parts).groupby("round")[column]
-    over = pd.DataFrame(
-        {"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()}
+        parts.append(part)
+    values = pd.concat(parts).groupby("round")[column]
+    statistics = pd.DataFrame(
+        {
+            "mean": values.mean(skipna=False),
+            "std": values.std(skipna=False),
+            "count": values.count(),
+        }
     )
-    return over[over["mean"].notna()]
+    return statistics[statistics["mean"].notna()]
 
 
-def metric_curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
-    """Return by metric: mean and sample standard deviation over seeds (nan of one), by round.
+def metric_curves(group: Group, bin_size: int) -> dict[str, pd.DataFrame]:
+    """Return by metric the mean and standard deviation over seeds (nan of one), by round.
 
-    size: rounds that make one point of a metric known in all rounds. Bins, since the noise of a
-    cohort must not depend on which rounds are picked; the same for all groups, so that their points
-    lie above each other.
+    Args:
+        group: the configuration.
+        bin_size: rounds that make one point of a metric known in all rounds. Bins, since the noise
+            of a cohort must not depend on which rounds are picked; the same for all groups, so that
+            their points lie above each other.
     """
-    lines: dict[str, pd.DataFrame] = {}
+    curves: dict[str, pd.DataFrame] = {}
     for metric in CURVES:
-        over = mean_by_round(group, metric.name)[["mean", "std"]]
+        curve = mean_by_round(group, metric.name)[["mean", "std"]]
         if metric.is_evaluated:
-            over = over.iloc[evenly_spaced(len(over), POINTS)]
-        elif size > 1:
-            over = (
-                over.reset_index()
-                .groupby((over.index.to_numpy() - 1) // size)
-                .mean()
-                .set_index("round")
-            )
-        lines |= {metric.name: over} if len(over) else {}
-    return lines
+            curve = curve.iloc[evenly_spaced(len(curve), POINTS)]
+        elif bin_size > 1:
+            bins = (curve.index.to_numpy() - 1) // bin_size
+            curve = curve.reset_index().groupby(bins).mean().set_index("round")
+        if len(curve):
+            curves[metric.name] = curve
+    return curves
 
 
 def spent_by_round(group: Group) -> pd.DataFrame:
-    """Return by round what was spent up to it, mean over seeds: the keys of OVER; nan where it was
-    not recorded.
+    """Return by round what was spent up to it, by key of AXIS_TITLES, mean over seeds.
+
+    It is nan where it was not recorded.
     """
     parts = []
     for run in group.reported_runs:
-        sums = run.rounds.reindex(
-            columns=["bits_down", "bits_up", "seconds", "sim_seconds"]
-        ).cumsum(skipna=False)
-        down, up = sums["bits_down"] / 8e9, sums["bits_up"] / 8e9
+        columns = ["bits_down", "bits_up", "seconds", "sim_seconds"]
+        sums = run.rounds.reindex(columns=columns).cumsum(skipna=False)
+        gigabytes_down = sums["bits_down"] / 8e9
+        gigabytes_up = sums["bits_up"] / 8e9
         spent = {
             "round": run.rounds["round"],
-            "down": down,
-            "both": down + up,
+            "down": gigabytes_down,
+            "both": gigabytes_down + gigabytes_up,
             "hours": sums["seconds"] / 3600,
+            "simulated": sums["sim_seconds"] / 3600,
         }
-        parts.append(pd.DataFrame(spent | {"simulated": sums["sim_seconds"] / 3600}))
+        parts.append(pd.DataFrame(spent))
     return pd.concat(parts).groupby("round").mean()
 
 
-def spent_at_rounds(totals: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
-    """Return what was spent up to these rounds, between whole ones in proportion."""
-    return rounds if key == "round" else np.interp(rounds, [0, *totals.index], [0, *totals[key]])
+def spent_at_rounds(spent: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
+    """Return what was spent up to these rounds, interpolated between whole ones.
+
+    Args:
+        spent: the result of `spent_by_round`.
+        key: of AXIS_TITLES.
+        rounds: the rounds.
+    """
+    if key == "round":
+        return rounds
+    return np.interp(rounds, [0, *spent.index], [0, *spent[key]])
 
 
-def evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Return at most `most` places of `count`, evenly spaced, the first and the last among them."""
-    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
+def evenly_spaced(count: int, max_count: int) -> np.ndarray:
+    """Return at most `max_count` indices of `count`, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, max_count)).round().astype(int)
 
 
 @dataclass
 class PartitionCounts:
-    """A partition that one or more runs of a setting have. counts: samples by client and class."""
+    """A partition that one or more runs of a setting have.
+
+    Attributes:
+        setting: data set and partition.
+        counts: samples by client and class.
+        seeds: the seeds that have it.
+        runs: how many runs have it.
+    """
 
     setting: str
     counts: pd.DataFrame
@@ -181,22 +215,34 @@ class PartitionCounts:
     runs: int = 0
 
 
-def distinct_partitions(gathered: Sequence[Group]) -> list[PartitionCounts]:
+def distinct_partitions(shown_groups: Sequence[Group]) -> list[PartitionCounts]:
     """Return all distinct partitions; all settings show one before a second."""
-    distinct = defaultdict[str, dict[bytes, PartitionCounts]](dict)
-    for group, run in ((one, run) for one in gathered for run in one.runs):
-        try:
-            labels = run.clients.set_index("client").filter(regex=r"^label_\d+$")
-        except FedpflError:
-            continue
-        labels = labels.rename(columns=lambda name: int(name[6:])).sort_index(axis=1)
-        if not labels.empty and labels.notna().all(axis=None):
-            counts = labels.rename(index=int, columns=str).astype(int)
-            entry = PartitionCounts(group.setting, counts, set())
-            entry = distinct[group.setting].setdefault(counts.to_numpy().tobytes(), entry)
-            entry.seeds.add(run.seed)
-            entry.runs += 1
+    by_setting: dict[str, dict[bytes, PartitionCounts]] = defaultdict(dict)
+    for group in shown_groups:
+        for run in group.runs:
+            counts = _label_counts(run)
+            if counts is not None:
+                new_partition = PartitionCounts(group.setting, counts, set())
+                key = counts.to_numpy().tobytes()
+                partition = by_setting[group.setting].setdefault(key, new_partition)
+                partition.seeds.add(run.seed)
+                partition.runs += 1
     ordered = [
-        sorted(members.values(), key=lambda one: min(one.seeds)) for members in distinct.values()
+        sorted(partitions.values(), key=lambda partition: min(partition.seeds))
+        for partitions in by_setting.values()
     ]
-    return [one for row in itertools.zip_longest(*ordered) for one in row if one]
+    rows = itertools.zip_longest(*ordered)
+    return [partition for row in rows for partition in row if partition]
+
+
+def _label_counts(run: Run) -> pd.DataFrame | None:
+    """Return samples by client and class, None where they were not recorded."""
+    try:
+        counts = run.clients.set_index("client").filter(regex=r"^label_\d+$")
+    except FedpflError:
+        return None
+    counts = counts.rename(columns=lambda name: int(name.removeprefix("label_")))
+    counts = counts.sort_index(axis=1)
+    if counts.empty or counts.isna().any(axis=None):
+        return None
+    return counts.rename(index=int, columns=str).astype(int)

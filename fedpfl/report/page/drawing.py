@@ -314,7 +314,7 @@ class PageCharts:
                 both = pd.concat(
                     [pair.assign(seed=run.seed) for run, pair in pairs.items()]
                 ).reset_index()
-                both = both.rename(columns={"baseline": "at", "own": "value"}).sort_values(
+                both = both.rename(columns={"baseline": "at", "accuracy": "value"}).sort_values(
                     ["at", "value"]
                 )
                 line = {"color": "var(--quiet)", "dash": "dot", "width": 1.2}
@@ -387,7 +387,7 @@ class PageCharts:
         """Everybody's model on everybody's samples, of a configuration's first seed."""
         for group in (group for rivals in self.ranked.values() for group in rivals):
             run = min(group.reported_runs, key=lambda one: one.seed)
-            if (frame := data.read_common(run, note)).empty:
+            if (frame := data.read_cross_accuracy(run, note)).empty:
                 continue
             names = [str(number) for number in frame.index]
             heat = {
