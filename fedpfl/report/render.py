@@ -1,4 +1,4 @@
-"""A table as text: for terminals, Markdown, LaTeX, the HTML page and CSV."""
+"""Render a table as text: for terminals, Markdown, LaTeX, the HTML page and CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -22,162 +22,218 @@ from fedpfl.report.text import (
     wrap_lines,
 )
 
-_PAGE, _WIDE = 3, 7
-"""The greatest `spare` that a printed page has room for, and how many columns one of two columns of
-text has.
-"""
+_MAX_SPARE_IN_PRINT = 3
+"""The greatest `spare` of columns that a printed page has room for."""
+_MAX_NARROW_COLUMNS = 7
+"""How many columns a table may have that fits into one column of a two-column page."""
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
+"""The formats, each with its files' suffix."""
 
 
 def terminal_width() -> int | None:
-    """Return the terminal's width in characters; None where a file or pipe gets whole lines."""
+    """Return the terminal's width in characters; None where output goes to a file or pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def render(
     tables: Table | Sequence[Table], form: str = "terminal", width: int | None = None
 ) -> str:
-    """Return tables as text in one of FORMATS. width: of the terminal, in characters; by default as
-    wide as needed.
+    """Return tables as text in one of FORMATS.
+
+    Args:
+        tables: one or more tables.
+        form: the format.
+        width: of the terminal, in characters; by default as wide as needed.
     """
-    every = [tables] if isinstance(tables, Table) else list(tables)
+    table_list = [tables] if isinstance(tables, Table) else list(tables)
     if form == "csv":
-        return (
-            pd.concat([table.frame for table in every])
-            .map(csv_cell)
-            .to_csv(index=False, lineterminator="\n")
-        )
-    shown = {
+        cells = pd.concat([table.frame for table in table_list]).map(csv_cell)
+        return cells.to_csv(index=False, lineterminator="\n")
+    renderers: dict[str, Callable[[Table], str]] = {
         "terminal": lambda table: render_terminal(table, width),
-        "markdown": _markdown,
-        "latex": _latex,
+        "markdown": _render_markdown,
+        "latex": _render_latex,
     }
-    if form not in shown:
+    if form not in renderers:
         raise FedpflError(f"unknown format {form!r}; choose one of: {', '.join(FORMATS)}")
-    return "\n".join(map(shown[form], every))
+    return "\n".join(map(renderers[form], table_list))
 
 
 def render_html(table: Table, kind: str = "") -> str:
-    """Return the table for the page, one per block, sorted by a click on a heading. kind: classes
-    of its frame.
+    """Return the table for the page, one per block, sorted by a click on a heading.
+
+    Args:
+        table: the table.
+        kind: classes of its frame.
     """
-    filled, texts = table.texts("html", escape_html)
-    places = filled[table.by :] if table.by else filled
-    columns = [table.columns[at] for at in places]
-    top = "".join(
-        f'<th colspan="{size}" scope="colgroup" class="group">{escape_html(group)}</th>'
-        if group
-        else "<td></td>"
-        for group, size in table.headings(places)
-    )
-    top = f"<tr>{top}</tr>" if any(column.group for column in columns) else ""
-    heads = "".join(
-        f'<th scope="col"{" class=number" if column.numeric else ""}>'
-        f'<button type="button">{escape_html(column.heading)}</button></th>'
-        for column in columns
-    )
+    filled_indices, texts = table.texts("html", escape_html)
+    indices = filled_indices[table.by :] if table.by else filled_indices
+    head = _html_head(table, indices)
     blocks = []
-    for title, rows in table.blocks():
+    for title, row_indices in table.blocks():
         body = ""
-        for row in rows:
+        for row_index in row_indices:
             cells = [
-                _td(table.rows[row][at], table.columns[at], texts[row][at], at == places[0])
-                for at in places
+                _html_cell(
+                    cell=table.rows[row_index][index],
+                    column=table.columns[index],
+                    text=texts[row_index][index],
+                    is_row_heading=index == indices[0],
+                )
+                for index in indices
             ]
             body += f"<tr>{''.join(cells)}</tr>\n"
-        tall = " tall" if len(rows) > 24 else ""
+        classes = f"scroll {kind}{' tall' if len(row_indices) > 24 else ''}"
+        label = escape_html(title)
         blocks.append(
-            f'<div class="scroll {kind}{tall}" tabindex="0" role="group" aria-label="{escape_html(title)}">'
-            f'<table class="sortable"><caption>{escape_html(title)}</caption>'
-            f"<thead>{top}<tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>"
+            f'<div class="{classes}" tabindex="0" role="group" aria-label="{label}">'
+            f'<table class="sortable"><caption>{label}</caption>'
+            f"<thead>{head}</thead><tbody>\n{body}</tbody></table></div>"
         )
     return "\n".join(blocks)
 
 
-def _td(cell: Cell, column: Column, text: str, first: bool) -> str:
-    value = cell.value if isinstance(cell.value, int | float) else cell.order
-    attributes = (
-        "" if math.isnan(value) or not column.numeric else f' data-value="{float(value)!r}"'
-    )
-    attributes += (
-        ' class="number"' if column.numeric else ' class="path"' if column.kind == "long" else ""
-    )
+def _html_head(table: Table, indices: Sequence[int]) -> str:
+    """Return the rows of group headings, if there are any, and of headings."""
+    columns = [table.columns[index] for index in indices]
+    group_row = ""
+    if any(column.group for column in columns):
+        group_cells = ""
+        for group, size in table.headings(indices):
+            if group:
+                text = escape_html(group)
+                group_cells += f'<th colspan="{size}" scope="colgroup" class="group">{text}</th>'
+            else:
+                group_cells += "<td></td>"
+        group_row = f"<tr>{group_cells}</tr>"
+    heading_cells = ""
+    for column in columns:
+        number_class = " class=number" if column.numeric else ""
+        button = f'<button type="button">{escape_html(column.heading)}</button>'
+        heading_cells += f'<th scope="col"{number_class}>{button}</th>'
+    return f"{group_row}<tr>{heading_cells}</tr>"
+
+
+def _html_cell(cell: Cell, column: Column, text: str, is_row_heading: bool) -> str:
+    sort_value = cell.value if isinstance(cell.value, int | float) else cell.order
+    attributes = ""
+    if column.numeric:
+        if not math.isnan(sort_value):
+            attributes += f' data-value="{float(sort_value)!r}"'
+        attributes += ' class="number"'
+    elif column.kind == "long":
+        attributes += ' class="path"'
     if cell.state:
         text = f'<span class="status {cell.state}">{text}</span>'
     if cell.link:
         text = f'<a href="{escape_html(cell.link)}">{text}</a>'
-    text += f" <small>{escape_html(cell.below)}</small>" if cell.below else ""
-    return f'<th{attributes} scope="row">{text}</th>' if first else f"<td{attributes}>{text}</td>"
+    if cell.below:
+        text += f" <small>{escape_html(cell.below)}</small>"
+    if is_row_heading:
+        return f'<th{attributes} scope="row">{text}</th>'
+    return f"<td{attributes}>{text}</td>"
 
 
-def _markdown(table: Table) -> str:
-    places, texts = table.texts("markdown", escape_markdown)
-    columns = [table.columns[at] for at in places]
+def _render_markdown(table: Table) -> str:
+    indices, texts = table.texts("markdown", escape_markdown)
+    columns = [table.columns[index] for index in indices]
     lines = [f"### {escape_markdown(table.title)}", ""] if table.title else []
     lines.append("| " + " | ".join(escape_markdown(column.name) for column in columns) + " |")
     lines.append("|" + "|".join("---:" if column.numeric else "---" for column in columns) + "|")
-    for cells, row in zip(table.rows, texts, strict=True):
-        both = [
-            row[at] + (f"<br>{escape_markdown(cells[at].below)}" if cells[at].below else "")
-            for at in places
-        ]
-        lines.append("| " + " | ".join(both) + " |")
-    lines += [
-        line for text in table.prose("markdown", places) for line in ("", escape_markdown(text))
-    ]
+    for cells, row_texts in zip(table.rows, texts, strict=True):
+        row = []
+        for index in indices:
+            below = cells[index].below
+            row.append(row_texts[index] + (f"<br>{escape_markdown(below)}" if below else ""))
+        lines.append("| " + " | ".join(row) + " |")
+    for paragraph in table.prose("markdown", indices):
+        lines += ["", escape_markdown(paragraph)]
     if table.commands:
         lines += ["", "Missing cells are filled by:", "", "```", *table.commands, "```"]
     return "\n".join(lines) + "\n"
 
 
-def _latex(table: Table) -> str:
-    r"""Needs `\usepackage{booktabs}`. A page has no room for what a narrow terminal leaves out
-    first.
+def _render_latex(table: Table) -> str:
+    r"""Return LaTeX that needs `\usepackage{booktabs}`.
+
+    A page has no room for what a narrow terminal leaves out first.
     """
-    filled, texts = table.texts("latex", lambda text: _MINUS.sub("$-$", escape_latex(text)))
-    places = [at for at in filled if at >= table.by and table.columns[at].spare <= _PAGE]
-    columns = [table.columns[at] for at in places]
-    sparer = [table.columns[at].name for at in filled if table.columns[at].spare > _PAGE]
-    top, rules, start = list[str](), list[str](), 1
-    for group, size in table.headings(places):
-        top.append(rf"\multicolumn{{{size}}}{{c}}{{{escape_latex(group)}}}" if group else "")
-        rules += [rf"\cmidrule(lr){{{start}-{start + size - 1}}}"] if group else []
-        start += size
-    wide = len(places) > _WIDE
-    lines = [
-        r"% \usepackage{booktabs}",
-        *([f"% left out: {', '.join(sparer)}"] if sparer else []),
-        *(f"% missing: {one_line(command)}" for command in table.commands),
-        rf"\begin{{table{'*' * wide}}}",
-        r"\centering" + r"\footnotesize\setlength{\tabcolsep}{4pt}" * wide,
-        *wrap_lines(
-            rf"\caption{{{escape_latex(' '.join((f'{table.title}.' if table.title else '', table.caption)).strip())}}}"
-        ),
-        rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in columns)}}}",
-        r"\toprule",
-        *([" & ".join(top) + r" \\", " ".join(rules)] if rules else []),
-        " & ".join(escape_latex(column.heading) for column in columns) + r" \\",
-    ]
-    for title, rows in table.blocks():
+    # ---- Step 1: the columns that a page has room for.
+    filled_indices, texts = table.texts("latex", _escape_latex_number)
+    indices = []
+    left_out = []
+    for index in filled_indices:
+        column = table.columns[index]
+        if column.spare > _MAX_SPARE_IN_PRINT:
+            left_out.append(column.name)
+        elif index >= table.by:
+            indices.append(index)
+    is_wide = len(indices) > _MAX_NARROW_COLUMNS
+    environment = "table*" if is_wide else "table"
+
+    # ---- Step 2: comments, caption and headings.
+    lines = [r"% \usepackage{booktabs}"]
+    if left_out:
+        lines.append(f"% left out: {', '.join(left_out)}")
+    lines += [f"% missing: {one_line(command)}" for command in table.commands]
+    lines.append(rf"\begin{{{environment}}}")
+    compact = r"\footnotesize\setlength{\tabcolsep}{4pt}" if is_wide else ""
+    lines.append(rf"\centering{compact}")
+    title = f"{table.title}." if table.title else ""
+    lines += wrap_lines(rf"\caption{{{escape_latex(f'{title} {table.caption}'.strip())}}}")
+    lines += _latex_head(table, indices)
+
+    # ---- Step 3: rows.
+    for block_title, row_indices in table.blocks():
         lines.append(r"\midrule")
-        lines += (
-            [rf"\multicolumn{{{len(places)}}}{{l}}{{\emph{{{escape_latex(title)}}}}} \\"]
-            if table.by
-            else []
-        )
-        for row in rows:
-            lines.append(" & ".join(texts[row][at] for at in places) + r" \\")
-            small = [_MINUS.sub("$-$", escape_latex(table.rows[row][at].below)) for at in places]
-            if any(small):
-                small[0] = small[0] or table.below
-                lines.append(
-                    " & ".join(rf"{{\scriptsize {text}}}" if text else "" for text in small)
-                    + r" \\"
-                )
-    below = escape_latex(
-        " ".join(filter(None, (table.meanings(places), table.marks("latex"), *table.notes)))
-    )
+        if table.by:
+            emphasized = rf"\emph{{{escape_latex(block_title)}}}"
+            lines.append(rf"\multicolumn{{{len(indices)}}}{{l}}{{{emphasized}}} \\")
+        for row_index in row_indices:
+            lines.append(" & ".join(texts[row_index][index] for index in indices) + r" \\")
+            lines += _latex_second_line(table, row_index, indices)
+
+    # ---- Step 4: what stands below.
+    parts = (table.meanings(indices), table.marks("latex"), *table.notes)
+    prose = escape_latex(" ".join(filter(None, parts)))
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += wrap_lines(rf"\par\smallskip{{\footnotesize {below}\par}}") if below else []
-    return "\n".join([*lines, rf"\end{{table{'*' * wide}}}"]) + "\n"
+    if prose:
+        lines += wrap_lines(rf"\par\smallskip{{\footnotesize {prose}\par}}")
+    lines.append(rf"\end{{{environment}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _escape_latex_number(text: str) -> str:
+    return _MINUS.sub("$-$", escape_latex(text))
+
+
+def _latex_head(table: Table, indices: Sequence[int]) -> list[str]:
+    """Return the beginning of the tabular environment, with headings."""
+    columns = [table.columns[index] for index in indices]
+    group_cells = []
+    rules = []
+    start = 1
+    for group, size in table.headings(indices):
+        if group:
+            group_cells.append(rf"\multicolumn{{{size}}}{{c}}{{{escape_latex(group)}}}")
+            rules.append(rf"\cmidrule(lr){{{start}-{start + size - 1}}}")
+        else:
+            group_cells.append("")
+        start += size
+    alignment = "".join("r" if column.numeric else "l" for column in columns)
+    lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
+    if rules:
+        lines += [" & ".join(group_cells) + r" \\", " ".join(rules)]
+    lines.append(" & ".join(escape_latex(column.heading) for column in columns) + r" \\")
+    return lines
+
+
+def _latex_second_line(table: Table, row_index: int, indices: Sequence[int]) -> list[str]:
+    """Return the line of what stands below the cells of a row, if anything does."""
+    texts = [_escape_latex_number(table.rows[row_index][index].below) for index in indices]
+    if not any(texts):
+        return []
+    texts[0] = texts[0] or table.below
+    cells = [rf"{{\scriptsize {text}}}" if text else "" for text in texts]
+    return [" & ".join(cells) + r" \\"]
