@@ -288,7 +288,7 @@ def _client_accuracies(run: Run, column: str) -> pd.Series:
 def _pair_clients(
     own_accuracies: dict[Run, pd.Series], baseline: Group, accuracies: dict[Run, pd.Series]
 ) -> dict[Run, pd.DataFrame]:
-    """Return clients' accuracies beside the baseline's, of each run with the same split and seed."""
+    """Return clients' accuracies beside the baseline's, of runs with the same split and seed."""
     pairs: dict[Run, pd.DataFrame] = {}
     for run, values in own_accuracies.items():
         for other in baseline.reported_runs:

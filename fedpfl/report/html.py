@@ -1,4 +1,4 @@
-"""One HTML page per experiment, beside plotly's script: `python -m fedpfl.report html [ROOT ...]`."""
+"""Write a page per experiment: `python -m fedpfl.report html [ROOT ...]`."""
 
 from __future__ import annotations
 
@@ -33,25 +33,21 @@ from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, selection
 from fedpfl.report.text import clip_text, one_line
 
 SETUP = (
-    *(
-        "model.name",
-        "clients",
-        "participation",
-        "local.epochs",
-        "local.steps",
-        "local.batch_size",
-        "local.lr",
-    ),
-    *(
-        "local.momentum",
-        "local.weight_decay",
-        "eval.every",
-        "eval.finetune_epochs",
-        "engine.precision",
-    ),
+    "model.name",
+    "clients",
+    "participation",
+    "local.epochs",
+    "local.steps",
+    "local.batch_size",
+    "local.lr",
+    "local.momentum",
+    "local.weight_decay",
+    "eval.every",
+    "eval.finetune_epochs",
+    "engine.precision",
 )
-"""What of the configuration the page names."""
-SUMMARY = {
+"""Keys of the configuration that the page names."""
+SUMMARY_COLUMNS = {
     "runs": Column("runs", "whole"),
     **{status: Column(status, "whole") for status in STATUSES},
     "configurations": Column("configurations", "whole"),
@@ -59,25 +55,30 @@ SUMMARY = {
     "hours": Column("hours of runs", "number"),
     "sent": Column("sent in all", "size"),
 }
-SPENT = {
+SPENT_COLUMNS = {
     key: Column(title, "number", "whole run so far")
     for key, title in AXIS_TITLES.items()
     if key != "round"
 }
-COST = {
+COST_COLUMNS = {
     **ROW_COLUMNS,
     "accuracy": Column("accuracy", "percent"),
     **{
         key: COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")
     },
-    **SPENT,
+    **SPENT_COLUMNS,
     "whole": Column("hours, evaluation included", "number", "whole run so far"),
 }
 
 
 class Experiment(NamedTuple):
-    """What one page shows. name: of its file. base: the folder that holds its runs. skipped: a line
-    per directory.
+    """The content of one page.
+
+    Attributes:
+        name: the name of its file.
+        base: the folder that holds its runs.
+        runs: its runs.
+        skipped: a line per directory that cannot be read.
     """
 
     name: str
@@ -96,29 +97,47 @@ def write_pages(
     table: Callable[..., Table] = accuracy_table,
     trials: bool = False,
 ) -> list[Path]:
-    """Write a page per experiment into `out`, and `index.html` where there are several; returns the
-    files.
+    """Write a page per experiment, and `index.html` where there are several.
 
-    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as
-    `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root does not
-    exist, nothing can be read, or no run is let through.
+    Args:
+        roots: folders of runs.
+        out: the folder to write into.
+        select: as in `accuracy_table`.
+        every: as in `accuracy_table`.
+        where: filters, such as `method=fedobp`.
+        warn: called once for each directory that is skipped.
+        table: makes the table instead of `accuracy_table`.
+        trials: as in `read_directories`.
+
+    Returns:
+        The files written.
+
+    Raises:
+        FedpflError: a root does not exist, nothing can be read, or no run passes the filters.
     """
-    listed = find_experiments(roots, warn, trials)
-    kept = set(filter_runs([run for experiment in listed for run in experiment.runs], where))
-    if not kept:
+    # ---- Step 1: the experiments and their runs.
+    experiments = find_experiments(roots, warn, trials)
+    all_runs = [run for experiment in experiments for run in experiment.runs]
+    selected = set(filter_runs(all_runs, where))
+    if not selected:
         raise no_runs_error(roots)
-    pages, records = dict[str, str](), []
-    for experiment in listed:
-        notes: list[str] = []
-        if members := [run for run in experiment.runs if run in kept]:
-            accuracy, gathered = table(members, select, every), groups(members)
-            summary = _summary(gathered)
-            pages[experiment.name] = _page(experiment, gathered, out, accuracy, summary, notes)
-            records.append(
-                {"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)}
-            )
-    if len(listed) > 1:
-        pages["index"] = _index(records, select, [line for one in listed for line in one.skipped])
+
+    # ---- Step 2: a page for each, and one that links to them.
+    pages: dict[str, str] = {}
+    records = []
+    for experiment in experiments:
+        shown_runs = [run for run in experiment.runs if run in selected]
+        if shown_runs:
+            accuracy = table(shown_runs, select, every)
+            shown_groups = groups(shown_runs)
+            pages[experiment.name] = _experiment_page(experiment, shown_groups, out, accuracy)
+            record = {"experiment": experiment.name} | _summary_numbers(shown_groups)
+            records.append(record | {"best": _describe_best(accuracy.frame)})
+    if len(experiments) > 1:
+        skipped = [line for experiment in experiments for line in experiment.skipped]
+        pages["index"] = _index_page(records, select, skipped)
+
+    # ---- Step 3: write them.
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
     with atomic_output(out / plotly_file_name()) as file:
         file.write_bytes(script.read_bytes())
@@ -131,105 +150,116 @@ def write_pages(
 def find_experiments(
     roots: Sequence[Path], warn: Callable[[str], None] = print_to_stderr, trials: bool = False
 ) -> list[Experiment]:
-    """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one
-    that holds a run.
+    """Return the runs by experiment.
 
-    Of one configuration that ran in two experiments, both have a run.
+    An experiment is the folder of `<method>/<key>/seed<k>`, else the one that holds a run. Of one
+    configuration that ran in two experiments, both have a run.
     """
-    folders = defaultdict[Path, list[Path]](list)
-    for path in (seen.path for seen in read_directories(roots, trials, warn)):
-        place = path.resolve()
-        usual = re.fullmatch(r"seed\d+", place.name) and len(place.parents) > 2
-        folders[place.parents[2] if usual else place.parent].append(path)
-    listed, names = [], {"index"}
-    for base, paths in folders.items():
+    paths_by_folder: dict[Path, list[Path]] = defaultdict(list)
+    for directory in read_directories(roots, trials, warn):
+        path = directory.path.resolve()
+        is_usual_place = re.fullmatch(r"seed\d+", path.name) and len(path.parents) > 2
+        folder = path.parents[2] if is_usual_place else path.parent
+        paths_by_folder[folder].append(directory.path)
+
+    experiments = []
+    used_names = {"index"}
+    for folder, paths in paths_by_folder.items():
         skipped: list[str] = []
-        members = runs(*paths, warn=skipped.append, trials=True)
+        experiment_runs = runs(*paths, warn=skipped.append, trials=True)
         for line in skipped:
             warn(line)
-        name, count = base.name or "runs", 1
-        while name.casefold() in names:  # file systems may not tell letters' case apart
+        name = folder.name or "runs"
+        count = 1
+        while name.casefold() in used_names:  # file systems may not tell letters' case apart
             count += 1
-            name = f"{base.name}-{count}"
-        names.add(name.casefold())
-        listed.append(
-            Experiment(name, base, members, [line.removeprefix("skipped ") for line in skipped])
-        )
-    return listed
+            name = f"{folder.name}-{count}"
+        used_names.add(name.casefold())
+        reasons = [line.removeprefix("skipped ") for line in skipped]
+        experiments.append(Experiment(name, folder, experiment_runs, reasons))
+    return experiments
 
 
 def plotly_file_name() -> str:
-    """Return the name of plotly's script beside the pages; it tells its version, so that browsers
-    may keep it.
-    """
+    """Return the name of plotly's script, with its version so that browsers may cache it."""
     return f"plotly-{version('plotly')}.min.js"
-
-
-def _page(
-    experiment: Experiment,
-    gathered: Sequence[Group],
-    out: Path,
-    accuracy: Table,
-    summary: dict[str, Any],
-    notes: list[str],
-) -> str:
-    """The experiment's page. out: the folder it is written to, which its links start from."""
-    fair, strange = compare_with_baselines(gathered)
-    drawing = PageCharts(
-        gathered, [float(value) for value in accuracy.frame["accuracy"]], notes.append, fair
-    )
-    facts, overview = _overview(gathered, out, experiment.base)
-    tiles = {column.heading: Cell(summary[key]).text(column) for key, column in SUMMARY.items()}
-    tables = {"cost": _costs(gathered, accuracy.frame, drawing.totals)}
-    if drawing.charts["fairness"]:
-        tables["fairness"] = comparisons_table(fair, strange)
-    newest = datetime.fromtimestamp(
-        max(run.modified_at for group in gathered for run in group.runs), UTC
-    )
-    return _rendered(
-        "page.html",
-        title=experiment.name,
-        tiles={word: text for word, text in tiles.items() if text},
-        facts=facts,
-        overview=overview,
-        skipped=experiment.skipped,
-        notes=notes,
-        accuracy=accuracy,
-        charts=drawing.charts,
-        dots=DOTS,
-        numbers={"curves": drawing.curve_numbers(), "clients": drawing.client_numbers()},
-        tables=tables,
-        footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
-        data=drawing.data(),
-        plotly=plotly_file_name(),
-    )
 
 
 def single_table_page(table: Table) -> str:
     """Return a page of one table."""
-    return _rendered(
+    return _render_template(
         "index.html", title=table.title, table=table, notes=table.prose("html"), skipped=()
     )
 
 
-def _index(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str]) -> str:
-    """A page that names all experiments and links to theirs."""
-    columns = {"experiment": Column("experiment")} | SUMMARY
+def _experiment_page(
+    experiment: Experiment, shown_groups: Sequence[Group], out: Path, accuracy: Table
+) -> str:
+    """Return the experiment's page.
+
+    Args:
+        experiment: the experiment.
+        shown_groups: its configurations.
+        out: the folder it is written to, which its links start from.
+        accuracy: the table of accuracies.
+    """
+    notes: list[str] = []
+    comparisons, comparison_notes = compare_with_baselines(shown_groups)
+    accuracies = [float(value) for value in accuracy.frame["accuracy"]]
+    page_charts = PageCharts(shown_groups, accuracies, notes.append, comparisons)
+    shared_facts, overview = _runs_overview(shown_groups, out, experiment.base)
+    summary = _summary_numbers(shown_groups)
+    tiles = {}
+    for key, column in SUMMARY_COLUMNS.items():
+        text = Cell(summary[key]).text(column)
+        if text:
+            tiles[column.heading] = text
+    tables = {"cost": _costs_table(shown_groups, accuracy.frame, page_charts.spent)}
+    if page_charts.charts["fairness"]:
+        tables["fairness"] = comparisons_table(comparisons, comparison_notes)
+    last_modification = max(run.modified_at for group in shown_groups for run in group.runs)
+    newest = datetime.fromtimestamp(last_modification, UTC)
+    return _render_template(
+        "page.html",
+        title=experiment.name,
+        tiles=tiles,
+        facts=shared_facts,
+        overview=overview,
+        skipped=experiment.skipped,
+        notes=notes,
+        accuracy=accuracy,
+        charts=page_charts.charts,
+        dots=DOTS,
+        numbers={
+            "curves": page_charts.curve_numbers(),
+            "clients": page_charts.client_numbers(),
+        },
+        tables=tables,
+        footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
+        data=page_charts.data(),
+        plotly=plotly_file_name(),
+    )
+
+
+def _index_page(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str]) -> str:
+    """Return a page that names all experiments and links to theirs."""
+    columns = {"experiment": Column("experiment")} | SUMMARY_COLUMNS
     columns["best"] = Column("best mean accuracy by data set and partition", "long")
     table = Table.of(records, columns, title="experiments")
     for row in table.rows:
         row[0].link = f"./{quote(str(row[0].value))}.html"
-    notes = (
-        ["Rounds were chosen by validation accuracy."]
-        if select == "validation"
-        else selection_note(select)
+    notes = selection_note(select)
+    if select == "validation":
+        notes = ("Rounds were chosen by validation accuracy.",)
+    return _render_template(
+        "index.html", title="Experiments", table=table, notes=notes, skipped=skipped
     )
-    return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 
 
-def _rendered(template: str, **values: Any) -> str:
-    """A whole page. Only the scripts beside it and inside it may run, and nothing comes from
-    elsewhere.
+def _render_template(template: str, **values: Any) -> str:
+    """Return a whole page.
+
+    Only the scripts beside it and inside it may run, and nothing comes from elsewhere.
     """
     environment = Environment(
         loader=PackageLoader("fedpfl.report", "page"),
@@ -245,93 +275,118 @@ def _rendered(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values, script=Markup(script), digest=digest)
 
 
-def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[str, str], Table]:
-    """What is alike in all runs, and a row for each run, whatever its state."""
-    members = [(group, run) for group in gathered for run in group.runs]
-    setups = [
-        {key: run.config_value(key) for key in SETUP}
-        | {key: value or None for key, value in run.environment.items()}
-        for _, run in members
-    ]
-    names = list(dict.fromkeys(key for setup in setups for key in setup))
-    setup_of = {
-        name: ["" if (one := setup.get(name)) is None else clip_text(one) for setup in setups]
-        for name in names
-    }
-    differing = [name for name, texts in setup_of.items() if len(set(texts)) > 1]
-    heads = (
+def _runs_overview(
+    shown_groups: Sequence[Group], out: Path, base: Path
+) -> tuple[dict[str, str], Table]:
+    """Return the setup that all runs share, and a table with a row for each run."""
+    members = [(group, run) for group in shown_groups for run in group.runs]
+    setups = _setup_texts([run for _, run in members])
+    differing = [name for name, texts in setups.items() if len(set(texts)) > 1]
+    columns = (
         *ROW_COLUMNS.values(),
         Column("seed", "whole"),
         Column("status"),
         Column("rounds", "whole"),
+        Column("accuracy", "percent"),
+        Column("hours", "number"),
+        *map(Column, differing),
+        Column("directory", "long"),
     )
-    heads += (Column("accuracy", "percent"), Column("hours", "number"), *map(Column, differing))
     rows = []
-    for place, (group, run) in enumerate(members):
-        judged = run.last_evaluation
-        stale = (
-            f"(round {judged['round']:.0f})"
-            if judged.get("round", run.rounds_done) != run.rounds_done
-            else ""
-        )
-        why = clip_text(run.summary.get("error") or "", 300)
-        # The leading dot keeps a name with a colon from being read as a scheme.
-        link = f"./{quote(os.fsencode(os.path.relpath(run.path.resolve(), out.resolve())))}/"
-        rows.append(
-            [
-                *map(Cell, (group.dataset, group.partition, group.method)),
-                Cell(run.seed),
-                Cell(run.status, state=run.status, below=why),
-                Cell(f"{run.rounds_done}/{run.rounds_planned}", order=run.rounds_done),
-                Cell(float(judged.get("accuracy", math.nan)), below=stale),
-                Cell(run.summary_number("hours")),
-                *(Cell(setup_of[name][place]) for name in differing),
-                Cell(run.path.resolve().relative_to(base).as_posix(), link=link),
-            ]
-        )
-    facts = {
-        name: texts[0] for name, texts in setup_of.items() if name not in differing and texts[0]
+    for index, (group, run) in enumerate(members):
+        setup_cells = [Cell(setups[name][index]) for name in differing]
+        rows.append(_run_cells(group, run, setup_cells, out, base))
+    shared_facts = {
+        name: texts[0] for name, texts in setups.items() if name not in differing and texts[0]
     }
-    return facts, Table("runs", (*heads, Column("directory", "long")), rows, by=2)
+    return shared_facts, Table("runs", columns, rows, by=2)
 
 
-def _summary(gathered: Sequence[Group]) -> dict[str, Any]:
-    """The numbers of SUMMARY, None where there is nothing."""
-    every = [run for group in gathered for run in group.runs]
-    states = Counter(run.status for run in every)
-    sent = sum(float(run.rounds.filter(["bits_down", "bits_up"]).sum().sum()) for run in every)
+def _setup_texts(shown_runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return by name the values of SETUP and of the environment in each run."""
+    setups = []
+    for run in shown_runs:
+        setup = {key: run.config_value(key) for key in SETUP}
+        environment = {key: value or None for key, value in run.environment.items()}
+        setups.append(setup | environment)
+    texts = {}
+    for name in dict.fromkeys(key for setup in setups for key in setup):
+        values = [setup.get(name) for setup in setups]
+        texts[name] = ["" if value is None else clip_text(value) for value in values]
+    return texts
+
+
+def _run_cells(
+    group: Group, run: Run, setup_cells: Sequence[Cell], out: Path, base: Path
+) -> list[Cell]:
+    """Return a run's row in the overview."""
+    evaluation = run.last_evaluation
+    is_older = evaluation.get("round", run.rounds_done) != run.rounds_done
+    evaluated_round = f"(round {evaluation['round']:.0f})" if is_older else ""
+    progress = f"{run.rounds_done}/{run.rounds_planned}"
+    error = clip_text(run.summary.get("error") or "", 300)
+    path = run.path.resolve()
+    # The leading dot keeps a name with a colon from being read as a scheme.
+    link = f"./{quote(os.fsencode(os.path.relpath(path, out.resolve())))}/"
+    return [
+        Cell(group.dataset),
+        Cell(group.partition),
+        Cell(group.method),
+        Cell(run.seed),
+        Cell(run.status, state=run.status, below=error),
+        Cell(progress, order=run.rounds_done),
+        Cell(float(evaluation.get("accuracy", math.nan)), below=evaluated_round),
+        Cell(run.summary_number("hours")),
+        *setup_cells,
+        Cell(path.relative_to(base).as_posix(), link=link),
+    ]
+
+
+def _summary_numbers(shown_groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the numbers of SUMMARY_COLUMNS, None where there is nothing."""
+    all_runs = [run for group in shown_groups for run in group.runs]
+    status_counts = Counter(run.status for run in all_runs)
+    hours = pd.Series([run.summary_number("hours") for run in all_runs])
+    bits = sum(float(run.rounds.filter(["bits_down", "bits_up"]).sum().sum()) for run in all_runs)
     return {
-        "runs": len(every),
-        **{status: states[status] or None for status in STATUSES},
-        "configurations": len(gathered),
-        "seeds": len({run.seed for run in every}),
-        "hours": float(pd.Series([run.summary_number("hours") for run in every]).sum(min_count=1)),
-        "sent": sent / 8 or None,
+        "runs": len(all_runs),
+        **{status: status_counts[status] or None for status in STATUSES},
+        "configurations": len(shown_groups),
+        "seeds": len({run.seed for run in all_runs}),
+        "hours": float(hours.sum(min_count=1)),
+        "sent": bits / 8 or None,
     }
 
 
-def _costs(
-    gathered: Sequence[Group], accuracy: pd.DataFrame, totals: dict[Group, pd.DataFrame]
+def _costs_table(
+    shown_groups: Sequence[Group], accuracy: pd.DataFrame, spent: dict[Group, pd.DataFrame]
 ) -> Table:
-    """What travelled and how long it took, by configuration; means over seeds."""
-    records, timed = accuracy.reindex(columns=[*COST]).to_dict("records"), False
-    for record, group in zip(records, gathered, strict=True):
-        record |= {key: float(totals[group][key].iloc[-1]) for key in SPENT}
-        timed |= math.isfinite(record["simulated"])
-        record["whole"] = mean_and_std(
-            [run.summary_number("hours") for run in group.reported_runs]
-        )[0]
-    columns = {key: column for key, column in COST.items() if timed or key != "simulated"}
+    """Make the table of traffic and time by configuration, means over seeds."""
+    records = accuracy.reindex(columns=[*COST_COLUMNS]).to_dict("records")
+    has_simulated_time = False
+    for record, group in zip(records, shown_groups, strict=True):
+        for key in SPENT_COLUMNS:
+            record[key] = float(spent[group][key].iloc[-1])
+        has_simulated_time |= math.isfinite(record["simulated"])
+        hours = [run.summary_number("hours") for run in group.reported_runs]
+        record["whole"], _ = mean_and_std(hours)
+    columns = {
+        key: column
+        for key, column in COST_COLUMNS.items()
+        if has_simulated_time or key != "simulated"
+    }
     return Table.of(records, columns, by=2)
 
 
-def _best(frame: pd.DataFrame) -> str:
-    """The best configuration of each data set and partition, of the finished ones if there are any."""
-    known = frame[frame["accuracy"].notna()]
-    known = known.assign(finished=known["status"].astype(str).str.contains("finished"))
-    best = known.sort_values(["finished", "accuracy"], ascending=False).drop_duplicates(
-        ["dataset", "partition"]
-    )
+def _describe_best(frame: pd.DataFrame) -> str:
+    """Name the best configuration of each data set and partition.
+
+    Of the finished ones if there are any.
+    """
+    judged = frame[frame["accuracy"].notna()]
+    judged = judged.assign(finished=judged["status"].astype(str).str.contains("finished"))
+    ordered = judged.sort_values(["finished", "accuracy"], ascending=False)
+    best = ordered.drop_duplicates(["dataset", "partition"])
     rows = best.sort_index().itertuples()
     return "; ".join(
         f"{row.dataset}, {row.partition}: {row.method} {row.accuracy:.2f}" for row in rows

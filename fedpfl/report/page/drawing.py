@@ -1,4 +1,4 @@
-"""The charts of a page as plotly draws them: dicts of numbers, thinned and rounded, ready for JSON."""
+"""Charts of a page as plotly draws them: dicts of numbers, thinned and rounded for JSON."""
 
 from __future__ import annotations
 
@@ -22,437 +22,527 @@ from fedpfl.report.table import Column, Table
 from fedpfl.report.text import clip_text
 
 DOTS = 200  # clients of a method that are drawn one by one
-PARTITIONS = 12  # of a page
-CELLS = 20_000  # of one partition's heat map
-MASKS = 60_000  # cells of all mask heat maps of a page together
-LEGEND, BEST = 14, 10  # with more methods than LEGEND a page begins with the BEST
-PANELS = 12  # small charts side by side
+MAX_PARTITIONS = 12  # of a page
+MAX_PARTITION_CELLS = 20_000  # of one partition's heat map
+MAX_MASK_CELLS = 60_000  # of all mask heat maps of a page together
+MAX_LEGEND_METHODS = 14  # with more, a page begins with the best ones alone
+INITIAL_METHODS = 10  # how many these are
+MAX_PANELS = 12  # small charts side by side
 
-TUNED = {"accuracy": "before fine-tuning", "ft_accuracy": "fine-tuned"}
-_COLOURS = 8
+ACCURACY_TITLES = {"accuracy": "before fine-tuning", "ft_accuracy": "fine-tuned"}
+_COLOUR_COUNT = 8
 _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2px")
-_SIGNS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
+_SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 _FENCES = ("lowerfence", "q1", "median", "q3", "upperfence")
-_ACCURACY = METRICS["accuracy"].label
+_ACCURACY_LABEL = METRICS["accuracy"].label
 _SETTING = "data set and partition"
 
+Trace = dict[str, Any]
 Figures = Iterator[dict[str, Any]]
 
 
 class PageCharts:
-    """All charts of a page. A figure stands for one choice of the reader's; its long arrays are
-    kept once.
+    """All charts of a page.
 
-    gathered: the configurations. judged: each one's accuracy in the table, in percent. note: called
-    with a line about
-    what is left out. fair: each configuration beside its baselines.
+    A figure stands for one choice of the reader's; its long arrays are kept once.
+
+    Args:
+        shown_groups: the configurations.
+        accuracies: each one's accuracy in the table, in percent.
+        note: called with a line about what is left out.
+        comparisons: each configuration and its baselines.
     """
 
     def __init__(
         self,
-        gathered: Sequence[Group],
-        judged: Sequence[float],
+        shown_groups: Sequence[Group],
+        accuracies: Sequence[float],
         note: Callable[[str], None],
-        fair: Sequence[BaselineComparison],
+        comparisons: Sequence[BaselineComparison],
     ):
-        self.judged, self.fair = dict(zip(gathered, judged, strict=True)), fair
-        settings = dict.fromkeys(group.setting for group in gathered)
-        self.ranked = {setting: self._best_first(gathered, setting) for setting in settings}
+        self.accuracies = dict(zip(shown_groups, accuracies, strict=True))
+        self.comparisons = comparisons
+        self.ranked: dict[str, list[Group]] = {}
+        for setting in dict.fromkeys(group.setting for group in shown_groups):
+            self.ranked[setting] = self._best_first(shown_groups, setting)
         # The best of each setting first: colours repeat, and the best shall not share one.
-        ranks = itertools.zip_longest(*self.ranked.values())
+        same_rank_groups = itertools.zip_longest(*self.ranked.values())
         self.methods = list(
-            dict.fromkeys(group.method for rank in ranks for group in rank if group)
+            dict.fromkeys(group.method for rank in same_rank_groups for group in rank if group)
         )
-        clients = {run: data.read_clients(run, note) for group in gathered for run in group.runs}
-        self.spreads = {
-            key: {group: data.client_accuracies(group, clients, key) for group in gathered}
-            for key in TUNED
+
+        # ---- Step: the numbers behind the charts.
+        clients = {
+            run: data.read_clients(run, note) for group in shown_groups for run in group.runs
         }
-        self.size = max(
-            1,
-            math.ceil(
-                max(run.rounds_done for group in gathered for run in group.reported_runs)
-                / data.POINTS
-            ),
-        )
-        self.curves = {group: data.metric_curves(group, self.size) for group in gathered}
-        self.totals = {group: data.spent_by_round(group) for group in gathered}
+        self.client_accuracies = {
+            key: {group: data.client_accuracies(group, clients, key) for group in shown_groups}
+            for key in ACCURACY_TITLES
+        }
+        rounds_done = [run.rounds_done for group in shown_groups for run in group.reported_runs]
+        self.bin_size = max(1, math.ceil(max(rounds_done) / data.POINTS))
+        self.curves = {group: data.metric_curves(group, self.bin_size) for group in shown_groups}
+        self.spent = {group: data.spent_by_round(group) for group in shown_groups}
         self.arrays: list[Any] = []
-        self._places: dict[str, int] = {}
-        partitions = data.distinct_partitions(gathered)
-        if (left := len(partitions) - PARTITIONS) > 0:
-            note(f"partitions left out of this page: {left}")
+        self._array_indices: dict[str, int] = {}
+        partitions = data.distinct_partitions(shown_groups)
+        left_out = len(partitions) - MAX_PARTITIONS
+        if left_out > 0:
+            note(f"partitions left out of this page: {left_out}")
+
+        # ---- Step: the charts.
         self.charts = {
-            "curves": list(self._curves()),
-            "clients": list(self._boxes()),
-            "sizes": list(self._sizes()),
-            "fairness": list(self._fairness()),
+            "curves": list(self._curve_figures()),
+            "clients": list(self._client_figures()),
+            "sizes": list(self._size_figures()),
+            "fairness": list(self._fairness_figures()),
             "partition": [
-                figure for one in partitions[:PARTITIONS] for figure in self._partition(one)
+                figure
+                for partition in partitions[:MAX_PARTITIONS]
+                for figure in self._partition_figures(partition)
             ],
-            "common": list(self._common(note)),
-            "masks": list(self._masks()),
-            "cost": list(self._cost()),
+            "common": list(self._cross_accuracy_figures(note)),
+            "masks": list(self._mask_figures()),
+            "cost": list(self._cost_figures()),
         }
 
     def data(self) -> dict[str, Any]:
-        """Return what the page's script needs; numbers as `x`, `y`, `z` or `customdata` are places
-        among the arrays.
+        """Return the input of the page's script.
+
+        Numbers as `x`, `y`, `z` or `customdata` are indices of the arrays.
         """
-        hidden = list(range(BEST, len(self.methods))) if len(self.methods) > LEGEND else []
-        template = json.loads(
-            resources.files("fedpfl.report.page").joinpath("template.json").read_text("utf-8")
-        )
+        hidden: list[int] = []
+        if len(self.methods) > MAX_LEGEND_METHODS:
+            hidden = list(range(INITIAL_METHODS, len(self.methods)))
+        template = resources.files("fedpfl.report.page").joinpath("template.json")
         return {
             "hidden": hidden,
             "charts": self.charts,
             "arrays": self.arrays,
-            "template": template,
+            "template": json.loads(template.read_text("utf-8")),
         }
 
     def curve_numbers(self) -> Table:
-        """Return the means of the accuracy after some of the rounds, for who cannot see or point at
-        the chart.
-        """
+        """Return mean accuracies after some rounds, for who cannot see the chart."""
         curves = {
-            group: lines["accuracy"]["mean"]
-            for group, lines in self.curves.items()
-            if "accuracy" in lines
+            group: metric_curves["accuracy"]["mean"]
+            for group, metric_curves in self.curves.items()
+            if "accuracy" in metric_curves
         }
-        rounds = sorted({number for over in curves.values() for number in over.index})
-        rounds = [rounds[at] for at in data.evenly_spaced(len(rounds), 12)]
+        all_rounds = sorted({number for curve in curves.values() for number in curve.index})
+        rounds = [all_rounds[index] for index in data.evenly_spaced(len(all_rounds), 12)]
         columns = {number: Column(str(number), "percent", "round") for number in rounds}
-        records = [
-            _named(group) | {number: over.get(number) for number in rounds}
-            for group, over in curves.items()
-        ]
-        return Table.of(records, _NAMED | columns, title=_ACCURACY, by=1)
+        records = []
+        for group, curve in curves.items():
+            values = {number: curve.get(number) for number in rounds}
+            records.append(_group_cells(group) | values)
+        return Table.of(records, _GROUP_COLUMNS | columns, title=_ACCURACY_LABEL, by=1)
 
     def client_numbers(self) -> Table:
-        """Return what the boxes show."""
-        records = [
-            _named(group)
-            | {"accuracy": TUNED[key], "clients": len(spread)}
-            | data.box_numbers(spread)
-            for key, spreads in self.spreads.items()
-            for group, spread in spreads.items()
-            if len(spread)
-        ]
+        """Return the numbers of the boxes."""
+        records = []
+        for key, accuracies_by_group in self.client_accuracies.items():
+            for group, accuracies in accuracies_by_group.items():
+                if len(accuracies):
+                    counts = {"accuracy": ACCURACY_TITLES[key], "clients": len(accuracies)}
+                    numbers = data.box_numbers(accuracies)
+                    records.append(_group_cells(group) | counts | numbers)
         columns = {"accuracy": Column("accuracy (%)"), "clients": Column("clients", "whole")}
         columns |= {name: Column(name, "percent") for name in data.BOX_NUMBERS}
-        return Table.of(records, _NAMED | columns, title="clients' accuracy", by=1)
+        return Table.of(records, _GROUP_COLUMNS | columns, title="clients' accuracy", by=1)
 
-    def _best_first(self, gathered: Sequence[Group], setting: str) -> list[Group]:
-        members = [group for group in gathered if group.setting == setting]
-        return sorted(members, key=lambda group: float(np.nan_to_num(-self.judged[group], nan=1.0)))
+    def _best_first(self, shown_groups: Sequence[Group], setting: str) -> list[Group]:
+        def sort_key(group: Group) -> float:
+            return float(np.nan_to_num(-self.accuracies[group], nan=1.0))
 
-    def _share(self, values: list[Any]) -> int:
-        """The place of an array, the same for equal ones."""
-        place = self._places.setdefault(json.dumps(values), len(self.arrays))
-        if place == len(self.arrays):
+        return sorted((group for group in shown_groups if group.setting == setting), key=sort_key)
+
+    def _add_array(self, values: list[Any]) -> int:
+        """Return the index of an array, the same for equal ones."""
+        index = self._array_indices.setdefault(json.dumps(values), len(self.arrays))
+        if index == len(self.arrays):
             self.arrays.append(values)
-        return place
+        return index
 
-    def _look(self, group: Group, sign: str = "", size: int = 8, **others: Any) -> dict[str, Any]:
-        """A method's name, and its colour, dash and sign, which are the same in all charts."""
-        at = self.methods.index(group.method)
-        colour = f"var(--c{at % _COLOURS})"
-        sign = sign or _SIGNS[at % len(_SIGNS)] + ("-open" if at // len(_SIGNS) % 2 else "")
-        line = {"color": colour, "dash": _DASHES[at % len(_DASHES)]}
-        marker = {"color": colour, "symbol": sign, "size": size}
+    def _style(self, group: Group, symbol: str = "", size: int = 8, **fields: Any) -> Trace:
+        """Return a trace with a method's name, colour, dash and symbol, equal in all charts."""
+        index = self.methods.index(group.method)
+        colour = f"var(--c{index % _COLOUR_COUNT})"
+        if not symbol:
+            is_open = index // len(_SYMBOLS) % 2
+            symbol = _SYMBOLS[index % len(_SYMBOLS)] + ("-open" if is_open else "")
         return {
             "type": "scatter",
-            "name": _label(group.method),
-            "meta": at,
-            "line": line,
-            "marker": marker,
-        } | others
+            "name": _plotly_text(group.method),
+            "meta": index,
+            "line": {"color": colour, "dash": _DASHES[index % len(_DASHES)]},
+            "marker": {"color": colour, "symbol": symbol, "size": size},
+        } | fields
 
-    def _curves(self) -> Figures:
+    # ---- curves
+
+    def _curve_figures(self) -> Figures:
         for (setting, rivals), metric in itertools.product(self.ranked.items(), data.CURVES):
-            known = [group for group in rivals if metric.name in self.curves[group]]
-            lines = {group: self.curves[group][metric.name] for group in known}
-            order = sorted(
-                lines, key=lambda group: lines[group]["mean"].iloc[-1], reverse=metric.best == "max"
-            )
-            binned = self.size > 1 and not metric.is_evaluated
-            what = metric.label + (f", means of {self.size} rounds" if binned else "")
+            curves = {
+                group: self.curves[group][metric.name]
+                for group in rivals
+                if metric.name in self.curves[group]
+            }
+            last_means = {group: curve["mean"].iloc[-1] for group, curve in curves.items()}
+            best_first = sorted(curves, key=last_means.__getitem__, reverse=metric.best == "max")
+            label = metric.label
+            if self.bin_size > 1 and not metric.is_evaluated:
+                label += f", means of {self.bin_size} rounds"
             for key, title in AXIS_TITLES.items():
                 traces = []
-                for group in order:
-                    at = data.spent_at_rounds(
-                        self.totals[group], key, lines[group].index.to_numpy(float)
-                    )
-                    if np.isfinite(at).any():
-                        traces += self._curve(metric, group, lines[group], _numbers(at, 6))
-                x, y = _axis(title, rangemode="tozero"), _axis(metric.label)
-                hover = "x unified" if len(lines) <= LEGEND else "closest"
+                for group in best_first:
+                    rounds = curves[group].index.to_numpy(float)
+                    positions = data.spent_at_rounds(self.spent[group], key, rounds)
+                    if np.isfinite(positions).any():
+                        x = _round_numbers(positions, 6)
+                        traces += self._curve_traces(metric, group, curves[group], x)
                 if traces:
-                    choice = {"what": what, "over": title}
-                    yield _figure(
-                        setting, choice, traces, xaxis=x, yaxis=y, hovermode=hover, height=480
+                    yield _make_figure(
+                        setting,
+                        {"what": label, "over": title},
+                        traces,
+                        xaxis=_make_axis(title, rangemode="tozero"),
+                        yaxis=_make_axis(metric.label),
+                        hovermode="x unified" if len(curves) <= MAX_LEGEND_METHODS else "closest",
+                        height=480,
                     )
 
-    def _curve(
-        self, metric: Metric, group: Group, over: pd.DataFrame, at: list[Any]
-    ) -> list[dict[str, Any]]:
-        """The line of means and, of several seeds, the band of one standard deviation below it. at:
-        along the axis.
+    def _curve_traces(
+        self, metric: Metric, group: Group, curve: pd.DataFrame, x: list[Any]
+    ) -> list[Trace]:
+        """Return the line of means and, of several seeds, the band of one standard deviation.
+
+        Args:
+            metric: the metric.
+            group: the configuration.
+            curve: mean and standard deviation by round.
+            x: the position of each round along the axis.
         """
-        digits = ".2f" if metric.unit == "%" else ".4g"
-        name = f"{_label(group.method)}  {over['mean'].iloc[-1]:{digits}}"
-        name += "" if group.status.startswith("finished") else f", {_label(group.status)}"
-        line = self._look(
+        # ---- Step 1: the line of means. Arrays are numbered in the order of their first use.
+        number_format = ".2f" if metric.unit == "%" else ".4g"
+        name = f"{_plotly_text(group.method)}  {curve['mean'].iloc[-1]:{number_format}}"
+        if not group.status.startswith("finished"):
+            name += f", {_plotly_text(group.status)}"
+        line = self._style(
             group,
             mode="lines+markers",
             name=name,
-            x=self._share(at),
-            hovertemplate=f"%{{y:{digits}}}",
+            x=self._add_array(x),
+            hovertemplate=f"%{{y:{number_format}}}",
         )
-        line |= {"y": self._share(_numbers(over["mean"]))}
+        line["y"] = self._add_array(_round_numbers(curve["mean"]))
         line["marker"]["maxdisplayed"] = 12
-        if over["std"].isna().all():
+        if curve["std"].isna().all():
             return [line]
-        line |= {"customdata": self._share(_numbers(over["std"]))}
-        line["hovertemplate"] += f" ± %{{customdata:{digits}}}"
-        spread = over["std"].fillna(0.0)
-        ends = self._share(_numbers([*(over["mean"] + spread), *(over["mean"] - spread)[::-1]]))
-        quiet: dict[str, Any] = {
-            "mode": "lines",
-            "hoverinfo": "skip",
-            "showlegend": False,
-            "line": {"width": 0},
-        }
-        band = self._look(
-            group, x=self._share(at + at[::-1]), y=ends, fill="toself", opacity=0.16, **quiet
+        line["customdata"] = self._add_array(_round_numbers(curve["std"]))
+        line["hovertemplate"] += f" ± %{{customdata:{number_format}}}"
+
+        # ---- Step 2: the band below it, once around its outline.
+        std = curve["std"].fillna(0.0)
+        outline = [*(curve["mean"] + std), *(curve["mean"] - std)[::-1]]
+        outline_index = self._add_array(_round_numbers(outline))
+        band = self._style(
+            group,
+            x=self._add_array(x + x[::-1]),
+            y=outline_index,
+            fill="toself",
+            opacity=0.16,
+            mode="lines",
+            hoverinfo="skip",
+            showlegend=False,
+            line={"width": 0},
         )
         band["fillcolor"] = band.pop("marker")["color"]
         return [band, line]
 
-    def _boxes(self) -> Figures:
-        for (setting, rivals), (key, words) in itertools.product(
-            self.ranked.items(), TUNED.items()
-        ):
-            spreads = [(group, self.spreads[key][group]) for group in rivals]
-            boxes = [
-                (data.box_numbers(spread), group, spread)
-                for group, spread in spreads
-                if len(spread)
-            ]
+    # ---- clients
+
+    def _client_figures(self) -> Figures:
+        choices = itertools.product(self.ranked.items(), ACCURACY_TITLES.items())
+        for (setting, rivals), (key, title) in choices:
+            boxes = []
+            for group in rivals:
+                accuracies = self.client_accuracies[key][group]
+                if len(accuracies):
+                    boxes.append((data.box_numbers(accuracies), group, accuracies))
             boxes.sort(key=lambda box: -box[0]["mean"])
-            if traces := [trace for box in boxes for trace in self._row(*box)]:
-                x, y = (
-                    _axis(f"client's accuracy (%), {words}"),
-                    {"autorange": "reversed", "type": "category"},
-                )
-                yield _figure(
-                    setting, {"accuracy": words}, traces, xaxis=x, yaxis=y, showlegend=False
+            traces = []
+            for numbers, group, accuracies in boxes:
+                traces += self._box_traces(numbers, group, accuracies)
+            if traces:
+                yield _make_figure(
+                    setting,
+                    {"accuracy": title},
+                    traces,
+                    xaxis=_make_axis(f"client's accuracy (%), {title}"),
+                    yaxis={"autorange": "reversed", "type": "category"},
+                    showlegend=False,
                 )
 
-    def _row(
-        self, box: dict[str, float], group: Group, spread: pd.DataFrame
-    ) -> list[dict[str, Any]]:
-        """A method's box and clients, those of the worst decile crossed, and means. box: the
-        numbers of BOX.
+    def _box_traces(
+        self, numbers: dict[str, float], group: Group, accuracies: pd.DataFrame
+    ) -> list[Trace]:
+        """Return a method's box with clients, crosses of the worst decile, and means.
+
+        Args:
+            numbers: the values of BOX_NUMBERS.
+            group: the configuration.
+            accuracies: the result of `client_accuracies`.
         """
-        some = spread.iloc[data.evenly_spaced(len(spread), DOTS)]
-        row, low, marks = [_label(group.method)], some[some["low"]], _numbers(box.values())
-        dots = self._look(
-            group, "circle", 4, y=row, x=[_numbers(some["value"])], text=[_clients_words(some)]
+        drawn = accuracies.iloc[data.evenly_spaced(len(accuracies), DOTS)]
+        row = [_plotly_text(group.method)]
+        rounded = _round_numbers(numbers.values())
+        x = [_round_numbers(drawn["value"])]
+        dots = self._style(group, "circle", 4, y=row, x=x, text=[_client_names(drawn)])
+        dots |= {"type": "box", "line": {}}
+        for fence, number in zip(_FENCES, rounded, strict=False):
+            dots[fence] = [number]
+
+        worst = drawn[drawn["low"]]
+        crosses = self._style(
+            group,
+            "x-thin-open",
+            mode="markers",
+            x=_round_numbers(worst["value"]),
+            y=row * len(worst),
         )
-        dots |= {"type": "box", "line": {}} | {
-            name: [mark] for name, mark in zip(_FENCES, marks, strict=False)
+        crosses["text"] = _client_names(worst)
+        crosses["hovertemplate"] = "%{text}, in the worst decile"
+
+        means = self._style(
+            group, mode="markers", x=rounded[5:], y=row * 2, text=data.BOX_NUMBERS[5:]
+        )
+        means["marker"] = {
+            "color": "var(--paper)",
+            "symbol": ["diamond", "triangle-up"],
+            "size": 9,
+            "line": {"color": "var(--ink)", "width": 1.4},
         }
-        crosses = self._look(
-            group, "x-thin-open", mode="markers", x=_numbers(low["value"]), y=row * len(low)
-        )
-        crosses |= {"text": _clients_words(low), "hovertemplate": "%{text}, in the worst decile"}
-        means = self._look(group, mode="markers", x=marks[5:], y=row * 2, text=data.BOX_NUMBERS[5:])
-        means["marker"] = {"color": "var(--paper)", "symbol": ["diamond", "triangle-up"], "size": 9}
-        means["marker"]["line"] = {"color": "var(--ink)", "width": 1.4}
-        return [dots, crosses, means | {"hovertemplate": "%{text} %{x:.2f}"}]
+        means["hovertemplate"] = "%{text} %{x:.2f}"
+        return [dots, crosses, means]
 
-    def _sizes(self) -> Figures:
-        """A panel per method; its line joins the medians of five equal parts of the clients by
-        size.
-        """
-        for (setting, rivals), (key, words) in itertools.product(
-            self.ranked.items(), TUNED.items()
-        ):
+    def _size_figures(self) -> Figures:
+        """Yield panels of accuracy against training samples, one per method."""
+        choices = itertools.product(self.ranked.items(), ACCURACY_TITLES.items())
+        for (setting, rivals), (key, title) in choices:
             panels = []
             for group in rivals:
-                spread = self.spreads[key][group].query("train > 0")
-                if spread.empty:
+                accuracies = self.client_accuracies[key][group].query("train > 0")
+                if accuracies.empty:
                     continue
-                traces = [self._dots(group, spread.assign(at=spread["train"]))]
-                if len(spread) >= 15:
-                    ordered = spread.sort_values("train", kind="stable")
-                    part = (
-                        ordered[["train", "value"]]
-                        .groupby(np.arange(len(ordered)) * 5 // len(ordered))
-                        .median()
-                    )
-                    line = {
-                        "type": "scatter",
-                        "mode": "lines",
-                        "line": {"color": "var(--ink)"},
-                        "hoverinfo": "skip",
-                    }
-                    traces.append(
-                        line | {"x": _numbers(part["train"]), "y": _numbers(part["value"])}
-                    )
-                panels.append((_label(group.method), traces))
-            yield from _panels(setting, {"accuracy": words}, panels, type="log", dtick="D2")
+                traces = [self._client_dots(group, accuracies.assign(at=accuracies["train"]))]
+                if len(accuracies) >= 15:
+                    traces.append(_median_line(accuracies))
+                panels.append((_plotly_text(group.method), traces))
+            yield from _panel_figures(setting, {"accuracy": title}, panels, type="log", dtick="D2")
 
-    def _fairness(self) -> Figures:
+    def _fairness_figures(self) -> Figures:
+        """Yield panels of clients' accuracies against those of a baseline, one per method."""
+        diagonal = {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [0, 100],
+            "y": [0, 100],
+            "line": {"color": "var(--quiet)", "dash": "dot", "width": 1.2},
+            "hoverinfo": "skip",
+        }
         for setting, (key, baseline) in itertools.product(self.ranked, BASELINES.items()):
             panels = []
-            for fair in self.fair:
-                pairs = fair.pairs.get(key, {})
-                if fair.group.setting != setting or not pairs:
+            for comparison in self.comparisons:
+                pairs = comparison.pairs.get(key, {})
+                if comparison.group.setting != setting or not pairs:
                     continue
-                both = pd.concat(
-                    [pair.assign(seed=run.seed) for run, pair in pairs.items()]
-                ).reset_index()
-                both = both.rename(columns={"baseline": "at", "accuracy": "value"}).sort_values(
-                    ["at", "value"]
-                )
-                line = {"color": "var(--quiet)", "dash": "dot", "width": 1.2}
-                diagonal = {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "x": [0, 100],
-                    "y": [0, 100],
-                    "line": line,
-                }
-                title = f"{_label(fair.group.method)}: {measure_harm(both['value'] - both['at']).harmed:.3g} % harmed"
-                panels.append(
-                    (title, [diagonal | {"hoverinfo": "skip"}, self._dots(fair.group, both)])
-                )
-            yield from _panels(setting, {"baseline": baseline}, panels)
+                frames = [pair.assign(seed=run.seed) for run, pair in pairs.items()]
+                clients = pd.concat(frames).reset_index()
+                clients = clients.rename(columns={"baseline": "at", "accuracy": "value"})
+                clients = clients.sort_values(["at", "value"])
+                harmed = measure_harm(clients["value"] - clients["at"]).harmed
+                title = f"{_plotly_text(comparison.group.method)}: {harmed:.3g} % harmed"
+                panels.append((title, [diagonal, self._client_dots(comparison.group, clients)]))
+            yield from _panel_figures(setting, {"baseline": baseline}, panels)
 
-    def _dots(self, group: Group, clients: pd.DataFrame) -> dict[str, Any]:
-        """Some of the clients, which have the columns client, seed, at and value; the legend does
-        not hide them.
+    def _client_dots(self, group: Group, clients: pd.DataFrame) -> Trace:
+        """Return dots of some of the clients; the legend does not hide them.
+
+        Args:
+            group: the configuration.
+            clients: the columns client, seed, at (the position across) and value.
         """
-        some = clients.iloc[data.evenly_spaced(len(clients), DOTS)]
-        hover = "%{text}: %{y:.2f} %, at %{x}<extra></extra>"
-        dots = self._look(
-            group, "circle", 5, mode="markers", text=_clients_words(some), hovertemplate=hover
+        drawn = clients.iloc[data.evenly_spaced(len(clients), DOTS)]
+        dots = self._style(
+            group,
+            "circle",
+            5,
+            mode="markers",
+            text=_client_names(drawn),
+            hovertemplate="%{text}: %{y:.2f} %, at %{x}<extra></extra>",
         )
         return dots | {
-            "x": _numbers(some["at"]),
-            "y": _numbers(some["value"]),
+            "x": _round_numbers(drawn["at"]),
+            "y": _round_numbers(drawn["value"]),
             "opacity": 0.6,
             "meta": None,
         }
 
-    def _partition(self, one: PartitionCounts) -> Figures:
-        counts, sizes = one.counts.to_numpy(), one.counts.to_numpy().sum(1)
-        kept = data.evenly_spaced(len(counts), max(1, CELLS // counts.shape[1]))
-        held, names = counts[kept].T, one.counts.index[kept].astype(str)
+    # ---- heat maps
+
+    def _partition_figures(self, partition: PartitionCounts) -> Figures:
+        # ---- Step 1: the clients that are drawn, in three orders.
+        counts = partition.counts.to_numpy()
+        client_count, class_count = counts.shape
+        sizes = counts.sum(1)
+        max_clients = max(1, MAX_PARTITION_CELLS // class_count)
+        drawn = data.evenly_spaced(client_count, max_clients)
+        drawn_counts = counts[drawn].T
+        names = partition.counts.index[drawn].astype(str)
+        largest_class = drawn_counts.argmax(0)
         orders = {
             "by number": names,
-            "by size": names[np.argsort(-sizes[kept], kind="stable")],
-            "by largest class": names[np.lexsort((-held.max(0), held.argmax(0)))],
+            "by size": names[np.argsort(-sizes[drawn], kind="stable")],
+            "by largest class": names[np.lexsort((-drawn_counts.max(0), largest_class))],
         }
-        logs = np.log10(held, out=np.full(held.shape, math.nan), where=held > 0)
-        heat = {"type": "heatmap", "x": self._share([*names]), "y": [*one.counts], "zmin": 0}
-        heat |= {
-            "z": self._share([_numbers(row, 3) for row in logs]),
-            "customdata": self._share(held.tolist()),
-        }
-        heat |= {"hovertemplate": "client %{x}, class %{y}: %{customdata} samples<extra></extra>"}
-        heat |= {"colorbar": _log_ticks(held.max())}
-        note = (
-            f"{len(counts)} clients hold {sizes.sum():,} samples: least {sizes.min()}, median {np.median(sizes):g}, "
-            f"most {sizes.max()}; {(counts > 0).sum(1).mean():.3g} of {counts.shape[1]} classes per client on average"
-        )
-        note += f"; {len(kept)} clients are drawn, evenly spaced" if len(kept) < len(counts) else ""
-        seeds = f"seed {', '.join(map(str, sorted(one.seeds)))} ({one.runs} {'run' if one.runs == 1 else 'runs'})"
-        y = _axis("class", type="category", autorange="reversed", showgrid=False)
-        height = min(560, 190 + 24 * len(held))
-        for word, order in orders.items():
-            x = _axis(
-                "client",
-                type="category",
-                categoryorder="array",
-                categoryarray=[*order],
-                showgrid=False,
-            )
-            choice = {"partition of": seeds, "clients": word}
-            yield _figure(one.setting, choice, [heat], note, xaxis=x, yaxis=y, height=height)
 
-    def _common(self, note: Callable[[str], None]) -> Figures:
-        """Everybody's model on everybody's samples, of a configuration's first seed."""
-        for group in (group for rivals in self.ranked.values() for group in rivals):
-            run = min(group.reported_runs, key=lambda one: one.seed)
-            if (frame := data.read_cross_accuracy(run, note)).empty:
+        # ---- Step 2: the heat map and the note.
+        no_samples = np.full(drawn_counts.shape, math.nan)
+        logarithms = np.log10(drawn_counts, out=no_samples, where=drawn_counts > 0)
+        heatmap = {
+            "type": "heatmap",
+            "x": self._add_array([*names]),
+            "y": [*partition.counts],
+            "zmin": 0,
+            "z": self._add_array([_round_numbers(row, 3) for row in logarithms]),
+            "customdata": self._add_array(drawn_counts.tolist()),
+            "hovertemplate": ("client %{x}, class %{y}: %{customdata} samples<extra></extra>"),
+            "colorbar": _log_ticks(drawn_counts.max()),
+        }
+        mean_classes = (counts > 0).sum(1).mean()
+        note = (
+            f"{client_count} clients hold {sizes.sum():,} samples: least {sizes.min()}, median "
+            f"{np.median(sizes):g}, most {sizes.max()}; {mean_classes:.3g} of {class_count} "
+            "classes per client on average"
+        )
+        if len(drawn) < client_count:
+            note += f"; {len(drawn)} clients are drawn, evenly spaced"
+
+        # ---- Step 3: a figure per order.
+        seeds = ", ".join(map(str, sorted(partition.seeds)))
+        runs = f"{partition.runs} {'run' if partition.runs == 1 else 'runs'}"
+        for order_title, order in orders.items():
+            yield _make_figure(
+                partition.setting,
+                {"partition of": f"seed {seeds} ({runs})", "clients": order_title},
+                [heatmap],
+                note,
+                xaxis=_make_axis(
+                    "client",
+                    type="category",
+                    categoryorder="array",
+                    categoryarray=[*order],
+                    showgrid=False,
+                ),
+                yaxis=_make_axis("class", type="category", autorange="reversed", showgrid=False),
+                height=min(560, 190 + 24 * len(drawn_counts)),
+            )
+
+    def _cross_accuracy_figures(self, note: Callable[[str], None]) -> Figures:
+        """Yield every client's model on every client's samples, of a configuration's first seed."""
+        for group in itertools.chain(*self.ranked.values()):
+            run = min(group.reported_runs, key=lambda run: run.seed)
+            frame = data.read_cross_accuracy(run, note)
+            if frame.empty:
                 continue
             names = [str(number) for number in frame.index]
-            heat = {
+            heatmap = {
                 "type": "heatmap",
-                "x": self._share(names),
-                "y": self._share(names),
+                "x": self._add_array(names),
+                "y": self._add_array(names),
                 "zmin": 0,
                 "zmax": 100,
+                "z": self._add_array([_round_numbers(row) for row in frame.to_numpy()]),
+                "hovertemplate": (
+                    "model of client %{y} on samples of client %{x}: %{z} %<extra></extra>"
+                ),
             }
-            heat |= {"z": self._share([_numbers(row) for row in frame.to_numpy()])}
-            heat |= {
-                "hovertemplate": "model of client %{y} on samples of client %{x}: %{z} %<extra></extra>"
-            }
-            axes = [
-                _axis(title, type="category", showgrid=False)
-                for title in ("samples of client", "model of client")
-            ]
-            y = axes[1] | {"autorange": "reversed"}
-            choice = {"method": clip_text(group.method, 60)}
-            yield _figure(
+            y = _make_axis("model of client", type="category", showgrid=False)
+            yield _make_figure(
                 group.setting,
-                choice,
-                [heat],
+                {"method": clip_text(group.method, 60)},
+                [heatmap],
                 f"seed {run.seed}",
-                xaxis=axes[0],
-                yaxis=y,
+                xaxis=_make_axis("samples of client", type="category", showgrid=False),
+                yaxis=y | {"autorange": "reversed"},
                 height=560,
             )
 
-    def _masks(self) -> Figures:
-        masks = {
+    def _mask_figures(self) -> Figures:
+        entries_by_group = {
             group: pd.concat([run.personalized_entries for run in group.reported_runs])
-            for rivals in self.ranked.values()
-            for group in rivals
+            for group in itertools.chain(*self.ranked.values())
         }
-        bins = max(8, min(100, MASKS // max(1, sum(len(mask.columns) for mask in masks.values()))))
-        for group, mask in masks.items():
-            if len(mask.columns):
-                yield self._mask(group, mask.groupby(level="round").mean(), bins)
+        tensor_count = sum(len(entries.columns) for entries in entries_by_group.values())
+        bin_count = max(8, min(100, MAX_MASK_CELLS // max(1, tensor_count)))
+        for group, entries in entries_by_group.items():
+            if len(entries.columns):
+                mean_entries = entries.groupby(level="round").mean()
+                yield self._mask_figure(group, mean_entries, bin_count)
 
-    def _mask(self, group: Group, over: pd.DataFrame, bins: int) -> dict[str, Any]:
-        """Personalised entries in all above those of each tensor. over: by round and tensor."""
-        size = math.ceil(len(over) / bins)
-        places = np.arange(len(over)) // size
-        ends = _numbers(over.index.to_series().groupby(places).max(), 6)
-        entries = over.groupby(places).mean().T
+    def _mask_figure(
+        self, group: Group, mean_entries: pd.DataFrame, bin_count: int
+    ) -> dict[str, Any]:
+        """Return personalised entries in all above those of each tensor.
+
+        Args:
+            group: the configuration.
+            mean_entries: by round and tensor.
+            bin_count: how many means of rounds to show.
+        """
+        # ---- Step 1: means over bins of rounds.
+        bin_size = math.ceil(len(mean_entries) / bin_count)
+        bins = np.arange(len(mean_entries)) // bin_size
+        last_rounds = _round_numbers(mean_entries.index.to_series().groupby(bins).max(), 6)
+        entries = mean_entries.groupby(bins).mean().T
         shares = 100 * entries / entries.sum()
-        names = [_label(name) for name in entries.index]
-        heat: dict[str, Any] = {"type": "heatmap", "x": ends, "y": names, "yaxis": "y2"}
-        heat |= {"colorbar": {"ticksuffix": " %", "y": 0.36, "len": 0.78}}
-        heat |= {"z": self._share([_numbers(row, 3) for row in shares.to_numpy()])}
-        heat |= {"customdata": self._share([_numbers(row) for row in entries.to_numpy()])}
-        heat |= {
-            "hovertemplate": "%{y}, to round %{x}: %{customdata} entries, %{z} %<extra></extra>"
+        names = [_plotly_text(name) for name in entries.index]
+
+        # ---- Step 2: the heat map of tensors and the line of all.
+        heatmap: Trace = {
+            "type": "heatmap",
+            "x": last_rounds,
+            "y": names,
+            "yaxis": "y2",
+            "colorbar": {"ticksuffix": " %", "y": 0.36, "len": 0.78},
+            "z": self._add_array([_round_numbers(row, 3) for row in shares.to_numpy()]),
+            "customdata": self._add_array([_round_numbers(row) for row in entries.to_numpy()]),
+            "hovertemplate": ("%{y}, to round %{x}: %{customdata} entries, %{z} %<extra></extra>"),
         }
-        line = self._look(group, mode="lines+markers", x=ends, y=_numbers(entries.sum()), meta=None)
-        totals = {run.summary.get("parameters") for run in group.reported_runs}
-        whole = totals.pop() if len(totals) == 1 else None
-        return _figure(
+        line = self._style(
+            group,
+            mode="lines+markers",
+            x=last_rounds,
+            y=_round_numbers(entries.sum()),
+            meta=None,
+        )
+        line["hovertemplate"] = "%{y}<extra></extra>"
+
+        # ---- Step 3: the figure.
+        note = "Above: personalised entries in all"
+        parameter_counts = {run.summary.get("parameters") for run in group.reported_runs}
+        parameter_count = parameter_counts.pop() if len(parameter_counts) == 1 else None
+        if isinstance(parameter_count, int):
+            note += f", of {parameter_count:,} parameters"
+        return _make_figure(
             group.setting,
             {"method": clip_text(group.method, 60)},
-            [line | {"hovertemplate": "%{y}<extra></extra>"}, heat],
-            "Above: personalised entries in all"
-            + (f", of {whole:,} parameters" if isinstance(whole, int) else ""),
-            xaxis=_axis("round" if size == 1 else f"round, means of {size}", anchor="y2"),
+            [line, heatmap],
+            note,
+            xaxis=_make_axis(
+                "round" if bin_size == 1 else f"round, means of {bin_size}", anchor="y2"
+            ),
             yaxis={"domain": [0.8, 1], "rangemode": "tozero"},
             yaxis2={
                 "domain": [0, 0.74],
@@ -464,117 +554,142 @@ class PageCharts:
             showlegend=False,
         )
 
-    def _cost(self) -> Figures:
-        for (setting, rivals), (key, title) in itertools.product(
-            self.ranked.items(), [*AXIS_TITLES.items()][1:]
-        ):
-            costs = {group: float(self.totals[group][key].iloc[-1]) for group in rivals}
-            costs = {
-                group: cost
-                for group, cost in costs.items()
-                if math.isfinite(cost + self.judged[group])
-            }
+    # ---- costs
+
+    def _cost_figures(self) -> Figures:
+        axis_titles = [item for item in AXIS_TITLES.items() if item[0] != "round"]
+        for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), axis_titles):
+            costs = {}
+            for group in rivals:
+                cost = float(self.spent[group][key].iloc[-1])
+                if math.isfinite(cost + self.accuracies[group]):
+                    costs[group] = cost
             if not costs:
                 continue
-            traces, most = [], max(costs.values())
-            for group, cost in costs.items():
-                side = "left" if cost > most / 2 else "right"  # where there is room
-                look = self._look(
-                    group, size=11, mode="markers+text", textposition=f"middle {side}"
-                )
-                look |= {
-                    "x": _numbers([cost]),
-                    "y": _numbers([self.judged[group]]),
-                    "text": [look["name"]],
-                }
-                traces.append(
-                    look
-                    | {"hovertemplate": "%{text}<br>%{y:.2f} %, " + title + " %{x}<extra></extra>"}
-                )
-            scale = (
-                {"type": "log"} if 0 < 20 * min(costs.values()) < most else {"rangemode": "tozero"}
-            )
-            x, y = _axis(title, **scale), _axis(_ACCURACY)
-            yield _figure(
+            greatest = max(costs.values())
+            traces = [
+                self._cost_trace(group, cost, title, is_text_left=cost > greatest / 2)
+                for group, cost in costs.items()
+            ]
+            scale = {"rangemode": "tozero"}
+            if 0 < 20 * min(costs.values()) < greatest:
+                scale = {"type": "log"}
+            yield _make_figure(
                 setting,
                 {"accuracy against": title},
                 traces,
-                xaxis=x,
-                yaxis=y,
+                xaxis=_make_axis(title, **scale),
+                yaxis=_make_axis(_ACCURACY_LABEL),
                 height=440,
                 showlegend=False,
             )
 
+    def _cost_trace(self, group: Group, cost: float, title: str, is_text_left: bool) -> Trace:
+        """Return a method's dot, with its name on the side where there is room."""
+        side = "left" if is_text_left else "right"
+        trace = self._style(group, size=11, mode="markers+text", textposition=f"middle {side}")
+        return trace | {
+            "x": _round_numbers([cost]),
+            "y": _round_numbers([self.accuracies[group]]),
+            "text": [trace["name"]],
+            "hovertemplate": f"%{{text}}<br>%{{y:.2f}} %, {title} %{{x}}<extra></extra>",
+        }
 
-def _figure(
+
+def _make_figure(
     setting: str,
     choice: dict[str, str],
-    traces: Sequence[dict[str, Any]],
+    traces: Sequence[Trace],
     note: str = "",
     **layout: Any,
 ) -> dict[str, Any]:
     return {"choice": {_SETTING: setting} | choice, "note": note, "data": traces, "layout": layout}
 
 
-def _panels(
+def _panel_figures(
     setting: str,
     choice: dict[str, str],
-    panels: Sequence[tuple[str, list[dict[str, Any]]]],
-    **across: Any,
+    panels: Sequence[tuple[str, list[Trace]]],
+    **x_axis: Any,
 ) -> Figures:
-    """Small charts of equal axes beside each other, in as many figures as they need. across: of
-    their axes.
+    """Yield small charts of equal axes side by side, in as many figures as they need.
+
+    Args:
+        setting: data set and partition.
+        choice: the reader's choice that the figures stand for.
+        panels: title and traces of each.
+        x_axis: fields of their axes across.
     """
-    for start in range(0, len(panels), PANELS):
-        part = panels[start : start + PANELS]
+    for start in range(0, len(panels), MAX_PANELS):
+        figure_panels = panels[start : start + MAX_PANELS]
         # The script adds rows, columns and height, as wide as the window is.
         grid = {"pattern": "independent", "ygap": 0.35, "xgap": 0.12}
         layout: dict[str, Any] = {"grid": grid, "annotations": [], "showlegend": False}
         traces = []
-        for number, (title, inside) in enumerate(part, 1):
-            at = str(number) if number > 1 else ""
-            traces += [trace | {"xaxis": f"x{at}", "yaxis": f"y{at}"} for trace in inside]
-            layout |= {f"xaxis{at}": across | {"matches": "x"}, f"yaxis{at}": {"matches": "y"}}
-            where = {
-                "xref": f"x{at} domain",
-                "yref": f"y{at} domain",
-                "xanchor": "left",
-                "yanchor": "bottom",
-            }
+        for number, (title, panel_traces) in enumerate(figure_panels, 1):
+            suffix = str(number) if number > 1 else ""
+            axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+            traces += [trace | axes for trace in panel_traces]
+            layout[f"xaxis{suffix}"] = x_axis | {"matches": "x"}
+            layout[f"yaxis{suffix}"] = {"matches": "y"}
             layout["annotations"].append(
-                {"text": title, "x": 0, "y": 1, "showarrow": False} | where
+                {
+                    "text": title,
+                    "x": 0,
+                    "y": 1,
+                    "showarrow": False,
+                    "xref": f"x{suffix} domain",
+                    "yref": f"y{suffix} domain",
+                    "xanchor": "left",
+                    "yanchor": "bottom",
+                }
             )
-        methods = {"methods": f"{start + 1} to {start + len(part)} of {len(panels)}"}
-        yield _figure(setting, choice | methods, traces, **layout)
+        methods = f"{start + 1} to {start + len(figure_panels)} of {len(panels)}"
+        yield _make_figure(setting, choice | {"methods": methods}, traces, **layout)
 
 
-_NAMED = {"setting": Column(_SETTING), "method": Column("method")}
+def _median_line(accuracies: pd.DataFrame) -> Trace:
+    """Return a line that joins the medians of five equal parts of the clients by size."""
+    by_size = accuracies.sort_values("train", kind="stable")
+    parts = np.arange(len(by_size)) * 5 // len(by_size)
+    medians = by_size[["train", "value"]].groupby(parts).median()
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"color": "var(--ink)"},
+        "hoverinfo": "skip",
+        "x": _round_numbers(medians["train"]),
+        "y": _round_numbers(medians["value"]),
+    }
 
 
-def _named(group: Group) -> dict[str, Any]:
+_GROUP_COLUMNS = {"setting": Column(_SETTING), "method": Column("method")}
+
+
+def _group_cells(group: Group) -> dict[str, Any]:
     return {"setting": group.setting, "method": group.method}
 
 
-def _axis(title: str, **others: Any) -> dict[str, Any]:
-    return {"title": {"text": title}} | others
+def _make_axis(title: str, **fields: Any) -> dict[str, Any]:
+    return {"title": {"text": title}} | fields
 
 
-def _clients_words(clients: pd.DataFrame) -> list[str]:
+def _client_names(clients: pd.DataFrame) -> list[str]:
     pairs = zip(clients["client"], clients["seed"], strict=True)
     return [f"client {client:.0f}, seed {seed}" for client, seed in pairs]
 
 
-def _log_ticks(most: float) -> dict[str, Any]:
-    """A scale of the logarithms of counts that tells the counts."""
-    powers = range(math.floor(math.log10(max(most, 1))) + 1)
+def _log_ticks(greatest: float) -> dict[str, Any]:
+    """Return a scale that shows counts beside their logarithms."""
+    powers = range(math.floor(math.log10(max(greatest, 1))) + 1)
     return {"tickvals": [*powers], "ticktext": [f"{10**power:,}" for power in powers]}
 
 
-def _label(text: str) -> str:
-    """Text as plotly shows it: it reads a few tags in all that it writes."""
+def _plotly_text(text: str) -> str:
+    """Return text as plotly shows it: it reads a few tags in all that it writes."""
     return escape(clip_text(text, 60), quote=False)
 
 
-def _numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
-    """Numbers of so many digits; None where they are not finite, which JSON cannot hold."""
+def _round_numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
+    """Return numbers of so many digits; None where they are not finite, as JSON has no nan."""
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
