@@ -1,5 +1,6 @@
-"""state.pt: plain values and tensors in torch's archive, whose checksums are looked at before
-anything is loaded.
+"""state.pt: plain values and tensors in torch's archive.
+
+Its checksums are checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from fedpfl.ground import files
 from fedpfl.record import digests
 
-# For what a good file may be refused, as torch words it.
-_PASSING = (
+# Why an intact file may be unreadable at this moment, in torch's words.
+_TEMPORARY_REASONS = (
     "memory",
     *map(os.strerror, (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)),
 )
@@ -31,21 +32,22 @@ def save_checkpoint(payload: Mapping[str, Any], file: BinaryIO) -> None:
         torch.save(payload, file)
     except RuntimeError as error:
         # Torch hides a full disk, or Ctrl-C while it writes, behind an error of its own.
-        hidden = error.__context__
-        while hidden is not None:
-            if isinstance(hidden, OSError | KeyboardInterrupt):
-                raise hidden from None
-            hidden = hidden.__context__
+        cause = error.__context__
+        while cause is not None:
+            if isinstance(cause, OSError | KeyboardInterrupt):
+                raise cause from None
+            cause = cause.__context__
         raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Return a checkpoint, its tensors on the CPU and in the file until they are read.
 
-    Raises FedpflError, which tells a damaged file from one that cannot be read at this moment.
+    Raises:
+        FedpflError: the file is damaged, or cannot be read at this moment.
     """
     check_checkpoint(path)
-    with _reading(path):
+    with _explain_read_errors(path):
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not (isinstance(payload, dict) and isinstance(payload.get("round"), int)):
             raise ValueError
@@ -53,27 +55,29 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_checkpoint(path: Path) -> None:
-    """Raise FedpflError where a checkpoint is not as it was written. Torch itself does not look at
-    the checksums.
-    """
-    with _reading(path):
+    """Raise FedpflError where a checkpoint is damaged. Torch does not check the checksums."""
+    with _explain_read_errors(path):
         digests.check_archive(path)
 
 
 def checkpoint_digest(path: Path) -> str:
-    """Return what tells checkpoints apart: a digest of the checksums of all parts. Raises as
-    `check`.
+    """Return a digest of the checksums of all parts. Raises as `check_checkpoint`."""
+    with _explain_read_errors(path), zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        parts = [(entry.filename, entry.file_size, entry.CRC) for entry in entries]
+        return files.content_digest(repr(parts).encode())
+
+
+def to_plain_values(value: Any, name: str = "payload") -> Any:
+    """Return the value as `load_checkpoint` accepts it.
+
+    Args:
+        value: the value.
+        name: of the value, in the error.
+
+    Raises:
+        TypeError: it could not be loaded again.
     """
-    with _reading(path), zipfile.ZipFile(path) as archive:
-        return files.content_digest(
-            repr(
-                [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
-            ).encode()
-        )
-
-
-def to_plain_values(value: Any, where: str = "payload") -> Any:
-    """Return the value as `load` takes it back. Raises TypeError naming what it would not."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         # torch saves the whole storage behind a view.
@@ -81,25 +85,24 @@ def to_plain_values(value: Any, where: str = "payload") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: to_plain_values(inner, f"{where}[{key!r}]") for key, inner in value.items()}
+        return {key: to_plain_values(item, f"{name}[{key!r}]") for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(
-            to_plain_values(inner, f"{where}[{index}]") for index, inner in enumerate(value)
-        )
+        items = enumerate(value)
+        return type(value)(to_plain_values(item, f"{name}[{index}]") for index, item in items)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a checkpoint cannot hold {where} of type {type(value).__name__}")
+    raise TypeError(f"a checkpoint cannot hold {name} of type {type(value).__name__}")
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _explain_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise files.unreadable_error(path, error) from None
-    except (
-        Exception
-    ) as error:  # zipfile and torch raise a dozen kinds for a file that is not what it should be
-        if isinstance(error, MemoryError) or any(reason in str(error) for reason in _PASSING):
+    # zipfile and torch raise a dozen kinds for a file that is not what it should be
+    except Exception as error:
+        is_temporary = any(reason in str(error) for reason in _TEMPORARY_REASONS)
+        if is_temporary or isinstance(error, MemoryError):
             raise files.unreadable_error(path, error) from None
         raise files.damaged_error(path) from None

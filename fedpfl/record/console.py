@@ -18,26 +18,30 @@ from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 
 run_label: ContextVar[str] = ContextVar("label", default="")
-"""What tells the run from the others of a sweep; empty for one that is alone."""
+"""Distinguishes the runs of a sweep; empty for a run that is alone."""
 
 
 class Console(Callback):
-    """Show progress on the terminal: a bar with what is known, or plain lines where nobody watches.
+    """Show progress on the terminal: a bar, or plain lines where nobody watches.
 
-    Plain: a line at most every `every` seconds, and for every evaluated and the last round.
-    plain=None decides: lines where the stream is no terminal and in the worker processes or threads
-    of a parallel sweep, whose bars would
-    overwrite each other. quiet: nothing at all.
+    Plain: a line at most every `every` seconds, and for every evaluated and the last round. Of a
+    run with a `run_label` only the bar is shown, or after a minute a line, of all such runs at most
+    one a minute, and what may go wrong, once, and how long it will take if that is more than a
+    minute; how it ended is said by who runs them.
 
-    Of a run with a `label` only the bar is shown, or after a minute a line, of all such runs at
-    most one a minute, and what may go wrong, once, and how long it will take if that is more than a
-    minute; how it ended is said by who plays them.
+    Args:
+        quiet: show nothing at all.
+        stream: where to write; by default standard error.
+        plain: lines instead of a bar; None decides: lines where the stream is no terminal and in
+            the worker processes or threads of a parallel sweep, whose bars would overwrite each
+            other.
+        every: seconds between two plain lines.
+        clock: returns the time in seconds.
     """
 
     MINUTE: ClassVar[float] = 60.0  # seconds
-    _spoken: ClassVar[
-        dict[str, float]
-    ] = {}  # when runs with a label said what: a warning, or "" for how far one is
+    # When runs with a label printed a text: a warning, or "" for how far one is.
+    _print_times: ClassVar[dict[str, float]] = {}
 
     def __init__(
         self,
@@ -47,122 +51,100 @@ class Console(Callback):
         every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._quiet, self._stream, self._plain, self._every, self._clock = (
-            quiet,
-            stream,
-            plain,
-            every,
-            clock,
-        )
+        self._quiet = quiet
+        self._stream = stream
+        self._plain = plain
+        self._every = every
+        self._clock = clock
         self._run: RunInfo | None = None
         self._bar: Any = None
         self._label = ""
-        self._told = float("-inf")
-        self._begun = self._before = clock()
-        self._played: deque[float] = deque(maxlen=50)  # seconds of the last rounds
-        self._evaluated: deque[float] = deque(maxlen=50)  # and evaluations of all clients
-        self._tuned: deque[float] = deque(maxlen=50)  # those with fine-tuning
+        self._line_time = float("-inf")  # of the last plain line
+        self._start_time = self._round_time = clock()
+        self._round_seconds: deque[float] = deque(maxlen=50)  # of the last rounds
+        self._evaluation_seconds: deque[float] = deque(maxlen=50)  # of all clients
+        self._tuned_seconds: deque[float] = deque(maxlen=50)  # with fine-tuning
         self._round = 0
-        self._last = ""
+        self._last_evaluation = ""
 
     def on_begin(self, run: RunInfo) -> None:
         """Print the first lines and start the bar."""
-        self._run, self._round = run, run.start_round
-        worker = (
-            multiprocessing.parent_process() is not None
-            or threading.current_thread() is not threading.main_thread()
-        )
+        # ---- Step 1: the first lines; of a run with a label only what a reader must know.
+        self._run = run
+        self._round = run.start_round
         self._label = run_label.get()
-        self._begun = self._before = self._clock()
-        for line in () if self._label else run.lines:
-            self._say(line)
-        if self._label and (told := _long(run, self.MINUTE)):
-            self._say(told)
+        self._start_time = self._round_time = self._clock()
+        if self._label:
+            expected_time = _describe_if_long(run, self.MINUTE)
+            if expected_time:
+                self._print_line(expected_time)
+        else:
+            for line in run.lines:
+                self._print_line(line)
         for note in run.notes:
             self.on_note(note)
         for line in resumption_lines(run):
-            self._say(line)
+            self._print_line(line)
+
+        # ---- Step 2: the bar, unless nobody watches.
         stream = self._stream or sys.stderr
-        plain = self._plain
-        if plain is None:
-            plain = worker or not stream.isatty() or os.environ.get("TERM") == "dumb"
-        if not (plain or self._quiet):
+        is_plain = self._plain
+        if is_plain is None:
+            is_dumb_terminal = os.environ.get("TERM") == "dumb"
+            is_plain = _is_worker() or not stream.isatty() or is_dumb_terminal
+        if not (is_plain or self._quiet):
             self._start_bar(stream, run)
 
     def on_round(self, round: Any) -> None:
         """Show one round."""
         assert self._run is not None
-        row, now = round.row, self._clock()
-        if (evaluated := row.get("eval_seconds")) is not None:
-            (self._evaluated if row.get("ft_accuracy") is None else self._tuned).append(evaluated)
-        self._played.append(now - self._before - (evaluated or 0))
-        self._before = now
+        # ---- Step 1: how long did it take?
+        row = round.row
+        now = self._clock()
+        evaluation_seconds = row.get("eval_seconds")
+        if evaluation_seconds is not None:
+            is_tuned = row.get("ft_accuracy") is not None
+            measured = self._tuned_seconds if is_tuned else self._evaluation_seconds
+            measured.append(evaluation_seconds)
+        self._round_seconds.append(now - self._round_time - (evaluation_seconds or 0))
+        self._round_time = now
+
+        # ---- Step 2: what is known.
         self._round = int(row["round"])
-        left = self._run.rounds - self._round
-        judged = describe_all_clients(row)
-        self._last = judged or self._last
-        eta = self._eta(left) if left else ""
+        rounds_left = self._run.rounds - self._round
+        evaluation = describe_all_clients(row)
+        self._last_evaluation = evaluation or self._last_evaluation
+        eta = self._eta(rounds_left) if rounds_left else ""
+
+        # ---- Step 3: show it.
         if self._bar is not None:
-            text = "  ".join(filter(None, (describe_cohort(row), self._last)))
+            text = "  ".join(filter(None, (describe_cohort(row), self._last_evaluation)))
             self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=eta)
         elif self._label:
-            if left and now - max(self._begun, self._spoken.get("", self._begun)) >= self.MINUTE:
-                self._spoken[""] = now
-                self._say(f"{describe_row(row, self._run.rounds)}  {eta}")
-        elif judged or not left or now - self._told >= self._every:
-            self._told = now
-            self._say("  ".join(filter(None, (describe_row(row, self._run.rounds), eta))))
+            last_time = max(self._start_time, self._print_times.get("", self._start_time))
+            if rounds_left and now - last_time >= self.MINUTE:
+                self._print_times[""] = now
+                self._print_line(f"{describe_row(row, self._run.rounds)}  {eta}")
+        elif evaluation or not rounds_left or now - self._line_time >= self._every:
+            self._line_time = now
+            parts = (describe_row(row, self._run.rounds), eta)
+            self._print_line("  ".join(filter(None, parts)))
 
     def on_evaluation(self, round: int) -> None:
-        """Say that all clients are evaluated, on lines only where that takes long or nobody knows
-        how long.
-        """
+        """Say that all clients are evaluated, on lines only where that may take long."""
         assert self._run is not None
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], text="evaluating all clients")
-        elif not self._label and self._is_slow():
-            self._say(f"round {round}/{self._run.rounds}  evaluating all clients")
-
-    def _is_slow(self) -> bool:
-        """Tell whether an evaluation takes long, or nobody knows how long."""
-        assert self._run is not None
-        last = [own[-1] for own in (self._evaluated, self._tuned) if own]
-        if not last and self._run.forecast:
-            last = [self._run.forecast.tuned_evaluation]
-        return not last or max(last) >= self._every
-
-    def _eta(self, left: int) -> str:
-        """Return the rest of the run, by the last rounds and evaluations or by what was timed
-        before the first.
-
-        What was neither measured nor timed is named.
-        """
-        assert self._run is not None
-        rounds = self._run.rounds
-        remaining = Schedule.of(rounds, self._run.config).remaining(rounds - left)
-        timed = self._run.forecast or Forecast(0.0, 0.0, 0.0)
-        kinds = [fmean(own or [0.0]) for own in (self._evaluated, self._tuned)]
-        plain, tuned = kinds[0] or timed.evaluation, kinds[1] or timed.tuned_evaluation
-        measured = Forecast(fmean(self._played or [timed.round]), plain or tuned, tuned or plain)
-        told = f"ETA {format_duration(remaining.seconds(measured))}"
-        return told + ("" if plain or tuned else " + evaluations")
+        elif not self._label and self._is_evaluation_slow():
+            self._print_line(f"round {round}/{self._run.rounds}  evaluating all clients")
 
     def on_note(self, text: str) -> None:
         """Print a line above the bar."""
         if self._label and not self._quiet:
-            if text in self._spoken:
+            if text in self._print_times:
                 return
-            self._spoken[text] = self._clock()
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        if self._quiet:
-            return
-        line = ": ".join(filter(None, (self._label, text)))
-        if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(line, file=self._stream or sys.stderr, flush=True)
+            self._print_times[text] = self._clock()
+        self._print_line(text)
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Stop the bar and say how it ended."""
@@ -171,9 +153,48 @@ class Console(Callback):
             self._bar = None
         if self._label:
             return
-        spent = format_duration(self._clock() - self._begun)
-        last = self._last or untrained_note(summary)
-        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", last))))
+        elapsed = format_duration(self._clock() - self._start_time)
+        result = self._last_evaluation or untrained_note(summary)
+        parts = (f"{status} after round {self._round} in {elapsed}", result)
+        self._print_line(", ".join(filter(None, parts)))
+
+    def _is_evaluation_slow(self) -> bool:
+        """Return whether an evaluation takes long, or nobody knows how long."""
+        assert self._run is not None
+        seconds = [
+            measured[-1] for measured in (self._evaluation_seconds, self._tuned_seconds) if measured
+        ]
+        if not seconds and self._run.forecast:
+            seconds = [self._run.forecast.tuned_evaluation]
+        return not seconds or max(seconds) >= self._every
+
+    def _eta(self, rounds_left: int) -> str:
+        """Return the remaining time, by the last rounds or by what was timed before the first.
+
+        What was neither measured nor timed is named.
+        """
+        assert self._run is not None
+        rounds = self._run.rounds
+        remaining = Schedule.of(rounds, self._run.config).remaining(rounds - rounds_left)
+        forecast = self._run.forecast or Forecast(0.0, 0.0, 0.0)
+        evaluation = fmean(self._evaluation_seconds or [0.0]) or forecast.evaluation
+        tuned_evaluation = fmean(self._tuned_seconds or [0.0]) or forecast.tuned_evaluation
+        measured = Forecast(
+            round=fmean(self._round_seconds or [forecast.round]),
+            evaluation=evaluation or tuned_evaluation,
+            tuned_evaluation=tuned_evaluation or evaluation,
+        )
+        eta = f"ETA {format_duration(remaining.seconds(measured))}"
+        return eta if evaluation or tuned_evaluation else f"{eta} + evaluations"
+
+    def _print_line(self, text: str) -> None:
+        if self._quiet:
+            return
+        line = ": ".join(filter(None, (self._label, text)))
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=self._stream or sys.stderr, flush=True)
 
     def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
         from rich.console import Console as Terminal
@@ -197,51 +218,37 @@ class Console(Callback):
 
 
 def describe_expected_time(remaining: Remaining, forecast: Forecast) -> str:
-    """Write how long it will take: `about 0:12:30: 400 rounds of 1.2 s, 40 evaluations of 8 s`."""
-    return f"about {format_duration(remaining.seconds(forecast))}: {remaining.describe(forecast)}"
-
-
-def _long(run: RunInfo, least: float) -> str:
-    """Return `expected` of a run that takes so many seconds or more; `` of others."""
-    if run.forecast is None:
-        return ""
-    remaining = Schedule.of(run.rounds, run.config).remaining(run.start_round)
-    return (
-        describe_expected_time(remaining, run.forecast)
-        if remaining.seconds(run.forecast) >= least
-        else ""
-    )
+    """Return such as `about 0:12:30: 400 rounds of 1.2 s, 40 evaluations of 8 s`."""
+    seconds = remaining.seconds(forecast)
+    return f"about {format_duration(seconds)}: {remaining.describe(forecast)}"
 
 
 def resumption_lines(run: RunInfo) -> tuple[str, ...]:
-    """Return where a resumed run goes on."""
-    return (
-        (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
-    )
+    """Say after which round a resumed run continues; nothing of others."""
+    if not run.start_round:
+        return ()
+    return (f"resumed     after round {run.start_round} of {run.rounds}",)
 
 
 def describe_row(row: Mapping[str, Any], rounds: int) -> str:
-    """Write one round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %
-    0.82 s`.
+    """Write one round as one line, with accuracies and seconds.
+
+    Such as `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`.
     """
     seconds = row.get("seconds")
-    took = f"{seconds:.2f} s" if seconds is not None else ""
-    return "  ".join(
-        filter(
-            None,
-            (
-                f"round {row['round']}/{rounds}",
-                describe_cohort(row),
-                describe_all_clients(row),
-                took,
-            ),
-        )
+    parts = (
+        f"round {row['round']}/{rounds}",
+        describe_cohort(row),
+        describe_all_clients(row),
+        f"{seconds:.2f} s" if seconds is not None else "",
     )
+    return "  ".join(filter(None, parts))
 
 
 def describe_cohort(row: Mapping[str, Any]) -> str:
     """Write the cohort's accuracy before and after its training, `` where unknown."""
-    before, after = row.get("cohort_before"), row.get("cohort_after")
+    before = row.get("cohort_before")
+    after = row.get("cohort_after")
     if before is None or after is None:
         return ""
     return f"cohort {before:.2f} -> {after:.2f} %"
@@ -249,89 +256,132 @@ def describe_cohort(row: Mapping[str, Any]) -> str:
 
 def describe_all_clients(row: Mapping[str, Any]) -> str:
     """Write all clients' mean accuracy, `` where they were not evaluated."""
-
-    def judged(words: str, prefix: str = "") -> str:
-        plain, tuned = row.get(f"{prefix}accuracy"), row.get(f"{prefix}ft_accuracy")
-        if plain is None and tuned is None:
-            return ""
-        more = f"fine-tuned {tuned:.2f} %" if tuned is not None else ""
-        if plain is None:
-            return f"{words} {more}"
-        return f"{words} {plain:.2f} %" + (f" ({more})" if more else "")
-
-    return ", ".join(
-        filter(
-            None, (judged("all clients"), judged("validation", "val_"), judged("unseen", "unseen_"))
-        )
+    parts = (
+        _describe_accuracy(row, "all clients", ""),
+        _describe_accuracy(row, "validation", "val_"),
+        _describe_accuracy(row, "unseen", "unseen_"),
     )
+    return ", ".join(filter(None, parts))
+
+
+def _describe_accuracy(row: Mapping[str, Any], title: str, prefix: str) -> str:
+    """Write the accuracy of a split, before and after fine-tuning.
+
+    Args:
+        row: of rounds.csv.
+        title: of the split.
+        prefix: of its columns.
+    """
+    accuracy = row.get(f"{prefix}accuracy")
+    tuned_accuracy = row.get(f"{prefix}ft_accuracy")
+    if accuracy is None and tuned_accuracy is None:
+        return ""
+    fine_tuned = f"fine-tuned {tuned_accuracy:.2f} %" if tuned_accuracy is not None else ""
+    if accuracy is None:
+        return f"{title} {fine_tuned}"
+    text = f"{title} {accuracy:.2f} %"
+    return f"{text} ({fine_tuned})" if fine_tuned else text
 
 
 def describe_result(summary: Mapping[str, Any]) -> str:
-    """Write what a finished run came to: all clients' mean accuracy, or that nobody trained."""
+    """Write a finished run's mean accuracy over clients, or that nobody trained."""
     return describe_all_clients(summary.get("last", {})) or untrained_note(summary)
 
 
 def untrained_note(summary: Mapping[str, Any]) -> str:
     """Say that no client of a finished run has made a step; `` of others."""
-    return (
-        "no client has made a step, so there is no accuracy" if summary.get("trained") == 0 else ""
-    )
+    if summary.get("trained") == 0:
+        return "no client has made a step, so there is no accuracy"
+    return ""
 
 
 def format_duration(seconds: float) -> str:
     """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
-    most = timedelta.max.total_seconds() // 2
-    return str(timedelta(seconds=round(min(max(0.0, seconds), most))))
+    longest = timedelta.max.total_seconds() // 2
+    return str(timedelta(seconds=round(min(max(0.0, seconds), longest))))
 
 
 def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
-    """Return how far a sweep is: `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
+    """Return such as `3/8 done, ETA 0:12:30`, or without ETA where it is unknown.
 
-    events: a line for each job that began: its number and when; another when it ended, with the
-    seconds that it took, 0 where it had nothing to do. The others are taken to need as long as
-    those that ended, as many at once as now.
+    The remaining jobs are taken to need as long as those that ended, as many at once as now.
+
+    Args:
+        events: a line for each job that began: its number and when; another when it ended, with the
+            seconds that it took, 0 where it had nothing to do.
+        jobs: the number of all jobs.
+        now: the time.
     """
-    ended, began = _jobs(events)
-    done = f"{len(ended)}/{jobs} done"
-    if len(ended) == jobs:
-        return f"{done} in {format_duration(now - min(began.values()))}"
+    job_seconds, start_times = _parse_events(events)
+    progress = f"{len(job_seconds)}/{jobs} done"
+    if len(job_seconds) == jobs:
+        return f"{progress} in {format_duration(now - min(start_times.values()))}"
     seconds = _seconds_left(events, jobs, now, free=1)
-    return f"{done}, ETA {format_duration(seconds)}" if seconds else done
+    return f"{progress}, ETA {format_duration(seconds)}" if seconds else progress
 
 
 def describe_job_start(events: str, jobs: int, now: float, number: int) -> str:
-    """Return which run of a sweep begins: `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`. Arguments as
-    of `progress`.
+    """Return such as `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`.
+
+    Arguments are those of `describe_sweep_progress`, and the number of the run that begins.
     """
-    _, began = _jobs(events)
-    parts = [f"run {number} of {jobs}", f"elapsed {format_duration(now - min(began.values()))}"]
-    if seconds := _seconds_left(events, jobs, now):
+    _, start_times = _parse_events(events)
+    elapsed = format_duration(now - min(start_times.values()))
+    parts = [f"run {number} of {jobs}", f"elapsed {elapsed}"]
+    seconds = _seconds_left(events, jobs, now)
+    if seconds:
         parts.append(f"ETA {format_duration(seconds)}")
     return ", ".join(parts)
 
 
-def _jobs(events: str) -> tuple[dict[str, float], dict[str, float]]:
+def _is_worker() -> bool:
+    """Return whether this is a worker process or thread of a parallel sweep."""
+    if multiprocessing.parent_process() is not None:
+        return True
+    return threading.current_thread() is not threading.main_thread()
+
+
+def _describe_if_long(run: RunInfo, min_seconds: float) -> str:
+    """Describe the expected time of a run that takes so many seconds or more; `` of others."""
+    if run.forecast is None:
+        return ""
+    remaining = Schedule.of(run.rounds, run.config).remaining(run.start_round)
+    if remaining.seconds(run.forecast) < min_seconds:
+        return ""
+    return describe_expected_time(remaining, run.forecast)
+
+
+def _parse_events(events: str) -> tuple[dict[str, float], dict[str, float]]:
     """Return the seconds of the jobs that ended, and when each began, by number."""
-    said = [line.split() for line in events.splitlines()]
-    ended = {job: float(seconds) for job, _, *rest in said for seconds in rest}
-    return ended, {job: float(when) for job, when, *_ in said}
+    job_seconds = {}
+    start_times = {}
+    for line in events.splitlines():
+        job, start_time, *seconds = line.split()
+        start_times[job] = float(start_time)
+        if seconds:
+            job_seconds[job] = float(seconds[-1])
+    return job_seconds, start_times
 
 
 def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
     """Return how long the rest of a sweep may take, 0 where nothing tells it.
 
     Args:
-        events: as of `progress`.
-        jobs: in all.
-        now: when it is.
+        events: as of `describe_sweep_progress`.
+        jobs: the number of all jobs.
+        now: the time.
         free: jobs that may begin at once beside those that are running.
     """
-    ended, began = _jobs(events)
-    took = [seconds for seconds in ended.values() if seconds]
-    if not took:
+    job_seconds, start_times = _parse_events(events)
+    known_seconds = [seconds for seconds in job_seconds.values() if seconds]
+    if not known_seconds:
         return 0.0
-    running = [now - when for job, when in began.items() if job not in ended]
-    waiting = jobs - len(began)
-    left = [max(0.0, fmean(took) - spent) for spent in running]
-    side_by_side = len(running) + (free if waiting else 0)
-    return max([(sum(left) + fmean(took) * waiting) / max(1, side_by_side), *left])
+    mean_seconds = fmean(known_seconds)
+    running = [
+        now - start_time for job, start_time in start_times.items() if job not in job_seconds
+    ]
+    waiting_count = jobs - len(start_times)
+    remaining = [max(0.0, mean_seconds - elapsed) for elapsed in running]
+    side_by_side = len(running) + (free if waiting_count else 0)
+    total = sum(remaining) + mean_seconds * waiting_count
+    return max([total / max(1, side_by_side), *remaining])

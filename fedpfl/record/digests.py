@@ -1,8 +1,8 @@
-"""Digests of a run's files, by which every reader tells whether they are as the run wrote them.
+"""Digests of a run's files, by which every reader knows whether they are as the run wrote them.
 
-Those of a finished run stand in summary.json. Until then what a file is about to hold is noted in
-run.sums before it is written, so that neither a kill nor a copy made while the run goes on leaves
-anything that is not noted.
+Those of a finished run stand in summary.json. Until then the digest of a file's next content is
+noted in run.sums before the file is written, so that neither a kill nor a copy made while the run
+goes on leaves anything that is not noted.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ NOTES_FILE = "run.sums"
 
 
 class DigestNotes:
-    """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the
-    file system does.
+    """Note the next contents of files. Raises OSError as the file system does.
+
+    Args:
+        folder: the run directory.
+        summary: the summary of the run.
     """
 
     def __init__(self, folder: Path, summary: Mapping[str, Any]):
-        self._path, self._summary, self._known = folder / NOTES_FILE, dict(summary), _noted(folder)
+        self._path = folder / NOTES_FILE
+        self._summary = dict(summary)
+        self._notes = _read_notes(folder)
         self._file: int | None = None
 
     def of(self, content: bytes) -> Any:
-        """Return the digest of a content, to go on with `update`."""
-        return _digest(self._summary, content)
+        """Return the digest of a content, to which `update` adds more."""
+        return _run_digest(self._summary, content)
 
     def add(self, name: str, digest: Any) -> None:
         """Note a file's next content."""
-        if (note := _note(name, digest)) in self._known:
+        note = _format_note(name, digest)
+        if note in self._notes:
             return
         if self._file is None:
-            self._file = os.open(
-                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
-            )
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            self._file = os.open(self._path, flags, 0o644)
             files.append_all(self._file, b"\n")  # a kill may have left half a line
         files.append_all(self._file, note)
 
@@ -53,22 +58,21 @@ class DigestNotes:
 
 def summary_digest(summary: Mapping[str, Any]) -> str:
     """Return the digest that a summary holds of the rest of itself."""
-    rest = {key: value for key, value in summary.items() if key != "digest"}
-    return files.content_digest(json.dumps(rest, sort_keys=True).encode())
+    fields = {key: value for key, value in summary.items() if key != "digest"}
+    return files.content_digest(json.dumps(fields, sort_keys=True).encode())
 
 
 def check_archive(path: Path) -> None:
-    """Raise OSError, ValueError or what zipfile does where a checkpoint is not as it was written."""
+    """Raise OSError, ValueError or an error of zipfile where a checkpoint is damaged."""
     with zipfile.ZipFile(path) as archive:
         # Checksums do not cover an entry's mark of being a folder, which would be read as nothing.
-        if archive.testzip() is not None or any(
-            entry.external_attr for entry in archive.infolist()
-        ):
+        has_marks = any(entry.external_attr for entry in archive.infolist())
+        if archive.testzip() is not None or has_marks:
             raise ValueError(f"{path} is damaged")
 
 
 def is_summary_intact(summary: Mapping[str, Any]) -> bool:
-    """Return whether a summary is as it was written; there was a time when it held no digest."""
+    """Return whether a summary is as it was written; once summaries held no digest."""
     if "digest" not in summary and not {"data", "code", "files"} & summary.keys():
         return True
     return summary.get("digest") == summary_digest(summary)
@@ -79,40 +83,51 @@ def check_content(
 ) -> None:
     """Raise FedpflError where a file does not hold what the run wrote.
 
-    summary: of the same folder. content: None for no file. Of older runs, whose summary has no
-    `files`, nothing is known. An unfinished run's file may be any that it wrote, and rounds.csv may
-    end in the middle of a row.
+    Of older runs, whose summary has no `files`, nothing is known. An unfinished run's file may be
+    any that it wrote, and rounds.csv may end in the middle of a row.
+
+    Args:
+        folder: the run directory.
+        summary: the content of its summary.json.
+        name: of the file.
+        content: of the file, None where there is none.
     """
-    if "files" not in summary or _known(folder, summary, name, content):
+    if "files" not in summary or _is_known_content(folder, summary, name, content):
         return
     if summary.get("status") != "finished":
-        now = json.loads(files.read_if_exists(folder / "summary.json") or b"{}")
-        if now.get("status") == "finished" and is_summary_intact(now):  # meanwhile
-            return check_content(folder, now, name, content)
+        current = json.loads(files.read_if_exists(folder / "summary.json") or b"{}")
+        # The run may have finished meanwhile.
+        if current.get("status") == "finished" and is_summary_intact(current):
+            return check_content(folder, current, name, content)
     raise FedpflError(
-        f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can"
+        f"{folder}: {name} is not as the run wrote it; "
+        "give the run's command, which mends it if it can"
     )
 
 
-def _known(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> bool:
+def _is_known_content(
+    folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None
+) -> bool:
     if summary.get("status") == "finished":
-        return summary["files"].get(name) == (
-            None if content is None else files.content_digest(content)
-        )
+        digest = None if content is None else files.content_digest(content)
+        return summary["files"].get(name) == digest
     if name == "rounds.csv" and content is not None:
         content = content[: content.rfind(b"\n") + 1] or None
-    return content is None or _note(name, _digest(summary, content)) in _noted(folder)
+    if content is None:
+        return True
+    return _format_note(name, _run_digest(summary, content)) in _read_notes(folder)
 
 
-def _digest(summary: Mapping[str, Any], content: bytes) -> Any:
-    """Return a digest that is of one run on one data."""
+def _run_digest(summary: Mapping[str, Any], content: bytes) -> Any:
+    """Return a digest that depends on the run and its data, too."""
     key = hashlib.blake2b(f"{summary.get('identity')} {summary.get('data')}".encode()).digest()
     return hashlib.blake2b(content, digest_size=16, key=key)
 
 
-def _note(name: str, digest: Any) -> bytes:
+def _format_note(name: str, digest: Any) -> bytes:
     return f"{digest.hexdigest()} {name}\n".encode()
 
 
-def _noted(folder: Path) -> set[bytes]:
-    return {*(files.read_if_exists(folder / NOTES_FILE) or b"").splitlines(keepends=True)}
+def _read_notes(folder: Path) -> set[bytes]:
+    content = files.read_if_exists(folder / NOTES_FILE) or b""
+    return {*content.splitlines(keepends=True)}

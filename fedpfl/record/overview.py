@@ -1,6 +1,4 @@
-"""What a table of runs wants of one run: a few plain numbers, kept up to date while its rows come
-in.
-"""
+"""Summarize a run for a table of runs, kept up to date while its rows come in."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any
 
 from fedpfl.record.columns import PERSONAL_PREFIX, VALIDATION_ACCURACY, column_name
 
-LAST = (
+LAST_COLUMNS = (
     "accuracy",
     "accuracy_pooled",
     "accuracy_worst10",
@@ -19,43 +17,46 @@ LAST = (
     column_name("accuracy", "unseen"),
     column_name("accuracy", "unseen", fine_tuned=True),
 )
+"""Columns whose last number is shown."""
 
 
 class Overview:
-    """Keep latest, best and totals of the rows so far.
+    """Latest and best values, and totals, of the rows so far.
 
-    cohort: clients per round; None where unknown, and nothing is said per client.
+    Args:
+        cohort: clients per round; None where unknown, then nothing is given per client.
     """
 
     def __init__(self, cohort: int | None = None):
         self._cohort = cohort
-        self._marks: dict[str, float] = {}
+        self._values: dict[str, float] = {}
         self._seconds: list[float] = []
         self._bits = {"down": 0.0, "up": 0.0}
-        self._counted = 0  # rounds that say what was sent
+        self._rounds_with_traffic = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in the next row of rounds.csv; None where nothing was measured."""
-        known = {key: value for key, value in row.items() if value is not None}
-        if "seconds" in known:
-            self._seconds.append(known["seconds"])
-        if "bits_down" in known and "bits_up" in known:
-            self._counted += 1
-            for way in self._bits:
-                self._bits[way] += known[f"bits_{way}"]
-        self._marks |= {f"last_{name}": known[name] for name in LAST if name in known}
-        if known.get("accuracy", -1) > self._marks.get("best_accuracy", -1):
-            self._marks |= {"best_accuracy": known["accuracy"], "best_round": known["round"]}
-        layers = [value for key, value in known.items() if key.startswith(PERSONAL_PREFIX)]
-        if layers:
-            self._marks["personal_entries"] = sum(layers)
+        """Add the next row of rounds.csv; None where nothing was measured."""
+        numbers = {key: value for key, value in row.items() if value is not None}
+        if "seconds" in numbers:
+            self._seconds.append(numbers["seconds"])
+        if "bits_down" in numbers and "bits_up" in numbers:
+            self._rounds_with_traffic += 1
+            for direction in self._bits:
+                self._bits[direction] += numbers[f"bits_{direction}"]
+        for name in LAST_COLUMNS:
+            if name in numbers:
+                self._values[f"last_{name}"] = numbers[name]
+        if numbers.get("accuracy", -1) > self._values.get("best_accuracy", -1):
+            self._values["best_accuracy"] = numbers["accuracy"]
+            self._values["best_round"] = numbers["round"]
+        layer_entries = [value for key, value in numbers.items() if key.startswith(PERSONAL_PREFIX)]
+        if layer_entries:
+            self._values["personal_entries"] = sum(layer_entries)
 
     @property
     def traffic_gb(self) -> float | None:
-        """Return all that was sent in both directions so far, in 10^9 bytes; None where no row says
-        it.
-        """
-        return sum(self._bits.values()) / 8e9 if self._counted else None
+        """Return the traffic in both directions so far, in 10^9 bytes; None where unknown."""
+        return sum(self._bits.values()) / 8e9 if self._rounds_with_traffic else None
 
     def fields(self) -> dict[str, float]:
         """Return the numbers by names without dots, which all panels of W&B can use.
@@ -63,10 +64,11 @@ class Overview:
         last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median.
         personal_entries: of all tensors, after the last round that counts them.
         """
-        fields = dict(self._marks)
+        fields = dict(self._values)
         if self._seconds:
             fields["seconds_per_round"] = statistics.median(self._seconds)
-        if self._counted and self._cohort:
-            for way, bits in self._bits.items():
-                fields[f"bits_{way}_per_client"] = bits / self._counted / self._cohort
+        if self._rounds_with_traffic and self._cohort:
+            for direction, bits in self._bits.items():
+                bits_per_round = bits / self._rounds_with_traffic
+                fields[f"bits_{direction}_per_client"] = bits_per_round / self._cohort
         return fields

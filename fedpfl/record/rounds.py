@@ -1,6 +1,4 @@
-"""The tables of numbers in a run directory, rounds.csv and clients.csv: how they are written, and
-the one reader.
-"""
+"""Write and read the tables of numbers in a run directory, such as rounds.csv and clients.csv."""
 
 from __future__ import annotations
 
@@ -10,17 +8,15 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 
-def format_row(cells: Iterable[Any]) -> str:
+def format_row(values: Iterable[Any]) -> str:
     """Write a row: numbers with full precision, None as an empty cell."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow([format_cell(value) for value in cells])
+    csv.writer(buffer, lineterminator="\n").writerow([format_cell(value) for value in values])
     return buffer.getvalue()
 
 
 def format_cell(value: Any) -> str:
-    """Write a number, Python's, NumPy's or PyTorch's, so that it reads back as it is; None as
-    nothing.
-    """
+    """Write a number so that it reads back unchanged; None as nothing."""
     value = to_python_number(value)
     if value is None:
         return ""
@@ -28,54 +24,66 @@ def format_cell(value: Any) -> str:
 
 
 def to_python_number(value: Any) -> Any:
-    """Return a number of NumPy or PyTorch as Python's; everything else as it is."""
+    """Return a number of NumPy or PyTorch as Python's; everything else unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def parse_cells(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the columns' names and each row's cells; the line that a run was caught writing is
-    left out.
+    """Return the columns' names and each row's cells.
 
-    Raises ValueError, without the file's name, where a row has more or fewer cells than there are
-    columns.
+    A last line without its end, which a run was caught writing, is left out.
+
+    Raises:
+        ValueError: a row has more or fewer cells than there are columns. The message is without the
+            file's name.
     """
-    whole = text[: text.rfind("\n") + 1]
+    complete_lines = text[: text.rfind("\n") + 1]
     try:
-        header, *rows = [row for row in csv.reader(io.StringIO(whole, newline="")) if row] or [[]]
+        rows = [row for row in csv.reader(io.StringIO(complete_lines, newline="")) if row]
     except csv.Error as error:
         raise ValueError(f"it is no CSV: {error}") from None
-    if not header:
+    if not rows:
         raise ValueError("it is empty")
+    header, *rows = rows
     if len({*header}) < len(header):
         raise ValueError("two columns have one name")
-    for at, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, 1):
         if len(row) != len(header):
-            raise ValueError(f"row {at} has {len(row)} cells, and there are {len(header)} columns")
+            raise ValueError(
+                f"row {number} has {len(row)} cells, and there are {len(header)} columns"
+            )
     return header, rows
 
 
 def read_columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
     """Read the numbers of each column: a whole one is an int, an empty cell None.
 
-    only: the columns to look at, as far as they are there. Raises ValueError, as `cells`, and for
-    what is no number.
+    Args:
+        text: the table.
+        only: the columns to read, as far as they are there.
+
+    Raises:
+        ValueError: as in `parse_cells`, or for what is no number.
     """
     header, rows = parse_cells(text)
-    return {
-        name: [_number(row[at], name) if row[at] else None for row in rows]
-        for at, name in enumerate(header)
-        if only is None or name in only
-    }
+    columns: dict[str, list[float | None]] = {}
+    for index, name in enumerate(header):
+        if only is None or name in only:
+            columns[name] = [_parse_cell(row[index], name) for row in rows]
+    return columns
 
 
 def read_rows(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
-    """Read the rows, each a dict by column. Arguments and errors as of `columns`."""
-    table = read_columns(text, only)
-    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    """Read the rows, each a dict by column. Arguments and errors are those of `read_columns`."""
+    columns = read_columns(text, only)
+    rows = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def _number(text: str, name: str) -> float:
+def _parse_cell(text: str, column: str) -> float | None:
+    if not text:
+        return None
     try:
         return int(text) if text.lstrip("-").isdecimal() else float(text)
     except ValueError:
-        raise ValueError(f"{text!r} under {name} is no number") from None
+        raise ValueError(f"{text!r} under {column} is no number") from None

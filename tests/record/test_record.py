@@ -689,7 +689,7 @@ def test_an_evaluation_that_is_known_to_be_short_has_no_line(tmp_path):
 
 
 def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(Console, "_spoken", {})
+    monkeypatch.setattr(Console, "_print_times", {})
     stream, clock = io.StringIO(), Clock()
     runs = {own: Console(stream=stream, clock=clock) for own in ("seed=1", "seed=2")}
     for own, run in runs.items():
