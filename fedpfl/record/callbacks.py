@@ -1,6 +1,4 @@
-"""Who hears of a run while it goes on: the terminal, run.log, loggers of services, and classes of a
-user's.
-"""
+"""Follow a run: the terminal, run.log, loggers of services, and a user's classes."""
 
 from __future__ import annotations
 
@@ -20,11 +18,21 @@ from fedpfl.record.forecast import Forecast
 class RunInfo:
     """Describe a run at its beginning.
 
-    job_type: the method. config: resolved, plain values. path: the run directory, with
-    `partition.png`. start_round: rounds done before this process, 0 for a fresh run. lines: the
-    first lines for the user. notes: those of them that
-    say what may go wrong. facts: what summary.json says at the beginning. forecast: seconds that
-    rounds and evaluations are expected to take, None where that is not known.
+    Attributes:
+        name: of the run.
+        group: the name that its seeds share.
+        job_type: the method.
+        tags: further words to find it by.
+        config: the resolved configuration, plain values.
+        path: the run directory, with `partition.png`.
+        identity: hash of what decides the result, without the seed.
+        seed: its seed.
+        rounds: all rounds that are asked for.
+        start_round: rounds done before this process, 0 for a fresh run.
+        lines: the first lines for the user.
+        notes: those of them that say what may go wrong.
+        facts: the content of summary.json at the beginning.
+        forecast: expected seconds of rounds and evaluations, None where unknown.
     """
 
     name: str
@@ -44,84 +52,88 @@ class RunInfo:
 
 
 class Callback:
-    """Hear of a run while it goes on: a subclass overrides what it needs, and decides nothing of
-    the run.
+    """Follow a run without changing it; a subclass overrides what it needs.
 
-    One that raises is told to end, named in one line and left out; the run goes on.
+    One that raises is ended, named in one line and left out; the run goes on.
     """
 
     def on_begin(self, run: RunInfo) -> None:
-        """Hear what is run, before its first round."""
+        """Handle the beginning of the run, before its first round."""
 
     def on_round(self, round: Any) -> None:
-        """Hear of a finished round: `row` of rounds.csv, in a run also `clients` and the models
-        after it.
+        """Handle a finished round.
+
+        Args:
+            round: has `row` of rounds.csv, in a run also `clients` and the models after it.
         """
 
     def on_evaluation(self, round: int) -> None:
-        """Hear that all clients are about to be evaluated, after so many rounds."""
+        """Handle the beginning of an evaluation of all clients, after so many rounds."""
 
     def on_note(self, text: str) -> None:
-        """Hear a line for the user."""
+        """Handle a line for the user."""
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Hear how it ended, also after a failure. status: finished, diverged, failed or
-        interrupted.
+        """Handle the end of the run, also after a failure.
+
+        Args:
+            status: finished, diverged, failed or interrupted.
+            summary: the content of summary.json.
         """
 
 
-class _Notes(logging.Handler):
-    """Turn what the package logs into notes."""
+class _NoteHandler(logging.Handler):
+    """Pass the package's log messages to the callbacks."""
 
     def __init__(self, callbacks: Callback):
         super().__init__(logging.INFO)
         self._callbacks = callbacks
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a message."""
+        """Pass on a message."""
         self._callbacks.on_note(record.getMessage())
 
 
 class Callbacks(Callback):
-    """Play several callbacks as one, that is ended once.
+    """Several callbacks as one, which is ended once.
 
-    As a context manager it notes what the package logs, and ends them when the run did not:
+    As a context manager it passes on what the package logs, and ends them when the run did not:
     `failed` for an error, else `interrupted`.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
         self._callbacks = list(callbacks)
-        self._handler = _Notes(self)
+        self._handler = _NoteHandler(self)
 
     def on_begin(self, run: RunInfo) -> None:
         """See Callback."""
-        self._each(lambda one: one.on_begin(run))
+        self._call_each(lambda callback: callback.on_begin(run))
 
     def on_round(self, round: Any) -> None:
         """See Callback."""
-        self._each(lambda one: one.on_round(round))
+        self._call_each(lambda callback: callback.on_round(round))
 
     def on_evaluation(self, round: int) -> None:
         """See Callback."""
-        self._each(lambda one: one.on_evaluation(round))
+        self._call_each(lambda callback: callback.on_evaluation(round))
 
     def on_note(self, text: str) -> None:
         """See Callback."""
-        self._each(lambda one: one.on_note(text))
+        self._call_each(lambda callback: callback.on_note(text))
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """End each, once; later calls do nothing. An interrupt on the way is raised after the last
-        one.
+        """End each, once; later calls do nothing.
+
+        An interrupt on the way is raised after the last one.
         """
         interrupt: BaseException | None = None
-        # Outward in, so that one that fails or takes long can still be told of on the terminal,
-        # which is first.
+        # The terminal is first, so it ends last: what fails before can still be reported there.
         while self._callbacks:
-            one = self._callbacks.pop()
+            callback = self._callbacks.pop()
             try:
-                one.on_end(status, summary)
+                callback.on_end(status, summary)
             except Exception as error:
-                self._note_failed(one, error)
+                self._note_failure(callback, error)
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:
@@ -143,24 +155,30 @@ class Callbacks(Callback):
         if not isinstance(error, Exception):
             self.on_end("interrupted", {})
             return
-        known = {"error": error_text(error, with_class=True)}
-        self.on_end("failed", known | {"traceback": "".join(traceback.format_exception(error))})
+        summary = {
+            "error": error_text(error, with_class=True),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        self.on_end("failed", summary)
 
-    def _each(self, call: Callable[[Callback], None]) -> None:
-        for one in list(self._callbacks):
+    def _call_each(self, call: Callable[[Callback], None]) -> None:
+        for callback in list(self._callbacks):
             try:
-                call(one)
+                call(callback)
             except Exception as error:
-                self._leave_out(one, error)
+                self._leave_out(callback, error)
 
-    def _leave_out(self, one: Callback, error: Exception) -> None:
-        if one in self._callbacks:
-            self._callbacks.remove(one)
-            with contextlib.suppress(Exception):  # it has failed already, and that is what is told
-                one.on_end("failed", {})
-            self._note_failed(one, error)
+    def _leave_out(self, callback: Callback, error: Exception) -> None:
+        if callback not in self._callbacks:
+            return
+        self._callbacks.remove(callback)
+        # It has failed already, and the first failure is the one to report.
+        with contextlib.suppress(Exception):
+            callback.on_end("failed", {})
+        self._note_failure(callback, error)
 
-    def _note_failed(self, one: Callback, error: Exception) -> None:
+    def _note_failure(self, callback: Callback, error: Exception) -> None:
         self.on_note(
-            f"{type(one).__name__} failed and is left out, the run goes on: {error_text(error)}"
+            f"{type(callback).__name__} failed and is left out, the run goes on: "
+            f"{error_text(error)}"
         )

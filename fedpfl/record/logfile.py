@@ -36,7 +36,7 @@ class LogFile(Callback):
     def on_note(self, text: str) -> None:
         """Write a line."""
         if self._file is not None:
-            self._file.write(_stamped(text))
+            self._file.write(_with_time(text))
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Write how it ended and close the file."""
@@ -49,13 +49,14 @@ class LogFile(Callback):
 
 
 def append_to_log(path: Path, text: str) -> None:
-    """Write a line to the `run.log` of a run that has ended; what cannot be written was said on the
-    terminal.
+    """Write a line to the `run.log` of a run that has ended.
+
+    What cannot be written was said on the terminal.
     """
     with contextlib.suppress(OSError), (path / "run.log").open("a", encoding="utf-8") as file:
-        file.write(_stamped(text))
+        file.write(_with_time(text))
 
 
-def _stamped(text: str) -> str:
+def _with_time(text: str) -> str:
     """Return a line with local time."""
     return f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n"

@@ -1,4 +1,4 @@
-"""The loggers that a configuration's `logger` asks for."""
+"""Make the loggers that a configuration's `logger` asks for."""
 
 from __future__ import annotations
 
@@ -16,50 +16,61 @@ from fedpfl.record.tensorboard_logger import TensorboardLogger
 from fedpfl.record.wandb_logger import WandbLogger, WandbOptions
 
 LOGGER_NAMES = ("none", "wandb")
-"""What `logger.name` may be; W&B's keys lie beside it."""
+"""The values of `logger.name`; W&B's keys lie beside it."""
 
 LOGGER_CLASSES = {"csv": Callback, "mlflow": MlflowLogger, "tensorboard": TensorboardLogger}
-"""Those with keys below their own name, so that `logger=[wandb,mlflow]` holds those of both."""
+"""Loggers with keys below their own name, so that `logger=[wandb,mlflow]` holds those of both."""
 
 
 def make_loggers(
-    logger: Mapping[str, Any], say: Callable[[str], None] | None = None
+    logger: Mapping[str, Any], print_note: Callable[[str], None] | None = None
 ) -> list[ServiceLogger]:
-    """Return the loggers that `logger` asks for, not begun; none for `none` and `csv`, as the files
-    are always written.
+    """Make the loggers that `logger` asks for, not begun.
 
-    say: told where the run can be seen. Raises FedpflError, in one line, for what cannot work.
+    There are none for `none` and `csv`, as the files are always written.
+
+    Args:
+        logger: the configuration's `logger`.
+        print_note: called with where the run can be seen.
+
+    Raises:
+        FedpflError: the loggers cannot work.
     """
-    rest = {"name": "none", **logger}
-    name = rest.pop("name")
-    groups = {
-        key: build_dataclass(kind, rest.pop(key), f"logger.{key}")
-        for key, kind in LOGGER_CLASSES.items()
-        if key in rest
-    }
+    settings = {"name": "none", **logger}
+    name = settings.pop("name")
+    loggers = {}
+    for key, logger_class in LOGGER_CLASSES.items():
+        if key in settings:
+            loggers[key] = build_dataclass(logger_class, settings.pop(key), f"logger.{key}")
     if name not in LOGGER_NAMES:
         raise FedpflError(
-            f"logger.name={name} is unknown; choose one of {', '.join(LOGGER_NAMES)}, or give logger={', '.join(LOGGER_CLASSES)}"
+            f"logger.name={name} is unknown; choose one of {', '.join(LOGGER_NAMES)}, "
+            f"or give logger={', '.join(LOGGER_CLASSES)}"
         )
     if name == "wandb":
-        groups = {name: WandbLogger(build_dataclass(WandbOptions, rest, "logger"), say), **groups}
+        options = build_dataclass(WandbOptions, settings, "logger")
+        loggers = {name: WandbLogger(options, print_note), **loggers}
     else:
-        require_known_keys(rest, (), "logger")
-    asked = {key: mirror for key, mirror in groups.items() if isinstance(mirror, ServiceLogger)}
-    for package in asked:
+        require_known_keys(settings, (), "logger")
+    services = {key: item for key, item in loggers.items() if isinstance(item, ServiceLogger)}
+    for package in services:
         require_package(package)
-    return [*asked.values()]
+    return [*services.values()]
 
 
 def start_callbacks(
     logger: Mapping[str, Any], run: RunInfo, quiet: bool = False, more: Iterable[Callback] = ()
 ) -> Callbacks:
-    """Return terminal, run.log, what `logger` asks for and `more`, begun. Raises as `mirrors` does.
+    """Start the terminal, run.log, the loggers and further callbacks. Raises as `make_loggers`.
 
-    quiet: no terminal.
+    Args:
+        logger: the configuration's `logger`.
+        run: the run.
+        quiet: no terminal.
+        more: further callbacks.
     """
-    asked = make_loggers(logger, lambda text: callbacks.on_note(text))
-    callbacks = Callbacks([Console(quiet), LogFile(), *asked, *more])
+    loggers = make_loggers(logger, lambda text: callbacks.on_note(text))
+    callbacks = Callbacks([Console(quiet), LogFile(), *loggers, *more])
     try:
         callbacks.on_begin(run)
     except BaseException:

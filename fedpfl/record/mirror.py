@@ -1,9 +1,8 @@
-"""What the loggers of tracking services share. Never needed: tables and figures read the run
-directory.
+"""Share code among the loggers of tracking services.
 
-All get the same values under the same names. A killed process takes along what a service had not
-yet written or uploaded, so a resumed run does not trust it: the rounds that it lacks are read back
-from rounds.csv and sent.
+They are never needed: tables and figures read the run directory. All get the same values under the
+same names. A killed process takes along what a service had not yet written or uploaded, so a
+resumed run does not trust it: the rounds that it lacks are read back from rounds.csv and sent.
 """
 
 from __future__ import annotations
@@ -25,57 +24,60 @@ class ServiceLogger(Callback, ABC):
     """Keep one record of a service per run directory; a resumed run continues it."""
 
     def __init__(self) -> None:
-        self._next = 0  # the first round that the service lacks
+        self._next_round = 0  # the first round that the service lacks
         self._facts: dict[str, Any] = {}
-        self._sent: set[str] = set()
+        self._logged_columns: set[str] = set()
         self._overview = Overview()
 
     def on_begin(self, run: RunInfo) -> None:
-        """Start or continue the record, and send the partition and the rounds before this process
-        that it lacks.
-        """
+        """Start or continue the record; send the partition and the earlier rounds it lacks."""
         self._overview = Overview(run.facts.get("cohort"))
-        self._facts = {**_plain(run.facts), **_marks(run)}
-        self._next = self._start(run, {**self._facts, "status": "running"})
-        for row in _past(run):
-            self._row(row)
-        if (picture := run.path / "partition.png").exists():
-            self._picture("partition", picture)
+        self._facts = {**_displayable_values(run.facts), **_sweep_values(run)}
+        self._next_round = self._start(run, {**self._facts, "status": "running"})
+        for row in _earlier_rows(run):
+            self._log_row(row)
+        picture = run.path / "partition.png"
+        if picture.exists():
+            self._send_picture("partition", picture)
 
     def on_round(self, round: Any) -> None:
         """Send one round's values and the traffic up to it."""
-        self._row(round.row)
-
-    def _row(self, row: Mapping[str, Any]) -> None:
-        self._overview.add(row)
-        if row["round"] < self._next:
-            return
-        values = {key: value for key, value in row.items() if value is not None}
-        self._sent.update(values)
-        if self._overview.traffic_gb is not None:
-            values["traffic_gb"] = self._overview.traffic_gb
-        self._send(row, values)
+        self._log_row(round.row)
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the
-        record, once.
+        """Send the summary and the runs table's fields, and end the record, once.
+
+        Columns of rounds.csv are left out of the summary.
         """
-        known = self._facts | _plain(summary)
-        rest = {key: value for key, value in known.items() if key not in self._sent}
-        self._finish(status, {**rest, **self._overview.fields(), "status": status})
+        values = self._facts | _displayable_values(summary)
+        unlogged = {key: value for key, value in values.items() if key not in self._logged_columns}
+        self._finish(status, {**unlogged, **self._overview.fields(), "status": status})
+
+    def _log_row(self, row: Mapping[str, Any]) -> None:
+        self._overview.add(row)
+        if row["round"] < self._next_round:
+            return
+        values = {key: value for key, value in row.items() if value is not None}
+        self._logged_columns.update(values)
+        if self._overview.traffic_gb is not None:
+            values["traffic_gb"] = self._overview.traffic_gb
+        self._send_round(row, values)
 
     @abstractmethod
-    def _picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, name: str, path: Path) -> None:
         """Send an image file."""
 
     @abstractmethod
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
-        """Start or continue the record; returns the first round that it lacks, 0 if all."""
+        """Start or continue the record; return the first round that it lacks, 0 if all."""
 
     @abstractmethod
-    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Send a round. row: with None where nothing was measured. values: without, and with the
-        traffic.
+    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Send a round.
+
+        Args:
+            row: the row of rounds.csv, with None where nothing was measured.
+            values: the row without None, and with the traffic.
         """
 
     @abstractmethod
@@ -84,49 +86,51 @@ class ServiceLogger(Callback, ABC):
 
 
 def service_run_id(run: RunInfo) -> str:
-    """Return one id per identity, seed and run directory: a baseline of two experiments keeps a
-    record in each.
+    """Return one id per identity, seed and run directory.
+
+    So a baseline of two experiments keeps a record in each.
     """
     text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def require_package(package: str) -> None:
-    """Raise FedpflError where the package that a logger of the same name needs is not installed."""
+    """Raise FedpflError where the package that a logger of the same name needs is missing."""
     spec = importlib.util.find_spec(package)
-    if (
-        spec is None or spec.origin is None
-    ):  # a folder of that name in the working directory is no package
+    # A folder of that name in the working directory is no package.
+    if spec is None or spec.origin is None:
         raise FedpflError(
-            f"logger={package} needs the package {package}: pip install {package}, or another logger"
+            f"logger={package} needs the package {package}: pip install {package}, "
+            "or another logger"
         )
 
 
-def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _displayable_values(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a table can show of summary.json; a traceback is in run.log."""
     return {
         key: value for key, value in summary.items() if value is not None and key != "traceback"
     }
 
 
-def _marks(run: RunInfo) -> dict[str, Any]:
+def _sweep_values(run: RunInfo) -> dict[str, Any]:
     """Return values that sweeps go over, where the run has them, and the source's commit."""
-    chosen = {
+    candidates = {
         "q": run.config.get("method", {}).get("q"),
         "alpha": run.config.get("partition", {}).get("alpha"),
     }
-    marks: dict[str, Any] = {
-        key: value for key, value in chosen.items() if isinstance(value, int | float)
+    values: dict[str, Any] = {
+        key: value for key, value in candidates.items() if isinstance(value, int | float)
     }
-    if "q" in marks:
-        marks["one_minus_q"] = round(
-            1 - marks["q"], 12
-        )  # of a q near 1 a logarithmic axis shows more
+    if "q" in values:
+        # Of a q near 1 a logarithmic axis shows more.
+        values["one_minus_q"] = round(1 - values["q"], 12)
     commit = run.facts.get("environment", {}).get("commit")
-    return marks | ({"commit": commit} if commit else {})
+    if commit:
+        values["commit"] = commit
+    return values
 
 
-def _past(run: RunInfo) -> list[dict[str, float | None]]:
+def _earlier_rows(run: RunInfo) -> list[dict[str, float | None]]:
     """Return the rows of rounds.csv up to where the run resumes."""
     path = run.path / "rounds.csv"
     if not run.start_round or not path.exists():

@@ -1,6 +1,4 @@
-"""MLflow as a mirror of rounds.csv. The tracking store tells which rounds it has, and is sent the
-others.
-"""
+"""MLflow as a copy of rounds.csv: the tracking store is sent the rounds that it lacks."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ RUN_TAG = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
 
 TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""What MLflow's environment variables are where the user has not set them: by default it waits for
-many minutes.
-"""
+"""MLflow's environment variables, unless the user has set them: by default it waits for minutes."""
 
-MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 5000  # of a request, and characters of a value
+MAX_METRICS = 1000  # of a request
+MAX_PARAMS = 100  # of a request
+MAX_TEXT = 5000  # characters of a value
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
@@ -33,14 +31,15 @@ class MlflowLogger(ServiceLogger):
 
     def __init__(self, experiment: str = "fedpfl", uri: str | None = None):
         super().__init__()
-        self._experiment, self._uri = experiment, uri
+        self._experiment = experiment
+        self._uri = uri
         self._client: Any = None
-        self._id = ""
+        self._run_id = ""
         self._round = 0
 
-    def _picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, name: str, path: Path) -> None:
         """Send an image as an artifact."""
-        self._client.log_artifact(self._id, str(path))
+        self._client.log_artifact(self._run_id, str(path))
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
         for name, value in TIMEOUTS.items():
@@ -48,86 +47,96 @@ class MlflowLogger(ServiceLogger):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
+        # ---- Step 1: continue the MLflow run of a resumed run.
         client = MlflowClient(tracking_uri=self._uri)
-        place, key = _experiment(client, self._experiment), service_run_id(run)
-        known = [
-            one.info.run_id for one in client.search_runs([place], f"tags.`{RUN_TAG}` = '{key}'")
-        ]
-        if known and run.start_round:
-            self._client, self._id = client, known[0]
-            client.update_run(self._id, status="RUNNING")
-            self._tell(facts)
-            return 1 + max(
-                (one.step for one in client.get_metric_history(self._id, "round")), default=-1
-            )
-        for old in known:  # begun afresh, the run replaces it
-            client.delete_run(old)
+        experiment_id = _find_or_create_experiment(client, self._experiment)
+        key = service_run_id(run)
+        found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
+        run_ids = [mlflow_run.info.run_id for mlflow_run in found]
+        if run_ids and run.start_round:
+            self._client = client
+            self._run_id = run_ids[0]
+            client.update_run(self._run_id, status="RUNNING")
+            self._set_tags(facts)
+            history = client.get_metric_history(self._run_id, "round")
+            return 1 + max((metric.step for metric in history), default=-1)
+
+        # ---- Step 2: a run begun afresh replaces its former one.
+        for old_run_id in run_ids:
+            client.delete_run(old_run_id)
         tags = {RUN_TAG: key, "group": run.group, "tags": ", ".join(run.tags)}
-        self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        mlflow_run = client.create_run(experiment_id, run_name=run.name, tags=tags)
+        self._run_id = mlflow_run.info.run_id
         self._client = client
-        self._tell(facts)
+        self._set_tags(facts)
         config = (*flatten_keys(run.config), ("identity", run.identity))  # to group seeds by
         params = {
-            _name(key): str(value)[:MAX_TEXT] for key, value in config if value not in (None, "")
+            _allowed_name(key): str(value)[:MAX_TEXT]
+            for key, value in config
+            if value not in (None, "")
         }
-        self._batches("params", [Param(key, value) for key, value in params.items()], MAX_PARAMS)
+        entries = [Param(key, value) for key, value in params.items()]
+        self._log_in_batches("params", entries, MAX_PARAMS)
         return 0
 
-    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self._round = row["round"]
         # The round last: where it is, the others are.
-        self._log(
-            {
-                **{key: value for key, value in values.items() if key != "round"},
-                "round": self._round,
-            }
-        )
+        metrics = {key: value for key, value in values.items() if key != "round"}
+        self._log_metrics({**metrics, "round": self._round})
 
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
         if self._client is None:
             return
         try:
-            held = self._client.get_run(self._id).data.metrics
+            logged = self._client.get_run(self._run_id).data.metrics
             numbers = {
-                _name(key): float(value)
+                _allowed_name(key): float(value)
                 for key, value in summary.items()
                 if isinstance(value, int | float)
             }
-            self._log({key: value for key, value in numbers.items() if held.get(key) != value})
-            self._tell(summary)
-            self._client.log_dict(
-                self._id, json.loads(json.dumps(summary, default=str)), "summary.json"
-            )
+            changed = {key: value for key, value in numbers.items() if logged.get(key) != value}
+            self._log_metrics(changed)
+            self._set_tags(summary)
+            plain_summary = json.loads(json.dumps(summary, default=str))
+            self._client.log_dict(self._run_id, plain_summary, "summary.json")
         finally:
-            client, self._client = self._client, None
-            client.set_terminated(self._id, STATUS.get(status, "FAILED"))
+            client = self._client
+            self._client = None
+            client.set_terminated(self._run_id, STATUS.get(status, "FAILED"))
 
-    def _log(self, values: Mapping[str, float]) -> None:
+    def _log_metrics(self, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        milliseconds = int(1000 * time.time())
         metrics = [
-            Metric(_name(key), float(value), now, self._round) for key, value in values.items()
+            Metric(_allowed_name(key), float(value), milliseconds, self._round)
+            for key, value in values.items()
         ]
-        self._batches("metrics", metrics, MAX_METRICS)
+        self._log_in_batches("metrics", metrics, MAX_METRICS)
 
-    def _tell(self, facts: Mapping[str, Any]) -> None:
-        """Send the texts among them as tags."""
+    def _set_tags(self, facts: Mapping[str, Any]) -> None:
+        """Send the texts among the facts as tags."""
         from mlflow.entities import RunTag
 
         texts = {
-            _name(key): value[:MAX_TEXT] for key, value in facts.items() if isinstance(value, str)
+            _allowed_name(key): value[:MAX_TEXT]
+            for key, value in facts.items()
+            if isinstance(value, str)
         }
-        self._batches("tags", [RunTag(key, value) for key, value in texts.items()], MAX_PARAMS)
+        tags = [RunTag(key, value) for key, value in texts.items()]
+        self._log_in_batches("tags", tags, MAX_PARAMS)
 
-    def _batches(self, kind: str, entries: list[Any], most: int) -> None:
-        for first in range(0, len(entries), most):
-            self._client.log_batch(self._id, **{kind: entries[first : first + most]})
+    def _log_in_batches(self, kind: str, entries: list[Any], batch_size: int) -> None:
+        for start in range(0, len(entries), batch_size):
+            batch = entries[start : start + batch_size]
+            self._client.log_batch(self._run_id, **{kind: batch})
 
 
-def _experiment(client: Any, name: str) -> str:
-    """Return the experiment's id; it is made where there is none, perhaps by another process at the
-    same moment.
+def _find_or_create_experiment(client: Any, name: str) -> str:
+    """Return the experiment's id.
+
+    Another process may create the experiment at the same moment.
     """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -140,6 +149,6 @@ def _experiment(client: Any, name: str) -> str:
     return experiment.experiment_id
 
 
-def _name(key: str) -> str:
+def _allowed_name(key: str) -> str:
     """Return a name of the characters that MLflow allows."""
     return re.sub(r"[^\w\-. /]", "_", key)

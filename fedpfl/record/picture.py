@@ -16,11 +16,11 @@ def partition_png(label_counts: Any, title: str) -> bytes:
     """Return the content of a png file with `partition_picture`, which the runs of a sweep may have
     in common.
     """
-    return _png(tuple(map(tuple, np.asarray(label_counts).tolist())), title)
+    return _cached_png(tuple(map(tuple, np.asarray(label_counts).tolist())), title)
 
 
 @lru_cache(maxsize=4)
-def _png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
+def _cached_png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
     file = io.BytesIO()
     draw_partition(label_counts, file, title)
     return file.getvalue()
@@ -42,9 +42,9 @@ def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -
 
     counts = np.asarray(label_counts, dtype=np.int64)
     clients, classes = counts.shape
-    written = clients <= 20 and classes <= 20  # few enough cells to print the numbers in
-    width = float(np.clip(2.5 + clients * (0.45 if written else 0.11), 5, 14))
-    height = float(np.clip(2.3 + classes * (0.3 if written else 0.16), 3.5, 11))
+    has_numbers = clients <= 20 and classes <= 20  # few enough cells to print them in
+    width = float(np.clip(2.5 + clients * (0.45 if has_numbers else 0.11), 5, 14))
+    height = float(np.clip(2.3 + classes * (0.3 if has_numbers else 0.16), 3.5, 11))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, height_ratios=(1, max(2.0, height - 2)), width_ratios=(60, 1))
@@ -64,7 +64,7 @@ def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -
         axis.set_major_locator(
             MaxNLocator(nbins=20 if axis is map_axes.xaxis else 12, integer=True)
         )
-    if written:
+    if has_numbers:
         for client, label in zip(*np.nonzero(counts), strict=True):
             count = int(counts[client, label])
             color = "white" if norm(count) > 0.5 else "black"

@@ -1,4 +1,4 @@
-"""TensorBoard as a mirror of rounds.csv: event files in the run directory, complete by themselves."""
+"""TensorBoard as a copy of rounds.csv: event files in the run directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TensorboardLogger(ServiceLogger):
         self._config: dict[str, Any] = {}
         self._round = 0
 
-    def _picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, name: str, path: Path) -> None:
         """Add an image."""
         from PIL import Image
 
@@ -38,15 +38,15 @@ class TensorboardLogger(ServiceLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.path / FOLDER
-        for old in folder.glob(f"{EVENTS}*"):
-            old.unlink()
+        for old_file in folder.glob(f"{EVENTS}*"):
+            old_file.unlink()
         self._writer = SummaryWriter(str(folder), flush_secs=FLUSH)
         self._config = {key: value for key, value in flatten_keys(run.config) if value is not None}
         self._config["identity"] = run.identity  # to group seeds by
-        self._writer.add_text("configuration", _code(run.config))
+        self._writer.add_text("configuration", _as_markdown(run.config))
         return 0
 
-    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self._round = row["round"]
         for name, value in values.items():
             if name != "round":  # the step
@@ -55,23 +55,22 @@ class TensorboardLogger(ServiceLogger):
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
         if self._writer is None:
             return
-        writer, self._writer = self._writer, None
+        writer = self._writer
+        self._writer = None
         numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
-        texts = {
-            key: value if isinstance(value, int | float) else str(value)
-            for key, value in self._config.items()
-        }
+        hyperparameters = {}
+        for key, value in self._config.items():
+            hyperparameters[key] = value if isinstance(value, int | float) else str(value)
+        hyperparameters["status"] = status
         try:
-            writer.add_text("summary", _code(summary), self._round)
+            writer.add_text("summary", _as_markdown(summary), self._round)
             # `.`: beside the other values, not as a run of its own.
-            writer.add_hparams(
-                {**texts, "status": status}, numbers, run_name=".", global_step=self._round
-            )
+            writer.add_hparams(hyperparameters, numbers, run_name=".", global_step=self._round)
         finally:
             writer.close()
 
 
-def _code(values: Mapping[str, Any]) -> str:
+def _as_markdown(values: Mapping[str, Any]) -> str:
     """Return nested values as TensorBoard's Markdown."""
     return "\n".join(
         f"    {line}" for line in json.dumps(values, indent=2, default=str).splitlines()

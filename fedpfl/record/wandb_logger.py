@@ -1,4 +1,4 @@
-"""Weights & Biases as a mirror of rounds.csv. A resumed run that is offline is complete by itself."""
+"""Weights & Biases as a copy of rounds.csv. A resumed run that is offline is complete by itself."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ MAX_TAG = 64  # characters, W&B's limit
 TIMEOUT_SECONDS = 30.0  # seconds that `auto` waits for the server before it goes offline
 
 CLOUD_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
-"""The public server: under the first name `wandb login` keeps the key since 0.31, under the second
-before.
-"""
+"""Names of the public server: `wandb login` keeps the key under the first since 0.31."""
 
 SUMMARIES = {
     name: f"{metric.best},last"
     for name, metric in METRICS.items()
     if metric.is_evaluated and metric.best
 }
-"""What W&B keeps of a column; of the others the last value."""
+"""The values that W&B keeps of a column; of the others it keeps the last one."""
 
 
 @dataclass(frozen=True)
 class WandbOptions(Checked):
-    """Hold the configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
+    """The configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
 
     project: str = "fedpfl"
     entity: str | None = None
@@ -61,99 +59,111 @@ class WandbOptions(Checked):
 class WandbLogger(ServiceLogger):
     """Keep one W&B run per run directory; a resumed run continues it.
 
-    say: told where the run can be seen or how to upload it.
+    Args:
+        options: the configuration's `logger`.
+        print_note: called with where the run can be seen or how to upload it.
     """
 
-    def __init__(self, options: WandbOptions, say: Callable[[str], None] | None = None):
+    def __init__(self, options: WandbOptions, print_note: Callable[[str], None] | None = None):
         super().__init__()
         if options.mode == "online" and not is_logged_in():
             raise FedpflError(
-                "logger.mode=online but W&B is not logged in; run `wandb login` or set logger.mode=offline"
+                "logger.mode=online but W&B is not logged in; run `wandb login` or set "
+                "logger.mode=offline"
             )
         self._options = options
-        self._say = say or (lambda text: print(text, file=sys.stderr))
+        self._print_note = print_note or (lambda text: print(text, file=sys.stderr))
         self._run: Any = None
-        self._defined: set[str] = set()
+        self._defined_metrics: set[str] = set()
 
-    def _picture(self, name: str, path: Path) -> None:
+    def _send_picture(self, name: str, path: Path) -> None:
         """Send an image, unless the run that is continued online has sent it."""
-        if self._run is None or self._next:
+        if self._run is None or self._next_round:
             return
         import wandb
 
         self._run.log({name: wandb.Image(str(path))})
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
-        """Start or continue the W&B run; offline where `auto` cannot reach the server. Raises
-        wandb's errors.
+        """Start or continue the W&B run; offline where `auto` cannot reach the server.
+
+        Raises the errors of wandb.
         """
         mode = choose_mode(self._options.mode)
         try:
-            self._run = self._init(run, mode)
+            self._run = self._init_wandb(run, mode)
         except Exception as error:
             if self._options.mode != "auto" or mode != "online":
                 raise
-            self._say(f"W&B cannot be reached, logging offline: {' '.join(str(error).split())}")
+            self._print_note(
+                f"W&B cannot be reached, logging offline: {' '.join(str(error).split())}"
+            )
             # Its service holds on to the run that it could not start.
             import wandb
 
             wandb.teardown()
-            self._run = self._init(run, "offline")
-        self._defined = {"round"}
+            self._run = self._init_wandb(run, "offline")
+        self._defined_metrics = {"round"}
         self._run.define_metric("round", hidden=True)  # an x-axis, not a chart
         self._run.define_metric("*", step_metric="round")
         self._run.summary.update(facts)
         if self._run.offline and mode != "disabled":
-            self._say(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
+            self._print_note(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
         elif self._run.url:
-            self._say(f"W&B {self._run.url}")
+            self._print_note(f"W&B {self._run.url}")
         # Of a continued run the server may hold fewer rounds than the last checkpoint, or more,
         # which are the same.
         return self._run.step if run.start_round and not self._run.offline else 0
 
-    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Send a round; where all clients were evaluated, the mask distribution over the layers and
-        the runs table.
+    def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Send a round.
+
+        Where all clients were evaluated, also the mask distribution and the runs table.
         """
         import wandb
 
         for name in row:
-            if name not in self._defined:
-                self._defined.add(name)
+            if name not in self._defined_metrics:
+                self._defined_metrics.add(name)
                 self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
-        sent = dict(values)
-        layers = [float(value) for key, value in values.items() if key.startswith(PERSONAL_PREFIX)]
-        if row.get("accuracy") is not None and 0 < len(layers) <= MAX_BINS:
+        logged = dict(values)
+        is_evaluated = row.get("accuracy") is not None
+        layer_entries = [
+            float(value) for key, value in values.items() if key.startswith(PERSONAL_PREFIX)
+        ]
+        if is_evaluated and 0 < len(layer_entries) <= MAX_BINS:
             # Bin i is layer i in the order of the columns.
-            edges = np.arange(len(layers) + 1.0)
-            sent["mask distribution"] = wandb.Histogram(np_histogram=(np.array(layers), edges))
+            edges = np.arange(len(layer_entries) + 1.0)
+            histogram = (np.array(layer_entries), edges)
+            logged["mask distribution"] = wandb.Histogram(np_histogram=histogram)
         # The round as the step: W&B itself then refuses a round it already has.
-        self._run.log(sent, step=row["round"])
-        if row.get("accuracy") is not None:
+        self._run.log(logged, step=row["round"])
+        if is_evaluated:
             self._run.summary.update(self._overview.fields())
 
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Finish the W&B run, whatever happened; else it would swallow the sweep's next run."""
+        """Finish the W&B run in any case; else it would absorb the sweep's next run."""
         if self._run is None:
             return
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         try:
             run.summary.update(summary)  # of a column W&B keeps the last value itself
         finally:
             run.finish(exit_code=0 if status == "finished" else 1)
 
-    def _init(self, run: RunInfo, mode: str) -> Any:
+    def _init_wandb(self, run: RunInfo, mode: str) -> Any:
         import wandb
 
         folder = Path(self._options.dir or run.path)
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
-            # What matters is told above; wandb's own lines would break the progress bar
+            # wandb's own lines would break the progress bar.
             silent=True,
             console="off",
             reinit="create_new",
             init_timeout=TIMEOUT_SECONDS if self._options.mode == "auto" else 90,
-            # Seconds; without a network the rest stays on disk for `wandb sync`
+            # Seconds; without a network the rest stays on disk for `wandb sync`.
             finish_timeout=300,
         )
         return wandb.init(
@@ -175,26 +185,30 @@ class WandbLogger(ServiceLogger):
 
 
 def choose_mode(mode: str) -> str:
-    """Return the mode: `auto` becomes WANDB_MODE where it is set, online for a user who is logged
-    in, else offline.
+    """Return the mode of W&B.
+
+    `auto` becomes WANDB_MODE where it is set, online for a user who is logged in, else offline.
     """
     if mode != "auto":
         return mode
-    wish = os.environ.get("WANDB_MODE", "")
-    if wish in ("offline", "disabled") or (wish == "online" and is_logged_in()):
-        return wish
+    environment_mode = os.environ.get("WANDB_MODE", "")
+    if environment_mode in ("offline", "disabled"):
+        return environment_mode
     return "online" if is_logged_in() else "offline"
 
 
 def is_logged_in() -> bool:
-    """Tell whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the
-    netrc file.
+    """Return whether a W&B key can be found without asking.
+
+    It is in WANDB_API_KEY, an identity token, or the netrc file.
     """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    hosts = _hosts()
-    names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for name in names:
+    hosts = _key_hosts()
+    netrc_names = ["~/.netrc", "~/_netrc"]
+    if os.environ.get("NETRC"):
+        netrc_names = [os.environ["NETRC"]]
+    for name in netrc_names:
         try:
             file = netrc.netrc(Path(name).expanduser())
         except (OSError, RuntimeError, netrc.NetrcParseError):
@@ -204,9 +218,10 @@ def is_logged_in() -> bool:
     return False
 
 
-def _hosts() -> tuple[str, ...]:
-    """Return under which names a key for the server may be kept: of WANDB_BASE_URL, else of `wandb
-    login --host`.
+def _key_hosts() -> tuple[str, ...]:
+    """Return the host names of the server, under which its key may be stored.
+
+    They are those of WANDB_BASE_URL, else of `wandb login --host`.
     """
     url = os.environ.get("WANDB_BASE_URL")
     if not url:
