@@ -1,4 +1,4 @@
-"""With what a run was made: versions, hardware and the source's commit."""
+"""Describe what a run was made with: versions, hardware and the source's commit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _METHODS = "fedpfl.methods."
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions, hardware and git commit as plain values, None where one does not apply;
-    neither host nor user.
+    """Return versions, hardware and git commit as plain values, without host or user.
 
-    commit, dirty: of the checkout the running source is in, and whether its tracked files were
-    changed.
+    `commit` is that of the checkout that the running source is in, `dirty` is whether its tracked
+    files were changed. A value that does not apply is None.
     """
     commit, dirty = _git(Path(fedpfl.__file__).parent)
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -47,23 +46,26 @@ def describe_environment() -> dict[str, Any]:
 
 
 def source_fingerprint(method: type) -> dict[str, str]:
-    """Return the version of fedpfl, and a digest of the files that a method's class and its bases
-    are written in.
+    """Return the version of fedpfl, and a digest of a method's source files.
 
-    With what these import of fedpfl.methods; other methods may change without a trace.
+    They are those of its class and bases, and what these import of fedpfl.methods; other methods
+    may change without a trace.
     """
     names = {
         kind.__module__
         for kind in method.__mro__
         if kind.__module__.split(".")[0] not in sys.stdlib_module_names
     }
-    waiting, codes = sorted(names), dict[str, bytes]()
+    waiting = sorted(names)
+    codes: dict[str, bytes] = {}
     while waiting:
         name = waiting.pop()
         if name in codes or name not in sys.modules:
             continue
         codes[name] = _code(name)
-        waiting += [other for other in imported_modules(codes[name]) if other.startswith(_METHODS)]
+        waiting += [
+            module for module in imported_modules(codes[name]) if module.startswith(_METHODS)
+        ]
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(codes):
         digest.update(f"{name} {len(codes[name])}\n".encode() + codes[name])
@@ -80,10 +82,13 @@ def _code(module: str) -> bytes:
 
 
 def imported_modules(code: bytes, package: str = "") -> list[str]:
-    """Return modules that a file may import: `from a import b` may mean a or a.b. package: that it
-    is part of.
+    """Return modules that a file may import: `from a import b` may mean a or a.b.
+
+    Args:
+        code: the file's content.
+        package: the package that it is part of.
     """
-    found = []
+    modules = []
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):  # no Python
@@ -92,10 +97,10 @@ def imported_modules(code: bytes, package: str = "") -> list[str]:
         if isinstance(node, ast.ImportFrom):
             around = package.split(".")[: 1 - node.level or None] if node.level else []
             base = ".".join(filter(None, [*around, node.module]))
-            found += [name for one in node.names for name in (base, f"{base}.{one.name}")]
+            modules += [name for one in node.names for name in (base, f"{base}.{one.name}")]
         elif isinstance(node, ast.Import):
-            found += [one.name for one in node.names]
-    return found
+            modules += [one.name for one in node.names]
+    return modules
 
 
 def _cpu() -> str | None:
@@ -126,7 +131,7 @@ def _ask_git(folder: Path, *arguments: str) -> str | None:
     environ["GIT_OPTIONAL_LOCKS"] = "0"
     command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, env=environ)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=5, env=environ)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

@@ -1,6 +1,4 @@
-"""What is left of a run: rounds and evaluations by kind, and the seconds that they are expected to
-take.
-"""
+"""Count what is left of a run, and forecast how long it takes."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from fedpfl.ground.errors import pluralize
 
 
 class Forecast(NamedTuple):
-    """Seconds that a run's parts are expected to take, by what was timed before its first round.
+    """Expected seconds of a run's parts, timed before its first round.
 
     Attributes:
         round: training, aggregating and evaluating a cohort.
@@ -26,7 +24,7 @@ class Forecast(NamedTuple):
 
 
 class Remaining(NamedTuple):
-    """Numbers of what is still to be done: rounds, plain evaluations, and those with fine-tuning."""
+    """Numbers of remaining rounds, plain evaluations, and evaluations with fine-tuning."""
 
     rounds: int
     evaluations: int
@@ -34,23 +32,21 @@ class Remaining(NamedTuple):
 
     def seconds(self, forecast: Forecast) -> float:
         """Return how long all of it takes."""
-        return sum(count * each for count, each in zip(self, forecast, strict=True))
+        return sum(count * seconds for count, seconds in zip(self, forecast, strict=True))
 
     def describe(self, forecast: Forecast) -> str:
-        """Write what it is made of: `400 rounds of 1.2 s, 36 evaluations of 8 s, 4 with fine-tuning
-        of 30 s`.
-        """
-        words = [f"{pluralize(self.rounds, 'round')} of {_short(forecast.round)}"]
+        """Write the parts, such as `400 rounds of 1.2 s, 36 evaluations of 8 s`."""
+        parts = [f"{pluralize(self.rounds, 'round')} of {_format_seconds(forecast.round)}"]
         if self.evaluations:
-            words.append(
-                f"{pluralize(self.evaluations, 'evaluation')} of {_short(forecast.evaluation)}"
+            parts.append(
+                f"{pluralize(self.evaluations, 'evaluation')} of {_format_seconds(forecast.evaluation)}"
             )
         if self.tuned_evaluations:
-            each = _short(forecast.tuned_evaluation)
-            words.append(
-                f"{pluralize(self.tuned_evaluations, 'evaluation')} with fine-tuning of {each}"
+            seconds = _format_seconds(forecast.tuned_evaluation)
+            parts.append(
+                f"{pluralize(self.tuned_evaluations, 'evaluation')} with fine-tuning of {seconds}"
             )
-        return ", ".join(words)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -70,23 +66,25 @@ class Schedule:
     @classmethod
     def of(cls, rounds: int, config: Mapping[str, Any]) -> Schedule:
         """Return that of a configuration's run of so many rounds."""
-        own = config["eval"]
-        tuned_every = own.get("finetune_every", 0) if own.get("finetune_epochs") else 0
-        return cls(rounds, own["every"], tuned_every)
+        settings = config["eval"]
+        tuned_every = 0
+        if settings.get("finetune_epochs"):
+            tuned_every = settings.get("finetune_every", 0)
+        return cls(rounds, settings["every"], tuned_every)
 
-    def remaining(self, done: int) -> Remaining:
+    def remaining(self, rounds_done: int) -> Remaining:
         """Return what is left after so many rounds."""
-        if done >= self.rounds:
+        if rounds_done >= self.rounds:
             return Remaining(0, 0, 0)
-        evaluated = self._count(self.every, done)
-        tuned = self._count(self.tuned_every, done) if self.tuned_every else 0
-        return Remaining(self.rounds - done, evaluated - tuned, tuned)
+        evaluated = self._count(self.every, rounds_done)
+        tuned = self._count(self.tuned_every, rounds_done) if self.tuned_every else 0
+        return Remaining(self.rounds - rounds_done, evaluated - tuned, tuned)
 
-    def _count(self, every: int, done: int) -> int:
-        """Count the multiples of `every` after `done`, and the last round."""
-        return -(-self.rounds // every) - done // every
+    def _count(self, period: int, rounds_done: int) -> int:
+        """Count the multiples of `period` after `rounds_done`, and the last round."""
+        return -(-self.rounds // period) - rounds_done // period
 
 
-def _short(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     """Write seconds with two digits."""
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

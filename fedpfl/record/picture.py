@@ -1,4 +1,4 @@
-"""The partition as a picture: how many samples of each class every client holds."""
+"""Draw the partition: how many samples of each class every client holds."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ def _cached_png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
 
 
 def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
-    """Draw clients x classes as a heat map below each client's sample count; darker is more, also
-    in grey.
+    """Draw clients x classes as a heat map below each client's sample count.
 
-    label_counts: samples `[clients, classes]`. path: a file, its ending gives the format (png, pdf,
-    svg), or an open binary file for png.
+    Darker is more, also in grey.
+
+    Args:
+        label_counts: samples `[clients, classes]`.
+        path: a file, its ending gives the format (png, pdf, svg), or an open binary file for png.
+        title: of the picture.
     """
     drawing.load_matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
@@ -73,15 +76,23 @@ def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -
             )
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
 
+    _draw_sizes(size_axes, counts.sum(1))
+    size_axes.set_title(title, fontsize=10, wrap=True)
+    map_axes.set_xlim(-0.5, clients - 0.5)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_sizes(size_axes: Any, sizes: np.ndarray) -> None:
+    """Draw each client's sample count."""
+    from matplotlib.ticker import MaxNLocator
+
+    clients = len(sizes)
     if clients <= 200:
-        size_axes.bar(np.arange(clients), counts.sum(1), width=0.8, color="0.35")
+        size_axes.bar(np.arange(clients), sizes, width=0.8, color="0.35")
     else:  # one outline: thousands of bars take a minute
-        size_axes.stairs(counts.sum(1), np.arange(clients + 1) - 0.5, fill=True, color="0.35")
+        size_axes.stairs(sizes, np.arange(clients + 1) - 0.5, fill=True, color="0.35")
     size_axes.tick_params(labelbottom=False)
     size_axes.set_ylabel("samples")
     size_axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     for side in ("top", "right"):
         size_axes.spines[side].set_visible(False)
-    size_axes.set_title(title, fontsize=10, wrap=True)
-    map_axes.set_xlim(-0.5, clients - 0.5)
-    figure.savefig(path, dpi=150)

@@ -362,14 +362,14 @@ def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
 def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkeypatch):
     logger = {"mlflow": {}, **({"tensorboard": {}} if name == "tensorboard" else {})}
     other = make_loggers(logger)[-1]
-    sent = type(other)._send
+    sent = type(other)._send_round
 
     def failing(self, row, values):
         if row["round"] == 2:
             raise OSError("disk\nfull")
         sent(self, row, values)
 
-    monkeypatch.setattr(type(other), "_send", failing)
+    monkeypatch.setattr(type(other), "_send_round", failing)
     log = play(logger, tmp_path / "run")
     assert log.count("failed and is left out, the run goes on: disk full") == 1
     assert "round 4/4" in log

@@ -89,9 +89,13 @@ class PageCharts:
         left_out = len(partitions) - MAX_PARTITIONS
         if left_out > 0:
             note(f"partitions left out of this page: {left_out}")
+        self.charts = self._make_charts(partitions, note)
 
-        # ---- Step: the charts.
-        self.charts = {
+    def _make_charts(
+        self, partitions: Sequence[PartitionCounts], note: Callable[[str], None]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return the figures of each section. The order numbers the shared arrays."""
+        return {
             "curves": list(self._curve_figures()),
             "clients": list(self._client_figures()),
             "sizes": list(self._size_figures()),
@@ -420,14 +424,7 @@ class PageCharts:
             "hovertemplate": ("client %{x}, class %{y}: %{customdata} samples<extra></extra>"),
             "colorbar": _log_ticks(drawn_counts.max()),
         }
-        mean_classes = (counts > 0).sum(1).mean()
-        note = (
-            f"{client_count} clients hold {sizes.sum():,} samples: least {sizes.min()}, median "
-            f"{np.median(sizes):g}, most {sizes.max()}; {mean_classes:.3g} of {class_count} "
-            "classes per client on average"
-        )
-        if len(drawn) < client_count:
-            note += f"; {len(drawn)} clients are drawn, evenly spaced"
+        note = _partition_note(counts, len(drawn))
 
         # ---- Step 3: a figure per order.
         seeds = ", ".join(map(str, sorted(partition.seeds)))
@@ -530,11 +527,7 @@ class PageCharts:
         line["hovertemplate"] = "%{y}<extra></extra>"
 
         # ---- Step 3: the figure.
-        note = "Above: personalised entries in all"
-        parameter_counts = {run.summary.get("parameters") for run in group.reported_runs}
-        parameter_count = parameter_counts.pop() if len(parameter_counts) == 1 else None
-        if isinstance(parameter_count, int):
-            note += f", of {parameter_count:,} parameters"
+        note = "Above: personalised entries in all" + _of_parameters(group)
         return _make_figure(
             group.setting,
             {"method": clip_text(group.method, 60)},
@@ -596,6 +589,26 @@ class PageCharts:
         }
 
 
+def _partition_note(counts: np.ndarray, drawn_count: int) -> str:
+    """Describe a partition in numbers.
+
+    Args:
+        counts: samples, `[clients, classes]`.
+        drawn_count: how many clients are drawn.
+    """
+    client_count, class_count = counts.shape
+    sizes = counts.sum(1)
+    mean_classes = (counts > 0).sum(1).mean()
+    note = (
+        f"{client_count} clients hold {sizes.sum():,} samples: least {sizes.min()}, median "
+        f"{np.median(sizes):g}, most {sizes.max()}; {mean_classes:.3g} of {class_count} "
+        "classes per client on average"
+    )
+    if drawn_count < client_count:
+        note += f"; {drawn_count} clients are drawn, evenly spaced"
+    return note
+
+
 def _make_figure(
     setting: str,
     choice: dict[str, str],
@@ -646,6 +659,13 @@ def _panel_figures(
             )
         methods = f"{start + 1} to {start + len(figure_panels)} of {len(panels)}"
         yield _make_figure(setting, choice | {"methods": methods}, traces, **layout)
+
+
+def _of_parameters(group: Group) -> str:
+    """Return `, of 1,000 parameters` where all runs have the same number."""
+    counts = {run.summary.get("parameters") for run in group.reported_runs}
+    count = counts.pop() if len(counts) == 1 else None
+    return f", of {count:,} parameters" if isinstance(count, int) else ""
 
 
 def _median_line(accuracies: pd.DataFrame) -> Trace:
