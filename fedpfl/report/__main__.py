@@ -1,5 +1,6 @@
-"""Tables and figures from run directories: `python -m fedpfl.report [COMMAND] [ROOT ...]`; see
-`--help`.
+"""Tables and figures from run directories: `python -m fedpfl.report [COMMAND] [ROOT ...]`.
+
+See `--help`.
 """
 
 from __future__ import annotations
@@ -42,426 +43,520 @@ from fedpfl.report.tables import ACCURACIES, COLUMNS, CURVES, SELECTIONS, accura
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, 2 for a mistake of the user's, or 1 where `clean`
-    left something.
+    """Run a command.
+
+    Returns:
+        The exit status: 0, 2 for a mistake of the user's, or 1 where `clean` left something.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words.pop(0) if words and words[0] in COMMANDS else ""
-    act, text, example, options = COMMANDS[name]
-    others = "".join(
-        f"  {one:8}  {re.split('[.:;]', about)[0]}\n"
-        for one, (_, about, *_) in COMMANDS.items()
-        if one
-    )
-    parser = Parser(
-        prog=f"python -m fedpfl.report {name}".strip(),
-        description=text,
-        epilog=f"{FILTERS}\n\n{example}"
-        + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_repeats=True,
-    )
-    for names, settings in (*options, TRIALS):
-        parser.add_argument(*names.split(), **settings)
+    run_command, *_ = COMMANDS[name]
+    parser = _make_parser(name)
     try:
-        status = _status(act, parser.parse_intermixed_args(words))
+        status = _run_command(run_command, parser.parse_intermixed_args(words))
         sys.stdout.flush()
     except BrokenPipeError:
-        _mute()  # `| head` has seen enough
+        _mute_stdout()  # `| head` has seen enough
         return 0
     except OSError as error:
         if error.filename is None:
-            _mute()
+            _mute_stdout()
         print_notice(f"{error.filename or 'cannot write standard output'}: {error_text(error)}")
         return 2
     return status
 
 
-def _status(act: Callable[[Namespace], int | None], chosen: Namespace) -> int:
-    chosen.where = [word for word in chosen.words if is_filter(word)]
-    chosen.words = [word for word in chosen.words if not is_filter(word)]
-    chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
+def _make_parser(name: str) -> Parser:
+    """Return the parser of a command's options."""
+    _, description, example, options = COMMANDS[name]
+    epilog = f"{FILTERS}\n\n{example}"
+    if not name:
+        summaries = ""
+        for command, (_, text, *_) in COMMANDS.items():
+            if command:
+                summaries += f"  {command:8}  {re.split('[.:;]', text)[0]}\n"
+        epilog += f"\n\nOther commands, each with its own --help:\n{summaries}"
+    parser = Parser(
+        prog=f"python -m fedpfl.report {name}".strip(),
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_repeats=True,
+    )
+    for flags, settings in (*options, TRIALS):
+        parser.add_argument(*flags.split(), **settings)
+    return parser
+
+
+def _run_command(run_command: Callable[[Namespace], int | None], options: Namespace) -> int:
+    """Run a command after its words are split into filters and folders."""
+    options.where = [word for word in options.words if is_filter(word)]
+    options.words = [word for word in options.words if not is_filter(word)]
+    options.roots = [*map(Path, options.words)] or [Path("outputs")]
     try:
-        return act(chosen) or 0
+        return run_command(options) or 0
     except FedpflError as error:
         print_notice(error)
         return 2
 
 
-def _mute() -> None:
+def _mute_stdout() -> None:
     """Let nothing be written to standard output any more, at exit neither."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _show(options: Namespace, only: str = "") -> None:
-    """Show the table and the figures of all runs, or only one of both, and the paper's if asked
-    for.
+# ---- the commands
+
+
+def _show_runs(options: Namespace, only: str = "") -> None:
+    """Show the tables and figures of all runs, and the paper's if asked for.
+
+    Args:
+        options: the command's options.
+        only: `tables` or `figures`.
     """
-    members = _found(options)
-    fairness = only != "figures" and options.fairness
-    if fairness and options.select != "last":
+    shown_runs = _find_runs(options)
+    has_fairness = only != "figures" and options.fairness
+    if has_fairness and options.select != "last":
         raise FedpflError(
             "--fairness is of the last evaluation, which clients.csv holds; leave out --select"
         )
     if only != "figures":
-        _of_one_table(options, bool(options.fairness or options.reference or options.paper))
-        known = partial(published_beside, everywhere=options.published)
-        made = accuracy_table(members, options.select, options.every or 1, known, options.columns)
-        _write("accuracy", made, options)
+        has_further_tables = bool(options.fairness or options.reference or options.paper)
+        _check_caption(options, has_further_tables)
+        table = accuracy_table(
+            shown_runs,
+            select=options.select,
+            every=options.every or 1,
+            beside=partial(published_beside, everywhere=options.published),
+            chosen=options.columns,
+        )
+        _show_table("accuracy", table, options)
         if options.reference:
-            _write("curves", curve_table(members, options.reference), options)
-    if fairness:
-        _write("fairness", fairness_table(members), options)
+            _show_table("curves", curve_table(shown_runs, options.reference), options)
+    if has_fairness:
+        _show_table("fairness", fairness_table(shown_runs), options)
     if only != "tables":
-        _figures(options, members)
+        _draw_figures(options, shown_runs)
     if options.paper:
-        _papers(
-            members,
-            options,
-            Selection(select=options.select, every=options.every or 100),
-            only=only,
-        )
+        selection = Selection(select=options.select, every=options.every or 100)
+        _show_papers(shown_runs, options, selection, only=only)
 
 
-def _figures(options: Namespace, found: list[Run]) -> None:
-    folder = _folder(options, "figures")
-    for name, members in group_by(
-        found, lambda run: _slug(f"{run.dataset}_{run.partition}")
-    ).items():
-        over = "" if options.over == "round" else f"_over_{options.over}"
-        written = accuracy_figure(
-            members, folder / f"{options.metric}{over}_{name}", options.metric, along=options.over
-        )
+def _draw_figures(options: Namespace, shown_runs: list[Run]) -> None:
+    """Draw the curves of each data set and partition."""
+    folder = _output_folder(options, "figures")
+
+    def file_name(run: Run) -> str:
+        return _file_name(f"{run.dataset}_{run.partition}")
+
+    for name, members in group_by(shown_runs, file_name).items():
+        axis = "" if options.over == "round" else f"_over_{options.over}"
+        path = folder / f"{options.metric}{axis}_{name}"
+        files = accuracy_figure(members, path, options.metric, along=options.over)
         if options.reference:
-            written += draw_curves(members, options.reference, folder / f"curves_{name}")
-        _wrote(written)
+            files += draw_curves(members, options.reference, folder / f"curves_{name}")
+        _report_files(files)
 
 
-def _paper(options: Namespace) -> None:
-    names = {word: name for word in options.words if (name := find_full_name(word))}
-    options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
-    if absent := [root for root in options.roots if not root.is_dir()]:
+def _show_paper(options: Namespace) -> None:
+    """Show tables and figures of papers, named among the words."""
+    # ---- Step 1: names and folders.
+    full_names = {}
+    folders = []
+    for word in options.words:
+        full_name = find_full_name(word)
+        if full_name:
+            full_names[word] = full_name
+        else:
+            folders.append(Path(word))
+    options.roots = folders or [Path("outputs")]
+    absent = [root for root in options.roots if not root.is_dir()]
+    if absent:
         raise FedpflError(
             f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}"
         )
-    rule: Selection | None = Selection(options.accuracy, options.select, options.every or 100)
+
+    # ---- Step 2: the rule by which runs are judged.
+    selection: Selection | None
     if options.select == AS_PUBLISHED:
         if options.every or options.accuracy != "accuracy":
             raise FedpflError(
-                f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
+                f"--select {AS_PUBLISHED} has rounds and accuracy of its own; "
+                "leave out --every and --accuracy"
             )
-        rule = None
-    members, asked = (
-        runs(*options.roots, where=options.where, trials=options.trials),
-        [*names.values()],
+        selection = None
+    else:
+        selection = Selection(options.accuracy, options.select, options.every or 100)
+
+    # ---- Step 3: the tables and figures.
+    shown_runs = runs(*options.roots, where=options.where, trials=options.trials)
+    names = [*full_names.values()]
+    _check_caption(options, len(names) != 1)
+    _show_papers(
+        shown_runs,
+        options,
+        selection,
+        names=names,
+        only=options.only or "",
+        datasets=options.dataset,
+        test=options.test or "",
     )
-    _of_one_table(options, len(asked) != 1)
-    wishes = {"datasets": options.dataset, "test": options.test or ""}
-    _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
 
 
-def _of_one_table(options: Namespace, several: bool) -> None:
-    if options.caption and several:
-        raise FedpflError("--caption is of one table; ask for one alone")
-
-
-def _papers(
-    members: Sequence[Run], options: Namespace, rule: Selection | None, **wishes: Any
+def _show_papers(
+    shown_runs: Sequence[Run], options: Namespace, selection: Selection | None, **wishes: Any
 ) -> None:
-    shown = False
-    for name, made in make_tables_and_figures(
-        groups(members), _folder(options, "figures"), rule, **wishes
-    ):
-        shown = True
-        if isinstance(made, Table):
-            _write(name, made, options)
+    """Show what can be filled of the papers' tables and figures.
+
+    Args:
+        shown_runs: the runs.
+        options: the command's options.
+        selection: the rule by which runs are judged, None for each table's own.
+        wishes: further arguments of `make_tables_and_figures`.
+    """
+    is_empty = True
+    folder = _output_folder(options, "figures")
+    for name, content in make_tables_and_figures(groups(shown_runs), folder, selection, **wishes):
+        is_empty = False
+        if isinstance(content, Table):
+            _show_table(name, content, options)
         else:
-            _wrote(made)
-    if not shown:
+            _report_files(content)
+    if is_empty:
+        folders = ", ".join(map(str, options.roots))
         print_to_stderr(
-            f"nothing of the papers' can be filled from the runs below {', '.join(map(str, options.roots))}; name a "
-            f"table ({', '.join(TABLES)}) to see the commands that fill it"
+            f"nothing of the papers' can be filled from the runs below {folders}; name a table "
+            f"({', '.join(TABLES)}) to see the commands that fill it"
         )
 
 
-def _html(options: Namespace) -> None:
+def _write_html(options: Namespace) -> None:
     from fedpfl.report.html import write_pages
 
-    table = partial(accuracy_table, beside=published_beside)
-    out = _folder(options, "report")
-    _wrote(
-        write_pages(
-            options.roots,
-            out,
-            options.select,
-            options.every or 1,
-            options.where,
-            table=table,
-            trials=options.trials,
-        )
+    files = write_pages(
+        roots=options.roots,
+        out=_output_folder(options, "report"),
+        select=options.select,
+        every=options.every or 1,
+        where=options.where,
+        table=partial(accuracy_table, beside=published_beside),
+        trials=options.trials,
     )
+    _report_files(files)
 
 
-def _list(options: Namespace) -> None:
-    listed = listing.list_entries(
-        inspect_directories(*options.roots, where=options.where, trials=options.trials)
-    )
-    if not listed:
+def _list_runs(options: Namespace) -> None:
+    directories = inspect_directories(*options.roots, where=options.where, trials=options.trials)
+    entries = listing.list_entries(directories)
+    if not entries:
         raise no_runs_error(options.roots)
-    listed = listing.select_statuses(listed, options.status)
-    listed = listing.sort_entries(listed, options.sort, options.reverse)
+    entries = listing.select_statuses(entries, options.status)
+    entries = listing.sort_entries(entries, options.sort, options.reverse)
     if options.format == "json":
-        text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
+        text = json.dumps([entry.record for entry in entries], indent=2) + "\n"
     else:
-        text = render(
-            listing.entries_table(listed), options.format, terminal_width() or 1 << 30
-        )  # a pipe gets whole lines
+        width = terminal_width() or 1 << 30  # a pipe gets whole lines
+        text = render(listing.entries_table(entries), options.format, width)
     print(text, end="")
 
 
-def _compare(options: Namespace) -> None:
+def _compare_sides(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
     a, b = find_sides(options.roots, options.where, options.trials)
-    print(
-        _text(compare_groups(a, b, options.test, options.metric, options.select), options.format),
-        end="",
-    )
+    tables = compare_groups(a, b, options.test, options.metric, options.select)
+    print(_render_for_screen(tables, options.format), end="")
     if options.out:
-        _wrote(comparison_figure(a, b, options.metric, options.out))
+        _report_files(comparison_figure(a, b, options.metric, options.out))
 
 
-def _ranks(options: Namespace) -> None:
+def _rank_runs(options: Namespace) -> None:
     tables, result = rank_tables(
-        _found(options), options.accuracy, options.select, options.every or 1
+        _find_runs(options), options.accuracy, options.select, options.every or 1
     )
-    print(_text(tables, options.format), end="")
-    _wrote(draw_rank_diagram(result, _folder(options, "figures") / "ranks"))
+    print(_render_for_screen(tables, options.format), end="")
+    _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
 
 
-def _clean(options: Namespace) -> int:
+def _clean_directories(options: Namespace) -> int:
     return cleaning.clean_runs(
-        options.roots, options.status, options.where, options.yes, options.trials
+        roots=options.roots,
+        statuses=options.status,
+        where=options.where,
+        yes=options.yes,
+        trials=options.trials,
     )
 
 
-def _found(options: Namespace) -> list[Run]:
-    if found := runs(*options.roots, where=options.where, trials=options.trials):
-        return found
-    raise no_runs_error(options.roots)
+# ---- what they share
 
 
-def _folder(options: Namespace, name: str) -> Path:
-    """Where files go."""
+def _find_runs(options: Namespace) -> list[Run]:
+    found = runs(*options.roots, where=options.where, trials=options.trials)
+    if not found:
+        raise no_runs_error(options.roots)
+    return found
+
+
+def _check_caption(options: Namespace, has_several_tables: bool) -> None:
+    if options.caption and has_several_tables:
+        raise FedpflError("--caption is of one table; ask for one alone")
+
+
+def _output_folder(options: Namespace, name: str) -> Path:
+    """Return the folder to write files into."""
     return options.out or options.roots[0] / name
 
 
-def _wrote(targets: Iterable[Path]) -> None:
+def _report_files(targets: Iterable[Path]) -> None:
     for target in targets:
         print_to_stderr(f"wrote {target}")
 
 
-def _text(tables: Table | Sequence[Table], form: str | None) -> str:
+def _render_for_screen(tables: Table | Sequence[Table], form: str | None) -> str:
     return render(tables, form or "terminal", terminal_width())
 
 
-def _write(name: str, table: Table, options: Namespace) -> None:
-    """Print a table, or write it below `options.out` in `options.format`, by default in all but the
-    terminal's.
+def _show_table(name: str, table: Table, options: Namespace) -> None:
+    """Print a table, or write it below `options.out` in `options.format`.
+
+    The default is all formats but the terminal's.
     """
     table = replace(table, pm=options.pm, caption=options.caption or table.caption)
     if options.format in (None, "terminal") or not options.out:
-        print(_text(table, options.format), end="")
+        print(_render_for_screen(table, options.format), end="")
     if not options.out:
         return
-    for form in (
-        [options.format] if options.format else [form for form in FORMATS if form != "terminal"]
-    ):
+    forms = [form for form in FORMATS if form != "terminal"]
+    if options.format:
+        forms = [options.format]
+    for form in forms:
         target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"
         with atomic_output(target) as file:
             file.write_text(render(table, form), encoding="utf-8")
-        _wrote([target])
+        _report_files([target])
 
 
-def _slug(text: str) -> str:
+def _file_name(text: str) -> str:
+    """Return a file name of lower-case letters, digits, dots and underscores."""
     name = re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
-    return (
-        name
-        if len(name) <= 100
-        else f"{name[:90]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
-    )
+    if len(name) <= 100:
+        return name
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{name[:90]}_{digest}"
 
 
-def _positive(text: str) -> int:
+# ---- options
+
+
+def _parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _words(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _option(name: str, text: str, **settings: Any) -> Option:
-    return name, settings | {"help": text}
+def _make_option(flags: str, text: str, **settings: Any) -> Option:
+    return flags, settings | {"help": text}
 
 
 Option = tuple[str, dict[str, Any]]
-LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
-ROOTS = _option(
+LIST_SETTINGS: dict[str, Any] = {"type": _split_list, "default": [], "metavar": "A,B"}
+ROOTS = _make_option(
     "words", "folders of runs, default: outputs; and filters", nargs="*", metavar="ROOT|KEY=VALUE"
 )
-FORMAT = _option(
+FORMAT = _make_option(
     "--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS]
 )
-SELECT = "which evaluation is judged; validation: the best on held-out samples; best-checkpoint: the best on test data"
-FAIR = ("last", "validation")
-OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
-TRIALS = _option("--trials", "also trials of searches", action="store_true")
-EVERY_N = _option(
-    "--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N"
+SELECT_HELP = (
+    "which evaluation is judged; validation: the best on held-out samples; "
+    "best-checkpoint: the best on test data"
 )
-JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
-OUT = _option(
+FAIR_SELECTIONS = ("last", "validation")
+PAPER_SELECT_HELP = f"{SELECT_HELP}; {AS_PUBLISHED}: by each table's own rule"
+TRIALS = _make_option("--trials", "also trials of searches", action="store_true")
+EVERY_N = _make_option(
+    "--every",
+    "best-checkpoint: of every N rounds only; paper: 100",
+    type=_parse_positive,
+    metavar="N",
+)
+SELECTION_OPTIONS = (
+    _make_option("--select", SELECT_HELP, choices=SELECTIONS, default="last"),
+    EVERY_N,
+)
+OUT = _make_option(
     "--out",
     "write there; default of figures: ROOT/figures, of pages: ROOT/report",
     type=Path,
     metavar="DIR",
 )
-ACCURACY = _option(
+ACCURACY = _make_option(
     "--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"
 )
-REFERENCE = _option(
+REFERENCE = _make_option(
     "--reference",
     "published curves (method,round,accuracy_before,accuracy_after)",
     type=Path,
     metavar="CSV",
 )
-PAPER = _option("--paper", "also the paper's, as far as there are runs", action="store_true")
-FIELDS = ", ".join(key for key in COLUMNS if key not in METRICS)
-CHOSEN = f"only these, such as accuracy,ft_accuracy,bits_up: columns of rounds.csv, {FIELDS}"
-PM = _option("--pm", "deviations as mean ± std", action="store_true")
-CAPTION = _option("--caption", "of the table, instead of what it says", metavar="TEXT")
-PUBLISHED = _option("--published", "published values beside any set-up", action="store_true")
-LOOK = (FORMAT, PM, CAPTION)
-SUCH = "of the curves, such as accuracy_pooled, accuracy_worst10, ft_accuracy; default: accuracy"
-METRIC = _option("--metric", SUCH, choices=CURVES, default="accuracy", metavar="COLUMN")
-ALONG = _option(
+PAPER = _make_option("--paper", "also the paper's, as far as there are runs", action="store_true")
+FIELD_NAMES = ", ".join(key for key in COLUMNS if key not in METRICS)
+COLUMNS_HELP = (
+    f"only these, such as accuracy,ft_accuracy,bits_up: columns of rounds.csv, {FIELD_NAMES}"
+)
+PM = _make_option("--pm", "deviations as mean ± std", action="store_true")
+CAPTION = _make_option("--caption", "of the table, instead of what it says", metavar="TEXT")
+PUBLISHED = _make_option("--published", "published values beside any set-up", action="store_true")
+TABLE_STYLE = (FORMAT, PM, CAPTION)
+METRIC_HELP = (
+    "of the curves, such as accuracy_pooled, accuracy_worst10, ft_accuracy; default: accuracy"
+)
+METRIC = _make_option("--metric", METRIC_HELP, choices=CURVES, default="accuracy", metavar="COLUMN")
+ALONG = _make_option(
     "--over",
     "along the axis: rounds, gigabytes, hours of training or simulated ones",
     choices=[*AXIS_TITLES],
     default="round",
 )
-FAIRNESS = _option(
+FAIRNESS = _make_option(
     "--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true"
 )
-TABLE = (ROOTS, _option("--columns", CHOSEN, **LIST), *LOOK, *JUDGED, PUBLISHED, FAIRNESS)
-DRAWN = (METRIC, ALONG)
-ALSO = (REFERENCE, PAPER, OUT)
-SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
-TEST = "mark what differs from the last line, paired over seeds"
-STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.DEFAULT_STATUSES)} that no command would go on with"
+TABLE_OPTIONS = (
+    ROOTS,
+    _make_option("--columns", COLUMNS_HELP, **LIST_SETTINGS),
+    *TABLE_STYLE,
+    *SELECTION_OPTIONS,
+    PUBLISHED,
+    FAIRNESS,
+)
+FIGURE_OPTIONS = (METRIC, ALONG)
+EXTRA_OPTIONS = (REFERENCE, PAPER, OUT)
+SIDES_HELP = (
+    "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
+)
+TEST_HELP = "mark what differs from the last line, paired over seeds"
+STATUS_HELP = (
+    f"of {', '.join(cleaning.REMOVABLE)}; default: "
+    f"{','.join(cleaning.DEFAULT_STATUSES)} that no command would go on with"
+)
 FILTERS = """Filters choose runs by any key of config.yaml, commas standing between alternatives:
   method=fedobp,fedavg dataset=digits partition.alpha=0.1
 A folder of such a name is written ./KEY=VALUE."""
 
 COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Option, ...]]] = {
     "": (
-        _show,
+        _show_runs,
         "Print the table of all runs and draw their figures.",
         "Example: python -m fedpfl.report outputs/demo method=fedobp,fedavg",
-        (*TABLE, *DRAWN, *ALSO),
+        (*TABLE_OPTIONS, *FIGURE_OPTIONS, *EXTRA_OPTIONS),
     ),
     "tables": (
-        partial(_show, only="tables"),
+        partial(_show_runs, only="tables"),
         "Print the table of all runs.",
-        "Example: python -m fedpfl.report tables dataset=digits partition.alpha=0.1 --format markdown",
-        (*TABLE, *ALSO),
+        "Example: python -m fedpfl.report tables dataset=digits partition.alpha=0.1 "
+        "--format markdown",
+        (*TABLE_OPTIONS, *EXTRA_OPTIONS),
     ),
     "figures": (
-        partial(_show, only="figures"),
+        partial(_show_runs, only="figures"),
         "Draw accuracy over rounds.",
         "Example: python -m fedpfl.report figures outputs/demo method=fedobp,fedavg --out figures",
-        (ROOTS, *DRAWN, *JUDGED, *ALSO),
+        (ROOTS, *FIGURE_OPTIONS, *SELECTION_OPTIONS, *EXTRA_OPTIONS),
     ),
     "paper": (
-        _paper,
-        "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
+        _show_paper,
+        "Show five papers' tables and figures from own runs; without a NAME, all of "
+        "which there are runs.",
         "Example: python -m fedpfl.report paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         (
-            _option(
+            _make_option(
                 "words",
                 "fedobp/table3, figure2, ...; folders; filters",
                 nargs="*",
                 metavar="NAME|ROOT|KEY=VALUE",
             ),
-            _option("--only", "of what there are runs", choices=("tables", "figures")),
-            _option("--dataset", "only these columns, such as fmnist", **LIST),
+            _make_option("--only", "of what there are runs", choices=("tables", "figures")),
+            _make_option("--dataset", "only these columns, such as fmnist", **LIST_SETTINGS),
             ACCURACY,
-            _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
+            _make_option(
+                "--select", PAPER_SELECT_HELP, choices=(*SELECTIONS, AS_PUBLISHED), default="last"
+            ),
             EVERY_N,
-            _option("--test", TEST, choices=[*MIN_PAIRS]),
-            *LOOK,
+            _make_option("--test", TEST_HELP, choices=[*MIN_PAIRS]),
+            *TABLE_STYLE,
             OUT,
         ),
     ),
     "html": (
-        _html,
+        _write_html,
         "Write an HTML page per experiment, which loads nothing from anywhere.",
         "Example: python -m fedpfl.report html outputs dataset=cifar10 --out pages",
-        (ROOTS, OUT, *JUDGED),
+        (ROOTS, OUT, *SELECTION_OPTIONS),
     ),
     "ls": (
-        _list,
-        "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also broken ones.",
-        "Example: python -m fedpfl.report ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
+        _list_runs,
+        "List runs, one line each: status, what, accuracy, cost, age and path. Without "
+        "filters also broken ones.",
+        "Example: python -m fedpfl.report ls method=fedobp dataset=digits --status "
+        "running,interrupted --sort accuracy",
         (
             ROOTS,
-            _option("--status", f"only these: {', '.join(STATUSES)}", **LIST),
-            _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
-            _option("--reverse", "the other way round", action="store_true"),
-            _option(
+            _make_option("--status", f"only these: {', '.join(STATUSES)}", **LIST_SETTINGS),
+            _make_option(
+                "--sort", "default: run, as in tables", choices=listing.SORTS, default="run"
+            ),
+            _make_option("--reverse", "the other way round", action="store_true"),
+            _make_option(
                 "--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"
             ),
         ),
     ),
     "compare": (
-        _compare,
+        _compare_sides,
         "Compare two configurations: settings, final numbers over seeds, curves, clients.",
-        "Example: python -m fedpfl.report compare outputs/demo method=fedavg,fedobp --test wilcoxon",
+        "Example: python -m fedpfl.report compare outputs/demo method=fedavg,fedobp "
+        "--test wilcoxon",
         (
-            _option("words", SIDES, nargs="*", metavar="A|B|KEY=VALUE"),
-            _option(
+            _make_option("words", SIDES_HELP, nargs="*", metavar="A|B|KEY=VALUE"),
+            _make_option(
                 "--test",
                 "paired over seeds, two-sided; default: t",
                 choices=[*MIN_PAIRS, "none"],
                 default="t",
             ),
-            _option(
+            _make_option(
                 "--select",
                 "validation: at the best accuracy on held-out samples",
-                choices=FAIR,
+                choices=FAIR_SELECTIONS,
                 default="last",
             ),
             METRIC,
-            _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
-            _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),
+            _make_option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
+            _make_option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),
         ),
     ),
     "ranks": (
-        _ranks,
-        "Rank methods over data sets and partitions: Friedman, Wilcoxon with Holm's correction, a diagram.",
-        "Example: python -m fedpfl.report ranks outputs/fedobp method=fedavg,fedper,fedobp,local_only",
-        (ROOTS, ACCURACY, FORMAT, *JUDGED, OUT),
+        _rank_runs,
+        "Rank methods over data sets and partitions: Friedman, Wilcoxon with Holm's "
+        "correction, a diagram.",
+        "Example: python -m fedpfl.report ranks outputs/fedobp "
+        "method=fedavg,fedper,fedobp,local_only",
+        (ROOTS, ACCURACY, FORMAT, *SELECTION_OPTIONS, OUT),
     ),
     "clean": (
-        _clean,
-        "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
+        _clean_directories,
+        "Remove runs that came to nothing, after asking. Never a finished one, nor one "
+        "being written.",
         "Example: python -m fedpfl.report clean outputs/demo method=fedobp --status interrupted",
         (
             ROOTS,
-            _option("--yes", "do not ask", action="store_true"),
-            _option("--status", STATUS, **LIST),
+            _make_option("--yes", "do not ask", action="store_true"),
+            _make_option("--status", STATUS_HELP, **LIST_SETTINGS),
         ),
     ),
 }
