@@ -61,7 +61,7 @@ from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table
 from fedpfl.report.text import clip_text, csv_cell, join_few
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.spaces import make_search_space
-from fedpfl.runner.tuning import find_run_directories, tune_methods
+from fedpfl.runner.tuning import locate_final_runs, tune_methods
 from fedpfl.tune import parse_request, run_or_exit
 
 HELP_ADVICE = "python -m fedpfl.board --help tells what it takes"
@@ -214,7 +214,7 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
                 )
                 continue
             final_words, seeds = _words_and_seeds(record["command"])
-            for path in find_run_directories(folder / "final", final_words, seeds):
+            for path in locate_final_runs(folder / "final", final_words, seeds):
                 final_runs[path.resolve()] = {**record, "setting": setting}
     return final_runs, failures
 
@@ -538,8 +538,8 @@ def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
     seeds = ",".join(map(str, foreign_runs.seeds))
     options = ["-m", *overrides.format_words("hydra.sweep.dir", str(root))]
     words = [f"seed=choice({seeds})", "hydra.sweeper.table=false", "restart=true"]
-    run_or_exit(options, [*foreign_runs.words, *words], bears=EXIT_STATUS[Diverged])
-    return find_run_directories(root, foreign_runs.words, foreign_runs.seeds)
+    run_or_exit(options, [*foreign_runs.words, *words], accepted_status=EXIT_STATUS[Diverged])
+    return locate_final_runs(root, foreign_runs.words, foreign_runs.seeds)
 
 
 def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:

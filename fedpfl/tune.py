@@ -38,76 +38,89 @@ from fedpfl.methods import METHODS
 from fedpfl.report.render import render, terminal_width
 from fedpfl.runner.tuning import TuningRequest, tune_methods
 
-NUMBERS = {"trials": 20, "seeds": 5}
+DEFAULT_COUNTS = {"trials": 20, "seeds": 5}
 
 
-def parse_request(words: Sequence[str]) -> TuningRequest:
+def parse_request(arguments: Sequence[str]) -> TuningRequest:
     """Read the command line. Raises FedpflError."""
-    numbers, methods, folder, rest = dict(NUMBERS), list[str](), Path("outputs/tune"), list[str]()
-    for word in overrides.replace_config_dir_option(words):
+    # ---- Step 1: the words of this command; all others are fedpfl.train's.
+    counts = dict(DEFAULT_COUNTS)
+    methods: list[str] = []
+    folder = Path("outputs/tune")
+    shared_words: list[str] = []
+    for word in overrides.replace_config_dir_option(arguments):
         key, _, value = word.partition("=")
-        if key in numbers:
+        if key in counts:
             if not value.isdecimal() or int(value) < 1:
                 raise FedpflError(f"{key} must be a whole number from 1 on, got {value!r}")
-            numbers[key] = int(value)
+            counts[key] = int(value)
         elif key == "method":
             methods = value.split(",")
         elif key == "hydra.sweep.dir":
             folder = Path(str(overrides.compose_config([word]).hydra.sweep.dir))
         elif word not in ("-m", "--multirun"):
-            rest.append(word)
+            shared_words.append(word)
+
+    # ---- Step 2: what can be refused before anything runs.
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
-    plugins.load_plugins(overrides.read_list_value(rest, "plugins"))
-    if unknown := [method for method in methods if method not in METHODS]:
-        raise FedpflError(
-            f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}"
-        )
-    if own := next(
-        (word for word in rest if word.startswith(("hydra/sweeper=", "hydra.mode="))), None
-    ):
-        raise FedpflError(f"{own}: tune sweeps by itself; leave it out")
-    if bad := next(
-        (word for word in rest if word.startswith("seed=") and overrides.is_sweep(word)), None
-    ):
-        raise FedpflError(
-            f"{bad}: tune searches with one seed, and takes the next ones to judge by"
-        )
+    plugins.load_plugins(overrides.read_list_value(shared_words, "plugins"))
+    for method in methods:
+        if method not in METHODS:
+            raise FedpflError(
+                f"method.name must be one of {', '.join(sorted(METHODS))}, got {method!r}"
+            )
+    for word in shared_words:
+        if word.startswith(("hydra/sweeper=", "hydra.mode=")):
+            raise FedpflError(f"{word}: tune sweeps by itself; leave it out")
+    for word in shared_words:
+        if word.startswith("seed=") and overrides.is_sweep(word):
+            raise FedpflError(
+                f"{word}: tune searches with one seed, and takes the next ones to judge by"
+            )
     return TuningRequest(
-        list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest
+        methods=list(dict.fromkeys(methods)),
+        trials=counts["trials"],
+        seeds=counts["seeds"],
+        folder=folder,
+        shared_words=shared_words,
     )
 
 
-def run_or_exit(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
-    """Do as fedpfl.train's command line; ends the process where that failed, but with status
-    `bears`.
+def run_or_exit(options: Sequence[str], words: Sequence[str], accepted_status: int = 0) -> None:
+    """Do as fedpfl.train's command line, and end the process where that failed.
+
+    Args:
+        options: those that Hydra takes before words.
+        words: keys and values.
+        accepted_status: exit status beside 0 that is no failure here.
     """
     status = train.run_command([*options, *words])
-    if status not in (0, bears):
+    if status not in (0, accepted_status):
         sys.exit(status)
 
 
 def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
-    words = sys.argv[1:]
-    if {"-h", "--help"} & {*words} or not words:
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & {*arguments} or not arguments:
         print(__doc__)
         return
     interrupts.install_handler(interrupts.raise_interrupt)
     try:
         register_resolver()
-        asked = parse_request(
-            check_words(
-                words,
-                overrides.MULTIRUN_OPTIONS,
-                "python -m fedpfl.tune --help tells what it takes",
-            )
+        checked_arguments = check_words(
+            arguments,
+            overrides.MULTIRUN_OPTIONS,
+            "python -m fedpfl.tune --help tells what it takes",
         )
-        if note := replaced_words(words):
+        request = parse_request(checked_arguments)
+        note = replaced_words(arguments)
+        if note:
             print_notice(note)
-        table = tune_methods(asked, run_or_exit)
-        (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
-        (asked.folder / "tuned.csv").write_text(render(table, "csv"))
+        table = tune_methods(request, run_or_exit)
+        (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
+        (request.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=terminal_width()))
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
         print_notice(format_error(error))

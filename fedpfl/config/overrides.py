@@ -46,7 +46,7 @@ HYDRA_ERRORS = HydraException, OmegaConfBaseException
 @contextlib.contextmanager
 def _hydra() -> Iterator[Hydra]:
     """Yield Hydra with our configuration; one that is in use around this is left as it was."""
-    around = {
+    outer_instances = {
         kind: Singleton._instances.pop(kind, None)
         for kind in (GlobalHydra, VersionBase, JobRuntime)
     }
@@ -56,110 +56,118 @@ def _hydra() -> Iterator[Hydra]:
             assert hydra is not None
             yield hydra
     finally:
-        for kind, instance in around.items():
+        for kind, instance in outer_instances.items():
             Singleton._instances.pop(kind, None)
             if instance is not None:
                 Singleton._instances[kind] = instance
 
 
-def compose_config(words: Sequence[str]) -> DictConfig:
+def compose_config(run_words: Sequence[str]) -> DictConfig:
     """Return the configuration, with Hydra's part. Raises what Hydra and OmegaConf do."""
     with _hydra():
-        return compose("train", list(words), return_hydra_config=True)
+        return compose("train", list(run_words), return_hydra_config=True)
 
 
-def compose_single_run(words: Sequence[str]) -> DictConfig:
-    """Return `composed` of one run, with what its experiment sets for its jobs.
+def compose_single_run(run_words: Sequence[str]) -> DictConfig:
+    """Return the configuration of one run, with what its experiment sets for its jobs.
 
-    Raises FedpflError for a sweep, and as `composed`.
+    Raises:
+        FedpflError: for a sweep; and what Hydra and OmegaConf raise.
     """
-    cfg, more = _with_experiment(words)
-    for word in filter(is_sweep, (*words, *more)):
-        raise FedpflError(
-            f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time"
-        )
-    return compose_config([*words, *more]) if more else cfg
+    cfg, experiment_words = _compose_with_experiment(run_words)
+    all_words = [*run_words, *experiment_words]
+    for word in all_words:
+        if is_sweep(word):
+            raise FedpflError(
+                f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value "
+                "at a time"
+            )
+    return compose_config(all_words) if experiment_words else cfg
 
 
-def expand_sweep(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
-    """Return each run of a sweep, as `-m` makes them: its words, and its values of what is swept
-    over, by key.
+def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
+    """Return the words of each run of a sweep, and its values of what is swept over, by key.
 
-    Raises as `composed`.
+    They are those that `-m` makes. Raises what Hydra and OmegaConf do.
     """
-    _, more = _with_experiment(words)
+    _, experiment_words = _compose_with_experiment(run_words)
     with _hydra() as hydra:
-        parsed = OverridesParser.create(hydra.config_loader).parse_overrides(
-            [*more, *words]
-        )  # which glob(*) asks
-        split = [[*map(requote_word, job)] for job in BasicSweeper.split_arguments(parsed, None)[0]]
-    swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
-    found = []
-    for job in split:
-        own = {override.key_or_group: override for override in filter(None, map(_parsed, job))}
-        found.append((job, {key: _plain(own[key]) for key in swept}))
-    return found
+        # glob(*) asks the loader which choices there are.
+        parser = OverridesParser.create(hydra.config_loader)
+        parsed = parser.parse_overrides([*experiment_words, *run_words])
+        batches = BasicSweeper.split_arguments(parsed, None)
+        jobs = [[requote_word(word) for word in job] for job in batches[0]]
+    swept_keys = [override.key_or_group for override in parsed if override.is_sweep_override()]
+    expanded = []
+    for job_words in jobs:
+        by_key = {override.key_or_group: override for override in _parse_words(job_words)}
+        swept_values = {key: _to_table_value(by_key[key]) for key in swept_keys}
+        expanded.append((job_words, swept_values))
+    return expanded
 
 
-def _plain(override: Override) -> Any:
+def _to_table_value(override: Override) -> Any:
     """Return a value that can stand in a table: of a list or mapping its text."""
     value = override.value()
     return override.get_value_element_as_str() if isinstance(value, list | dict) else value
 
 
-def _with_experiment(words: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Return the configuration without what is swept over, and what the experiment sets for its
-    jobs besides.
-    """
-    given = {override.key_or_group for word in words if (override := _parsed(word))}
-    cfg = compose_config([word for word in words if not is_sweep(word)])
-    return cfg, [
-        f"{key}={value}"
-        for key, value in (cfg.hydra.sweeper.params or {}).items()
-        if key not in given
+def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Return the configuration without sweeps, and what the experiment sets for its jobs."""
+    user_keys = {override.key_or_group for override in _parse_words(run_words)}
+    cfg = compose_config([word for word in run_words if not is_sweep(word)])
+    experiment_params = cfg.hydra.sweeper.params or {}
+    experiment_words = [
+        f"{key}={value}" for key, value in experiment_params.items() if key not in user_keys
     ]
+    return cfg, experiment_words
 
 
-def format_words(key: str, value: Any, choices: bool = False) -> Iterator[str]:
+# ---- Values as words
+
+
+def format_words(key: str, value: Any, lists_are_sweeps: bool = False) -> Iterator[str]:
     """Yield `key=value` as the command line says it; of a mapping, one for each value in it.
 
-    choices: whether several values are a sweep's, of which a run has one, and no list.
+    Args:
+        key: with dots.
+        value: of any type.
+        lists_are_sweeps: whether several values are a sweep's, of which a run has one, and no list.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from format_words(f"{key}.{name}", inner, choices)
-    elif choices and isinstance(value, Iterable) and not isinstance(value, str):
-        yield f"{key}=choice({','.join(map(_said, value))})"
+            yield from format_words(f"{key}.{name}", inner, lists_are_sweeps)
+    elif lists_are_sweeps and isinstance(value, Iterable) and not isinstance(value, str):
+        yield f"{key}=choice({','.join(map(_format_value, value))})"
     else:
-        yield f"{key}={_said(value)}"
+        yield f"{key}={_format_value(value)}"
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_said, value))}]"
+        return f"[{','.join(map(_format_value, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return (
-        str(value)
-        if isinstance(value, Real)
-        else QuotedString(str(value), Quote.single).with_quotes()
-    )
+    if isinstance(value, Real):
+        return str(value)
+    return QuotedString(str(value), Quote.single).with_quotes()
 
 
 def requote_word(word: str) -> str:
-    """Return a word of a sweep's job as Hydra reads it, which leaves out the quotes that letters
-    beyond ASCII need.
+    """Return a word of a sweep's job with the quotes that letters beyond ASCII need.
+
+    Hydra leaves them out, and then cannot read the word.
     """
     key, equals, text = word.partition("=")
     if text.isascii() or text[0] in "[{'\"":
         return word
     unescaped = re.sub(r"\\(.)", r"\1", text)
-    return f"{key}{equals}{_said(unescaped)}"
+    return f"{key}{equals}{_format_value(unescaped)}"
 
 
 def quote_word(key: str, value: str) -> str:
     """Return `"key='value'"`: a text as a shell hands it to Hydra, whatever is in it."""
-    word = f"{key}={_said(value)}"
+    word = f"{key}={_format_value(value)}"
     return shlex.quote(word) if set("'\"$`\\!") & set(value) else f'"{word}"'
 
 
@@ -172,103 +180,155 @@ def quote_list(key: str, values: Iterable[str]) -> str:
     return shlex.quote(word) if re.search(r"[^\w./,=\[\]:@%+-]", word) else word
 
 
-def print_completion(word: str, line: str) -> None:
-    """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may
-    go on with.
+# ---- The shell and Hydra's options
+
+
+def print_completion(request: str, line: str) -> None:
+    """Print what Hydra answers a shell that completes a command.
+
+    Args:
+        request: `install=bash` asks for a script, `query=bash` for what `line` may go on with.
+        line: that was typed.
     """
-    group, equals, begun = line.rpartition(" ")[2].partition("=")
-    if (
-        equals and group in NESTED_GROUPS and word.startswith("query=")
-    ):  # Hydra offers no choices in folders
-        print(*(f"{group}={choice}" for choice in list_choices(group) if choice.startswith(begun)))
+    is_query = request.startswith("query=")
+    group, equals, prefix = line.rpartition(" ")[2].partition("=")
+    if equals and group in NESTED_GROUPS and is_query:  # Hydra offers no choices in folders
+        names = [name for name in list_choices(group) if name.startswith(prefix)]
+        print(*(f"{group}={name}" for name in names))
         return
     os.environ["COMP_LINE"] = line
-    hidden = (
-        (Exception, SystemExit) if word.startswith("query=") else ()
-    )  # nobody can read it while typing
+    # Nobody can read an error while typing.
+    hidden_errors = (Exception, SystemExit) if is_query else ()
     answer = io.StringIO()
-    said = contextlib.redirect_stdout(answer), contextlib.redirect_stderr(io.StringIO())
-    with said[0], said[1], contextlib.suppress(*hidden), _hydra() as hydra:
-        hydra.shell_completion("train", [word])
+    with (
+        contextlib.redirect_stdout(answer),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(*hidden_errors),
+        _hydra() as hydra,
+    ):
+        hydra.shell_completion("train", [request])
     # Hydra's script for bash splits the program's path at a space, and then offers nothing.
-    print(
-        answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")'), end=""
-    )
+    script = answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")')
+    print(script, end="")
 
 
-def move_options_first(words: Sequence[str]) -> list[str]:
-    """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what
-    is no option.
+def move_options_first(arguments: Sequence[str]) -> list[str]:
+    """Return `seed=1,2 -m` as Hydra takes it, with options before keys.
+
+    Raises:
+        FedpflError: for what is no option.
     """
-    parser, said = get_args_parser(), io.StringIO()
-    words = check_words(words, parser_options(parser), LISTED)
+    parser = get_args_parser()
+    messages = io.StringIO()
+    arguments = check_words(arguments, parser_options(parser), LISTED)
     try:
-        with contextlib.redirect_stderr(said):
-            options = parser.parse_intermixed_args(words)
+        with contextlib.redirect_stderr(messages):
+            options = parser.parse_intermixed_args(arguments)
     except SystemExit as end:
         if not end.code:  # --version
             raise
-        reason = said.getvalue().rpartition("error: ")[2].strip()
+        reason = messages.getvalue().rpartition("error: ")[2].strip()
         raise FedpflError(f"{reason}; {LISTED}") from None
     if options.package is not None and not options.cfg:
         raise FedpflError(
             f"--package {options.package} chooses what --cfg prints; add --cfg job, or leave it out"
         )
-    keys = options.overrides
-    return [*(word for word in words if word not in keys), *keys]
+    run_words = options.overrides
+    return [*(argument for argument in arguments if argument not in run_words), *run_words]
 
 
-def adapt_for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
-    """Return `method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with
-    `++` before it.
+def replace_config_dir_option(arguments: Sequence[str]) -> list[str]:
+    """Return `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`.
 
-    Hydra composes once before the sweep, without what is swept over, and refuses `method.assign`
-    where the method that stands there by default lacks it. A job checks its keys when it is built.
-    A key that the experiment sweeps over becomes a sweep over the one value. groups: names of
-    configuration groups.
+    Both compose alike, and the word holds wherever a configuration is composed from words.
+
+    Raises:
+        FedpflError: where there is no such folder.
     """
-    words = list(words)
-    given = {place: override for place, word in enumerate(words) if (override := _parsed(word))}
-    inside = {
-        place: override.key_or_group.split(".")[0]
-        for place, override in given.items()
-        if override.type == OverrideType.CHANGE
-        and "." in override.key_or_group
-        and not override.is_sweep_override()
-    }
-    chosen = {
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    options, other_arguments = parser.parse_known_args(arguments)
+    if options.config_dir is None:
+        return list(arguments)
+    folder = Path(options.config_dir).expanduser().absolute()
+    if not folder.is_dir():
+        raise FedpflError(
+            f"--config-dir {options.config_dir} is no folder; give the one that holds yours"
+        )
+    search_path = [
+        entry for word in other_arguments for entry in read_list_value([word], SEARCHPATH)
+    ]
+    search_path.append(f"{FILE}{folder}")
+    kept_arguments = [word for word in other_arguments if not word.startswith(f"{SEARCHPATH}=")]
+    return [*kept_arguments, f"{SEARCHPATH}={_format_value(search_path)}"]
+
+
+def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[str]:
+    """Return words as Hydra takes them where a sweep is over choices of a group.
+
+    Of `method=heterofl,fedrolex method.assign=random` the second gets `++` before it. Hydra
+    composes once before the sweep, without what is swept over, and refuses `method.assign` where
+    the method that stands there by default lacks it. A job checks its keys when it is built. A key
+    that the experiment sweeps over becomes a sweep over the one value.
+
+    Args:
+        run_words: of the command line.
+        groups: names of configuration groups.
+    """
+    # ---- Step 1: plain values of keys inside groups, and which groups are swept over.
+    adapted_words = list(run_words)
+    overrides: dict[int, Override] = {}
+    group_of_position: dict[int, str] = {}
+    for position, word in enumerate(adapted_words):
+        override = _parse_word(word)
+        if override is None:
+            continue
+        overrides[position] = override
+        is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
+        if is_plain and "." in override.key_or_group:
+            group_of_position[position] = override.key_or_group.split(".")[0]
+    user_groups = {
         override.key_or_group: override
-        for override in given.values()
+        for override in overrides.values()
         if override.key_or_group in groups
     }
-    swept = {name for name, override in chosen.items() if override.is_sweep_override()}
-    of_experiment: set[str] = set()
-    if set(inside.values()) & set(groups):
-        of_experiment = set(_of_experiment(given.values()))
-        swept |= of_experiment - set(chosen)
-    for place in inside:
-        if inside[place] not in swept & set(groups):
+    swept_groups = {
+        group for group, override in user_groups.items() if override.is_sweep_override()
+    }
+
+    # ---- Step 2: the experiment's own sweeps, which are composed only where they matter.
+    experiment_keys: set[str] = set()
+    if set(group_of_position.values()) & set(groups):
+        experiment_keys = set(_list_experiment_keys(overrides.values()))
+        swept_groups |= experiment_keys - set(user_groups)
+
+    # ---- Step 3: mark the keys of swept groups.
+    for position, group in group_of_position.items():
+        if group not in swept_groups & set(groups):
             continue
-        key, _, value = words[place].partition("=")
-        # `++` would stand beside what the experiment sweeps over; a sweep over one value takes its
-        # place.
-        words[place] = f"{key}=choice({value})" if key in of_experiment else f"++{words[place]}"
-    return words
+        key, _, value = adapted_words[position].partition("=")
+        if key in experiment_keys:
+            # `++` would stand beside what the experiment sweeps over; a sweep over one value takes
+            # its place.
+            adapted_words[position] = f"{key}=choice({value})"
+        else:
+            adapted_words[position] = f"++{adapted_words[position]}"
+    return adapted_words
 
 
-def disable_hydra_files(words: Iterable[str]) -> list[str]:
-    """Return the words for a process that leaves files to another: Hydra then makes no directory
-    and no log.
-    """
+def disable_hydra_files(arguments: Iterable[str]) -> list[str]:
+    """Return the words for a process in which Hydra makes no directory and no log."""
     logs = ("hydra/job_logging", "hydra/hydra_logging", "hydra.job_logging", "hydra.hydra_logging")
-    return [
-        *(word for word in words if not word.lstrip("+~").startswith(logs)),
-        "hydra.run.dir=.",
-        "hydra.output_subdir=null",
+    kept_arguments = [
+        argument for argument in arguments if not argument.lstrip("+~").startswith(logs)
     ]
+    return [*kept_arguments, "hydra.run.dir=.", "hydra.output_subdir=null"]
 
 
-def _parsed(word: str) -> Override | None:
+# ---- Reading words
+
+
+def _parse_word(word: str) -> Override | None:
     """Read a word; None for options and for what Hydra itself will refuse."""
     if word.startswith("-"):
         return None
@@ -278,100 +338,76 @@ def _parsed(word: str) -> Override | None:
         return None
 
 
+def _parse_words(words: Iterable[str]) -> list[Override]:
+    """Read the words that are no options and can be read."""
+    parsed = map(_parse_word, words)
+    return [override for override in parsed if override is not None]
+
+
 def read_list_value(words: Iterable[str], key: str) -> list[str]:
-    """Return the list of texts that the words set a key to; empty for a sweep, and for what is no
-    such list.
+    """Return the list of texts that the words set a key to.
+
+    It is empty for a sweep, and for what is no such list.
     """
     value: Any = []
-    for override in filter(None, map(_parsed, words)):
+    for override in _parse_words(words):
         if override.key_or_group == key and not override.is_sweep_override():
             value = override.value()
-    return [str(one) for one in value] if isinstance(value, list) else []
+    return list(map(str, value)) if isinstance(value, list) else []
 
 
 def read_text_value(words: Iterable[str], key: str) -> str:
     """Return the text that the words set a key to, without quotes; "" where they do not."""
-    given = [
-        override for override in filter(None, map(_parsed, words)) if override.key_or_group == key
-    ]
-    return str(given[-1].value()) if given else ""
+    values = [override.value() for override in _parse_words(words) if override.key_or_group == key]
+    return str(values[-1]) if values else ""
 
 
 def is_sweep(word: str) -> bool:
     """Return whether a word gives its key several values."""
-    override = _parsed(word)
+    override = _parse_word(word)
     return override is not None and override.is_sweep_override()
-
-
-def replace_config_dir_option(words: Sequence[str]) -> list[str]:
-    """Return words with `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`, which
-    composes alike.
-
-    So it holds wherever a configuration is composed from words. Raises FedpflError where there is
-    no such folder.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd")
-    options, rest = parser.parse_known_args(words)
-    if options.config_dir is None:
-        return list(words)
-    folder = Path(options.config_dir).expanduser().absolute()
-    if not folder.is_dir():
-        raise FedpflError(
-            f"--config-dir {options.config_dir} is no folder; give the one that holds yours"
-        )
-    searched = [place for word in rest for place in read_list_value([word], SEARCHPATH)]
-    rest = [word for word in rest if not word.startswith(f"{SEARCHPATH}=")]
-    return [*rest, f"{SEARCHPATH}={_said([*searched, f'{FILE}{folder}'])}"]
-
-
-def find_config_dirs(words: Iterable[str]) -> list[Path]:
-    """Return the folders beside ours in which words have configurations looked for."""
-    places = [place.removeprefix(FILE) for place in read_list_value(words, SEARCHPATH)]
-    return [Path(place) for place in places if "://" not in place]
-
-
-def is_hydra_setting(word: str) -> bool:
-    """Return whether a word is about how Hydra runs, and not about what a run is or where its files
-    are.
-    """
-    return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
 def split_values(word: str) -> list[str]:
     """Return the values that a word gives its key, `[]` where they cannot be counted."""
-    override = _parsed(word)
+    override = _parse_word(word)
     if override is None or not override.is_sweep_override():
         return [word.partition("=")[2]]
-    return (
-        []
-        if override.is_interval_sweep()
-        else [str(value) for value in override.sweep_string_iterator()]
-    )
+    if override.is_interval_sweep():
+        return []
+    return list(map(str, override.sweep_string_iterator()))
+
+
+def find_config_dirs(words: Iterable[str]) -> list[Path]:
+    """Return the folders beside ours in which words have configurations looked for."""
+    entries = [entry.removeprefix(FILE) for entry in read_list_value(words, SEARCHPATH)]
+    return [Path(entry) for entry in entries if "://" not in entry]
+
+
+def is_hydra_setting(word: str) -> bool:
+    """Return whether a word is about how Hydra runs, not about a run or where its files are."""
+    return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
 def find_dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
-    """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run
-    do not.
-    """
-    words: Any = OmegaConf.to_container(
-        hydra_cfg.overrides.task
-    )  # as they are, whatever they interpolate
-    given = {override.key_or_group for override in filter(None, map(_parsed, words))}
-    return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in given]
+    """Return the keys that the configuration sweeps over, and the words of one run do not set."""
+    # As they are, whatever they interpolate.
+    words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)
+    user_keys = {override.key_or_group for override in _parse_words(words)}
+    return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in user_keys]
 
 
-def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
-    """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
-    chosen = [
+def _list_experiment_keys(overrides: Iterable[Override]) -> list[str]:
+    """Return the keys that the experiment itself sets for its jobs, be it a single value."""
+    experiment_words = [
         str(override.input_line)
-        for override in given
+        for override in overrides
         if override.key_or_group in ("experiment", "debug", SEARCHPATH)
     ]
-    if not chosen:
-        return
+    if not experiment_words:
+        return []
     try:
-        sweeper = compose_config(chosen).hydra.sweeper
+        sweeper = compose_config(experiment_words).hydra.sweeper
     except HYDRA_ERRORS:
-        return  # Hydra will tell
-    yield from map(str, sweeper.params or {})
+        return []  # Hydra will tell
+    return list(map(str, sweeper.params or {}))

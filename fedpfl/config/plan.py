@@ -79,14 +79,17 @@ class Plan:
 class Run(Plan):
     """Hold all that a run needs.
 
-    unseen: the clients that never take part, None without any. read: a digest of all that was read
-    from files, the same
-    for all seeds. fingerprint: also of who holds which samples, and of what of the network is
-    frozen. clock: of
-    simulated time, None without it. account: of privacy, None without it. origin: where the
-    network's values are from.
-    secret: of a private run, once it has its directory. notes: lines for the user about how the
-    data were dealt.
+    Attributes:
+        federation: the clients that take part.
+        unseen: newcomers, which never take part; None without any.
+        clock: of simulated time, None without it.
+        net: the network.
+        read: a digest of all that was read from files, the same for all seeds.
+        fingerprint: also of who holds which samples, and of what of the network is frozen.
+        account: of privacy, None without it.
+        origin: where the network's values are from.
+        secret: of a private run, once it has its directory.
+        notes: lines for the user about how the data were dealt.
     """
 
     federation: Federation
@@ -102,34 +105,33 @@ class Run(Plan):
 
     def draw_cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of one round after the other; of a private run in secret."""
-        given = self.federation.clients, self.drawn, self.settings.rounds, self.poisson
+        clients = self.federation.clients
+        rounds = self.settings.rounds
         if self.secret and self.account and self.account.noise:
-            return engine.draw_secret_cohorts(self.secret, *given)
-        return engine.draw_cohorts(self.settings.seed, *given)
+            return engine.draw_secret_cohorts(
+                self.secret, clients, self.drawn, rounds, self.poisson
+            )
+        return engine.draw_cohorts(self.settings.seed, clients, self.drawn, rounds, self.poisson)
 
     @property
     def poisson(self) -> bool:
-        """Tell whether each client is drawn for itself."""
+        """Return whether each client is drawn for itself."""
         return self.privacy is not None and self.privacy.sampling == "poisson"
 
     @property
     def cohort(self) -> int:
         """Return how many clients a round is meant for."""
         settings = self.settings
-        return len(
-            next(
-                engine.draw_cohorts(
-                    settings.seed, self.federation.clients, settings.participation, 1
-                )
-            )
+        cohorts = engine.draw_cohorts(
+            settings.seed, self.federation.clients, settings.participation, 1
         )
+        return len(next(cohorts))
 
     @property
     def drawn(self) -> float:
-        """Return the share of the clients that is drawn for a round, of whom some may not come
-        through.
-        """
-        return min(1.0, self.settings.participation * (self.system.over if self.system else 1.0))
+        """Return the share of the clients that is drawn for a round; some may not come through."""
+        over = self.system.over if self.system else 1.0
+        return min(1.0, self.settings.participation * over)
 
 
 def share_nothing(key: Hashable, make: Callable[[], Any]) -> Any:
@@ -140,23 +142,25 @@ def share_nothing(key: Hashable, make: Callable[[], Any]) -> Any:
 def check_config(cfg: DictConfig) -> Plan:
     """Check the whole configuration. Raises FedpflError, about the key that the user set."""
     try:
-        return _plan(resolve_config(cfg))
+        return _make_plan(resolve_config(cfg))
     except FedpflError as error:
         raise FedpflError(name_source_key(str(error), cfg)) from None
 
 
-def _plan(config: dict[str, Any]) -> Plan:
+def _make_plan(config: dict[str, Any]) -> Plan:
+    """Check a resolved configuration, group by group."""
+    # ---- Step 1: what is needed to read the rest, above all plugins.
+    known_keys = (*SETTINGS, *GROUPS)
     for key in config:
-        if key not in (*SETTINGS, *GROUPS):
-            raise FedpflError(
-                f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}"
-            )
+        if key not in known_keys:
+            raise FedpflError(f"{key} is not a key here; known keys: {', '.join(known_keys)}")
     settings = build_dataclass(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load_plugins(settings.plugins)
-    config |= {
-        "restart": False,
-        "extend": "",
-    }  # for this command, not for whoever repeats the run by its configuration
+    # These are for this command, not for whoever repeats the run by its configuration.
+    config["restart"] = False
+    config["extend"] = ""
+
+    # ---- Step 2: groups that hold the same keys whatever is chosen.
     _refuse_part_of_epoch(config["local"])
     parts = {
         group: build_dataclass(schema, config[group], group) for group, schema in SCHEMAS.items()
@@ -164,19 +168,20 @@ def _plan(config: dict[str, Any]) -> Plan:
     device = find_device(settings.device)
     engine.check(parts["engine"], device)
     make_loggers(config["logger"])  # raises for what cannot work
+
+    # ---- Step 3: groups that choose a class or a function.
+    method_name = config["method"]["name"]
     method = build_dataclass(
         look_up_choice("method", config["method"], METHODS),
         without_name(config["method"]),
         "method",
     )
     if method.own_steps and not parts["local"].plain:
-        raise FedpflError(
-            engine.unused_optimizer_text(f"method={config['method']['name']}", parts["local"])
-        )
-    for part in (_model, _adapter, _partition, _source):
-        part(config)
-    parts["system"] = _system(config, parts["local"])
-    parts["privacy"] = _privacy(config, settings, method, parts["stopping"])
+        raise FedpflError(engine.unused_optimizer_text(f"method={method_name}", parts["local"]))
+    for check_group in (_model_options, _adapter_options, _partition_options, _dataset_options):
+        check_group(config)
+    parts["system"] = _make_system(config, parts["local"])
+    parts["privacy"] = _make_privacy(config, settings, method, parts["stopping"])
     if parts["privacy"] and parts["system"]:
         raise FedpflError(
             "privacy=client keeps no account of clients that drop out or come late; use system=none"
@@ -196,34 +201,36 @@ def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
 
 
 def preload_datasets(configs: Iterable[DictConfig]) -> None:
-    """Read the data that runs name, each once, so that what is absent is told before any run.
-    Raises FedpflError.
+    """Read the data of runs, each once, so that what is absent is told before any run.
 
     A configuration that is wrong in itself is left to its run, which says so.
+
+    Raises:
+        FedpflError: for data that are not there.
     """
-    read = set()
+    loaded = set()
     for cfg in configs:
         try:
             config = check_config(cfg).config
-            source = _source(config)
+            dataset_options = _dataset_options(config)
         except FedpflError:
             continue
-        name = config["data_dir"], repr(source)
-        if name not in read:
-            datasets.load_samples(data_dir=Path(config["data_dir"]), **source)
-        read.add(name)
+        key = config["data_dir"], repr(dataset_options)
+        if key not in loaded:
+            datasets.load_samples(data_dir=Path(config["data_dir"]), **dataset_options)
+        loaded.add(key)
 
 
 def prepare_sweep(configs: Sequence[DictConfig]) -> None:
-    """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all of
-    them.
-    """
+    """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all."""
     preload_datasets(configs)
-    if (fault := _fault(configs[0])) and fault == _fault(configs[-1]):
+    fault = _find_fault(configs[0])
+    if fault and fault == _find_fault(configs[-1]):
         raise FedpflError(fault)
 
 
-def _fault(cfg: DictConfig) -> str:
+def _find_fault(cfg: DictConfig) -> str:
+    """Return what is wrong with a run, "" for nothing."""
     try:
         build_run(check_config(cfg))
     except FedpflError as error:
@@ -233,94 +240,168 @@ def _fault(cfg: DictConfig) -> str:
     return ""
 
 
-def build_run(
-    plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = share_nothing
-) -> Run:
+Share = Callable[[Hashable, Callable[[], Any]], Any]
+"""`share(key, make)` returns what runs of one process may have in common."""
+
+
+def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     """Load the data and build the network. Raises FedpflError.
 
-    share: `share(key, make)` makes what runs of one process may have in common, their samples.
+    Args:
+        plan: a checked configuration.
+        share: makes the samples, which runs of one process may have in common.
     """
-    settings, config, device = plan.settings, plan.config, plan.device
-    source, given = _source(config), _model(config)
+    settings = plan.settings
     if settings.metrics:
         engine.measures.import_torchmetrics()  # raises where it is absent
+    dealt = _deal_data(plan, share)
+
+    # ---- The network, from its weights if there are any
+    model_options = _model_options(plan.config)
+    weights = origin.find_weights(Path(settings.data_dir), model_options.pop("weights", None))
+    weights_origin = origin.trace_origin(
+        weights=weights,
+        hashes=dealt.hashes,
+        federation=dealt.federation,
+        unseen=dealt.newcomers,
+        overlap=model_options.pop("overlap", False),
+        privacy=plan.privacy,
+    )
+    weight_values = weights and weights.values
+    net = _build_net(plan, dealt.federation, {**model_options, "weights": weight_values})
+    _require_fit(plan, dealt.federation, net)
+
+    # ---- What numbers come from. Frozen values are in no checkpoint, and may be drawn.
+    account = _make_account(plan, dealt.federation, net)
+    clock = _make_clock(plan, dealt.federation)
+    frozen = [net.frozen] if net.frozen else []
+    devices_read = [clock.devices] if clock and clock.system.file else []
+    return Run(
+        **vars(plan),
+        federation=dealt.federation,
+        unseen=dealt.newcomers,
+        clock=clock,
+        net=net,
+        read=data.fingerprint(dealt.samples_digest, weight_values, *devices_read),
+        fingerprint=data.fingerprint(
+            dealt.samples_digest, dealt.splits, weight_values, *frozen, *devices_read
+        ),
+        account=account,
+        origin=weights_origin,
+        notes=dealt.notes,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _DealtData:
+    """Samples as the clients hold them.
+
+    Attributes:
+        federation: the clients that take part.
+        newcomers: those that never do, None without any.
+        splits: who holds which samples, for the fingerprint.
+        samples_digest: of what was read.
+        hashes: of all samples.
+        notes: lines for the user.
+    """
+
+    federation: Federation
+    newcomers: Federation | None
+    splits: tuple[Any, ...]
+    samples_digest: str
+    hashes: np.ndarray
+    notes: tuple[str, ...]
+
+
+def _deal_data(plan: Plan, share: Share) -> _DealtData:
+    """Read the samples and deal them to clients."""
+    settings = plan.settings
+    dataset_options = _dataset_options(plan.config)
 
     def load() -> tuple[datasets.Samples, str, np.ndarray]:
         with seeded_by_key("dataset"):  # a reader of a user's may draw
-            samples = datasets.load_samples(data_dir=Path(settings.data_dir), **source)
+            samples = datasets.load_samples(data_dir=Path(settings.data_dir), **dataset_options)
         hashes = provenance.hash_samples(samples.x)
-        return replace(samples, x=samples.x.to(device)), data.fingerprint(samples), hashes
+        on_device = replace(samples, x=samples.x.to(plan.device))
+        return on_device, data.fingerprint(samples), hashes
 
-    samples, read, hashes = share(("samples", device, settings.data_dir, repr(source)), load)
-    scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
-    seed = dealing.pop("seed", None)
-    seed = settings.seed if seed is None else seed
+    samples_key = ("samples", plan.device, settings.data_dir, repr(dataset_options))
+    samples, samples_digest, hashes = share(samples_key, load)
+
+    # ---- Who holds which samples
+    partition_name = plan.config["partition"]["name"]
+    partition_options = _partition_options(plan.config)
+    seed = partition_options.pop("seed", None)
+    if seed is None:
+        seed = settings.seed
     with seeded_by_key("partition", seed):  # and so may a partition
-        split = partition.deal_samples(scheme, samples, settings.clients, seed, **dealing)
-    away = data.draw_newcomers(len(split.train), settings.newcomers, seed)
-    classes = plan.eval.classes == "own"
-    notes = (*split.notes, *_unused_groups(samples, config["partition"]["name"]))
-    whole = data.build_federation(
-        samples, split, settings.validation, seed, plan.augment, away, classes
-    ).to(device)
-    federation, unseen = whole.split_newcomers(away)
-    weights = origin.find_weights(Path(settings.data_dir), given.pop("weights", None))
-    where = origin.trace_origin(
-        weights=weights,
+        split = partition.deal_samples(
+            partition.SCHEMES[partition_name],
+            samples,
+            settings.clients,
+            seed,
+            **partition_options,
+        )
+    newcomer_numbers = data.draw_newcomers(len(split.train), settings.newcomers, seed)
+    everyone = data.build_federation(
+        samples,
+        split,
+        settings.validation,
+        seed,
+        plan.augment,
+        newcomer_numbers,
+        plan.eval.classes == "own",
+    ).to(plan.device)
+    federation, newcomers = everyone.split_newcomers(newcomer_numbers)
+    splits: tuple[Any, ...] = (everyone.train, everyone.test, everyone.validation)
+    if newcomers:
+        splits += (newcomers.partition_numbers,)
+    return _DealtData(
+        federation=federation,
+        newcomers=newcomers,
+        splits=splits,
+        samples_digest=samples_digest,
         hashes=hashes,
-        federation=federation,
-        unseen=unseen,
-        overlap=given.pop("overlap", False),
-        privacy=plan.privacy,
+        notes=(*split.notes, *_note_unused_groups(samples, partition_name)),
     )
-    given["weights"] = weights and weights.values
-    given["adapter"] = partial(ADAPTERS[config["adapter"]["name"]], **_adapter(config))
+
+
+def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:
+    """Build the network, and tell it of clients and rounds."""
+    adapter = ADAPTERS[plan.config["adapter"]["name"]]
     net = models.build_network(
-        config["model"]["name"], federation.shape, federation.classes, settings.seed, **given
+        plan.config["model"]["name"],
+        federation.shape,
+        federation.classes,
+        plan.settings.seed,
+        **model_options,
+        adapter=partial(adapter, **_adapter_options(plan.config)),
     )
-    net = net.told(clients=federation.clients, rounds=settings.rounds).to(device)
-    if plan.method.pairs and plan.method.pairs != net.parts.pairs:
-        with_mixer = (
-            f" adapter.pairs={plan.method.pairs}"
-            if max(plan.method.pairs, net.parts.pairs) > 1
-            else ""
-        )
-        raise FedpflError(
-            f"method={config['method']['name']} is about low-rank pairs; choose adapter=lora{with_mixer}"
-        )
-    plan.method.init(
-        net.params, net.parts
-    )  # refuses what this network does not have, while nothing is written
-    if plan.method.validates and not any(map(len, federation.validation)):
-        name = config["method"]["name"]
-        raise FedpflError(
-            f"method={name} chooses by held-out samples, and there are none; set validation=0.1"
-        )
-    account = _account(plan, federation, net)
-    splits = (
-        whole.train,
-        whole.test,
-        whole.validation,
-        *([unseen.partition_numbers] if unseen else []),
-    )
-    fixed = [net.frozen] if net.frozen else []  # which are in no checkpoint, and may be drawn
-    clock = _clock(plan, federation)
-    own = [clock.devices] if clock and clock.system.file else []
-    return Run(
-        **vars(plan),
-        federation=federation,
-        unseen=unseen,
-        clock=clock,
-        net=net,
-        read=data.fingerprint(read, given.get("weights"), *own),
-        fingerprint=data.fingerprint(read, splits, given.get("weights"), *fixed, *own),
-        account=account,
-        origin=where,
-        notes=notes,
-    )
+    net = net.told(clients=federation.clients, rounds=plan.settings.rounds)
+    return net.to(plan.device)
 
 
-def _unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
+def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
+    """Raise FedpflError for a method that this network or these clients are not for."""
+    method = plan.method
+    method_name = plan.config["method"]["name"]
+    if method.pairs and method.pairs != net.parts.pairs:
+        pairs_word = ""
+        if max(method.pairs, net.parts.pairs) > 1:
+            pairs_word = f" adapter.pairs={method.pairs}"
+        raise FedpflError(
+            f"method={method_name} is about low-rank pairs; choose adapter=lora{pairs_word}"
+        )
+    # Refuses what this network does not have, while nothing is written.
+    method.init(net.params, net.parts)
+    if method.validates and not any(map(len, federation.validation)):
+        raise FedpflError(
+            f"method={method_name} chooses by held-out samples, and there are none; set "
+            "validation=0.1"
+        )
+
+
+def _note_unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
     """Return a line where the samples' groups, such as writers or sites, are not what clients are
     made of.
     """
@@ -334,7 +415,7 @@ def _unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
     ]
 
 
-def _clock(plan: Plan, federation: Federation) -> Clock | None:
+def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     """Return what clients have in simulated time, and the epochs of stragglers. Raises FedpflError."""
     if plan.system is None:
         return None
@@ -348,7 +429,7 @@ def _clock(plan: Plan, federation: Federation) -> Clock | None:
     return Clock(plan.system, own, stragglers(plan.system, clients, amount, seed))
 
 
-def _model(config: Mapping[str, Any]) -> dict[str, Any]:
+def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the network's options."""
     network = look_up_choice("model", config["model"], MODELS)
     return checked_arguments(
@@ -359,7 +440,7 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _adapter(config: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the adapter's options."""
     adapter = look_up_choice("adapter", config["adapter"], ADAPTERS)
     return checked_arguments(
@@ -370,7 +451,7 @@ def _adapter(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _privacy(
+def _make_privacy(
     config: Mapping[str, Any], settings: Settings, method: Method, stopping: Stopping
 ) -> Privacy | None:
     """Return how clients are protected, if they are. Raises FedpflError for what would give them
@@ -407,7 +488,7 @@ def _privacy(
     return own
 
 
-def _account(plan: Plan, federation: Federation, net: Net) -> Account | None:
+def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | None:
     """Return what keeps account of privacy, if anything does. Raises FedpflError for what it cannot
     answer for.
     """
@@ -426,7 +507,7 @@ def _account(plan: Plan, federation: Federation, net: Net) -> Account | None:
     return Account(own, federation.clients, cohort, settings.rounds)
 
 
-def _system(config: Mapping[str, Any], local: Local) -> System | None:
+def _make_system(config: Mapping[str, Any], local: Local) -> System | None:
     """Return what devices clients have, if any."""
     system = build_dataclass(
         look_up_choice("system", config["system"], SYSTEMS),
@@ -440,7 +521,7 @@ def _system(config: Mapping[str, Any], local: Local) -> System | None:
     return system
 
 
-def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
+def _partition_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scheme's options, and the seed if it is not the run's."""
     scheme = look_up_choice("partition", config["partition"], partition.SCHEMES)
     given = tuple(key for key in partition.SUPPLIED_ARGUMENTS if key != "seed")
@@ -452,7 +533,7 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _source(config: Mapping[str, Any]) -> dict[str, Any]:
+def _dataset_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
     reader = look_up_choice("dataset", config["dataset"], datasets.DATA_SETS)
     return checked_arguments(
@@ -489,7 +570,7 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     try:
         if missing := OmegaConf.missing_keys(cfg):
-            raise _without_value(min(missing))
+            raise _missing_value_error(min(missing))
         if OmegaConf.is_config(cfg.get("method")):
             cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
         plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
@@ -504,7 +585,7 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
         raise FedpflError(format_error(error)) from None
     for key in (*SETTINGS, *groups):
         if config.get(key) is None:
-            raise _without_value(key)
+            raise _missing_value_error(key)
     for group, values in [(group, config[group]) for group in groups] + [*optional.items()]:
         if not isinstance(values, Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {values!r}")
@@ -522,7 +603,7 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
-def _without_value(key: str) -> FedpflError:
+def _missing_value_error(key: str) -> FedpflError:
     return FedpflError(f"{key} has no value; set it with {key}=...")
 
 
@@ -592,5 +673,7 @@ def register_resolver() -> None:
 
 def read_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Return the checked options of a model, data set or partition. Raises FedpflError."""
-    read = {"model": _model, "dataset": _source, "partition": _partition}[group]
+    read = {"model": _model_options, "dataset": _dataset_options, "partition": _partition_options}[
+        group
+    ]
     return read(config)

@@ -1,5 +1,6 @@
-"""The search spaces of `tune`: conf/tune/, without what the user has set and what would be another
-method.
+"""The search spaces of `tune`: conf/tune/, without what the user has set.
+
+Values that would make the method another one are left out, too.
 """
 
 from __future__ import annotations
@@ -23,89 +24,127 @@ from fedpfl.ground.terminal import print_notice
 from fedpfl.methods import METHODS
 
 SPACES_FOLDER = Path(overrides.CONF) / "tune"
-EPOCHS = "local.epochs"
-MARGIN = 0.05  # of an interval, that count as its end
+EPOCHS_KEY = "local.epochs"
+EDGE_SHARE = 0.05
+"""Share of an interval at either end that counts as its edge."""
 
 
 def make_search_space(method: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a method's search space, without keys that the user has set. Raises
-    FedpflError.
+    """Return the words of a method's search space, without keys that the user has set.
 
     A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open
     (as `tuned`).
+
+    Raises:
+        FedpflError: for a file that is no space.
     """
-    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    known = {**_read_space("all", words), **_read_space(method, words)}
-    known.pop(LIMITS, None)
-    searched = [
-        f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)
+    user_values = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        user_values[key.lstrip("+")] = value
+    space = {**_read_space("all", words), **_read_space(method, words)}
+    space.pop(LIMITS, None)
+    search_words = [
+        f"{key}={text}"
+        for key, text in space.items()
+        if key not in user_values and _is_left_open(key, user_values)
     ]
-    if not searched and not any(map(overrides.is_sweep, words)):
-        return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
-    return searched
+    if not search_words and not any(map(overrides.is_sweep, words)):
+        return [f"local.lr=choice({user_values['local.lr']})"]  # every trial is the same run
+    return search_words
 
 
 def keep_within_limits(method: str, words: Sequence[str]) -> list[str]:
     """Return words of a search without values that make the method another one, and say which.
-    Raises FedpflError.
+
+    Raises:
+        FedpflError: where no value is left.
     """
     limits = _read_space(method, words).get(LIMITS, {})
-    bounded = [
-        word for word in words if word.partition("=")[0] in limits and overrides.split_values(word)
+    limited_words = [
+        word
+        for word in words
+        if overrides.is_sweep(word) and _key(word) in limits and overrides.split_values(word)
     ]
-    swept, left = [word for word in bounded if overrides.is_sweep(word)], list(words)
-    facts = _facts(words, " ".join(limits.values())) if swept else {}
-    for word in swept:
-        key, values = word.partition("=")[0], overrides.split_values(word)
-        kept = [value for value in values if _holds(limits[key], float(value), facts)]
-        if kept != values:
-            rule = _rule(limits[key], facts)
-            if not kept:
-                mend = "give it other values"
-                mend += f", or raise {EPOCHS}" if EPOCHS in rule else ""
-                raise FedpflError(
-                    f"{word}: method={method} is itself only with {key} {rule}; {mend}"
-                )
-            lost = ", ".join(value for value in values if value not in kept)
-            print_notice(
-                f"method={method}: {key}={lost} is not searched; here it is itself only with {key} {rule}"
-            )
-            left[left.index(word)] = f"{key}=choice({','.join(kept)})"
-    return left
+    if not limited_words:
+        return list(words)
+    bounds = _find_bounds(words, " ".join(limits.values()))
+    kept_words = list(words)
+    for word in limited_words:
+        key = _key(word)
+        values = overrides.split_values(word)
+        allowed_values = [
+            value for value in values if _is_within(limits[key], float(value), bounds)
+        ]
+        if allowed_values == values:
+            continue
+        rule = _describe_limit(limits[key], bounds)
+        if not allowed_values:
+            advice = "give it other values"
+            if EPOCHS_KEY in rule:
+                advice += f", or raise {EPOCHS_KEY}"
+            raise FedpflError(f"{word}: method={method} is itself only with {key} {rule}; {advice}")
+        dropped_values = ", ".join(value for value in values if value not in allowed_values)
+        print_notice(
+            f"method={method}: {key}={dropped_values} is not searched; here it is itself only "
+            f"with {key} {rule}"
+        )
+        kept_words[kept_words.index(word)] = f"{key}=choice({','.join(allowed_values)})"
+    return kept_words
 
 
 def find_edge_values(
-    method: str, chosen: Sequence[str], kinds: Mapping[str, Any], words: Sequence[str] = ()
+    method: str,
+    chosen_words: Sequence[str],
+    distributions: Mapping[str, Any],
+    words: Sequence[str] = (),
 ) -> list[str]:
-    """Return the chosen words whose value is at an end of what was searched, and could lie beyond.
+    """Return the chosen words whose value is at an end of what was searched.
 
-    kinds: Optuna's distributions by key. words: of the command, which may name a folder of the
-    user's.
+    Ends beyond which there is no value for the method are none.
+
+    Args:
+        method: name of the method.
+        chosen_words: what the search has found.
+        distributions: Optuna's, by key.
+        words: of the command, which may name a folder of the user's.
     """
     limits = _read_space(method, words).get(LIMITS, {})
-    there = [word for word in chosen if word.partition("=")[0] in kinds]
-    return [word for word in there if _at_end(method, word, kinds[word.partition("=")[0]], limits)]
+    edge_words = []
+    for word in chosen_words:
+        key, _, text = word.partition("=")
+        if key not in distributions:
+            continue
+        directions = _find_directions_beyond(text, distributions[key])
+        limit = limits.get(key, "")
+        if any(_has_value_beyond(method, key, float(text), way, limit) for way in directions):
+            edge_words.append(word)
+    return edge_words
+
+
+def _key(word: str) -> str:
+    """Return the key of `key=value`."""
+    return word.partition("=")[0]
 
 
 def _read_space(name: str, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a search space by key: of the user's folder, of the plugin with the method, or of
-    conf/tune/.
+    """Return a search space by key: of the user's folder, the method's plugin, or conf/tune/.
 
-    Raises FedpflError for a file that is no such space.
+    Raises:
+        FedpflError: for a file that is no such space.
     """
-    for folder in (
-        *(folder / "tune" for folder in overrides.find_config_dirs(words)),
-        SPACES_FOLDER,
-    ):
+    user_folders = [folder / "tune" for folder in overrides.find_config_dirs(words)]
+    for folder in (*user_folders, SPACES_FOLDER):
         path = folder / f"{name}.yaml"
         if path.is_file():
-            with _readable(path):
-                return check_search_space(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            with _name_file_in_errors(path):
+                values = yaml.safe_load(path.read_text(encoding="utf-8"))
+                return check_search_space(values or {})
     return dict(SPACES.get(name, {}))
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _name_file_in_errors(path: Path) -> Iterator[None]:
     """Raise FedpflError, with the file's name, for what is wrong in it."""
     try:
         yield
@@ -113,99 +152,117 @@ def _readable(path: Path) -> Iterator[None]:
         raise FedpflError(f"{path}: {error_text(error)}") from None
 
 
-def _rule(limit: str, facts: Mapping[str, float]) -> str:
-    """Return `above 0 and below local.epochs=1`: a limit in words, with what the user can set by
-    its key.
-    """
-    parts = []
-    for kind, bound in _bounds(limit, facts):
-        of_epochs = f"{kind} epochs" in limit.split(", ") and bound == facts.get("epochs")
-        parts.append(f"{kind} {EPOCHS}={bound:g}" if of_epochs else f"{kind} {bound:g}")
-    return " and ".join(parts)
-
-
-def _open(key: str, given: Mapping[str, str]) -> bool:
-    """Tell whether the group of a key was not chosen, or leaves it without a value."""
+def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
+    """Return whether the group of a key was not chosen, or leaves it without a value."""
     group, _, name = key.partition(".")
-    if group not in given:
+    if group not in user_values:
         return True
-    path = SPACES_FOLDER.parent / group / f"{given[group]}.yaml"
+    path = SPACES_FOLDER.parent / group / f"{user_values[group]}.yaml"
     return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
 
 
-def _facts(words: Sequence[str], limits: str) -> dict[str, float]:
-    """Return what limits name: the least number of `layers` and of local `epochs` of the runs of
-    these words.
+# ---- Limits, such as "above 0, below layers"
+
+
+def _find_bounds(words: Sequence[str], limits: str) -> dict[str, float]:
+    """Return the least number of `layers` and of local `epochs` of the runs of these words.
+
+    Args:
+        words: of a search.
+        limits: texts that may name them.
     """
-    plain = [
+    fixed_words = [
         word for word in words if not (overrides.is_sweep(word) or overrides.is_hydra_setting(word))
     ]
-    swept = {
-        word.partition("=")[0]: overrides.split_values(word)
-        for word in words
-        if overrides.is_sweep(word)
+    swept_values = {
+        _key(word): overrides.split_values(word) for word in words if overrides.is_sweep(word)
     }
+    model_words = [[f"model={name}"] for name in swept_values.get("model", [])] or [[]]
     plans = [
-        check_config(overrides.compose_config([*plain, f"model={name}"]))
-        for name in swept.get("model", [])
+        check_config(overrides.compose_config([*fixed_words, *model_word]))
+        for model_word in model_words
     ]
-    plans = plans or [check_config(overrides.compose_config(plain))]
-    epochs = [
-        *map(float, swept.get("local.epochs", [])),
-        *(plan.local.epochs or math.inf for plan in plans),
-    ]
-    layers = (
-        [len(build_run(plan).net.parts.layers) for plan in plans] if "layers" in limits else [0]
-    )
+    epochs = list(map(float, swept_values.get(EPOCHS_KEY, [])))
+    epochs += [plan.local.epochs or math.inf for plan in plans]
+    layers = [0]
+    if "layers" in limits:
+        layers = [len(build_run(plan).net.parts.layers) for plan in plans]
     return {"layers": min(layers), "epochs": min(epochs)}
 
 
-def _bounds(limit: str, facts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return `above 0, below layers` as `("above", 0), ("below", 4)`; without facts, those that
-    need none.
+def _parse_limit(limit: str, bounds: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return `above 0, below layers` as `("above", 0), ("below", 4)`.
+
+    Args:
+        limit: the text.
+        bounds: numbers by name; parts with a name that is not there are left out.
     """
-    found = [part.rpartition(" ") for part in limit.split(", ")]
-    return [
-        (kind, facts.get(name) or float(name))
-        for kind, _, name in found
-        if name in facts or name.isdecimal()
-    ]
+    parts = []
+    for part in limit.split(", "):
+        comparison, _, name = part.rpartition(" ")
+        if name in bounds or name.isdecimal():
+            parts.append((comparison, bounds.get(name) or float(name)))
+    return parts
 
 
-def _holds(limit: str, value: float, facts: Mapping[str, float]) -> bool:
-    return all(COMPARISONS[kind](value, bound) for kind, bound in _bounds(limit, facts))
+def _describe_limit(limit: str, bounds: Mapping[str, float]) -> str:
+    """Return `above 0 and below local.epochs=1`, with what the user can set by its key."""
+    texts = []
+    for comparison, bound in _parse_limit(limit, bounds):
+        is_of_epochs = f"{comparison} epochs" in limit.split(", ")
+        if is_of_epochs and bound == bounds.get("epochs"):
+            texts.append(f"{comparison} {EPOCHS_KEY}={bound:g}")
+        else:
+            texts.append(f"{comparison} {bound:g}")
+    return " and ".join(texts)
 
 
-def _at_end(method: str, word: str, kind: Any, limits: Mapping[str, str]) -> bool:
-    key, _, text = word.partition("=")
-    choices = getattr(kind, "choices", None)
+def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
+    return all(
+        COMPARISONS[comparison](value, bound) for comparison, bound in _parse_limit(limit, bounds)
+    )
+
+
+# ---- Ends of what was searched
+
+
+def _find_directions_beyond(text: str, distribution: Any) -> list[int]:
+    """Return -1 where a value is at the lower end of its distribution, 1 where at the upper."""
+    choices = getattr(distribution, "choices", None)
     try:
-        numbers = sorted(map(float, choices or (kind.low, kind.high)))
+        numbers = sorted(map(float, choices or (distribution.low, distribution.high)))
     except ValueError:  # names have no end
-        return False
-    scale: Callable[[float], float] = math.log if getattr(kind, "log", False) else float
-    low, value, high = (scale(number) for number in (numbers[0], float(text), numbers[-1]))
-    margin = 0 if choices or getattr(kind, "step", None) else MARGIN * (high - low)
-    beyond = [
-        way
-        for way, at in ((-1, value <= low + margin), (1, value >= high - margin))
-        if at and low < high
-    ]
-    return any(_allowed(method, key, float(text), way, limits.get(key, "")) for way in beyond)
+        return []
+    scale: Callable[[float], float] = float
+    if getattr(distribution, "log", False):
+        scale = math.log
+    low = scale(numbers[0])
+    high = scale(numbers[-1])
+    value = scale(float(text))
+    is_stepped = choices or getattr(distribution, "step", None)
+    margin = 0 if is_stepped else EDGE_SHARE * (high - low)
+    directions = []
+    if low < high and value <= low + margin:
+        directions.append(-1)
+    if low < high and value >= high - margin:
+        directions.append(1)
+    return directions
 
 
-def _allowed(method: str, key: str, value: float, way: int, limit: str) -> bool:
-    """Tell whether there is a value beyond this one that the key takes, and with which the method
-    stays itself.
-    """
+def _has_value_beyond(method: str, key: str, value: float, direction: int, limit: str) -> bool:
+    """Return whether the key takes a value beyond this one, with which the method stays itself."""
     group, _, name = key.partition(".")
-    hint = schema_annotations(SCHEMAS.get(group, METHODS[method])).get(name)
+    annotation = schema_annotations(SCHEMAS.get(group, METHODS[method])).get(name)
 
-    def fits(further: float) -> bool:
+    def is_allowed(further_value: float) -> bool:
+        if not _is_within(limit, further_value, {}):
+            return False
+        if annotation is None:
+            return True
         with contextlib.suppress(ValueError):
-            return _holds(limit, further, {}) and (
-                hint is None or cast_value(further, hint, key) is not None
-            )
+            return cast_value(further_value, annotation, key) is not None
         return False
 
-    return any(map(fits, (math.nextafter(value, way * math.inf), int(value) + way)))
+    next_real = math.nextafter(value, direction * math.inf)
+    next_integer = int(value) + direction
+    return is_allowed(next_real) or is_allowed(next_integer)

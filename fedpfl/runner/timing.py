@@ -1,6 +1,4 @@
-"""How long a run will take: a step and an evaluation are timed before its first round, and nothing
-of it changes.
-"""
+"""How long a run will take: a step and an evaluation are timed, and nothing of the run changes."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,44 +23,43 @@ from fedpfl.methods import Method, Phase, Turn
 from fedpfl.record.forecast import Forecast
 from fedpfl.runner.evaluate import make_adaptation
 
-SLOW, VERY_SLOW = 0.3, 2.0
-"""Seconds that the longer of two timed calls may take where the shorter allows it, and from which
-one is enough.
-"""
-MOST_STEPS = 8
+AIMED_SECONDS = 0.3
+"""What the longer of two timed calls may take, where the shorter allows it."""
+LONG_SECONDS = 2.0
+"""From which one timed call is enough."""
+MAX_STEPS = 8
 """Steps of the longer of two timed calls, at most."""
-FEW_SAMPLES, MORE_SAMPLES = 4, 128
-"""Test samples of a client in the shorter and the longer of two timed evaluations, at most."""
+FEW_SAMPLES = 4
+"""Test samples of a client in the shorter of two timed evaluations, at most."""
+MANY_SAMPLES = 128
+"""Test samples of a client in the longer one, at most."""
+SHORT_ROUNDS = 5
+"""Rounds up to which a run is over before it is worth being timed, if its work is little too."""
+LITTLE_WORK = 1e10
+"""Samples times parameters up to which work is little."""
 
 
-FEW_ROUNDS, LITTLE_WORK = 5, 1e10
-"""Rounds, and samples times parameters, up to which a run is over before it is worth being timed.
-"""
-
-
-class Line(NamedTuple):
-    """Seconds of a call as a straight line: `fixed` + `each` times how much there is to do."""
+class LinearTime(NamedTuple):
+    """Seconds of a call as a straight line: `fixed` + `slope` times how much there is to do."""
 
     fixed: float
-    each: float
+    slope: float
 
-    def at(self, amount: float) -> float:
+    def predict(self, amount: float) -> float:
         """Return the seconds of so much."""
-        return self.fixed + self.each * amount
+        return self.fixed + self.slope * amount
 
 
-def is_worth_timing(run: Run, done: int) -> bool:
-    """Tell whether what is left of a run after so many rounds takes long enough to be timed first."""
-    left = run.settings.rounds - done
-    samples = (
-        float(run.federation.train_sizes.double().mean()) * run.cohort * run.local.amount * left
-    )
-    return left > FEW_ROUNDS or samples * tree.size(run.net.params) > LITTLE_WORK
+def is_worth_timing(run: Run, rounds_done: int) -> bool:
+    """Return whether what is left of a run takes long enough to be timed first."""
+    rounds_left = run.settings.rounds - rounds_done
+    mean_samples = float(run.federation.train_sizes.double().mean())
+    samples = mean_samples * run.cohort * run.local.amount * rounds_left
+    return rounds_left > SHORT_ROUNDS or samples * tree.size(run.net.params) > LITTLE_WORK
 
 
 def forecast_run(run: Run, state: engine.State) -> Forecast | None:
-    """Time a few steps and a part of an evaluation, and return what rounds and evaluations take;
-    None if that fails.
+    """Return the seconds of rounds and evaluations, None if they cannot be timed.
 
     Copies of network and method answer on an engine of their own, whose random numbers are nobody
     else's: the run is, bit for bit, what it would be without. What fails here fails again, in
@@ -79,169 +76,218 @@ class _Stopwatch:
     """Time parts of a run on an engine of its own.
 
     Attributes:
-        side: clients that are timed side by side, as many as the engine takes at once.
+        parallel_clients: clients that are timed side by side, as many as the engine takes at once.
     """
 
     def __init__(self, run: Run, state: engine.State):
-        self._run, self._state = run, state
+        self._run = run
+        self._state = state
         self._local = run.local.for_round(state.round + 1, run.settings.rounds)
         self._draws = Draws(run.settings.seed, "timing", state.round)
         self._backend = engine.make(run.engine, run.net.copy(), run.device)
         self._method = copy.deepcopy(run.method)
-        self._phases: list[Phase] = []
-        number, clients = state.round + 1, run.federation.clients
-        draw = generator(run.settings.seed, "turns", number)
-        cohort = next(
-            engine.draw_cohorts(run.settings.seed, clients, run.settings.participation, 1)
-        )
-        self._turns = self._method.turns(state.round, cohort, clients, draw)
-        is_loop = self._backend.name == "loop"
-        side = ranks.cores() if is_loop and not run.engine.workers else run.engine.workers
-        self.side = min(side, clients) if is_loop and run.device.type == "cpu" else run.cohort
-        if is_loop and run.device.type != "cpu":
-            self.side = 1
+        self._phases: list[Phase] = []  # those of the last timed training
+        self._turns = self._plan_turns()
+        self.parallel_clients = self._count_parallel_clients()
         # Clients of middling size, so that none of them is alone with too much or too little.
-        order = run.federation.train_sizes.argsort()
-        first = max(0, (clients - self.side) // 2)
-        self._clients = sorted(order[first : first + self.side].tolist())
+        by_size = run.federation.train_sizes.argsort()
+        start = max(0, (run.federation.clients - self.parallel_clients) // 2)
+        self._clients = sorted(by_size[start : start + self.parallel_clients].tolist())
+
+    def _plan_turns(self) -> list[Turn]:
+        """Return the turns of the next round."""
+        settings = self._run.settings
+        clients = self._run.federation.clients
+        round_number = self._state.round + 1
+        turns_generator = generator(settings.seed, "turns", round_number)
+        cohorts = engine.draw_cohorts(settings.seed, clients, settings.participation, 1)
+        return self._method.turns(self._state.round, next(cohorts), clients, turns_generator)
+
+    def _count_parallel_clients(self) -> int:
+        """Return how many clients the engine takes at once."""
+        run = self._run
+        if self._backend.name != "loop":
+            return run.cohort
+        if run.device.type != "cpu":
+            return 1
+        return min(run.engine.workers or ranks.cores(), run.federation.clients)
 
     def forecast(self) -> Forecast:
         """Return the seconds of a round and of evaluations."""
-        run, federation, eval_ = self._run, self._run.federation, self._run.eval
-        judging, steps = self._time_evaluation(), self._time_steps()
-        phases = max(1, len(self._phases))
-        per_client = steps.at(self._mean_steps(federation) / phases)
-        tested = judging.at(float(federation.test_sizes.double().mean()))
+        run = self._run
+        federation = run.federation
+        evaluation_time = self._time_evaluation()
+        step_time = self._time_steps()
 
-        # ---- a round: each turn trains, and evaluates its clients before and after
+        # ---- A round: each turn trains, and evaluates its clients before and after.
+        mean_steps = self._mean_steps(federation) / max(1, len(self._phases))
+        train_seconds = step_time.predict(mean_steps)
+        mean_test_samples = float(federation.test_sizes.double().mean())
+        evaluation_seconds = evaluation_time.predict(mean_test_samples)
         trained = sum(len(turn.clients) for turn in self._turns if turn.trains)
-        looked_at = sum(len(turn.clients) for turn in self._turns if not turn.trains)
-        judged = sum(len(turn.clients) for turn in self._turns if not turn.survey)
-        round_work = trained * per_client + looked_at * steps.fixed + 2 * judged * tested
+        untrained = sum(len(turn.clients) for turn in self._turns if not turn.trains)
+        evaluated = sum(len(turn.clients) for turn in self._turns if not turn.survey)
+        round_seconds = (
+            trained * train_seconds
+            + untrained * step_time.fixed
+            + 2 * evaluated * evaluation_seconds
+        )
 
-        # ---- an evaluation of everybody, newcomers included
-        tests = [federation, *([run.unseen] if run.unseen else [])]
-        work = sum(one.clients * judging.at(_mean_size(one)) for one in tests)
-        if eval_.common:
-            work += federation.clients * judging.each * float(federation.test_sizes.sum())
-        tuning = 0.0
-        if eval_.finetune_epochs:
-            a_step, batch = self._time_tuning().each, self._local.batch_size
-            batches = [
-                eval_.finetune_epochs * one.clients * _mean_batches(one, batch) for one in tests
+        # ---- An evaluation of everybody, newcomers included.
+        federations = [federation]
+        if run.unseen:
+            federations.append(run.unseen)
+        everyone_seconds = sum(
+            one.clients * evaluation_time.predict(_mean_size(one)) for one in federations
+        )
+        if run.eval.common:
+            all_samples = float(federation.test_sizes.sum())
+            everyone_seconds += federation.clients * evaluation_time.slope * all_samples
+
+        # ---- The same once more after fine-tuning.
+        tuning_seconds = 0.0
+        if run.eval.finetune_epochs:
+            seconds_of_step = self._time_tuning().slope
+            tuning_steps = [
+                run.eval.finetune_epochs * one.clients * _mean_batches(one, self._local.batch_size)
+                for one in federations
             ]
-            tuning = work + a_step * sum(batches)
-        scale = 1 / self.side / _processes()
-        return Forecast(scale * round_work, scale * work, scale * (work + tuning))
+            tuning_seconds = everyone_seconds + seconds_of_step * sum(tuning_steps)
+        scale = 1 / self.parallel_clients / _count_processes()
+        return Forecast(
+            scale * round_seconds,
+            scale * everyone_seconds,
+            scale * (everyone_seconds + tuning_seconds),
+        )
 
-    def _time_steps(self) -> Line:
-        """Return the seconds of training `side` clients by the steps that each takes in every
-        phase.
-        """
-        run, method = self._run, self._shortened()
+    def _time_steps(self) -> LinearTime:
+        """Return the seconds of training by the steps that each client takes in every phase."""
+        method = self._shorten_phases()
+        # In a survey nobody is evaluated, so that steps alone are timed.
         turn = Turn(self._clients, survey=lambda server, clients, uploads: (server, clients))
 
         def train(steps: int) -> None:
-            local = replace(self._local, epochs=None, steps=steps)
-            about = run.federation, self._state, self._clients, local, self._draws, False, turn
-            self._backend.participate(TrainCall(method, *about))
+            call = TrainCall(
+                method=method,
+                federation=self._run.federation,
+                state=self._state,
+                clients=self._clients,
+                local=replace(self._local, epochs=None, steps=steps),
+                draws=self._draws,
+                survey=turn,
+            )
+            self._backend.participate(call)
 
-        return self._line(train, 1, MOST_STEPS)
+        return self._fit_time(train, small=1, large=MAX_STEPS)
 
-    def _shortened(self) -> Method:
-        """Return the method with phases of one epoch; those it has are noted."""
-        method, whole, noted = copy.copy(self._method), self._method.phases, self._phases
+    def _shorten_phases(self) -> Method:
+        """Return the method with phases of one epoch; those it has are kept in `_phases`."""
+        method = copy.copy(self._method)
+        plan_phases = self._method.phases
         epochs = self._local.epochs or 1
 
         def phases(server: Tree, client: dict[str, Tree], params: Tree, _: int) -> list[Phase]:
-            planned = [phase for phase in whole(server, client, params, epochs) if phase.epochs > 0]
-            noted[:] = planned
-            return [phase._replace(epochs=1) for phase in planned]
+            planned = plan_phases(server, client, params, epochs)
+            self._phases[:] = [phase for phase in planned if phase.epochs > 0]
+            return [phase._replace(epochs=1) for phase in self._phases]
 
         vars(method)["phases"] = phases
         return method
 
-    def _time_evaluation(self) -> Line:
-        """Return the seconds of evaluating `side` clients by the samples that each is tested on."""
+    def _time_evaluation(self) -> LinearTime:
+        """Return the seconds of evaluating by the samples that each client is tested on."""
         run = self._run
 
-        def judge(samples: int) -> None:
-            federation = _with_fewer_tests(run.federation, self._clients, samples)
-            about = federation, self._state, self._clients, None, make_adaptation(run, self._state)
-            self._backend.evaluate_splits(
-                EvalCall(self._method, *about, measures=run.settings.metrics)
+        def evaluate(samples: int) -> None:
+            call = EvalCall(
+                method=self._method,
+                federation=_with_fewer_tests(run.federation, self._clients, samples),
+                state=self._state,
+                clients=self._clients,
+                before_evaluation=make_adaptation(run, self._state),
+                measures=run.settings.metrics,
             )
+            self._backend.evaluate_splits(call)
 
-        def judged(samples: int) -> float:
-            fewer = _with_fewer_tests(run.federation, self._clients, samples).select_clients(
-                self._clients
-            )
-            return _mean_size(fewer)
+        def mean_size(samples: int) -> float:
+            smaller = _with_fewer_tests(run.federation, self._clients, samples)
+            return _mean_size(smaller.select_clients(self._clients))
 
         most = max(len(run.federation.test[client]) for client in self._clients)
-        return self._line(judge, min(most, FEW_SAMPLES), min(most, MORE_SAMPLES), judged)
+        return self._fit_time(
+            evaluate, small=min(most, FEW_SAMPLES), large=min(most, MANY_SAMPLES), size=mean_size
+        )
 
-    def _time_tuning(self) -> Line:
-        """Return the seconds of evaluating `side` clients after so many steps of fine-tuning."""
+    def _time_tuning(self) -> LinearTime:
+        """Return the seconds of evaluating after so many steps of fine-tuning."""
         run = self._run
         federation = _with_fewer_tests(run.federation, self._clients, FEW_SAMPLES)
 
         def tune(steps: int) -> None:
             local = replace(self._local, epochs=None, steps=steps)
-            tuning = engine.FineTuning(local, self._draws, run.eval.finetune_part)
-            about = (
-                federation,
-                self._state,
-                self._clients,
-                tuning,
-                make_adaptation(run, self._state),
+            call = EvalCall(
+                method=self._method,
+                federation=federation,
+                state=self._state,
+                clients=self._clients,
+                tuning=engine.FineTuning(local, self._draws, run.eval.finetune_part),
+                before_evaluation=make_adaptation(run, self._state),
             )
-            self._backend.evaluate_splits(EvalCall(self._method, *about))
+            self._backend.evaluate_splits(call)
 
-        return self._line(tune, 1, MOST_STEPS)
+        return self._fit_time(tune, small=1, large=MAX_STEPS)
 
-    def _line(
-        self, act: Callable[[int], None], few: int, more: int, size: Callable[[int], float] = float
-    ) -> Line:
-        """Time an act of little and of more.
+    def _fit_time(
+        self,
+        act: Callable[[int], None],
+        small: int,
+        large: int,
+        size: Callable[[int], float] = float,
+    ) -> LinearTime:
+        """Time an act of little and of more, and fit a line.
 
         Args:
             act: what to time.
-            few: its smaller argument.
-            more: its larger one, at most.
+            small: its smaller argument.
+            large: its larger one, at most.
             size: how much there is to do by the argument.
         """
-        few = max(1, few)
-        seconds = self._seconds(act, few)
-        if seconds > VERY_SLOW:  # warming up is the least of it, and more would cost as much
-            return Line(0.0, seconds / max(1.0, size(few)))
-        seconds = min(seconds, self._seconds(act, few))
-        more = min(more, few * max(2, int(SLOW / max(seconds, 1e-6))))
-        if size(more) <= size(few):
-            return Line(0.0, seconds / max(1.0, size(few)))
-        each = max(0.0, self._seconds(act, more) - seconds) / (size(more) - size(few))
-        return Line(max(0.0, seconds - each * size(few)), each)
+        small = max(1, small)
+        seconds = self._time_call(act, small)
+        if seconds > LONG_SECONDS:  # warming up is the least of it, and more would cost as much
+            return LinearTime(0.0, seconds / max(1.0, size(small)))
+        seconds = min(seconds, self._time_call(act, small))
+        large = min(large, small * max(2, int(AIMED_SECONDS / max(seconds, 1e-6))))
+        if size(large) <= size(small):
+            return LinearTime(0.0, seconds / max(1.0, size(small)))
+        more_seconds = max(0.0, self._time_call(act, large) - seconds)
+        slope = more_seconds / (size(large) - size(small))
+        return LinearTime(max(0.0, seconds - slope * size(small)), slope)
 
-    def _seconds(self, act: Callable[[int], None], amount: int) -> float:
-        wait: Callable[[], Any] = (
-            torch.cuda.synchronize if self._run.device.type == "cuda" else lambda: None
-        )
-        wait()
+    def _time_call(self, act: Callable[[int], None], amount: int) -> float:
+        """Return the seconds of a call, until the device has done its work."""
+        is_cuda = self._run.device.type == "cuda"
+        if is_cuda:
+            torch.cuda.synchronize()
         began = time.perf_counter()
         act(amount)
-        wait()
+        if is_cuda:
+            torch.cuda.synchronize()
         return time.perf_counter() - began
 
     def _mean_steps(self, federation: Federation) -> float:
         """Return the steps of a participation over all phases, mean over clients."""
-        batch, fixed = self._local.batch_size, self._local.steps
-        batches = [_mean_batches(federation, batch, phase.batches, fixed) for phase in self._phases]
-        return sum(phase.epochs * each for phase, each in zip(self._phases, batches, strict=True))
+        return sum(
+            phase.epochs
+            * _mean_batches(federation, self._local.batch_size, phase.batches, self._local.steps)
+            for phase in self._phases
+        )
 
 
 def _with_fewer_tests(federation: Federation, clients: list[int], samples: int) -> Federation:
     """Return the federation with at most so many test and validation samples of some clients."""
-    test, validation = list(federation.test), list(federation.validation)
+    test = list(federation.test)
+    validation = list(federation.validation)
     for split in (test, validation):
         for client in clients if split else ():
             split[client] = split[client][:samples]
@@ -249,29 +295,33 @@ def _with_fewer_tests(federation: Federation, clients: list[int], samples: int) 
 
 
 def _mean_batches(
-    federation: Federation, size: int, together: int = 1, fixed: int | None = None
+    federation: Federation,
+    batch_size: int,
+    batches_per_step: int = 1,
+    fixed_steps: int | None = None,
 ) -> float:
-    """Return the steps that an epoch has, mean over clients, as `engine.sgd.steps` deals them.
+    """Return the steps that an epoch has, mean over clients, as `engine.training.sgd` counts them.
 
     Args:
         federation: whose clients.
-        size: samples of a minibatch.
-        together: minibatches of a step.
-        fixed: steps in place of an epoch.
+        batch_size: samples of a minibatch.
+        batches_per_step: minibatches of a step.
+        fixed_steps: steps in place of an epoch.
     """
     sizes = federation.train_sizes
-    counts = (sizes // size + (sizes % size > 1).long()) // together
-    if fixed:
-        counts = (counts > 0).long() * fixed
+    # A last minibatch of one sample is left out.
+    counts = (sizes // batch_size + (sizes % batch_size > 1).long()) // batches_per_step
+    if fixed_steps:
+        counts = (counts > 0).long() * fixed_steps
     return float(counts.double().mean())
 
 
 def _mean_size(federation: Federation) -> float:
-    """Return the samples that a client's model is judged on, mean over clients."""
-    held = sum(map(len, federation.validation))
-    return (float(federation.test_sizes.sum()) + held) / max(1, federation.clients)
+    """Return the samples that a client's model is evaluated on, mean over clients."""
+    validation_samples = sum(map(len, federation.validation))
+    return (float(federation.test_sizes.sum()) + validation_samples) / max(1, federation.clients)
 
 
-def _processes() -> int:
+def _count_processes() -> int:
     """Return how many processes share the clients of a run."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -6,7 +6,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
@@ -24,7 +24,7 @@ from fedpfl.runner import resume, trials
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_search_space
 
-JUDGED = {
+JUDGED_COLUMNS = {
     "accuracy": Column("mean", "percent", "test accuracy"),
     "accuracy_pooled": Column("pooled", "percent", "test accuracy"),
     "ft_accuracy": Column("fine-tuned", "percent", "test accuracy"),
@@ -38,179 +38,231 @@ COLUMNS = {
     "given up": Column("given up", "whole", "trials"),
     "rounds": Column("rounds", "whole", "trials"),
     "validation": Column("validation", "percent"),
-    **JUDGED,
+    **JUDGED_COLUMNS,
     "seeds": Column("seeds", "whole"),
 }
 
 
 class TuningRequest(NamedTuple):
-    """What is asked for: the methods, how many trials and fresh seeds, where to write, and words
-    for all.
+    """Say what is to be tuned.
+
+    Attributes:
+        methods: to be compared.
+        trials: of each method's search.
+        seeds: fresh ones that each method's chosen values are run with.
+        folder: where runs and tables are written.
+        shared_words: words of the command line that all methods have.
     """
 
     methods: list[str]
     trials: int
     seeds: int
     folder: Path
-    words: list[str]
+    shared_words: list[str]
 
 
-def tune_methods(asked: TuningRequest, play: Callable[..., None]) -> Table:
-    """Search for each method's values, run them with fresh seeds, and return a table of what came
-    of it.
+class RunCommand(Protocol):
+    """Does a command line of fedpfl.train's."""
 
-    play: does a command line of fedpfl.train's; but for exit status `bears` it does not return
-    where that failed.
-    """
-    words = list(asked.words)
-    if not any(word.lstrip("+").startswith("validation=") for word in words):
-        words.append("validation=0.1")
-    by_method = _words_by_method(asked.methods, words)
-    # Fine-tuned columns choose nothing.
-    spaces = {
-        method: [*own, *make_search_space(method, own), "eval.finetune_epochs=0"]
-        for method, own in by_method.items()
-    }
-    for method, searched in spaces.items():  # what one lacks is told hours before its turn
-        _require_keys(method, searched)
+    def __call__(
+        self, options: Sequence[str], words: Sequence[str], accepted_status: int = 0
+    ) -> None:
+        """Return only where the exit status is 0 or `accepted_status`."""
+
+
+def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
+    """Search for each method's values, run them with fresh seeds, and return a table."""
+    shared_words = list(request.shared_words)
+    if not any(word.lstrip("+").startswith("validation=") for word in shared_words):
+        shared_words.append("validation=0.1")
+    method_words = _split_words_by_method(request.methods, shared_words)
+
+    # ---- Step 1: compose all spaces, so that a mistake is told hours before its method's turn.
+    spaces = {}
+    for method, words in method_words.items():
+        # Fine-tuned columns choose nothing.
+        spaces[method] = [*words, *make_search_space(method, words), "eval.finetune_epochs=0"]
+    for method, search_words in spaces.items():
+        _require_keys(method, search_words)
     searches = {
-        method: keep_within_limits(method, [f"method={method}", *own])
-        for method, own in spaces.items()
+        method: keep_within_limits(method, [f"method={method}", *search_words])
+        for method, search_words in spaces.items()
     }
+
+    # ---- Step 2: one method after another.
     records = [
-        _tuned(asked, method, by_method[method], searched, play)
-        for method, searched in searches.items()
+        _tune_method(request, method, method_words[method], search_words, run_command)
+        for method, search_words in searches.items()
     ]
-    lost = [
-        f"{record['method']}: {count} of the final runs diverged, so its test cells stay empty."
-        for record in records
-        if (count := asked.seeds - record["seeds"])
+
+    # ---- Step 3: the table, and what its reader must know.
+    notes = [
+        "Rounds: played by all trials together. A trial below the others' median validation "
+        "accuracy is given up."
     ]
-    edges = [
-        f"{record['method']}: {record['at_end']}: at the end of what was searched; better values may lie beyond."
+    for record in records:
+        lost_count = request.seeds - record["seeds"]
+        if lost_count:
+            notes.append(
+                f"{record['method']}: {lost_count} of the final runs diverged, so its test cells "
+                "stay empty."
+            )
+    for record in records:
+        if record["at_end"]:
+            notes.append(
+                f"{record['method']}: {record['at_end']}: at the end of what was searched; better "
+                "values may lie beyond."
+            )
+    titled_records = [
+        {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
         for record in records
-        if record["at_end"]
     ]
     return Table.of(
-        [
-            {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
-            for record in records
-        ],
+        titled_records,
         COLUMNS,
         title="Tuned on equal terms",
         frame=pd.DataFrame(records),
-        caption=f"{pluralize(asked.trials, 'trial')} per method, chosen by validation accuracy; then "
-        f"{pluralize(asked.seeds, 'other seed')}, "
-        "each at its round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
-        notes=(
-            "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
-            *lost,
-            *edges,
-        ),
+        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation accuracy; "
+        f"then {pluralize(request.seeds, 'other seed')}, each at its round of the best validation "
+        "accuracy: mean (standard deviation over seeds), in percent.",
+        notes=tuple(notes),
     )
 
 
-def _words_by_method(methods: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
-    """Return each method's words: a `method.mu=...` that others of these methods have is not for
-    one that lacks it.
+def _key(word: str) -> str:
+    """Return the key of `key=value`."""
+    return word.partition("=")[0]
 
-    One that none has stays, to be refused.
+
+def _split_words_by_method(
+    methods: Sequence[str], shared_words: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return each method's words.
+
+    A `method.mu=...` that others of these methods have is not for one that lacks it. One that none
+    has stays, to be refused.
     """
-    others = [
-        word for word in words if not word.startswith("method.") and not overrides.is_sweep(word)
+    composed_words = [
+        word
+        for word in shared_words
+        if not word.startswith(("method.", "hydra.sweeper.")) and not overrides.is_sweep(word)
     ]
-    others = [word for word in others if not word.startswith("hydra.sweeper.")]
     keys = {
-        method: {*overrides.compose_config([f"method={method}", *others]).method}
+        method: {*overrides.compose_config([f"method={method}", *composed_words]).method}
         for method in methods
     }
-    anywhere = set[str]().union(*keys.values())
-    by_method = {}
+    keys_of_any = set[str]().union(*keys.values())
+    words_by_method = {}
     for method in methods:
-        absent = {f"method.{key}" for key in anywhere - keys[method]}
-        lost = [word for word in words if word.partition("=")[0] in absent]
-        for word in lost:
-            print_notice(
-                f"method={method} has no {word.partition('=')[0]}, so {word} is for the other methods alone"
-            )
-        by_method[method] = [word for word in words if word not in lost]
-    return by_method
+        absent_keys = {f"method.{key}" for key in keys_of_any - keys[method]}
+        words = []
+        for word in shared_words:
+            if _key(word) in absent_keys:
+                print_notice(
+                    f"method={method} has no {_key(word)}, so {word} is for the other methods alone"
+                )
+            else:
+                words.append(word)
+        words_by_method[method] = words
+    return words_by_method
 
 
-def _require_keys(method: str, words: Sequence[str]) -> None:
-    """Compose a method's words, whatever the values of what is searched. Raises what Hydra does for
-    unknown keys.
+def _require_keys(method: str, search_words: Sequence[str]) -> None:
+    """Compose a method's words, whatever the values that are searched.
+
+    Raises what Hydra does for unknown keys.
     """
-    swept = [word.partition("=")[0] for word in words if overrides.is_sweep(word)]
-    plain = [
+    swept_keys = [_key(word) for word in search_words if overrides.is_sweep(word)]
+    fixed_words = [
         word
-        for word in words
-        if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)
+        for word in search_words
+        if not word.startswith("hydra.sweeper.") and _key(word) not in swept_keys
     ]
-    overrides.compose_config(
-        [f"method={method}", *plain, *(f"{key}=null" for key in swept if key not in GROUPS)]
-    )
+    any_values = [f"{key}=null" for key in swept_keys if key not in GROUPS]
+    overrides.compose_config([f"method={method}", *fixed_words, *any_values])
 
 
-def _tuned(
-    asked: TuningRequest,
+def _tune_method(
+    request: TuningRequest,
     method: str,
     words: Sequence[str],
-    searched: Sequence[str],
-    play: Callable[..., None],
+    search_words: Sequence[str],
+    run_command: RunCommand,
 ) -> dict[str, Any]:
-    """Search for one method's values, run them with fresh seeds, and return what came of it."""
-    options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
-    play([*options, *_below(asked.folder / "trials")], searched)
-    found = trials.search_results[-1]
-    draw(found, asked.folder, method)
-    chosen = {word.partition("=")[0] for word in found.overrides}
-    fixed = [
+    """Search for one method's values, run them with fresh seeds, and return a record.
+
+    Args:
+        request: what is to be tuned.
+        method: name of the method.
+        words: of the user for this method.
+        search_words: those of its search.
+        run_command: does a command line of fedpfl.train's.
+    """
+    # ---- Step 1: the search.
+    run_command(
+        [
+            "-m",
+            "hydra/sweeper=optuna",
+            f"hydra.sweeper.trials={request.trials}",
+            *_sweep_dir_words(request.folder / "trials"),
+        ],
+        search_words,
+    )
+    result = trials.search_results[-1]
+    draw_search(result, request.folder, method)
+
+    # ---- Step 2: the words of the final runs.
+    chosen_keys = {_key(word) for word in result.overrides}
+    kept_words = [
         word
         for word in words
-        if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
+        if not word.startswith("hydra.sweeper.") and _key(word) not in chosen_keys
     ]
-    fixed = [f"method={method}", *fixed, *found.overrides]
-    first = int(overrides.compose_single_run(fixed).seed) + 1
-    seeds = [first + number for number in range(asked.seeds)]
+    final_words = [f"method={method}", *kept_words, *result.overrides]
+    first_seed = int(overrides.compose_single_run(final_words).seed) + 1
+    seeds = [first_seed + number for number in range(request.seeds)]
     print_notice(
-        f"method={method}: {pluralize(asked.seeds, 'fresh seed')} of {' '.join(found.overrides)}"
+        f"method={method}: {pluralize(request.seeds, 'fresh seed')} of {' '.join(result.overrides)}"
     )
-    outdated = _by_other_code(asked.folder / "final", fixed, seeds)
-    for some, more in (
-        (outdated, ["restart=true"]),
-        ([seed for seed in seeds if seed not in outdated], []),
-    ):
-        if some:
-            final = [
-                *fixed,
-                f"seed=choice({','.join(map(str, some))})",
-                "hydra.sweeper.table=false",
-                *more,
-            ]
-            play(["-m", *_below(asked.folder / "final")], final, bears=EXIT_STATUS[Diverged])
-    record = {
+
+    # ---- Step 3: the final runs. Those of other code cannot stand beside what was searched.
+    final_folder = request.folder / "final"
+    outdated_seeds = _find_outdated_seeds(final_folder, final_words, seeds)
+    other_seeds = [seed for seed in seeds if seed not in outdated_seeds]
+    for seeds_to_run, more_words in ((outdated_seeds, ["restart=true"]), (other_seeds, [])):
+        if seeds_to_run:
+            run_command(
+                ["-m", *_sweep_dir_words(final_folder)],
+                [
+                    *final_words,
+                    f"seed=choice({','.join(map(str, seeds_to_run))})",
+                    "hydra.sweeper.table=false",
+                    *more_words,
+                ],
+                accepted_status=EXIT_STATUS[Diverged],
+            )
+
+    # ---- Step 4: what came of it, and the command that repeats the final runs.
+    edge_values = find_edge_values(method, result.overrides, result.space, words)
+    run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
+    seeds_word = f"seed={','.join(map(str, seeds))}"
+    return {
         "method": method,
-        "chosen": " ".join(found.overrides),
-        **found.trials,
-        "rounds": found.rounds,
+        "chosen": " ".join(result.overrides),
+        **result.trials,
+        "rounds": result.rounds,
+        "validation": result.value,
+        "at_end": " ".join(edge_values),
+        "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *run_words, seeds_word]),
+        **_read_test_results(final_folder, final_words, seeds),
     }
-    record |= {
-        "validation": found.value,
-        "at_end": " ".join(find_edge_values(method, found.overrides, found.space, words)),
-    }
-    again = [word for word in fixed if not overrides.is_hydra_setting(word)]
-    record["command"] = shlex.join(
-        ["python", "-m", "fedpfl.train", "-m", *again, f"seed={','.join(map(str, seeds))}"]
-    )
-    return record | _read_test_results(asked.folder / "final", fixed, seeds)
 
 
-def _below(folder: Path) -> Iterator[str]:
+def _sweep_dir_words(folder: Path) -> Iterator[str]:
     return overrides.format_words("hydra.sweep.dir", str(folder))
 
 
-def find_run_directories(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
+def locate_final_runs(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
     """Return the run directories of these words, one per seed."""
     return [
         root / overrides.compose_single_run([*words, f"seed={seed}"]).hydra.sweep.subdir
@@ -218,67 +270,67 @@ def find_run_directories(root: Path, words: Sequence[str], seeds: Sequence[int])
     ]
 
 
-def _by_other_code(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[int]:
-    """Return the seeds whose runs another version of the code made, which cannot stand beside what
-    was searched.
-    """
+def _find_outdated_seeds(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[int]:
+    """Return the seeds whose runs another version of the code made."""
     code = resume.digest_code(check_config(overrides.compose_single_run(words)))
-    outdated = []
-    for seed, place in zip(seeds, find_run_directories(root, words, seeds), strict=True):
-        if (place / "summary.json").is_file():
-            codes = reading.read_summary(place).get("code", [])
-            outdated += [seed] if any(other != code for other in codes) else []
-    return outdated
+    outdated_seeds = []
+    for seed, path in zip(seeds, locate_final_runs(root, words, seeds), strict=True):
+        if (path / "summary.json").is_file():
+            codes = reading.read_summary(path).get("code", [])
+            if any(other_code != code for other_code in codes):
+                outdated_seeds.append(seed)
+    return outdated_seeds
 
 
 def _read_test_results(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return test accuracies of the runs of these seeds, each at its best validation round; nan
-    where one diverged.
+    """Return mean test accuracies of these runs, each at its best validation round.
+
+    They are nan where a run diverged.
     """
-    found: dict[str, list[float]] = {name: [] for name in JUDGED}
-    diverged = 0
-    for place in find_run_directories(root, words, seeds):
-        status = load.read_started_run(place).status
+    values: dict[str, list[float]] = {name: [] for name in JUDGED_COLUMNS}
+    diverged_count = 0
+    for path in locate_final_runs(root, words, seeds):
+        status = load.read_started_run(path).status
         if status not in ("finished", "diverged"):
-            raise FedpflError(f"{place}: {status}; the same command tries it again")
-        lost = status == "diverged"
-        diverged += lost
-        row = {} if lost else best_round(load.read_run(place).evaluations)
-        for name in found:
-            found[name].append(float(row.get(name, float("nan"))))
-    told = {name: mean_and_std(values) for name, values in found.items()}
-    return {"seeds": len(seeds) - diverged} | {
-        f"{name}{suffix}": value[at]
-        for name, value in told.items()
-        for at, suffix in enumerate(("", "_seed_std"))
-    }
+            raise FedpflError(f"{path}: {status}; the same command tries it again")
+        row: Any = {}
+        if status == "diverged":
+            diverged_count += 1
+        else:
+            row = best_round(load.read_run(path).evaluations)
+        for name in values:
+            values[name].append(float(row.get(name, float("nan"))))
+    results: dict[str, Any] = {"seeds": len(seeds) - diverged_count}
+    for name, accuracies in values.items():
+        mean, std = mean_and_std(accuracies)
+        results[name] = mean
+        results[f"{name}_seed_std"] = std
+    return results
 
 
-def draw(found: trials.SearchResult, folder: Path, method: str) -> None:
-    """Draw how the search went and what mattered, into `<method>_history.png` and
-    `<method>_importance.png`.
-    """
+def draw_search(result: trials.SearchResult, folder: Path, method: str) -> None:
+    """Draw how the search went and what mattered, as `<method>_history.png`, `_importance.png`."""
     mpl = drawing.load_matplotlib()
     mpl.use("agg")
     import optuna
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as figures
 
-    whole = [
-        trial for trial in found.study.trials if trial.state == optuna.trial.TrialState.COMPLETE
+    complete_trials = [
+        trial for trial in result.study.trials if trial.state == optuna.trial.TrialState.COMPLETE
     ]
-    drawn: dict[str, Callable[[], Any]] = {
+    drawings: dict[str, Callable[[], Any]] = {
         "history": lambda: figures.plot_optimization_history(
-            found.study, target_name="validation accuracy (%)"
+            result.study, target_name="validation accuracy (%)"
         )
     }
-    if len({trial.value for trial in whole}) > 1:
-        drawn["importance"] = lambda: figures.plot_param_importances(found.study)
-    for name, make in drawn.items():
+    if len({trial.value for trial in complete_trials}) > 1:
+        drawings["importance"] = lambda: figures.plot_param_importances(result.study)
+    for name, draw in drawings.items():
         # Optuna chooses a style for the whole process.
         with mpl.rc_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            make()
+            draw()
             plt.tight_layout()
             plt.savefig(folder / f"{method}_{name}.png", dpi=150)
             plt.close("all")

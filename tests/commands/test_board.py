@@ -56,7 +56,7 @@ def call(folder: Path, *words: str) -> int:
 def boarded(folder, methods, settings):
     suite = {**SUITE, "settings": {name: SUITE["settings"][name] for name in settings}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(suite))
-    with mock.patch.object(tuning, "draw"):  # which takes longer than the runs
+    with mock.patch.object(tuning, "draw_search"):  # which takes longer than the runs
         status = call(folder, f"method={','.join(methods)}", "trials=1", "seeds=1", "rounds=2")
     return folder, status, pd.read_csv(folder / "out" / "board.csv", dtype={"identity": str})
 
@@ -146,9 +146,7 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     assert "equal, every number of 1 runs" in capsys.readouterr().out
 
     def played(foreign, root):
-        return tuning.find_run_directories(
-            root, foreign.words, foreign.seeds
-        )  # the runs of just now
+        return tuning.locate_final_runs(root, foreign.words, foreign.seeds)  # the runs of just now
 
     make, boards, compose = board.make_board, {}, functools.cache(overrides.compose_config)
 

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config.choices import list_choices
-from fedpfl.config.plan import _partition, register_resolver, resolve_config, run_subdir
+from fedpfl.config.plan import _partition_options, register_resolver, resolve_config, run_subdir
 from fedpfl.config.schema import SETTINGS, Eval, ModelOptions, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
@@ -94,7 +94,7 @@ def assert_fits(composed: DictConfig) -> None:
     build_dataclass(Settings, {key: cfg[key] for key in SETTINGS}, "")
     network = (MODELS[cfg["model"]["name"]], ModelOptions)
     checked_arguments(network, rest["model"], "model", provided_elsewhere=("shape", "classes"))
-    _partition(cfg)
+    _partition_options(cfg)
     assert cfg["dataset"]["name"] in datasets.DATA_SETS
 
 

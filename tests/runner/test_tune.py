@@ -339,7 +339,11 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     for name in ("right", "wrong"):
         methods = ("fedprox", "local_only") if name == "right" else ("fedprox",)
         words = "trials=2", "seeds=2", "validation=0.2", "unseen=0.2"
-        drawn = contextlib.nullcontext() if name == "right" else mock.patch.object(tuning, "draw")
+        drawn = (
+            contextlib.nullcontext()
+            if name == "right"
+            else mock.patch.object(tuning, "draw_search")
+        )
         with drawn:
             code, text = tuned(worlds, name, f"method={','.join(methods)}", *words)
         assert code == 0, text
@@ -407,7 +411,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     )
     with (
         mock.patch.object(trials.Search, "_find_best", return_value=bad),
-        mock.patch.object(tuning, "draw"),
+        mock.patch.object(tuning, "draw_search"),
     ):
         code, text = tuned(worlds, "right", *words)
     assert code == 0, text

@@ -31,7 +31,7 @@ def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
         return {"method": method, "seeds": asked.seeds, "at_end": ""}
 
     with (
-        mock.patch.object(tuning, "_tuned", tuned),
+        mock.patch.object(tuning, "_tune_method", tuned),
         contextlib.suppress(KeyError),
     ):  # there is nothing for a table
         tuning.tune_methods(tune.parse_request([*SMALL, *words]), lambda *given: None)
