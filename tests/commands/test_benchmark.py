@@ -69,6 +69,7 @@ def test_the_table_and_its_json(tmp_path, capfd):
     assert ours["samples"] == written["results"]["plain"][0]["samples"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", keep_quick(["loop@disk fp32", "bare fp32"]))
 def test_other_variants_do_the_same_work(variant):
     task = replace(TASK, width=2)

@@ -169,6 +169,7 @@ def test_data_that_would_be_downloaded_are_not(
     )
 
 
+@pytest.mark.full
 def test_the_command_itself_takes_it(tmp_path: Path) -> None:
     """Before torch is loaded the words are looked at, too."""
     result = wait_for(start_process("--dry-run", *WORDS, cwd=tmp_path))

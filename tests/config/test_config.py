@@ -677,7 +677,7 @@ def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(place, tmp_p
     )
 
 
-@pytest.mark.parametrize("key", ["name", "seed", "method.q", "hydra.run.dir"])
+@pytest.mark.parametrize("key", keep_quick(["name", "seed", "method.q", "hydra.run.dir"], 3))
 @pytest.mark.parametrize(
     "value", ["${oc.select:KEY}", "${oc.decode:${oc.select:KEY}}", "a${oc.select:KEY,b}c"]
 )

@@ -16,7 +16,7 @@ from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
-from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, record_rounds
+from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, keep_quick, record_rounds
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
@@ -252,7 +252,7 @@ def world(kind: str, folder: Path):
     )
 
 
-@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize("kind", keep_quick(WORLDS))
 @pytest.mark.parametrize(
     "name", ["fedavg", "ditto", "fedala", "feddpa", "fedobp", "fedpac", "per_fedavg", "pfedfda"]
 )

@@ -55,7 +55,7 @@ from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
-FEW = ("fedobp", "floco", "pfedfda", "seqfededt", "knn_per", "fedamp")
+FEW = ("fedobp", "seqfededt", "fedamp")
 """Plain; a survey; what losses keep; turns of a single client; ragged findings; models of others.
 """
 RUN = (

@@ -21,6 +21,7 @@ from tests.conftest import (
     client_row,
     differing,
     find_eval_job,
+    keep_one_of_each,
     make_federation,
     record_rounds,
     tiny,
@@ -100,13 +101,15 @@ def main_statistics(method: Method, state: State) -> Any:
     return state.server_buffers.get(role) or state.client_buffers[role]
 
 
+LIMITS = [
+    pytest.param(name, limit, id=case_id(name, {**limit.values, "clients": limit.clients}))
+    for name, expect in EXPECTED.items()
+    for limit in expect.limits
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        pytest.param(name, limit, id=case_id(name, {**limit.values, "clients": limit.clients}))
-        for name, expect in EXPECTED.items()
-        for limit in expect.limits
-    ],
+    ("name", "limit"), keep_one_of_each(LIMITS, kind_of=lambda case: case.values[0])
 )
 def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str) -> None:
     method, other = build_method(name, **limit.values), limit.other

@@ -162,6 +162,7 @@ def alone(tmp_path_factory):
     return rows(place / "run")
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
     interrupt(tmp_path / "run", *SMALL, *SEEDED, after=2)
     assert len(rows(tmp_path / "run")) == 2
@@ -208,6 +209,7 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
     assert run_command(*SMALL, *OWN, "hydra.run.dir=lost", "restart=true", cwd=tmp_path).code == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seeded", [(), ("privacy.seed=1",)], ids=["secret", "seeded"])
 def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, tmp_path):
     """Clients do not move at these rates, so that it is noise alone: of twice the variance, not

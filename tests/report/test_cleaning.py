@@ -390,6 +390,7 @@ def test_what_the_file_system_refuses_is_named(
     assert path.exists()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture

@@ -8,6 +8,7 @@ import pytest
 
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import COMMANDS, main
+from tests.conftest import keep_quick
 from tests.report.test_listing import HOUR, age
 from tests.report.test_report import amend, write_run
 
@@ -71,7 +72,7 @@ WITHOUT_TRIALS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", keep_quick(sorted(COMMANDS), 2))
 def test_every_command_leaves_trials_out_and_says_so(name, outputs, tmp_path, capsys):
     """What is shown equals what is shown where there is no trial; a new command needs a line above."""
     alone = tmp_path / "alone"

@@ -644,6 +644,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         assert kept.count("\n") == text.count("\n"), "run python scripts/notebook.py --write"
 
 
+@pytest.mark.full
 def test_the_pages_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = (ROOT / "docs" / "library.md").read_text().split("```python\n")[1:]

@@ -198,6 +198,7 @@ def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change
     assert len(list(folder.rglob("rounds.csv"))) == 4, "no run of before is taken for one of now"
 
 
+@pytest.mark.full
 def test_another_version_of_fedpfl_searches_anew(folder):
     assert len(values(search(folder)[1])) == 2
     with mock.patch("fedpfl.__version__", "99.0"):
@@ -280,6 +281,7 @@ def test_a_run_that_is_no_trials_any_more_is_one_line(damage, why, folder):
     assert not any("best of" in line for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("content", keep_quick([b"no database" * 1000, None]))
 def test_a_damaged_file_of_trials_is_one_line(content, folder):
     before = search(folder)[1]
@@ -347,6 +349,7 @@ def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(fold
     assert values(search(folder, *more)[1]) == before
 
 
+@pytest.mark.full
 def test_a_trial_is_marked_and_no_other_run(folder, capsys):
     """By the run directory itself, so that it may be moved; a run of the same configuration is
     none.
@@ -396,6 +399,7 @@ def test_data_that_change_while_a_search_goes_on_stop_it(folder):
     assert "was run on other data than the search began with" in lines[-1]
 
 
+@pytest.mark.full
 def test_restart_searches_anew(folder):
     assert len(values(search(folder)[1])) == 2
     assert len(values(search(folder, "restart=true")[1])) == 2

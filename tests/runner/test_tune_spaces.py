@@ -103,6 +103,7 @@ def test_a_command_that_is_told_finds_the_folder_again(folder, tmp_path):
     assert f"hydra.searchpath=['file://{folder}']" in row["command"].replace("'\"'\"'", "'")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "value", ["tag(log,interval(0.01,1))", "interval(0.1,1)", "choice(0.1,1)", "0.1,1", "0.5"]
 )

@@ -11,6 +11,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.system import PROFILES, Device, System, devices, stragglers
 from tests.command import compose_once
+from tests.conftest import keep_quick
 
 
 def test_profiles_are_lognormal_about_their_medians(tmp_path):
@@ -95,38 +96,44 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (
-            "system.profile=phone",
-            "profile must be one of uniform, edge, phones, or the name of a file",
-        ),
-        ("system.profile=null", "profile must be a text"),
-        ("system.speed=0", "speed must be a positive number"),
-        ("system.down=-1", "down must be a positive number"),
-        ("system.up=fast", "up must be"),
-        ("system.spread=9", "spread must be"),
-        ("system.availability=0", "availability must be"),
-        ("system.availability=1.1", "availability must be"),
-        ("system.deadline=0", "deadline must be"),
-        ("system.deadline=soon", "deadline must be"),
-        ("system.late=wait system.deadline=1", "late must be one of drop, partial, got 'wait'"),
-        ("system.late=partial", "late must be drop where system.deadline is null"),
-        ("system.over=0.5", "over must be 1 or more"),
-        ("system.over=13 system.over=null", "over must be a number"),
-        ("system.dropout=1", "dropout must be at least 0 and below 1"),
-        ("system.dropout=-0.1", "dropout must be at least 0 and below 1"),
-        ("system.stragglers=30", "stragglers must be between 0 and 1"),
-        ("system.least=0", "least must be 1 or more"),
-        ("system.stragglers=0.2 system.least=5", "least must be below what others train, 5, got 5"),
-        (
-            "system.profile=own.csv system.speed=1e9",
-            "speed must be null beside system.profile=own.csv",
-        ),
-        ("system.speed=inf", "speed must be a finite number"),
-        ("system.spread=-1", "spread must be"),
-        ("+system.deadlines=3", "deadlines is not a key here; .*did you mean system.deadline"),
-        ("system.name=real", "name must be one of none, simulated, got 'real'"),
-    ],
+    keep_quick(
+        [
+            (
+                "system.profile=phone",
+                "profile must be one of uniform, edge, phones, or the name of a file",
+            ),
+            ("system.profile=null", "profile must be a text"),
+            ("system.speed=0", "speed must be a positive number"),
+            ("system.down=-1", "down must be a positive number"),
+            ("system.up=fast", "up must be"),
+            ("system.spread=9", "spread must be"),
+            ("system.availability=0", "availability must be"),
+            ("system.availability=1.1", "availability must be"),
+            ("system.deadline=0", "deadline must be"),
+            ("system.deadline=soon", "deadline must be"),
+            ("system.late=wait system.deadline=1", "late must be one of drop, partial, got 'wait'"),
+            ("system.late=partial", "late must be drop where system.deadline is null"),
+            ("system.over=0.5", "over must be 1 or more"),
+            ("system.over=13 system.over=null", "over must be a number"),
+            ("system.dropout=1", "dropout must be at least 0 and below 1"),
+            ("system.dropout=-0.1", "dropout must be at least 0 and below 1"),
+            ("system.stragglers=30", "stragglers must be between 0 and 1"),
+            ("system.least=0", "least must be 1 or more"),
+            (
+                "system.stragglers=0.2 system.least=5",
+                "least must be below what others train, 5, got 5",
+            ),
+            (
+                "system.profile=own.csv system.speed=1e9",
+                "speed must be null beside system.profile=own.csv",
+            ),
+            ("system.speed=inf", "speed must be a finite number"),
+            ("system.spread=-1", "spread must be"),
+            ("+system.deadlines=3", "deadlines is not a key here; .*did you mean system.deadline"),
+            ("system.name=real", "name must be one of none, simulated, got 'real'"),
+        ],
+        4,
+    ),
 )
 def test_a_wrong_configuration_is_one_line(words, told):
     with pytest.raises(FedpflError, match=told) as error:
