@@ -21,7 +21,7 @@ test test-all: export PYTHONDONTWRITEBYTECODE = # they start hundreds of process
 
 TESTS = $(BIN)/pytest -n auto --dist worksteal $(addprefix tests/,$(ROOM))
 
-test: setup ## Each promise once, on two cores in four minutes (ROOM="engine methods": these rooms' alone)
+test: setup ## Each promise once (ROOM="engine methods": these rooms' tests alone)
 	$(TESTS)
 
 test-all: setup ## The same with all products: methods by settings by engines, fuzzing, clusters
