@@ -120,7 +120,7 @@ def run_command(*arguments: str, cwd: Path) -> Result:
 
 
 def play_run(folder: Path, *overrides: str) -> str:
-    """What the command does, without what takes longest: composing the configuration.
+    """Play the run of these words, whose configuration is composed once.
 
     Returns what it says on the terminal; raises what it raises. folder: the run directory.
     """
@@ -137,10 +137,9 @@ def play_run(folder: Path, *overrides: str) -> str:
 def start_process(
     *arguments: str, cwd: Path, script: str | None = None, alone: bool = False
 ) -> subprocess.Popen[str]:
-    """The command, or a script that ends in it, as a process of its own. alone: in a process group
-    of its own.
+    """Start the command, or a script that ends in it, as a process.
 
-    Of words such as those of TINY that are given again only the last are, for the command says so
+    alone: in a process group of its own. Of words such as those of TINY that are given again only the last are, for the command says so
     otherwise.
     """
     if script is None:
@@ -168,8 +167,9 @@ def wait_for(process: subprocess.Popen[str]) -> Result:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder: the bytes of files, None for folders; not the lock, which says who
-    was last.
+    """Return the bytes of all files below a folder, and None for folders.
+
+    The lock is left out, for it says who was last.
     """
     paths = (path for path in folder.rglob("*") if path.name != "run.lock")
     return {
@@ -179,7 +179,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file without the columns that a clock wrote."""
+    """Read the rows of a CSV file without the columns that a clock wrote."""
     with path.open(newline="") as file:
         return [
             {key: cell for key, cell in row.items() if key not in CLOCKED}
@@ -192,7 +192,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any) -> None:
-    """As a run would have written it: with its digest, where that is not among what is left out."""
+    """Rewrite summary.json as a run would, with its digest unless that is left out."""
     told = {
         key: value
         for key, value in {**read_summary(folder), **changes}.items()
@@ -204,7 +204,7 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """The trees of the last checkpoint, and its round."""
+    """Return the trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)
     return {
         "round": torch.tensor(payload["round"]),

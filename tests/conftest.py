@@ -302,12 +302,12 @@ HEAD = ("classifier.weight", "classifier.bias")
 def make_federation(
     train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0
 ) -> Federation:
-    """Images of five noisy patterns, label-skewed over the clients."""
+    """Make images of five noisy patterns, label-skewed over the clients."""
     return toy.federate(train, test, seed)
 
 
 def hold_out_quarter(whole: Federation) -> Federation:
-    """The federation that holds the first quarter of each client's training samples out."""
+    """Hold the first quarter of each client's training samples out for validation."""
     parts = [(own[: len(own) // 4], own[len(own) // 4 :]) for own in whole.train]
     return dataclasses.replace(
         whole, train=tuple(kept for _, kept in parts), validation=tuple(held for held, _ in parts)
@@ -321,19 +321,19 @@ def record_rounds(
     cohorts: list[list[int]] = COHORTS,
     **more: Any,
 ) -> tuple[list[State], list[Outcome]]:
-    """Copies of the states before round 1 and after every round, and the outcomes."""
+    """Play rounds; return copies of the states before and after each, and the outcomes."""
     return toy.rounds(method, net, federation, cohorts, **more)
 
 
 def record_states(*args: Any, **kwargs: Any) -> list[State]:
-    """The states of `rounds`."""
+    """Return the states of `record_rounds`."""
     return record_rounds(*args, **kwargs)[0]
 
 
 def find_eval_job(
     method: Method, net: Net, federation: Federation, state: State, client: int
 ) -> EvalJob:
-    """What a client is evaluated by between rounds: its parameters and statistics."""
+    """Return the parameters and statistics by which a client is evaluated between rounds."""
     job = next(
         run_evaluation(
             with_before_turn(EvalCall(method, federation, state, [client])),
@@ -356,7 +356,7 @@ def client_row(stacked: Any, client: int) -> Any:
 
 
 def entries_between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Which entries of parameters and buffers lie between the active neurons of each group."""
+    """Return masks of the entries between the active neurons of each group."""
     plan, chosen = (
         neurons.build_plan(net.params, net.parts),
         torch.cat([*active.values(), torch.ones(1, dtype=torch.bool)]),
@@ -370,8 +370,9 @@ def entries_between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
 def with_client_states(
     state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None
 ) -> State:
-    """The state where all clients hold these entries, facts included, or these statistics, beside
-    what they have.
+    """Return the state in which all clients hold these entries or statistics too.
+
+    Facts are among the entries.
     """
     held = {**state.client(range(state.rows.clients)), **(client or {})}
     stacked = {
@@ -385,7 +386,7 @@ def with_client_states(
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Bit for bit."""
+    """Assert that two trees are equal bit for bit."""
     assert differing(a, b) == []
 
 
