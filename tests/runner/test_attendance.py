@@ -158,7 +158,7 @@ def attended(monkeypatch):
     monkeypatch.setattr(attendance, "find_trained_clients", lambda state: set())
 
     def build(idle=0, early=False, deadline=None, poisson=False):
-        federation = SimpleNamespace(clients=100, idle=lambda size: idle)
+        federation = SimpleNamespace(clients=100, count_untrainable=lambda size: idle)
         run = SimpleNamespace(
             federation=federation,
             local=SimpleNamespace(batch_size=32),
