@@ -57,7 +57,7 @@ class Played:
         )
         own, leaves = FederateSettings(timeout=0.01, **own), "all of it" * shares
         self.remote = RemoteBackend(self.net, LOOP, self.grid, KEY, self.first(), own, leaves)
-        self.state = self.remote.begun(self.first())
+        self.state = self.remote.select_local_state(self.first())
 
     def first(self):
         return make_initial_state(self.method, self.net, 6, CPU)
