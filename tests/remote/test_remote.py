@@ -124,7 +124,7 @@ def assert_played(played: Played, outcomes, judgement):
         assert (outcome.traffic, outcome.metrics, outcome.state_is_finite) == (
             known.traffic,
             known.metrics,
-            known.sound,
+            known.state_is_finite,
         )
         assert_same(
             [outcome.before, outcome.after, outcome.loss], [known.before, known.after, known.loss]
