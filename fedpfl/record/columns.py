@@ -67,7 +67,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class _Statistic:
-    """Describe a statistic over the clients of a split; `{}` in the label is the split."""
+    """Describe a statistic over the clients of a split, `{}` in the label."""
 
     name: str
     heading: str

@@ -169,7 +169,7 @@ class Console(Callback):
         return not seconds or max(seconds) >= self._every
 
     def _eta(self, rounds_left: int) -> str:
-        """Return the remaining time, by the last rounds or by what was timed before the first.
+        """Return the remaining time, measured by the last rounds or forecast.
 
         What was neither measured nor timed is named.
         """
@@ -342,7 +342,7 @@ def _is_worker() -> bool:
 
 
 def _describe_if_long(run: RunInfo, min_seconds: float) -> str:
-    """Describe the expected time of a run that takes so many seconds or more; `` of others."""
+    """Describe the expected time of a run that takes so long; `` of others."""
     if run.forecast is None:
         return ""
     remaining = Schedule.of(run.rounds, run.config).remaining(run.start_round)

@@ -76,7 +76,7 @@ def resumable_status(directory: Directory) -> str:
 
 
 def _is_intact(checkpoint: Path) -> bool:
-    """Return whether a checkpoint is as it was written, or cannot be read at this moment."""
+    """Return whether a checkpoint is intact, or unreadable at this moment."""
     try:
         digests.check_archive(checkpoint)
     except OSError:
@@ -281,9 +281,9 @@ def _confirm(question: str) -> bool:
 
 
 def _is_written_by_run(path: Path) -> bool:
-    """Return whether it is a file of a run's, or a logger's folder with nothing else in it.
+    """Return whether a run wrote it: a file, or a logger's folder.
 
-    A link is neither.
+    The folder holds nothing else; a link is neither.
     """
     if path.is_symlink():
         return False
@@ -296,6 +296,6 @@ def _is_written_by_run(path: Path) -> bool:
 
 
 def _size_in_bytes(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder; links are not followed."""
+    """Return the bytes of a file, or of all files below a folder."""
     entries = (path, *path.rglob("*"))
     return sum(entry.lstat().st_size for entry in entries if not entry.is_dir())

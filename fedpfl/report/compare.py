@@ -363,7 +363,7 @@ def _judged_row(run: Run, select: str) -> pd.Series:
 
 
 def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:
-    """Return the metric at the first, quartile and last of the evaluations that every run has."""
+    """Return the metric at the first, quartile and last common evaluations of all runs."""
     if any(metric not in run.rounds for run in (*a.reported_runs, *b.reported_runs)):
         return []
 
@@ -453,7 +453,7 @@ class _ClientMetric(NamedTuple):
 
 
 def _compare_clients(a: Group, b: Group) -> tuple[Table, list[str]]:
-    """Count the clients that are better on each side, for pairs of runs with the same partition.
+    """Count the clients that are better on each side, for equal partitions.
 
     Returns:
         The table, and why other pairs are not in it.
@@ -549,7 +549,7 @@ def _clients_table(records: Sequence[dict[str, Any]], titles: Mapping[str, str])
 def _client_changes(
     seed: str, run_a: Run, run_b: Run, metrics: Mapping[str, _ClientMetric]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the changes of clients that take part in both runs, and who lacks an accuracy."""
+    """Return the changes of clients that take part in both runs, and notes."""
     clients_a = run_a.clients
     clients_b = run_b.clients
     takes_part = clients_a.index.isin(run_a.participating_clients.index)

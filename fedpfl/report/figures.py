@@ -253,7 +253,7 @@ def _draw_thin_line(ax: Axes, group: Group, window: int, along: str, color: str)
 
 
 def _positions(group: Group, curve: pd.DataFrame | pd.Series, along: str) -> pd.Index:
-    """Return what was spent up to each round of an index, as the page counts it."""
+    """Return what was spent up to each round, as the page counts it."""
     rounds = curve.index.to_numpy(float)
     return pd.Index(spent_at_rounds(spent_by_round(group), along, rounds))
 

@@ -109,7 +109,7 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
 def rank_tables(
     runs: Iterable[Run], metric: str = "accuracy", select: str = "last", every: int = 1
 ) -> tuple[list[Table], MethodRanks]:
-    """Make the tables of ranks and of pairs of methods; the notes stand below the last.
+    """Make the tables of ranks and of pairs of methods, with notes.
 
     Args:
         runs: the runs.
@@ -218,7 +218,7 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
 
 
 def _draw_rank_labels(ax: Axes, mean_ranks: pd.Series, top: float) -> None:
-    """Draw a line from each method's rank to its name, the better half to the left."""
+    """Draw lines from ranks to methods' names, the better half to the left."""
     count = len(mean_ranks)
     half = (count + 1) // 2
     for index, (name, rank) in enumerate(mean_ranks.items()):

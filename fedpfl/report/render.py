@@ -61,7 +61,7 @@ def render(
 
 
 def render_html(table: Table, kind: str = "") -> str:
-    """Return the table for the page, one per block, sorted by a click on a heading.
+    """Return the page's tables, one per block, sorted by a click on a heading.
 
     Args:
         table: the table.

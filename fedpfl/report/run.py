@@ -282,7 +282,7 @@ class Run:
 
     @cached_property
     def low_attendance_note(self) -> str:
-        """Say how few clients made a step where at most a tenth did; `` of other runs."""
+        """Say how few clients made a step, if at most a tenth did."""
         if self.is_untrained:
             return "no client has made a step"
         trained = self.summary_number("trained")

@@ -284,7 +284,7 @@ def _format_age(value: float) -> str:
 
 
 def mark_best(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
-    """Mark the best and the second cell, as far as the digits shown tell them apart.
+    """Mark the best and the second cell, by the digits that are shown.
 
     Unfinished runs compete only where there are no finished ones; one number is no best, and after
     two there is no second.

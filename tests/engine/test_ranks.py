@@ -389,7 +389,7 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
             else ("rundir.NullRunDirectory", "'checkpoint'", "after")
         )
     )
-    slow = "import time\nrundir.Absent.checkpoint = lambda *_: None\n"
+    slow = "import time\nrundir.NullRunDirectory.checkpoint = lambda *_: None\n"
     slow += (
         "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n"
         if rank

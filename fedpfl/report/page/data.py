@@ -117,7 +117,7 @@ def box_numbers(accuracies: pd.DataFrame) -> dict[str, float]:
 
 
 def mean_by_round(group: Group, column: str) -> pd.DataFrame:
-    """Return mean, std and count of seeds by round, of the rounds that all seeds have it of."""
+    """Return mean, std and count of seeds by round, of rounds that all seeds have."""
     # A seed whose model was not finite has no number: a mean of the others would flatter.
     parts = []
     for run in group.reported_runs:
@@ -159,9 +159,9 @@ def metric_curves(group: Group, bin_size: int) -> dict[str, pd.DataFrame]:
 
 
 def spent_by_round(group: Group) -> pd.DataFrame:
-    """Return by round what was spent up to it, by key of AXIS_TITLES, mean over seeds.
+    """Return by round what was spent up to it, mean over seeds.
 
-    It is nan where it was not recorded.
+    The columns are the keys of AXIS_TITLES, nan where it was not recorded.
     """
     parts = []
     for run in group.reported_runs:

@@ -625,7 +625,7 @@ def _panel_figures(
     panels: Sequence[tuple[str, list[Trace]]],
     **x_axis: Any,
 ) -> Figures:
-    """Yield small charts of equal axes side by side, in as many figures as they need.
+    """Yield figures of small charts with equal axes side by side.
 
     Args:
         setting: data set and partition.
@@ -669,7 +669,7 @@ def _of_parameters(group: Group) -> str:
 
 
 def _median_line(accuracies: pd.DataFrame) -> Trace:
-    """Return a line that joins the medians of five equal parts of the clients by size."""
+    """Return a line through the medians of five equal parts of the clients by size."""
     by_size = accuracies.sort_values("train", kind="stable")
     parts = np.arange(len(by_size)) * 5 // len(by_size)
     medians = by_size[["train", "value"]].groupby(parts).median()
@@ -711,5 +711,5 @@ def _plotly_text(text: str) -> str:
 
 
 def _round_numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
-    """Return numbers of so many digits; None where they are not finite, as JSON has no nan."""
+    """Return rounded numbers; None where they are not finite, as JSON has no nan."""
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
