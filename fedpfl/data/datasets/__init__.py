@@ -1,5 +1,4 @@
-"""Data sets: a file here holds one, in a function of the file's name that reads it; what they share
-lies in shared/.
+"""Data sets: each file has the function that reads one and bears its name; shared/ has helpers.
 
 A named data set is looked up as `<data_dir>/<name>.npz` first, then as its original files, then
 downloaded where it has a lasting address. Nothing is written below `data_dir` but what is
@@ -35,13 +34,13 @@ __all__ = ["DATA_SETS", "Raw", "Samples", "Source", "load_samples"]
 
 
 def find_readers() -> dict[str, Callable[..., Raw]]:
-    """Return the reader in each file of this folder, by its name."""
+    """Return the reader of each file in this folder, by its name."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
     return {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}
 
 
 DATA_SETS = find_readers()
-"""The reader of each data set. What it takes beside the Source are the data set's options."""
+"""The reader of each data set. Its arguments beside the Source are the data set's options."""
 
 
 def load_samples(
@@ -59,59 +58,76 @@ def load_samples(
 ) -> Samples:
     """Load a data set by name, or with `path` from an .npz archive of `x` and `y`.
 
-    `mean` and `std` None: of the training samples, per channel. `normalize` False: images are only
-    divided by 255,
-    signals left as they are. `classes` None: the largest label plus one. `only`: labels of the
-    samples that are kept, which are numbered anew in this order. `options`: the data set's, which
-    an archive has no use for.
+    Args:
+        name: One of DATA_SETS.
+        data_dir: The folder of data sets.
+        mean: Per channel; None: of the training samples.
+        std: Per channel; None: of the training samples.
+        classes: Number of classes; None: the largest label plus one.
+        only: Labels of the samples to keep, which are numbered anew in this order.
+        path: An archive that takes the place of the data set's files.
+        download: Whether absent files may be downloaded.
+        normalize: Whether samples are scaled; otherwise images are only divided by 255.
+        options: The data set's options, which an archive has no use for.
 
-    Raises: FedpflError if files are absent and cannot be downloaded, a file is corrupt or not of
-    its format, or the reader fails in any other way.
+    Raises:
+        FedpflError: If files are absent and cannot be downloaded, a file is corrupt or not of its
+            format, or the reader fails in any other way.
     """
     source = Source(name, Path(data_dir).expanduser(), download)
+    reader = DATA_SETS[name]
     try:
-        file = _find_archive(source, path)
-        if file is None:
-            raw = DATA_SETS[name](source, **options)
+        archive = _find_archive(source, path)
+        if archive is None:
+            raw = reader(source, **options)
         else:
-            raw = read_archive(file, getattr(DATA_SETS[name], "md5", ()))
-            _refuse_options(options, DATA_SETS[name], file)
+            raw = read_archive(archive, getattr(reader, "md5", ()))
+            _refuse_options(options, reader, archive)
         samples = check_samples(
-            name, raw, f"{name} in {file or source.folder}", mean, std, classes, normalize
+            name=name,
+            raw=raw,
+            origin=f"{name} in {archive or source.folder}",
+            mean=mean,
+            std=std,
+            classes=classes,
+            normalize=normalize,
         )
         return samples if only is None else select_classes(samples, only)
     except FedpflError:
         raise
-    except Exception as error:  # what no reader foresaw, or its author's mistake
+    except Exception as error:  # an unexpected file, or a mistake of the reader's author
         log.debug("reading %s", name, exc_info=True)
-        reader = getattr(DATA_SETS[name], "__qualname__", DATA_SETS[name])
+        reader_name = getattr(reader, "__qualname__", reader)
         raise FedpflError(
-            f"data set {name} in {data_dir} cannot be read: {error_line(error)}; put good copies of its files there, "
-            f"or mend its reader {reader} (hydra.verbose=true tells where it failed)"
+            f"data set {name} in {data_dir} cannot be read: {error_line(error)}; put good copies "
+            f"of its files there, or mend its reader {reader_name} "
+            "(hydra.verbose=true tells where it failed)"
         ) from error
 
 
 def _find_archive(source: Source, path: Path | None) -> Path | None:
-    """The archive that takes the place of the original files: the one that is named, else
-    `<name>.npz`, if any.
+    """Return the archive that takes the place of the original files, if any.
+
+    It is the one at `path`, else `<name>.npz`.
     """
     if path is not None:
-        named = Path(path).expanduser()
-        if not named.is_file():
-            what = "a folder" if named.is_dir() else "not a file"
+        archive = Path(path).expanduser()
+        if not archive.is_file():
+            kind = "a folder" if archive.is_dir() else "not a file"
             raise AbsentFiles(
-                f"dataset.path={path} is {what}; give the path of an .npz archive with x and y"
+                f"dataset.path={path} is {kind}; give the path of an .npz archive with x and y"
             )
-        return named
-    usual = source.folder / f"{source.name}.npz"
-    return usual if source.name != "npz" and usual.is_file() else None
+        return archive
+    archive = source.folder / f"{source.name}.npz"
+    return archive if source.name != "npz" and archive.is_file() else None
 
 
-def _refuse_options(options: dict[str, Any], read: Callable[..., Raw], file: Path) -> None:
+def _refuse_options(options: dict[str, Any], reader: Callable[..., Raw], archive: Path) -> None:
     """Raise FedpflError for an option that an archive cannot follow."""
-    usual = inspect.signature(read).parameters
+    parameters = inspect.signature(reader).parameters
     for key, value in options.items():
-        if value != usual[key].default:
+        if value != parameters[key].default:
             raise FedpflError(
-                f"dataset.{key}={value} has no effect on {file}, an archive is taken as it is; leave {key} out"
+                f"dataset.{key}={value} has no effect on {archive}, an archive is taken as it is; "
+                f"leave {key} out"
             )

@@ -1,1 +1,1 @@
-"""What data sets share: where files lie, what a reader returns, file formats."""
+"""Helpers of data sets: where files lie, the form of samples, file formats."""
