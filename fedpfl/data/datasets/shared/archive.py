@@ -1,4 +1,4 @@
-"""The user's own arrays, and MedMNIST's."""
+"""Read .npz archives: a user's arrays, and MedMNIST's."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ from fedpfl.ground.errors import FedpflError
 
 
 def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
-    """Read an .npz archive: `x` and `y`, if there are any `groups` and `test_from`; or MedMNIST's
-    keys, merged in the order train, val, test.
+    """Read an .npz archive of a user's arrays, or of MedMNIST's.
 
-    `medmnist_md5` holds for a file in MedMNIST's form; one with `x` and `y` is the user's own.
+    A user's has `x` and `y`, perhaps `groups` and `test_from`. MedMNIST's parts train, val and test
+    are joined in this order.
+
+    Args:
+        path: The archive.
+        medmnist_md5: The md5 of a file in MedMNIST's form.
     """
 
-    def fault(_: Path | str, reason: str) -> FedpflError:
+    def archive_error(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:
             check_md5(path, medmnist_md5)
         if reason.startswith("Object arrays"):
             reason = "an array has Python objects in it, where numbers belong"
-        said = f"{path} cannot be read as an .npz archive of plain arrays ({reason})"
+        problem = f"{path} cannot be read as an .npz archive of plain arrays ({reason})"
         if path.suffix == ".npz":
-            return FedpflError(f"{said}; save it with np.savez(path, x=x, y=y)")
+            return FedpflError(f"{problem}; save it with np.savez(path, x=x, y=y)")
         return FedpflError(
-            f"{said}; read it in Python and save its arrays: np.savez('{path.stem}.npz', x=x, y=y), y integers "
-            "[samples], x uint8 images or float32 [samples, features]"
+            f"{problem}; read it in Python and save its arrays: "
+            f"np.savez('{path.stem}.npz', x=x, y=y), y integers [samples], "
+            "x uint8 images or float32 [samples, features]"
         )
 
-    with explain_read_errors(path, fault), npz.open_archive(path) as arrays:
+    with explain_read_errors(path, archive_error), npz.open_archive(path) as arrays:
         if "train_images" in arrays and "x" not in arrays:
             if medmnist_md5:
                 check_md5(path, medmnist_md5)
@@ -58,17 +63,19 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
 
 @dataclass(frozen=True)
 class MedMNIST:
-    """Reads a data set of MedMNIST of 28 x 28 images (Yang et al. 2023, MedMNIST v2).
+    """The reader of a data set of MedMNIST v2, of 28 x 28 images (Yang et al. 2023).
 
-    md5: of its releases, that behind `url` first. A file that is there is read as the archive
-    `<name>.npz`.
+    A file that exists is read as the archive `<name>.npz`.
+
+    Attributes:
+        url: Where to download it.
+        md5: Of its releases, that behind `url` first.
     """
 
     url: str
     md5: tuple[str, ...]
 
     def __call__(self, source: Source) -> Raw:
-        """Download and read, train, val and test merged."""
-        return read_archive(
-            fetch_file(source, f"{source.name}.npz", self.md5, (self.url,)), self.md5
-        )
+        """Download and read it."""
+        path = fetch_file(source, f"{source.name}.npz", self.md5, (self.url,))
+        return read_archive(path, self.md5)

@@ -1,4 +1,4 @@
-"""The IDX format, and MNIST and its twins, which are four files of it."""
+"""Read the IDX format, and MNIST and its twins, which are four files of it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetc
 def read_mnist_like(
     source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str]
 ) -> Raw:
-    """Read four .gz files or the uncompressed ones where they lie (torchvision would unpack beside
-    them).
+    """Read four .gz files, or uncompressed ones.
 
-    md5: by name, in the order images and labels of the training part, then of the test part.
+    Args:
+        source: The data set.
+        folder: The files' folder below `data_dir`.
+        urls: Where to download the files.
+        md5: The md5 of each file: images and labels of the training part, then of the test part.
     """
     place = f"{folder}/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte.gz"
 
@@ -39,7 +42,7 @@ def read_mnist_like(
 
 
 def read_idx_file(path: Path) -> np.ndarray:
-    """Read the array of a file, compressed where its name ends in .gz."""
+    """Read the array of a file, which is compressed if its name ends in .gz."""
     with explain_read_errors(path):
         return parse_idx(
             gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -47,10 +50,12 @@ def read_idx_file(path: Path) -> np.ndarray:
 
 
 def parse_idx(data: bytes) -> np.ndarray:
-    """Return the uint8 array of an IDX file: two zero bytes, type 8, number of axes, axes as
-    big-endian int32, values.
+    """Return the uint8 array of an IDX file.
 
-    Raises ValueError for anything else.
+    The format is two zero bytes, type 8, number of axes, axes as big-endian int32, values.
+
+    Raises:
+        ValueError: For anything else.
     """
     if data[:3] != b"\0\0\x08" or len(data) < 4:
         raise ValueError("not an IDX file of unsigned bytes")

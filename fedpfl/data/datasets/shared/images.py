@@ -1,4 +1,4 @@
-"""Folders of image files: what several data sets are."""
+"""Read folders of image files, which several data sets are."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
 
 
 def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw:
-    """Read folders of domains, in these of classes, in these of images; groups are the domains.
+    """Read images in folders `domain/class/`; groups are the domains.
 
-    sizes: images of each domain. Spaces in a domain's name may be _ or left out in its folder's.
+    Args:
+        source: The data set.
+        root: The folder of domains. For a space in a domain's name its folder may have _ or
+            nothing.
+        sizes: The published number of images of each domain.
+        size: Pixels each way of the images to return.
     """
     paths: list[Path] = []
     groups: list[int] = []
@@ -51,7 +56,7 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
 
 
 def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
-    """Read images, uint8 `[images, 3, size, size]`, stretched to a square where they are none."""
+    """Read images as uint8 `[images, 3, size, size]`, stretched to a square."""
     from PIL import Image
 
     def read(path: Path) -> np.ndarray:
@@ -66,17 +71,17 @@ def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
 
     pixels = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
-        for place, image in enumerate(pool.map(read, paths)):
-            pixels[place] = image
+        for position, image in enumerate(pool.map(read, paths)):
+            pixels[position] = image
     return pixels
 
 
 def read_table(path: Path, separator: str) -> list[list[str]]:
-    """Read the lines of a table, empty ones left out."""
+    """Read the rows of a table, without empty ones."""
     if not path.is_file():
         raise not_as_published(path, "it is missing")
     with (
         explain_read_errors(path, not_as_published),
-        path.open(encoding="utf-8", newline="") as rows,
+        path.open(encoding="utf-8", newline="") as file,
     ):
-        return [row for row in csv.reader(rows, delimiter=separator) if row]
+        return [row for row in csv.reader(file, delimiter=separator) if row]

@@ -1,4 +1,4 @@
-"""LEAF's files of natural clients (Caldas et al. 2018, arXiv:1812.01097)."""
+"""Read LEAF's files of natural clients (Caldas et al. 2018, arXiv:1812.01097)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from fedpfl.data.datasets.shared.source import (
 PLACE = (
     "LEAF's {0}/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)"
 )
-MAX_NAME_LENGTH = 200  # letters of a name, as all take the room of the longest
+# All names take the memory of the longest.
+MAX_NAME_LENGTH = 200
 
 Part = tuple[np.ndarray, np.ndarray]  # x and y of a client
 
 
 def read_clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
-    """Read LEAF's training part, then its test part; where these are not there, all samples,
-    without a test part.
+    """Read LEAF's training and test part, or without these all samples; groups are the clients.
 
-    convert: makes x and y of a client from the lists in its file. Groups are the clients.
+    Args:
+        source: The data set.
+        convert: Makes x and y of a client from the lists in its file.
     """
     root = find_folder(source, PLACE.format(source.name), f"{source.name}/data", source.name)
     parts = [sorted((root / part).glob("*.json")) for part in ("train", "test")]
@@ -47,34 +49,41 @@ def read_clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
 
 
 def _join_files(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> Raw:
-    """The samples of all files, part after part, in order of the files."""
-    x, y, users, sizes = [], [], [], []
+    """Join the samples of all files, part after part, in order of the files."""
+    x = []
+    y = []
+    users = []
+    part_ends = []
     for paths in parts:
-        known: dict[str, Path] = {}
-        for path, user, (images, labels) in (
-            client for file in paths for client in _read_users(file, convert)
-        ):
-            if user in known:
-                raise not_as_published(path, f"it has user {user}, whom {known[user].name} has too")
-            known[user] = path
-            users.append(user)
-            x.append(images)
-            y.append(labels)
-        sizes.append(sum(map(len, y)))
+        file_of_user: dict[str, Path] = {}
+        for file in paths:
+            for path, user, (inputs, labels) in _read_users(file, convert):
+                if user in file_of_user:
+                    other = file_of_user[user].name
+                    raise not_as_published(path, f"it has user {user}, whom {other} has too")
+                file_of_user[user] = path
+                users.append(user)
+                x.append(inputs)
+                y.append(labels)
+        part_ends.append(sum(map(len, y)))
     numbers, names = number_groups(users)
     groups = np.repeat(numbers, [len(labels) for labels in y])
     return Raw(
-        np.concatenate(x), np.concatenate(y), groups, names, sizes[0] if len(parts) > 1 else None
+        x=np.concatenate(x),
+        y=np.concatenate(y),
+        groups=groups,
+        group_names=names,
+        test_from=part_ends[0] if len(parts) > 1 else None,
     )
 
 
 def _read_users(
     path: Path, convert: Callable[[list, list], Part]
 ) -> Iterator[tuple[Path, str, Part]]:
-    """The file, its users, and what `convert` makes of their samples."""
+    """Yield the file, a user, and the converted samples, user after user."""
     with explain_read_errors(path, not_as_published):
-        held: Any = json.loads(path.read_bytes())
-        users, counts, data = held["users"], held["num_samples"], held["user_data"]
+        content: Any = json.loads(path.read_bytes())
+        users, counts, data = content["users"], content["num_samples"], content["user_data"]
         if not users:
             raise ValueError("it has no users")
         for user, count in zip(users, counts, strict=True):

@@ -1,6 +1,4 @@
-"""Where files are, how they get there, what is kept of slow reading, and what a user reads if
-anything is wrong.
-"""
+"""Find and download the files of data sets, cache what is slow to read, explain errors."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,19 +26,19 @@ from fedpfl.ground.files import atomic_write
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 300  # letters of another library's message that are shown
+MAX_MESSAGE = 300  # characters of another library's message that are shown
 
 
 _writes_nothing: ContextVar[bool] = ContextVar("writes_nothing", default=False)
 
 
 class WouldDownload(FedpflError):
-    """Files are absent that a run would download first."""
+    """Files are absent, but a run would download them."""
 
 
 @contextmanager
 def without_writing() -> Iterator[None]:
-    """While this lasts, download nothing, and keep nothing of what is read below `data_dir`."""
+    """Within the context, download nothing and write nothing below `data_dir`."""
     before = _writes_nothing.set(True)
     try:
         yield
@@ -49,8 +47,12 @@ def without_writing() -> Iterator[None]:
 
 
 class Source(NamedTuple):
-    """What a reader is given: the data set's name, the folder `data_dir`, and whether files may be
-    downloaded.
+    """The argument of every reader.
+
+    Attributes:
+        name: Of the data set.
+        folder: `data_dir`.
+        download: Whether absent files may be downloaded.
     """
 
     name: str
@@ -61,10 +63,17 @@ class Source(NamedTuple):
 def fetch_file(
     source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = ""
 ) -> Path:
-    """Return the file below `data_dir`, its md5 checked; downloaded if it is absent and the user
-    allows.
+    """Return a file below `data_dir` with a checked md5; download it if it is absent.
 
-    place: which files the user is to put there, if it is not this one alone. Raises FedpflError.
+    Args:
+        source: The data set.
+        relative: The path below `data_dir`.
+        md5: The sums of its editions.
+        urls: Where to download it, in order.
+        place: The files that the user is to put there, if it is not this one alone.
+
+    Raises:
+        FedpflError: If it is absent and cannot be downloaded, or its md5 is another.
     """
     path = source.folder / relative
     if path.is_file():
@@ -83,23 +92,23 @@ def fetch_file(
         try:
             _download_file(url, path, md5)
             return path
-        except (
-            OSError,
-            HTTPException,
-        ) as error:  # URLError, timeouts and a read-only folder are OSErrors
+        # URLError, timeouts and a read-only folder are OSErrors.
+        except (OSError, HTTPException) as error:
             reasons.append(error_line(error))
-    raise absent_error(
-        source,
-        f"{relative} is absent and its download failed: {'; '.join(reasons)}",
-        place or relative,
-    )
+    reason = f"{relative} is absent and its download failed: {'; '.join(reasons)}"
+    raise absent_error(source, reason, place or relative)
 
 
 def find_folder(source: Source, place: str, *relatives: str) -> Path:
-    """Return the first of some folders below `data_dir` that is there; none of them can be
-    downloaded.
+    """Return the first folder below `data_dir` that exists, of those that cannot be downloaded.
 
-    place: what the user is to put there. Raises FedpflError if there is none.
+    Args:
+        source: The data set.
+        place: What the user is to put there.
+        relatives: Paths below `data_dir`, in order.
+
+    Raises:
+        FedpflError: If there is none.
     """
     for relative in relatives:
         if (source.folder / relative).is_dir():
@@ -119,11 +128,18 @@ def unpacked_folder(
     flat: bool = False,
     hint: str = "",
 ) -> Iterator[Path]:
-    """Yield folder `base` below `data_dir`, unpacked from the archive where it is absent.
+    """Yield folder `base` below `data_dir`, unpacked from its archive where it is absent.
 
-    flat: the archive holds what is in the folder, not the folder. hint: what else the user may do
-    where both are absent. From a `data_dir` that cannot be written to it is unpacked to a temporary
-    folder.
+    Where `data_dir` cannot be written to, it is unpacked to a temporary folder.
+
+    Args:
+        source: The data set.
+        base: The folder below `data_dir`.
+        archive: The archive below `data_dir`.
+        md5: The archive's sums.
+        urls: Where to download the archive.
+        flat: Whether the archive holds the folder's content, not the folder.
+        hint: What else the user may do where both are absent.
     """
     target = source.folder / base
     if target.is_dir():
@@ -132,87 +148,86 @@ def unpacked_folder(
     path = fetch_file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
     writable = os.access(source.folder, os.W_OK) and not _writes_nothing.get()
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
-        inside = Path(scratch) / target.name
+        unpacked = Path(scratch) / target.name
         with explain_read_errors(path):
-            into = inside if flat else Path(scratch)
-            shutil.unpack_archive(path, into, filter=None if path.suffix == ".zip" else "data")
-        if not inside.is_dir():
+            destination = unpacked if flat else Path(scratch)
+            tar_filter: Literal["data"] | None = None if path.suffix == ".zip" else "data"
+            shutil.unpack_archive(path, destination, filter=tar_filter)
+        if not unpacked.is_dir():
             raise corrupt_error(path, f"it holds no folder {target.name}")
         if not writable:
-            yield inside
+            yield unpacked
             return
         if not target.is_dir():  # else another process was first
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(inside, target)
+            os.replace(unpacked, target)
     yield target
 
 
 def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
-    """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
+    """Download and check a file, or raise OSError or HTTPException."""
     log.info("downloading %s to %s", url, path)
     with urllib.request.urlopen(url, timeout=60) as response:
-        path.parent.mkdir(
-            parents=True, exist_ok=True
-        )  # only now: without network nothing is left behind
-        with atomic_write(path) as aside:
-            with aside.open("wb") as file:
+        # Only now, so that without a network no folder is left behind.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            with temporary.open("wb") as file:
                 shutil.copyfileobj(response, file)
-            if fault := _describe_md5_mismatch(aside, md5):
-                raise OSError(f"{url} gave another file: {fault}")
+            if mismatch := _describe_md5_mismatch(temporary, md5):
+                raise OSError(f"{url} gave another file: {mismatch}")
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
     """Raise FedpflError with both sums if the file is another one."""
-    if fault := _describe_md5_mismatch(path, md5):
-        raise corrupt_error(path, fault)
+    if mismatch := _describe_md5_mismatch(path, md5):
+        raise corrupt_error(path, mismatch)
 
 
 def _describe_md5_mismatch(path: Path, md5: tuple[str, ...]) -> str:
-    """Both sums, unless the file is the right one."""
+    """Return the actual and the expected md5, "" where they are the same."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     return "" if actual in md5 else f"md5 is {actual}, expected {' or '.join(md5)}"
 
 
-# What is slow to read
+# ---- The cache
 
-_anew = ContextVar("anew", default=False)
+_ignores_cache = ContextVar("ignores_cache", default=False)
 
 
 @contextmanager
 def without_cache() -> Iterator[None]:
-    """Leave `data_dir`/cache alone: everything is read from its files."""
-    token = _anew.set(True)
+    """Within the context, read data sets from their files, not from `data_dir`/cache."""
+    token = _ignores_cache.set(True)
     try:
         yield
     finally:
-        _anew.reset(token)
+        _ignores_cache.reset(token)
 
 
 def read_cached(
     source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]
 ) -> Raw:
-    """Return what `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
+    """Return the result of `make`, from `data_dir`/cache from the second time on.
 
-    It is made again if the options, or name, size or time of any input change. A `data_dir` that
-    cannot be written to keeps nothing. Raises FedpflError if an input is missing, or is what one
-    would wait for without end (a pipe).
+    It is made again if the options, or name, size or time of an input change. Nothing is cached
+    where `data_dir` cannot be written to.
+
+    Args:
+        source: The data set.
+        options: What the result depends on beside the inputs.
+        inputs: The files that `make` reads.
+        make: Reads the data set.
+
+    Raises:
+        FedpflError: If an input is absent or no regular file, such as a pipe.
     """
     inputs = sorted(inputs)
-    if _anew.get() or not all(path.is_relative_to(source.folder) for path in inputs):
-        return make()  # unpacked elsewhere, for this once
-    digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
-    for path in inputs:
-        try:
-            facts = path.stat()
-        except OSError:
-            raise not_as_published(path, "it is missing") from None
-        if not stat.S_ISREG(facts.st_mode):
-            raise not_as_published(path, "it is no regular file")
-        digest.update(
-            f"{path.relative_to(source.folder)} {facts.st_size} {facts.st_mtime_ns}\n".encode()
-        )
-    path = source.folder / "cache" / f"{source.name}-{digest.hexdigest()}.npz"
+    is_below_data_dir = all(path.is_relative_to(source.folder) for path in inputs)
+    if _ignores_cache.get() or not is_below_data_dir:  # unpacked to a temporary folder
+        return make()
+    key = _cache_key(source, options, inputs)
+    path = source.folder / "cache" / f"{source.name}-{key}.npz"
     if path.is_file():
         try:
             return _read_cache(path)
@@ -234,91 +249,106 @@ def read_cached(
     return raw
 
 
+def _cache_key(source: Source, options: Mapping[str, Any], inputs: list[Path]) -> str:
+    """Hash the options, and name, size and time of each input."""
+    digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
+    for path in inputs:
+        try:
+            facts = path.stat()
+        except OSError:
+            raise not_as_published(path, "it is missing") from None
+        if not stat.S_ISREG(facts.st_mode):
+            raise not_as_published(path, "it is no regular file")
+        relative = path.relative_to(source.folder)
+        digest.update(f"{relative} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
 def _write_cache(raw: Raw, path: Path) -> None:
-    names = np.array(raw.group_names, np.str_)
     arrays: dict[str, Any] = {
         "x": raw.x,
         "y": raw.y,
         "groups": raw.groups,
-        "names": names,
+        "names": np.array(raw.group_names, np.str_),
         "test_from": raw.test_from,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as aside, aside.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
 
 
 def _read_cache(path: Path) -> Raw:
     with npz.open_archive(path) as arrays:
-        test_from = int(arrays["test_from"]) if "test_from" in arrays else None
         return Raw(
-            arrays["x"],
-            arrays["y"],
-            arrays.get("groups"),
-            tuple(arrays["names"].tolist()),
-            test_from,
+            x=arrays["x"],
+            y=arrays["y"],
+            groups=arrays.get("groups"),
+            group_names=tuple(arrays["names"].tolist()),
+            test_from=int(arrays["test_from"]) if "test_from" in arrays else None,
         )
 
 
-# Errors
+# ---- Errors
 
 
 class AbsentFiles(FedpflError):
-    """Files of a data set are not there."""
+    """Files of a data set are absent."""
 
 
 def absent_error(source: Source, reason: str, place: str) -> FedpflError:
-    """Return that files are not there, and which to put where."""
+    """Return the error for absent files, which says what to put where."""
     return AbsentFiles(
-        f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {place} there, or "
-        f"{source.name}.npz with x and y; dataset=digits works offline"
+        f"data set {source.name} is not in data_dir={source.folder} ({reason}): "
+        f"put {place} there, or {source.name}.npz with x and y; dataset=digits works offline"
     )
 
 
 def corrupt_error(path: Path | str, reason: str) -> FedpflError:
-    """Return that a file that can be downloaded is not the right one."""
+    """Return the error for a wrong file that can be downloaded again."""
     return FedpflError(
-        f"{path} is corrupt: {reason}; delete it to have it downloaded again, or put a good copy there"
+        f"{path} is corrupt: {reason}; delete it to have it downloaded again, "
+        "or put a good copy there"
     )
 
 
 def not_as_published(path: Path | str, reason: str) -> FedpflError:
-    """Return that a file or folder that only the user can replace is not as published."""
+    """Return the error for a wrong file or folder that only the user can replace."""
     return FedpflError(f"{path} is not as published: {reason}; put a good copy there")
 
 
 @contextmanager
 def explain_read_errors(
-    path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt_error
+    path: Path | str, make_error: Callable[[Path | str, str], FedpflError] = corrupt_error
 ) -> Iterator[None]:
-    """Turn whatever a library raises on what it finds in a file into one line that names the file.
+    """Turn an error of a library inside the context into one line that names the file.
 
-    fault: what to say of the file for a reason.
+    Args:
+        path: The file that is read.
+        make_error: Makes the error from the path and the reason.
     """
     try:
         yield
     except FedpflError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno not in (
-            None,
-            errno.EINVAL,
-        ):  # the system's fault, not the file's
+        # An errno other than EINVAL is the system's fault, not the file's.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise FedpflError(
                 f"{path} cannot be read: {error_line(error)}; mend that and start again"
             ) from error
-        raise fault(path, error_line(error)) from error
+        raise make_error(path, error_line(error)) from error
 
 
-def require_count(path: Path, what: str, count: int, published: int) -> None:
-    """Raise FedpflError if the data set has been cut short, or is another edition."""
+def require_count(path: Path, noun: str, count: int, published: int) -> None:
+    """Raise FedpflError if the data set is cut short, or is another edition."""
     if count != published:
-        raise not_as_published(path, f"{count:,} {what}, {published:,} are published")
+        raise not_as_published(path, f"{count:,} {noun}, {published:,} are published")
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error's message as one line, not too long, with the error's name where it says
-    little alone.
+    """Return an error's message as one short line.
+
+    The class stands before messages that say little alone, such as a KeyError's.
     """
     terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
     return error_text(error, with_class=isinstance(error, terse))[:MAX_MESSAGE]
