@@ -377,7 +377,7 @@ def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, A
         **model_options,
         adapter=partial(adapter, **_adapter_options(plan.config)),
     )
-    net = net.told(clients=federation.clients, rounds=plan.settings.rounds)
+    net = net.with_facts(clients=federation.clients, rounds=plan.settings.rounds)
     return net.to(plan.device)
 
 

@@ -1,7 +1,7 @@
-"""Adapters: what of a network trains where the rest is frozen. Frozen is what asks for no gradient.
+"""Adapters: which parameters of a pretrained network train, while the rest is frozen.
 
-The head always trains. Each function changes a module in place, whose values are the pretrained
-ones by then.
+Frozen parameters have requires_grad False. The head always trains. Each function changes a module
+in place, which has its pretrained values by then.
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ from torch import Generator, Tensor, nn
 
 from fedpfl.ground.ranges import Above, AtLeast
 
-PACKED = ("q", "k", "v")
-"""Roles that are parts of one linear map, named qkv."""
+QKV_ROLES = ("q", "k", "v")
+"""Roles of the blocks of rows of one linear map, named qkv."""
 
 
 class LowRank:
-    """What low-rank additions have in common: pairs lora_A and lora_B, lora_A1 and lora_B1, ...
+    """Shared by low-rank additions: pairs lora_A and lora_B, lora_A1 and lora_B1, ...
 
-    Of several, the additions are weighed by a softmax of lora_mixer's image of the same input, at
-    each place.
+    Several additions are weighted by a softmax of lora_mixer's image of the same input, at each
+    position.
+
+    Attributes:
+        pairs: Number of pairs.
+        scale: Factor of the addition.
+        lora_mixer: The map to the pairs' weights; only with several pairs.
+        axis: The axis of images with an entry per pair.
     """
 
     pairs: int
     scale: float
     lora_mixer: nn.Parameter
     axis: int
-    """Where images have a number for each pair."""
 
     def _down(self, x: Tensor, a: Tensor) -> Tensor:
         raise NotImplementedError
@@ -38,61 +43,68 @@ class LowRank:
     def _up(self, low: Tensor, b: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def added(self, x: Tensor) -> Tensor:
-        """Return what is added to the layer's output for its input."""
-        names = [str(pair or "") for pair in range(self.pairs)]
-        each = [
-            self._up(self._down(x, getattr(self, f"lora_A{n}")), getattr(self, f"lora_B{n}"))
-            for n in names
+    def addition(self, x: Tensor) -> Tensor:
+        """Return what is added to the layer's output for an input."""
+        suffixes = [str(pair or "") for pair in range(self.pairs)]
+        images = [
+            self._up(
+                self._down(x, getattr(self, f"lora_A{suffix}")), getattr(self, f"lora_B{suffix}")
+            )
+            for suffix in suffixes
         ]
         if self.pairs == 1:
-            return self.scale * each[0]
+            return self.scale * images[0]
         shares = self._down(x, self.lora_mixer).softmax(self.axis).split(1, self.axis)
-        first, *others = (share * own for share, own in zip(shares, each, strict=True))
-        return self.scale * sum(others, first)
+        weighted = [share * image for share, image in zip(shares, images, strict=True)]
+        return self.scale * sum(weighted[1:], weighted[0])
 
 
 class LoRALinear(LowRank, nn.Linear):
-    """A linear map W x + b with low-rank additions to W (Hu et al., ICLR 2022, arXiv:2106.09685):
-    scale B A x.
+    """A linear map with low-rank additions to its weight (Hu et al., ICLR 2022, arXiv:2106.09685).
 
-    One for each of `chosen` among `parts` blocks of rows: lora_A `[chosen, rank, inputs]`, lora_B
-    `[chosen, rows, rank]`, lora_mixer `[chosen, pairs, inputs]`.
+    W x + b becomes (W + scale B A) x + b, for each of `adapted_blocks` among `blocks` blocks of
+    rows of
+    W: lora_A `[adapted, rank, inputs]`, lora_B `[adapted, rows, rank]`, lora_mixer
+    `[adapted, pairs, inputs]`.
     """
 
-    chosen: tuple[int, ...]
-    parts: int
+    adapted_blocks: tuple[int, ...]
+    blocks: int
     axis = -1
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., inputs]` to `[..., outputs]`."""
-        added = self.added(x)
-        if self.parts == 1:
-            return super().forward(x) + added.squeeze(-2)
-        nothing = torch.zeros_like(added[..., 0, :])
+        addition = self.addition(x)
+        if self.blocks == 1:
+            return super().forward(x) + addition.squeeze(-2)
+        zeros = torch.zeros_like(addition[..., 0, :])
         rows = [
-            added[..., self.chosen.index(p), :] if p in self.chosen else nothing
-            for p in range(self.parts)
+            addition[..., self.adapted_blocks.index(block), :]
+            if block in self.adapted_blocks
+            else zeros
+            for block in range(self.blocks)
         ]
         return super().forward(x) + torch.cat(rows, -1)
 
     def _down(self, x: Tensor, a: Tensor) -> Tensor:
-        return F.linear(x, a.flatten(0, 1)).unflatten(-1, (len(self.chosen), -1))
+        return F.linear(x, a.flatten(0, 1)).unflatten(-1, (len(self.adapted_blocks), -1))
 
     def _up(self, low: Tensor, b: Tensor) -> Tensor:
         return torch.einsum("...cr,cor->...co", low, b)
 
 
 class LoRAConv2d(LowRank, nn.Conv2d):
-    """A convolution with a low-rank addition: lora_A and lora_mixer are such ones to `rank` and
-    `pairs` channels, and lora_B a convolution 1x1 of the former.
+    """A convolution with a low-rank addition.
+
+    lora_A and lora_mixer are convolutions like it to `rank` and `pairs` channels, and lora_B is a
+    1x1 convolution of lora_A's output.
     """
 
     axis = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, channels, height, width]` to the same with other channels."""
-        return super().forward(x) + self.added(x)
+        return super().forward(x) + self.addition(x)
 
     def _down(self, x: Tensor, a: Tensor) -> Tensor:
         return self._conv_forward(x, a, None)
@@ -124,33 +136,40 @@ def lora(
     layers: tuple[str, ...] = ("q", "v"),
     pairs: Annotated[int, AtLeast(1)] = 1,
 ) -> None:
-    """Train low-rank additions to some layers, by their roles, scaled by alpha / rank; several
-    `pairs` with a mixer.
+    """Train low-rank additions to the layers with some roles, scaled by alpha / rank.
 
-    B is zero at the start, so that the network is the pretrained one bit for bit; A and the mixer
-    are drawn from `seed`, as PyTorch draws a linear map. Raises ValueError for roles that no layer
-    has, and where there is no room for the rank.
+    Several `pairs` have a mixer. B is zero at the start, so that the network is the pretrained one
+    bit for bit; A and the mixer are drawn from `seed`, as PyTorch draws a linear map.
+
+    Raises:
+        ValueError: For roles that no layer has, or a rank that is too large for a layer.
     """
-    known = dict(_roles(module, head))
-    if missing := [role for role in layers if not any(role in roles for roles in known.values())]:
-        there = sorted({role for roles in known.values() for role in roles}) or ["none"]
-        raise ValueError(
-            f"adapter.layers: the network has no {missing[0]}; it has {', '.join(there)}"
-        )
+    roles_by_layer = dict(_layer_roles(module, head))
+    all_roles = {role for roles in roles_by_layer.values() for role in roles}
+    for role in layers:
+        if role not in all_roles:
+            present = ", ".join(sorted(all_roles)) or "none"
+            raise ValueError(f"adapter.layers: the network has no {role}; it has {present}")
     _freeze(module, head, lambda name: False)
     generator = Generator().manual_seed(seed)
-    for name, roles in known.items():
-        chosen = tuple(place for place, role in enumerate(roles) if role in layers)
-        if chosen:
-            _widen(
-                module.get_submodule(name),
-                name,
-                rank,
-                alpha / rank,
-                chosen,
-                len(roles),
-                pairs,
-                generator,
+    for name, roles in roles_by_layer.items():
+        adapted_blocks = tuple(block for block, role in enumerate(roles) if role in layers)
+        if adapted_blocks:
+            layer: Any = module.get_submodule(name)
+            rows = len(layer.weight) // len(roles)
+            largest_rank = min(rows, layer.weight[0].numel())
+            if rank > largest_rank:
+                raise ValueError(
+                    f"adapter.rank={rank} is more than {name} has room for, {largest_rank}"
+                )
+            _add_low_rank(
+                layer,
+                rank=rank,
+                scale=alpha / rank,
+                adapted_blocks=adapted_blocks,
+                blocks=len(roles),
+                pairs=pairs,
+                generator=generator,
             )
 
 
@@ -167,57 +186,58 @@ def _freeze(module: nn.Module, head: str, trains: Callable[[str], bool]) -> None
         leaf.requires_grad_(name.startswith(f"{head}.") or trains(name))
 
 
-def _roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Give layers with the roles of their blocks of rows."""
+def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names of layers with the roles of their blocks of rows."""
     for name, layer in module.named_modules():
-        parent, _, own = name.rpartition(".")
-        holder = module.get_submodule(parent)
+        parent, _, attribute = name.rpartition(".")
         if name == head or not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
         if isinstance(layer, nn.Conv2d):
             if layer.groups == 1:
                 yield name, ("conv",)
-        elif own == "qkv":
-            yield name, PACKED
-        elif hasattr(holder, "qkv"):
+        elif attribute == "qkv":
+            yield name, QKV_ROLES
+        elif hasattr(module.get_submodule(parent), "qkv"):
             yield name, ("proj",)
         else:
             yield name, ("mlp" if "mlp" in name.lower() else "linear",)
 
 
-def _widen(
-    layer: nn.Module,
-    name: str,
+def _add_low_rank(
+    layer: Any,
+    *,
     rank: int,
     scale: float,
-    chosen: tuple[int, ...],
-    parts: int,
+    adapted_blocks: tuple[int, ...],
+    blocks: int,
     pairs: int,
     generator: Generator,
 ) -> None:
-    """Give a layer its low-rank additions."""
-    weight: Any = layer.weight
-    rows, inputs = len(weight) // parts, weight[0].numel()
-    if rank > min(rows, inputs):
-        raise ValueError(
-            f"adapter.rank={rank} is more than {name} has room for, {min(rows, inputs)}"
-        )
+    """Turn a layer, in place, into one with low-rank additions."""
+    weight = layer.weight
+    rows = len(weight) // blocks
+    inputs = weight[0].numel()
+    is_convolution = isinstance(layer, nn.Conv2d)
 
-    convolution = isinstance(layer, nn.Conv2d)
+    def draw_parameter(count: int) -> nn.Parameter:
+        shape: tuple[int, ...] = (len(adapted_blocks), count, inputs)
+        if is_convolution:
+            shape = (count, *weight.shape[1:])
+        bound = inputs**-0.5
+        return nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
 
-    def drawn(count: int) -> nn.Parameter:
-        shape = (count, *weight.shape[1:]) if convolution else (len(chosen), count, inputs)
-        return nn.Parameter(
-            torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
-        )
-
-    values: dict[str, Any] = {"pairs": pairs, "scale": scale, "chosen": chosen, "parts": parts}
+    values: dict[str, Any] = {
+        "pairs": pairs,
+        "scale": scale,
+        "adapted_blocks": adapted_blocks,
+        "blocks": blocks,
+    }
+    zeros_shape = (rows, rank, 1, 1) if is_convolution else (len(adapted_blocks), rows, rank)
     for pair in range(pairs):
-        values[f"lora_A{pair or ''}"] = drawn(rank)
-        zeros = torch.zeros((rows, rank, 1, 1) if convolution else (len(chosen), rows, rank))
-        values[f"lora_B{pair or ''}"] = nn.Parameter(zeros)
+        values[f"lora_A{pair or ''}"] = draw_parameter(rank)
+        values[f"lora_B{pair or ''}"] = nn.Parameter(torch.zeros(zeros_shape))
     if pairs > 1:
-        values["lora_mixer"] = drawn(pairs)
-    layer.__class__ = LoRAConv2d if convolution else LoRALinear
+        values["lora_mixer"] = draw_parameter(pairs)
+    layer.__class__ = LoRAConv2d if is_convolution else LoRALinear
     for key, value in values.items():
         setattr(layer, key, value)

@@ -15,10 +15,12 @@ from fedpfl.models.wiring import NORMALISATION
 
 
 class Trace(NamedTuple):
-    """Hold the layers on the way from samples to logits, in the order of their calls, and which of
-    them is the head.
+    """The layers from samples to logits.
 
-    unclear: why the head is not clear, in words; "" where it is.
+    Attributes:
+        order: Names of the layers, in the order of their calls.
+        head: Name of the head, "" where it is not clear.
+        unclear: Why the head is not clear, in words; "" where it is.
     """
 
     order: list[str]
@@ -37,28 +39,26 @@ def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
     candidates = [
         name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)
     ]
-    last: list[str] = []
+    ends: list[str] = []
     while candidates:
         # Outputs stand in the order of their calls, so no later layer reads what the last one
         # gives.
-        last.append(name := candidates[-1])
-        earlier = {other: outputs[other] for other in candidates[:-1]}
-        below = _influencing(outputs[name], earlier)
-        candidates = [other for other in earlier if other not in below]
+        ends.append(name := candidates[-1])
+        earlier_outputs = {candidate: outputs[candidate] for candidate in candidates[:-1]}
+        read_by_end = _influencing(outputs[name], earlier_outputs)
+        candidates = [candidate for candidate in earlier_outputs if candidate not in read_by_end]
 
-    if not last:
+    if not ends:
         return Trace(order, "", "no layer's output leads to the logits")
-    if len(last) > 1:
-        return Trace(order, "", f"{' and '.join(last[:3])} end in the logits alike")
-    if not _answers_classes(outputs[last[0]][-1], classes):
-        return Trace(order, "", f"{last[0]} is the last layer and has no output for each class")
-    return Trace(order, last[0], "")
+    if len(ends) > 1:
+        return Trace(order, "", f"{' and '.join(ends[:3])} end in the logits alike")
+    if not _answers_classes(outputs[ends[0]][-1], classes):
+        return Trace(order, "", f"{ends[0]} is the last layer and has no output for each class")
+    return Trace(order, ends[0], "")
 
 
 def check_head(module: nn.Module, name: str) -> None:
-    """Raise ValueError where no trainable parameter of the network is called `name` or lies below
-    it.
-    """
+    """Raise ValueError where `name` is no trainable parameter or layer of the network."""
     names = [
         full for full, leaf in module.named_parameters(remove_duplicate=False) if leaf.requires_grad
     ]
@@ -70,7 +70,7 @@ def check_head(module: nn.Module, name: str) -> None:
 
 
 def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """Return what each layer with parameters gave in a forward pass, by name, and the logits."""
+    """Return the outputs of each layer with parameters in a forward pass, and the logits."""
     outputs: dict[str, list[Tensor]] = {}
 
     def record(name: str) -> Callable[..., Any]:

@@ -42,7 +42,8 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
             values[name].is_floating_point() and values[name].isfinite().all()
         ):
             raise ValueError(
-                f"{name} of model.weights ({values[name].dtype}) holds numbers that are no finite floats"
+                f"{name} of model.weights ({values[name].dtype}) holds numbers that are no "
+                "finite floats"
             )
     module.load_state_dict(values)
 

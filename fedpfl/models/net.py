@@ -26,35 +26,41 @@ Slot = tuple[dict[str, Any], str, str]
 
 
 class Net:
-    """A module without values of its own but the frozen ones: `net.bind(buffers)(params, x)`.
+    """A module as a function of its parameters and buffers: `net.bind(buffers)(params, x)`.
 
     One Net serves one thread, because a functional call borrows the module for its duration;
     `copy()` makes more.
-    params: parameters that train. What several layers share (tied weights) is one entry, under its
-    first name.
-    frozen: parameters that ask for no gradient. They stay in the module, one for all clients and
-    threads, and are in no tree that a method, a store or a checkpoint sees. Those that calls change
-    by hand (`traits.moving`) are buffers.
-    name: of the model, for messages. traits: what its calls do beside answering. facts: of Parts,
-    what a module does not tell.
+
+    Attributes:
+        params: Parameters that train. What several layers share (tied weights) is one entry, under
+            its first name.
+        frozen: Parameters that ask for no gradient. They stay in the module, one for all clients
+            and threads, and are in no tree that a method, a store or a checkpoint sees. Those that
+            calls change by hand (`traits.moving`) are buffers.
+        name: Of the model, for messages.
+        traits: Side effects of its calls.
+        parts: Roles of the parameters; `facts` are the ones a module does not tell.
     """
 
     def __init__(
         self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any
     ):
-        self.module, self.traits, self.name, self._facts = module, traits or Traits(), name, facts
+        self.module = module
+        self.traits = traits or Traits()
+        self.name = name
+        self._facts = facts
         parameters = dict(module.named_parameters())
-        moving = {key for key, leaf in parameters.items() if key in self.traits.moving}
+        moving_names = {key for key, leaf in parameters.items() if key in self.traits.moving}
         self.params: Tree = {
-            key: p.detach().clone() for key, p in parameters.items() if p.requires_grad
+            key: leaf.detach().clone() for key, leaf in parameters.items() if leaf.requires_grad
         }
         self.frozen: Tree = {
-            key: p.detach()
-            for key, p in parameters.items()
-            if not p.requires_grad and key not in moving
+            key: leaf.detach()
+            for key, leaf in parameters.items()
+            if not leaf.requires_grad and key not in moving_names
         }
-        self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving)}
-        self.buffers |= {key: b.detach().clone() for key, b in module.named_buffers()}
+        self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving_names)}
+        self.buffers |= {key: leaf.detach().clone() for key, leaf in module.named_buffers()}
         self.aliases = find_aliases(module)
         """Further names of parameters and buffers that layers share, with the name of their entry.
         """
@@ -81,18 +87,19 @@ class Net:
             return self.module.get_submodule(name)
         except AttributeError:
             raise FedpflError(
-                f"model={self.name}: this method works on what the head reads, and model.head={name} is a parameter; "
+                f"model={self.name}: this method works on what the head reads, and "
+                f"model.head={name} is a parameter; "
                 "put it into a layer"
             ) from None
 
-    def told(self, **facts: Any) -> Net:
-        """Return the same Net, which knows more of a run."""
-        return self._remade(self.module, **{**self._facts, **facts})
+    def with_facts(self, **facts: Any) -> Net:
+        """Return the same Net with further facts of Parts, such as the number of rounds."""
+        return self._rebuild(self.module, **{**self._facts, **facts})
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
         frozen = [leaf for leaf in self.module.parameters() if not leaf.requires_grad]
-        return self._remade(
+        return self._rebuild(
             copy.deepcopy(self._uncalled, {id(leaf): leaf for leaf in frozen}), **self._facts
         )
 
@@ -105,9 +112,9 @@ class Net:
         for leaf in self.module.parameters():
             if not leaf.requires_grad:
                 leaf.data = leaf.data.to(device)
-        return self._remade(self.module, **self._facts)
+        return self._rebuild(self.module, **self._facts)
 
-    def _remade(self, module: nn.Module, **facts: Any) -> Net:
+    def _rebuild(self, module: nn.Module, **facts: Any) -> Net:
         return Net(module, self.traits, self.name, **facts)
 
     def bind(
@@ -164,20 +171,19 @@ class Net:
         """
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, values.values())):
             raise FedpflError(
-                f"model={self.name}: the method differentiates by torch.func here, which cannot differentiate "
+                f"model={self.name}: the method differentiates by torch.func here, which cannot "
+                "differentiate "
                 "activation checkpointing; turn checkpointing off in the network"
             )
-        placed = {id(tensors[key]): values[name] for tensors, key, name in self.slots}
-        frozen = {id(leaf): leaf for leaf in self.module.parameters() if id(leaf) not in placed}
-        module = copy.deepcopy(self.module, {**frozen, **placed})
+        new_values = {id(tensors[key]): values[name] for tensors, key, name in self.slots}
+        frozen = {id(leaf): leaf for leaf in self.module.parameters() if id(leaf) not in new_values}
+        module = copy.deepcopy(self.module, {**frozen, **new_values})
         logits = module(x)
         buffer_slots = [slot for slot in self._find_slots(module) if slot[2] in self.buffers]
         return logits, _read_buffers(buffer_slots, values)
 
-    def _drawing(self) -> AbstractContextManager[Any]:
-        """Return a context in which what the network draws comes from `generator`, if it has one
-        and draws.
-        """
+    def _draw_from_generator(self) -> AbstractContextManager[Any]:
+        """Return a context in which the network draws from `generator`, if it has one."""
         if self.generator is None or not self.traits.draws:
             return nullcontext()
         return _DrawFrom(self.generator)
@@ -202,15 +208,15 @@ def _read_buffers(buffer_slots: list[Slot], values: Tree) -> Tree:
 
 def find_aliases(module: nn.Module) -> dict[str, str]:
     """Return further names of tensors that several layers hold, and the first name of each."""
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    named = [
+    named_tensors = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    for name, leaf in named:
-        if first.setdefault(id(leaf), name) != name:
-            aliases[name] = first[id(leaf)]
+    for name, leaf in named_tensors:
+        if first_names.setdefault(id(leaf), name) != name:
+            aliases[name] = first_names[id(leaf)]
     return aliases
 
 
@@ -244,8 +250,9 @@ class _DrawFrom(TorchDispatchMode):
 
 
 class Bound:
-    """A Net with its buffers attached; `buffers` holds their latest values after calls in training
-    mode.
+    """A Net with its buffers attached.
+
+    After calls in training mode `buffers` holds their latest values.
     """
 
     def __init__(self, net: Net, buffers: dict[str, Tree], training: bool, weight: Tensor | None):
@@ -259,9 +266,9 @@ class Bound:
 
     def aside(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Return logits as a call does, but leave the statistics as they are."""
-        kept = self.buffers
+        buffers_before = self.buffers
         logits = self(params, x, role)
-        self.buffers = kept
+        self.buffers = buffers_before
         return logits
 
     def gradient(
@@ -286,18 +293,22 @@ class Bound:
 
         Raises FedpflError for a head that takes something else, such as a convolution.
         """
-        seen: list[Tensor] = []
-        hook = self.net.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        head_inputs: list[Tensor] = []
+        hook = self.net.head.register_forward_pre_hook(
+            lambda _, inputs: head_inputs.append(inputs[0])
+        )
         try:
             logits = self(params, x, role)
         finally:
             hook.remove()
-        if seen[0].dim() != 2:
+        if head_inputs[0].dim() != 2:
             raise FedpflError(
-                f"model={self.net.name}: this method works on the head's input as [batch, features], and "
-                f"{self.net.parts.head_layer} takes {seen[0].dim()} axes; use a network whose head is a linear layer"
+                f"model={self.net.name}: this method works on the head's input as [batch, "
+                "features], and "
+                f"{self.net.parts.head_layer} takes {head_inputs[0].dim()} axes; use a network "
+                "whose head is a linear layer"
             )
-        return logits, seen[0].float()
+        return logits, head_inputs[0].float()
 
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a
@@ -317,7 +328,7 @@ class Bound:
             x = x.clone()
         call = net._call_copy if traits.recomputes else net._call
         try:
-            with net._drawing():
+            with net._draw_from_generator():
                 logits, after = call({**params, **buffers}, x)
         finally:
             for norm in net.norms:
@@ -330,14 +341,15 @@ class Bound:
 def _gradient_by_backward(
     objective: Callable[[Tree], tuple[Tensor, dict[str, Tree]]], params: Tree
 ) -> tuple[Tree, Tensor, dict[str, Tree]]:
-    """Return gradient, value and what comes beside it by torch's backward pass, which may call
-    layers again.
+    """Return gradient, value and auxiliary output by torch's backward pass.
+
+    It may call layers again, which torch.func's cannot.
     """
     leaves = tree.map(lambda leaf: leaf.detach().clone().requires_grad_(), params)
     with torch.enable_grad():
-        value, beside = objective(leaves)
+        value, auxiliary = objective(leaves)
     value.backward()
     grads = tree.map(
         lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, leaves
     )
-    return grads, value.detach(), beside
+    return grads, value.detach(), auxiliary

@@ -15,11 +15,10 @@ else:
 
 
 class PaddedNorm(_Base):
-    """Batch normalisation in which rows of weight 0 (`sample_weight` `[batch]`) take no part in the
-    statistics.
+    """Batch normalisation whose statistics leave out rows of weight 0.
 
-    The batched backend pads partial batches; without this a padded row would move mean and
-    variance.
+    `sample_weight` is `[batch]`. The batched backend pads partial batches; without this a padded
+    row would move mean and variance.
     """
 
     sample_weight: Tensor | None = None
@@ -81,8 +80,6 @@ PADDED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def leave_padding_out(module: nn.Module) -> None:
-    """Make torch's own batch normalisations in a network, in place, ones that leave padded rows
-    out.
-    """
+    """Make torch's batch normalisations in a network leave padded rows out, in place."""
     for layer in module.modules():
         layer.__class__ = PADDED.get(type(layer), type(layer))

@@ -32,7 +32,7 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 
 
 def _largest(x: Tensor, size: int, axis: int) -> Tensor:
-    """The largest of each `size` neighbours along an axis; what is left over at its end is dropped."""
+    """Return the largest of each `size` neighbours along an axis; drop what is left at its end."""
     count = x.shape[axis] // size
     return reduce(
         torch.maximum, x.narrow(axis, 0, count * size).unflatten(axis, (count, size)).unbind(axis)
@@ -63,8 +63,8 @@ class _MaxPool(torch.autograd.Function):
     def vmap(
         info: Any, dims: Dims, x: Tensor, size: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        values, places = _MaxPool.apply(_joined(x, dims[0], info.batch_size), size)
-        return (_parted(values, info.batch_size), _parted(places, info.batch_size)), (1, 1)
+        values, places = _MaxPool.apply(_join_axes(x, dims[0], info.batch_size), size)
+        return (_split_axes(values, info.batch_size), _split_axes(places, info.batch_size)), (1, 1)
 
 
 class _Spread(torch.autograd.Function):
@@ -91,18 +91,18 @@ class _Spread(torch.autograd.Function):
         info: Any, dims: Dims, grad: Tensor, x: Tensor, places: Tensor, size: int
     ) -> tuple[Tensor, int]:
         parts = (
-            _joined(part, at, info.batch_size)
+            _join_axes(part, at, info.batch_size)
             for part, at in zip((grad, x, places), dims, strict=False)
         )
-        return _parted(_Spread.apply(*parts, size), info.batch_size), 1
+        return _split_axes(_Spread.apply(*parts, size), info.batch_size), 1
 
 
-def _joined(x: Tensor, at: int | None, models: int) -> Tensor:
+def _join_axes(x: Tensor, at: int | None, models: int) -> Tensor:
     """`[batch, models * channels, height, width]`."""
     x = x.unsqueeze(1).expand(-1, models, -1, -1, -1) if at is None else x.movedim(at, 1)
     return x.flatten(1, 2)
 
 
-def _parted(x: Tensor, models: int) -> Tensor:
+def _split_axes(x: Tensor, models: int) -> Tensor:
     """`[batch, models, channels, height, width]`."""
     return x.unflatten(1, (models, -1))

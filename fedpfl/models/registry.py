@@ -33,7 +33,7 @@ from fedpfl.models.text import Text
 from fedpfl.models.traits import (
     SEED,
     Traits,
-    copied,
+    copy_network,
     made_up_samples,
     observe,
     require_equal_builds,
@@ -75,37 +75,47 @@ def build_network(
     head: str | None = None,
     **options: Any,
 ) -> Net:
-    """Build a network for samples of `shape` (images: channels, height, width), its initial values
-    drawn from `seed`.
+    """Build a network with initial values drawn from `seed`.
 
-    weights: initial values by name instead; the classifier is still drawn, if theirs is for other
-    classes.
-    adapter: one of ADAPTERS, given its options.
-    head: the name of the layer that answers the classes, where it cannot be found (`model.head`).
     The generators of the process are seeded while it is built, torch's as the published runs seeded
-    it, and put back. Raises FedpflError for samples that the network cannot take, weights of
-    another one, sizes that no memory holds, and for what a network does in its calls that no run
-    could keep apart between clients.
+    it, and restored afterwards.
+
+    Args:
+        name: One of MODELS.
+        shape: Of the samples (images: channels, height, width).
+        classes: Number of classes.
+        seed: Of the initial values.
+        weights: Initial values by name instead; the classifier is still drawn if theirs is for
+            other classes.
+        adapter: One of ADAPTERS, given its options.
+        head: The name of the layer that answers the classes, where it cannot be found
+            (`model.head`).
+        options: The model's options.
+
+    Raises:
+        FedpflError: For samples that the network cannot take, weights of another one, sizes that no
+            memory holds, and for side effects of calls that no run could keep apart between
+            clients.
     """
-    make = partial(MODELS[name], shape, classes, **options)
+    make_module = partial(MODELS[name], shape, classes, **options)
     trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
     try:
         # ---- make it
         with seeded_process(seed):
-            _check_size(make)
+            _check_size(make_module)
         with seeded_process(seed):
-            module = _make_module(make, shape)
+            module = _make_module(make_module, shape)
         if not trusted:
             with seeded_process(seed):
-                again = _make_module(make, shape)
-            require_equal_builds(module, again)
+                second_build = _make_module(make_module, shape)
+            require_equal_builds(module, second_build)
         leave_padding_out(module)
 
         # ---- look at it
         _check_logits(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
         if not trusted:
-            require_true_copy(module, again, shape)
+            require_true_copy(module, second_build, shape)
             facts |= _trace_head(name, module, shape, classes)
         if head is not None:
             check_head(module, head)
@@ -123,8 +133,10 @@ def build_network(
         traits = Traits() if trusted else observe(module, shape)
         return Net(module, traits, name, **facts)
     except UnfitSamples as error:
-        others = ", ".join(_fitting_models(shape, classes)) or "none"
-        raise FedpflError(f"model={name}: {error}; models that take these: {others}") from None
+        fitting_names = ", ".join(_fitting_models(shape, classes)) or "none"
+        raise FedpflError(
+            f"model={name}: {error}; models that take these: {fitting_names}"
+        ) from None
     except MemoryError as error:
         keys = " or ".join(
             f"model.{key}" for key, value in options.items() if not isinstance(value, str)
@@ -141,9 +153,7 @@ def build_network(
 
 
 def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
-    """Return a new network; one with lazy layers is called once, which gives them their sizes and
-    values.
-    """
+    """Return a new network; lazy layers are called once, which gives them sizes and values."""
     module = make()
     if not isinstance(module, nn.Module):
         raise ValueError(
@@ -159,27 +169,32 @@ def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Mo
 def _trace_head(
     name: str, module: nn.Module, shape: tuple[int, ...], classes: int
 ) -> dict[str, Any]:
-    """Return the order of the layers and the head, or why it is not clear, as facts of Parts."""
+    """Return the order of the layers and the head, or why it is unclear, as facts of Parts."""
     try:
-        trace = trace_layers(copied(module), made_up_samples(shape, 2), classes)
+        trace = trace_layers(copy_network(module), made_up_samples(shape, 2), classes)
     except Exception as error:  # of a network that cannot be differentiated by its layers' outputs
         trace = Trace([], "", error_text(error, with_class=True)[:120])
     facts: dict[str, Any] = {"order": tuple(trace.order), "head_layer": trace.head}
     if trace.unclear:
-        why = f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by model.head=NAME"
-        facts["unclear"] = why
+        message = f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by model.head=NAME"
+        facts["unclear"] = message
     return facts
 
 
 def _complete_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a run under all names of what layers share, without buffers that no
-    state_dict has.
+    """Return weights under all names of shared tensors.
+
+    Buffers that no state_dict has are left out.
     """
     shared = {
         alias: weights[name] for alias, name in find_aliases(module).items() if name in weights
     }
-    passing = dict(module.named_buffers()).keys() - module.state_dict().keys()
-    return {name: value for name, value in {**shared, **weights}.items() if name not in passing}
+    transient_buffers = dict(module.named_buffers()).keys() - module.state_dict().keys()
+    return {
+        name: value
+        for name, value in {**shared, **weights}.items()
+        if name not in transient_buffers
+    }
 
 
 class _SkipFilling(TorchFunctionMode):
@@ -207,16 +222,18 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
 
 
 def _check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Raise what a network raises that does not answer two samples with their logits, ValueError
-    for other answers.
+    """Raise ValueError where a network does not answer two samples with their logits.
+
+    Errors of the network itself are raised as they are.
     """
-    module = copied(module).eval()  # which calls may change
+    module = copy_network(module).eval()  # which calls may change
     with torch.no_grad(), seeded_process(SEED):
         answer = module(_zero_samples(shape))
     if not isinstance(answer, Tensor):
-        what = type(answer).__name__
+        type_name = type(answer).__name__
         raise ValueError(
-            f"answers with a {what}; forward must return the logits [batch, {classes}] alone, a tensor"
+            f"answers with a {type_name}; forward must return the logits [batch, {classes}] "
+            "alone, a tensor"
         )
     if answer.shape != (2, classes):
         raise ValueError(
@@ -232,7 +249,7 @@ def _zero_samples(shape: tuple[int, ...]) -> Tensor:
 
 
 def _fitting_models(shape: tuple[int, ...], classes: int) -> list[str]:
-    """The models that take such samples."""
+    """Return the names of the models that take such samples."""
     names = []
     for name, network in MODELS.items():
         if name == "timm":  # which takes what one of its hundreds takes

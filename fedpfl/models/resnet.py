@@ -26,7 +26,9 @@ STEMS = {"large": (7, 2, 3), "small": (3, 1, 1)}  # kernel, stride, padding
 
 
 class BasicBlock(nn.Module):
-    """conv 3x3, norm, ReLU, conv 3x3, norm, plus the input, ReLU; the input is projected where its
+    """Two 3x3 convolutions with a norm, beside the input.
+
+    conv 3x3, norm, ReLU, conv 3x3, norm, plus the input, ReLU; the input is projected where its
     shape changes.
     """
 

@@ -1,5 +1,4 @@
-"""What shapes of samples networks take. Each function raises Unfit for others, with what was
-expected.
+"""Check the shape of samples for networks. Each function raises UnfitSamples for others.
 
 The shape of a federation's samples also says whether they are images, signals or token ids, and of
 which data set.
@@ -14,34 +13,36 @@ class UnfitSamples(ValueError):
     """Samples that a network does not take."""
 
 
-def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """Return channels, height, width of images of at least `least` pixels each way."""
-    channels, height, width = _of(shape, "images [channels, height, width]", 3)
-    if min(height, width) < least:
-        raise UnfitSamples(f"images must be at least {least}x{least} pixels, got {height}x{width}")
+def image(shape: tuple[int, ...], minimum: int = 1) -> tuple[int, int, int]:
+    """Return channels, height, width of images of at least `minimum` pixels each way."""
+    channels, height, width = _require_axes(shape, "images [channels, height, width]", 3)
+    if min(height, width) < minimum:
+        raise UnfitSamples(
+            f"images must be at least {minimum}x{minimum} pixels, got {height}x{width}"
+        )
     return channels, height, width
 
 
-def signal(shape: tuple[int, ...], least: int = 1) -> tuple[int, int]:
-    """Return channels and length of signals of at least `least` points."""
-    channels, length = _of(shape, "signals [channels, length]", 2)
-    if length < least:
-        raise UnfitSamples(f"signals must be at least {least} points long, got {length}")
+def signal(shape: tuple[int, ...], minimum: int = 1) -> tuple[int, int]:
+    """Return channels and length of signals of at least `minimum` points."""
+    channels, length = _require_axes(shape, "signals [channels, length]", 2)
+    if length < minimum:
+        raise UnfitSamples(f"signals must be at least {minimum} points long, got {length}")
     return channels, length
 
 
 def tokens(shape: tuple[int, ...]) -> int:
     """Return the length of texts, as token ids."""
     if sample_kind(shape) not in ("token ids", "samples"):
-        raise _other("token ids [length]", shape)
-    (length,) = _of(shape, "token ids [length]", 1)
+        raise _unfit_error("token ids [length]", shape)
+    (length,) = _require_axes(shape, "token ids [length]", 1)
     return length
 
 
 def numbers(shape: tuple[int, ...]) -> int:
     """Count how many numbers samples of any shape consist of; token ids are none."""
     if sample_kind(shape) == "token ids":
-        raise _other("images, signals or features", shape)
+        raise _unfit_error("images, signals or features", shape)
     return math.prod(shape)
 
 
@@ -50,13 +51,13 @@ def sample_kind(shape: tuple[int, ...]) -> str:
     return getattr(shape, "kind", "samples")
 
 
-def _of(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int, ...]:
+def _require_axes(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int, ...]:
     if len(shape) != axes:
-        raise _other(expected, shape)
+        raise _unfit_error(expected, shape)
     return shape
 
 
-def _other(expected: str, shape: tuple[int, ...]) -> UnfitSamples:
+def _unfit_error(expected: str, shape: tuple[int, ...]) -> UnfitSamples:
     name = getattr(shape, "data_set", "")
     origin = f" (data set {name})" if name else ""
     advice = ""

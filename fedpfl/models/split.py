@@ -85,8 +85,10 @@ class Parts:
         """
         if not self.linear_weight:
             raise FedpflError(
-                f"the method computes with the weight [classes, features] of a linear head, and this network's head, "
-                f"{self.head_layer}, is none; use a network that ends in a linear layer, or another method"
+                "the method computes with the weight [classes, features] of a linear head, and "
+                "this network's head, "
+                f"{self.head_layer}, is none; use a network that ends in a linear layer, or "
+                "another method"
             )
         return self.linear_weight
 
@@ -140,7 +142,11 @@ def find_parts(
     name = last_linear if head_layer is None else head_layer
     below = f"{name}." if name else ""
     entries = [entry for layer in layers for entry in layer]
-    shared = [first for alias, first in aliases.items() if alias == name or alias.startswith(below)]
+    shared = [
+        first_name
+        for alias, first_name in aliases.items()
+        if alias == name or alias.startswith(below)
+    ]
     head = tuple(
         entry for entry in entries if entry == name or entry.startswith(below) or entry in shared
     )

@@ -26,16 +26,18 @@ SEED = 20_261_125  # of the made-up samples and of what is drawn in the calls
 
 @dataclass(frozen=True)
 class Traits:
-    """Hold what calls of a network showed.
+    """Side effects of a network's calls.
 
-    draws: the generators of the process that it draws from (torch, numpy, random), in training or
-    evaluation.
-    recomputes: whether layers are called again in the backward pass (activation checkpointing).
-    moving: frozen parameters that a call changes by hand, such as averages: they are kept like
-    buffers.
-    changes_input: whether a call changes its samples in place.
-    moves_in_evaluation: whether buffers change in evaluation mode too.
-    trusted: whether the network is one of this package's, of which all this is known and tested.
+    Attributes:
+        draws: The generators of the process that it draws from (torch, numpy, random), in training
+            or evaluation.
+        recomputes: Whether layers are called again in the backward pass (activation checkpointing).
+        moving: Frozen parameters that a call changes by hand, such as averages: they are kept like
+            buffers.
+        changes_input: Whether a call changes its samples in place.
+        moves_in_evaluation: Whether buffers change in evaluation mode too.
+        trusted: Whether the network is one of this package's, of which all this is known and
+            tested.
     """
 
     draws: frozenset[str] = frozenset()
@@ -47,9 +49,7 @@ class Traits:
 
 
 def made_up_samples(shape: tuple[int, ...], count: int, seed: int = SEED) -> Tensor:
-    """Return samples `[count, *shape]` to try a network on: normal numbers, or the token ids 0 and
-    1.
-    """
+    """Draw samples `[count, *shape]`: normal numbers, or the token ids 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     if sample_kind(shape) == "token ids":
         return torch.randint(2, (count, *shape), generator=generator, dtype=torch.int32)
@@ -57,9 +57,10 @@ def made_up_samples(shape: tuple[int, ...], count: int, seed: int = SEED) -> Ten
 
 
 def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
-    """Call copies of a network on made-up samples of `shape`; return what shows.
+    """Call copies of a network on made-up samples, and return its side effects.
 
-    Raises ValueError, in words about the network, for what no run could keep apart between clients.
+    Raises:
+        ValueError: In words about the network, for what no run could keep apart between clients.
     """
     _require_stable_parameters(module, shape)
     training = _Observation(module, made_up_samples(shape, 3), training=True)
@@ -89,25 +90,25 @@ class _Observation:
     """One forward and backward pass of a copy of a network, and what it changed."""
 
     def __init__(self, module: nn.Module, x: Tensor, training: bool):
-        self.module = copied(module).train(training)
+        self.module = copy_network(module).train(training)
         parameters = {name: leaf.detach().clone() for name, leaf in self.module.named_parameters()}
         buffers = {name: leaf.clone() for name, leaf in self.module.named_buffers()}
-        given = x.clone()
+        samples = x.clone()
 
         with seeded_process(SEED) as drawn_from:
-            logits = self.module(given)
+            logits = self.module(samples)
             if training:
                 _backward(logits)
             self.draws = drawn_from()
 
-        self.changes_input = not torch.equal(given, x)
+        self.changes_input = not torch.equal(samples, x)
         self.buffers = dict(self.module.named_buffers())
         self.changed_buffers = {
             name for name, old in buffers.items() if _differs(old, self.buffers.get(name))
         }
-        now = dict(self.module.named_parameters())
+        parameters_after = dict(self.module.named_parameters())
         self.changed_parameters = {
-            name for name, old in parameters.items() if _differs(old, now.get(name))
+            name for name, old in parameters.items() if _differs(old, parameters_after.get(name))
         }
 
     def gradients(self) -> list[Tensor | None]:
@@ -115,7 +116,7 @@ class _Observation:
         return [leaf.grad for leaf in self.module.parameters()]
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_network(module: nn.Module) -> nn.Module:
     """Return a deep copy of a network; raise ValueError where it has none."""
     try:
         return copy.deepcopy(module)
@@ -126,14 +127,15 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
-    """Return whether the backward pass reads parameters again: with others in their place it gives
-    other gradients.
+    """Return whether the backward pass reads parameters again.
+
+    It then gives other gradients with other parameters in their place.
     """
-    used = copied(module).train()
-    parameters = list(used.parameters())
+    network = copy_network(module).train()
+    parameters = list(network.parameters())
     with seeded_process(SEED):
-        logits = used(x.clone())
-        for layer in used.modules():
+        logits = network(x.clone())
+        for layer in network.modules():
             for name, leaf in layer._parameters.items():
                 if leaf is not None:
                     layer._parameters[name] = nn.Parameter(
@@ -166,52 +168,54 @@ def _differs(before: Tensor, after: Tensor | None) -> bool:
     return not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
 
 
-def _nearly_equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _nearly_equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if not (one.is_floating_point() or one.is_complex()):
-        return torch.equal(one, other)
-    return torch.allclose(one.detach(), other.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    return torch.allclose(a.detach(), b.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def _require_stable_parameters(module: nn.Module, shape: tuple[int, ...]) -> None:
     """Raise ValueError where parameters or layers come or go in a forward pass."""
-    used = copied(module).train()
+    called = copy_network(module).train()
     with seeded_process(SEED), torch.no_grad():
-        used(made_up_samples(shape, 3))
+        called(made_up_samples(shape, 3))
     before, after = (
-        list(dict(net.named_parameters(remove_duplicate=False))) for net in (module, used)
+        list(dict(net.named_parameters(remove_duplicate=False))) for net in (module, called)
     )
     for name in sorted({*before} ^ {*after}):
         raise ValueError(
-            f"parameter {name} comes or goes in forward; make it in __init__, or a lazy layer of torch's"
+            f"parameter {name} comes or goes in forward; make it in __init__, or a lazy layer of "
+            "torch's"
         )
 
 
 def require_true_copy(module: nn.Module, built_alike: nn.Module, shape: tuple[int, ...]) -> None:
-    """Raise ValueError where a copy of a network does not compute what the network itself does.
+    """Raise ValueError where a copy of a network computes something else.
 
     A hook or function that was made in __init__ and refers to the network by a closure still means
     the original one.
     """
-    copies = copied(module).eval(), built_alike.eval()
+    copies = copy_network(module).eval(), built_alike.eval()
     for seed in (SEED, SEED + 1):  # what the first call left behind may show in the second
-        answers = []
+        results = []
         for net in copies:
             with seeded_process(SEED), torch.no_grad():
                 try:
-                    answers.append(net(made_up_samples(shape, 2, seed)))
+                    results.append(net(made_up_samples(shape, 2, seed)))
                 except Exception as error:
-                    answers.append(error_text(error, with_class=True))
-        if not _equal(*answers):
+                    results.append(error_text(error, with_class=True))
+        if not _equal(results[0], results[1]):
             raise ValueError(
-                "a copy of it computes something else, and each worker needs one: a hook or function made in __init__ "
+                "a copy of it computes something else, and each worker needs one: a hook or "
+                "function made in __init__ "
                 "refers to the network it was made in; use a method of the network in its place"
             )
 
 
 def _require_stable_buffers(module: nn.Module, observed: _Observation) -> None:
-    """Raise ValueError where a buffer comes, goes, or changes its shape or dtype in a forward pass."""
+    """Raise ValueError where a forward pass adds, removes or reshapes a buffer."""
     before = dict(module.named_buffers())
     for name in before.keys() ^ observed.buffers.keys():
         raise ValueError(f"buffer {name} comes or goes in forward; give it its form in __init__")
@@ -233,7 +237,7 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
     A clean network gives the same whatever it was called on before. Attributes that are merely
     overwritten (features kept for whoever looks) are the same after the same call, and do no harm.
     """
-    used, fresh = copied(module).train(), copied(module).train()
+    used, fresh = copy_network(module).train(), copy_network(module).train()
     first, second = made_up_samples(shape, 3), made_up_samples(shape, 4, SEED + 1)
 
     attributes = []
@@ -258,7 +262,8 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 _HIDDEN = (
-    "forward changes {name}, which outlives the call and would pass from one client to the next; make it a buffer "
+    "forward changes {name}, which outlives the call and would pass from one client to the next; "
+    "make it a buffer "
     "(register_buffer) with a value from __init__ on"
 )
 
@@ -276,9 +281,7 @@ def _restore(used: nn.Module, module: nn.Module) -> None:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Give the values that modules keep beside parameters, buffers and layers, by name, as far as
-    they compare.
-    """
+    """Yield values that modules keep beside parameters, buffers and layers, by name."""
     for prefix, layer in module.named_modules():
         for key, value in vars(layer).items():
             if key not in _MACHINERY:
@@ -294,7 +297,9 @@ _MACHINERY = {
 
 
 def _comparable(value: Any, depth: int = 3) -> Any:
-    """Return numbers, texts, tensors, states of generators and what holds them; of anything else
+    """Return a value in a form that can be compared.
+
+    Numbers, texts, tensors, states of generators and what holds them are compared; of anything else
     its type.
     """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
@@ -322,30 +327,31 @@ def _comparable(value: Any, depth: int = 3) -> Any:
     return {key: _comparable(item, depth - 1) for key, item in vars(value).items()}
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     """Return whether two comparable values are equal; nan is equal to nan."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _nearly_equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return _nearly_equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-def require_equal_builds(one: nn.Module, other: nn.Module) -> None:
+def require_equal_builds(a: nn.Module, b: nn.Module) -> None:
     """Raise ValueError where two networks that were built from one seed differ."""
-    values = [{**dict(net.named_parameters()), **dict(net.named_buffers())} for net in (one, other)]
+    values = [{**dict(net.named_parameters()), **dict(net.named_buffers())} for net in (a, b)]
     for name, value in values[0].items():
         if name not in values[1] or _differs(value.detach(), values[1][name]):
             raise ValueError(_UNSEEDED.format(name=name))
-    attributes = [dict(_attributes(net)) for net in (one, other)]
+    attributes = [dict(_attributes(net)) for net in (a, b)]
     for name in attributes[0].keys() | attributes[1].keys():
         if not _equal(attributes[0].get(name), attributes[1].get(name)):
             raise ValueError(_UNSEEDED.format(name=name))
 
 
 _UNSEEDED = (
-    "{name} is another one each time the network is built from one seed; draw from torch's, NumPy's or Python's "
+    "{name} is another one each time the network is built from one seed; draw from torch's, "
+    "NumPy's or Python's "
     "global generator, which `seed` drives"
 )

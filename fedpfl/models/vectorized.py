@@ -44,31 +44,35 @@ def find_obstacle(net: Net) -> str:
             return error_text(error, with_class=True)[:160]
         if not all(_agree(one, tree.take(together, client)) for client, one in enumerate(alone)):
             return ACROSS_TRAINING if training else ACROSS_EVALUATION
-    whole, half = (_step(net, 0, rows, training=False)["logits"][:2] for rows in (ROWS, 2))
-    return "" if _agree({"logits": whole}, {"logits": half}) else ACROSS_EVALUATION
+    full_batch, half_batch = (
+        _step(net, 0, rows, training=False)["logits"][:2] for rows in (ROWS, 2)
+    )
+    return "" if _agree({"logits": full_batch}, {"logits": half_batch}) else ACROSS_EVALUATION
 
 
 def require_vectorized(net: Net) -> None:
     """Raise FedpflError for a network that the batched backend cannot take."""
     if obstacle := find_obstacle(net):
         raise FedpflError(
-            f"model={net.name}: engine=batched cannot vectorise this network over clients ({obstacle}); use engine=loop"
+            f"model={net.name}: engine=batched cannot vectorise this network over clients "
+            f"({obstacle}); use engine=loop"
         )
 
 
 def _step(net: Net, client: int, rows: int, training: bool) -> Tree:
-    """Return a client's gradient, logits and buffers after one minibatch of so many of its samples."""
+    """Return a client's gradient, logits and buffers after a minibatch of `rows` samples."""
     params, buffers, x = _inputs(net, client)
     with _ConstantDraws(), seeded_process(SEED):
         return _differentiate(net, params, buffers, x[:rows], None, rows, training)
 
 
 def _steps_together(net: Net, training: bool) -> Tree:
-    """Return the same of both clients, vectorised; the second one's minibatch is padded with a
-    sample of weight 0.
+    """Return gradients, logits and buffers of both clients, vectorised.
+
+    The second client's minibatch is padded with a sample of weight 0.
     """
     inputs = [_inputs(net, client) for client in (0, 1)]
-    params, buffers = (tree.stack([values[place] for values in inputs]) for place in (0, 1))
+    params, buffers = (tree.stack([values[position] for values in inputs]) for position in (0, 1))
     x = torch.stack([values[2] for values in inputs])
     x[1, -1] = x[0, 0]  # padding is some sample
     weight = torch.ones(2, ROWS, dtype=torch.float64)
@@ -125,9 +129,9 @@ def _float_type(params: Tree) -> torch.dtype:
     return next(leaf.dtype for leaf in tree.leaves(params) if leaf.is_floating_point())
 
 
-def _agree(one: Tree, other: Tree) -> bool:
+def _agree(result: Tree, other_result: Tree) -> bool:
     """Return whether two clients' results are equal but for rounding."""
-    for a, b in zip(tree.leaves(one), tree.leaves(other), strict=True):
+    for a, b in zip(tree.leaves(result), tree.leaves(other_result), strict=True):
         if not a.is_floating_point():
             if not torch.equal(a, b):
                 return False
@@ -141,9 +145,7 @@ def _agree(one: Tree, other: Tree) -> bool:
 
 
 class _ConstantDraws(TorchDispatchMode):
-    """Have every random operation of torch give a constant, so that results do not depend on who
-    draws how much.
-    """
+    """Make every random operation of torch return a constant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -152,8 +154,8 @@ class _ConstantDraws(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        drawn = func(*args, **kwargs)
-        if isinstance(drawn, Tensor):
+        output = func(*args, **kwargs)
+        if isinstance(output, Tensor):
             constant = 1.0 if name.startswith("bernoulli") else 0.5
-            drawn.fill_(constant if drawn.is_floating_point() else 0)
-        return drawn
+            output.fill_(constant if output.is_floating_point() else 0)
+        return output

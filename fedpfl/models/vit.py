@@ -32,7 +32,8 @@ def vit(
     channels, height, side = image(shape, patch)
     if height != side or side % patch:
         raise UnfitSamples(
-            f"images must be square, {patch} (model.patch) a divisor of their sides, got {height}x{side}"
+            f"images must be square, {patch} (model.patch) a divisor of their sides, got "
+            f"{height}x{side}"
         )
     if width % heads:
         raise ValueError(f"model.width={width} must be a multiple of model.heads={heads}")

@@ -71,7 +71,7 @@ def trace_wiring(module: nn.Module) -> Wiring:
     for node in graph.nodes:
         walk.visit(node)
     axes = {
-        name: tuple(axis and walk.resolved(axis) for axis in along)
+        name: tuple(axis and walk.resolve(axis) for axis in along)
         for name, along in walk.axes.items()
     }
     for name in (*names, *dict(module.named_buffers())):
@@ -139,7 +139,10 @@ class _Flow:
 
 
 class _Walk:
-    """The graph from input to output: groups with a union-find, and the axes of the parameters met."""
+    """The walk over the graph from input to output.
+
+    It joins groups with a union-find, and collects the axes of parameters and buffers.
+    """
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -155,14 +158,14 @@ class _Walk:
             group = self.above[group]
         return group
 
-    def resolved(self, axis: Axis) -> Axis | None:
+    def resolve(self, axis: Axis) -> Axis | None:
         """Return the axis with its final name, None for classes."""
         group = self.find(axis.group)
         return None if group in self.classes else Axis(group, axis.block)
 
     def visit(self, node: fx.Node) -> None:
         """Find what the node's value carries."""
-        given = [self.flows[inner] for inner in node.all_input_nodes]
+        input_flows = [self.flows[inner] for inner in node.all_input_nodes]
         name = (
             node.target
             if isinstance(node.target, str)
@@ -175,9 +178,9 @@ class _Walk:
                 self.finish(node)
             elif node.op == "call_module":
                 layer = self.module.get_submodule(name)
-                self.flows[node] = self.layer(name, layer, node, given)
+                self.flows[node] = self.layer(name, layer, node, input_flows)
             elif node.op in ("call_function", "call_method"):
-                self.flows[node] = self.operation(name, node, given)
+                self.flows[node] = self.operation(name, node, input_flows)
             else:
                 raise ValueError("is a parameter or buffer outside of a layer")
         except ValueError as error:
@@ -190,26 +193,29 @@ class _Walk:
         if (group := self.flows[node.args[0]].group) is not None:
             self.classes.add(self.find(group))
 
-    def layer(self, name: str, layer: nn.Module, node: fx.Node, given: list[_Flow]) -> _Flow:
+    def layer(self, name: str, layer: nn.Module, node: fx.Node, input_flows: list[_Flow]) -> _Flow:
         """Return what a module that is a leaf gives."""
-        named: dict[str, Tensor] = {f"{name}.{key}": p for key, p in layer.named_parameters()}
-        named |= {f"{name}.{key}": b for key, b in layer.named_buffers()}
-        if named.keys() & self.axes.keys():
+        tensors: dict[str, Tensor] = {f"{name}.{key}": p for key, p in layer.named_parameters()}
+        tensors |= {f"{name}.{key}": b for key, b in layer.named_buffers()}
+        if tensors.keys() & self.axes.keys():
             raise ValueError("is used twice")
         if isinstance(layer, NORMALISATION):
-            return self.norm(layer, named, given[0])
+            return self.norm(layer, tensors, input_flows[0])
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             if layer.groups != 1:
                 raise ValueError(f"convolutions in {layer.groups} groups have no wiring")
-            inputs, rank = self.along(given[0], 1, layer.in_channels), 2 + len(layer.kernel_size)
-            return self.make(name, layer.out_channels, named, inputs, _Flow(name, 1, rank))
+            inputs, rank = (
+                self.along(input_flows[0], 1, layer.in_channels),
+                2 + len(layer.kernel_size),
+            )
+            return self.make(name, layer.out_channels, tensors, inputs, _Flow(name, 1, rank))
         if isinstance(layer, nn.Linear):
-            inputs, axes = self.along(given[0], -1, layer.in_features), given[0].rank
+            inputs, axes = self.along(input_flows[0], -1, layer.in_features), input_flows[0].rank
             return self.make(
-                name, layer.out_features, named, inputs, _Flow(name, (axes or 0) - 1, axes)
+                name, layer.out_features, tensors, inputs, _Flow(name, (axes or 0) - 1, axes)
             )
         if isinstance(layer, nn.Embedding):
-            if given[0].group is not None:
+            if input_flows[0].group is not None:
                 raise ValueError("takes token ids, not neurons")
             self.widths[name] = layer.embedding_dim
             self.axes[f"{name}.weight"] = (None, Axis(name))
@@ -217,27 +223,27 @@ class _Walk:
         if isinstance(layer, LSTMLayer):
             gates = Axis(name, 4)
             self.widths[name] = layer.width
-            self.axes[f"{name}.weight"] = (gates, self.along(given[0], -1, layer.inputs))
+            self.axes[f"{name}.weight"] = (gates, self.along(input_flows[0], -1, layer.inputs))
             self.axes[f"{name}.recurrent"] = (gates, Axis(name))
             self.axes[f"{name}.bias"] = (gates,)
             return _Flow(name, -1)
-        if named:
+        if tensors:
             raise ValueError(f"{type(layer).__name__} has no known wiring")
-        return self.operation(type(layer).__name__, node, given, vars(layer))
+        return self.operation(type(layer).__name__, node, input_flows, vars(layer))
 
     def make(
-        self, name: str, width: int, named: dict[str, Any], inputs: Axis | None, out: _Flow
+        self, name: str, width: int, tensors: dict[str, Any], inputs: Axis | None, out: _Flow
     ) -> _Flow:
         """Make new neurons of a layer with weight `[out, in, ...]` and perhaps bias `[out]`."""
-        if any(key not in (f"{name}.weight", f"{name}.bias") for key in named):
-            raise ValueError(f"has more than weight and bias: {', '.join(named)}")
+        if any(key not in (f"{name}.weight", f"{name}.bias") for key in tensors):
+            raise ValueError(f"has more than weight and bias: {', '.join(tensors)}")
         self.widths[name] = width
-        for key in named:
+        for key in tensors:
             self.axes[key] = (Axis(name), inputs) if key.endswith("weight") else (Axis(name),)
         return out
 
     def along(self, flow: _Flow, index: int, size: int) -> Axis | None:
-        """Return axis `index` of a value, `size` entries, as an axis of the layer that consumes it."""
+        """Return axis `index` of a value as an axis of the layer that consumes it."""
         if flow.group is None:
             return None
         if flow.axis(index) != flow.at:
@@ -247,7 +253,7 @@ class _Walk:
             raise ValueError(f"takes {size} entries of {width} neurons")
         return Axis(flow.group, size // width)
 
-    def norm(self, layer: nn.Module, named: dict[str, Tensor], flow: _Flow) -> _Flow:
+    def norm(self, layer: nn.Module, tensors: dict[str, Tensor], flow: _Flow) -> _Flow:
         """Note vectors along the channels, and counters."""
         if isinstance(layer, nn.LayerNorm):
             if len(layer.normalized_shape) != 1:
@@ -262,7 +268,7 @@ class _Walk:
             if flow.rank is None and flow.at == -1:  # BatchNorm1d after a linear layer
                 flow = replace(flow, at=1, rank=2)
         axis = self.along(flow, index, size)
-        for key, value in named.items():
+        for key, value in tensors.items():
             self.axes[key] = (axis,) if value.dim() else ()
         return flow
 
@@ -270,22 +276,25 @@ class _Walk:
         self,
         name: str,
         node: fx.Node,
-        given: list[_Flow],
+        input_flows: list[_Flow],
         settings: Mapping[str, Any] | None = None,
     ) -> _Flow:
         """Return what a function, a method, or (then with settings) a layer without parameters
         gives.
         """
         kind = name.replace("_", "").lower()
-        rest = node.args[1:]
+        arguments = node.args[1:]
         options = {**node.kwargs, **(settings or {})}
 
         def option(at: int, key: str, default: Any) -> Any:
-            return rest[at] if len(rest) > at else options.get(key, default)
+            return arguments[at] if len(arguments) > at else options.get(key, default)
 
-        flow = next((f for f in given if f.group is not None), given[0] if given else _Flow())
+        flow = next(
+            (f for f in input_flows if f.group is not None),
+            input_flows[0] if input_flows else _Flow(),
+        )
         if POINTWISE.fullmatch(kind):
-            return self.combined(kind, given, flow)
+            return self.combine(kind, input_flows, flow)
         if kind in SIZES or (kind in ("getitem", "unsqueeze") and flow.group is None):
             return _Flow()
         if POOLING.fullmatch(kind):
@@ -293,33 +302,37 @@ class _Walk:
                 raise ValueError("pools over neurons")
             return flow
         if kind in REDUCING:
-            return self.reduced(flow, option(0, "dim", None), option(1, "keepdim", False))
+            return self.reduce(flow, option(0, "dim", None), option(1, "keepdim", False))
         if kind == "select":
-            return self.reduced(flow, rest[0], False)
+            return self.reduce(flow, arguments[0], False)
         if kind == "flatten":
             start = option(0, "start_dim", 1 if settings else 0)
-            return self.flattened(flow, start, option(1, "end_dim", -1))
+            return self.flatten(flow, start, option(1, "end_dim", -1))
         if kind in ("view", "reshape"):
-            shape = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
+            shape = (
+                arguments[0]
+                if len(arguments) == 1 and isinstance(arguments[0], tuple | list)
+                else arguments
+            )
             if len(shape) != 2 or (-1 not in shape and not isinstance(shape[0], fx.Node)):
                 raise ValueError("only (batch, -1) keeps track of neurons")
-            return self.flattened(flow, 1, -1)
+            return self.flatten(flow, 1, -1)
         raise ValueError("is not known to keep neurons apart")
 
-    def combined(self, kind: str, given: list[_Flow], flow: _Flow) -> _Flow:
+    def combine(self, kind: str, input_flows: list[_Flow], flow: _Flow) -> _Flow:
         """Join the neurons of values that meet entry by entry."""
         if flow.group is None:
             return flow
-        for other in given:
-            if other.group is None:
+        for operand in input_flows:
+            if operand.group is None:
                 if kind in OFFSETS:
                     raise ValueError("adds neurons and the network's input")
                 continue
-            a, b = self.find(flow.group), self.find(other.group)
+            a, b = self.find(flow.group), self.find(operand.group)
             if a == b:
                 continue
             if (
-                replace(flow, group=b) != replace(other, group=b)
+                replace(flow, group=b) != replace(operand, group=b)
                 or self.widths[a] != self.widths[b]
             ):
                 raise ValueError(f"neurons of {a} and {b} do not match")
@@ -327,34 +340,34 @@ class _Walk:
             self.above[second] = first
         return flow
 
-    def reduced(self, flow: _Flow, dim: Any, keepdim: bool) -> _Flow:
+    def reduce(self, flow: _Flow, dim: Any, keepdim: bool) -> _Flow:
         """Return the value without the axes `dim`."""
         if flow.group is None:
             return flow
         if dim is None:
             raise ValueError("takes all neurons together")
-        gone = {flow.axis(index) for index in ((dim,) if isinstance(dim, int) else dim)}
-        if flow.at in gone:
+        reduced_axes = {flow.axis(index) for index in ((dim,) if isinstance(dim, int) else dim)}
+        if flow.at in reduced_axes:
             raise ValueError("takes neurons together")
         if keepdim:
             return flow
         before = (
-            sum(index < flow.at for index in gone)
+            sum(index < flow.at for index in reduced_axes)
             if flow.at >= 0
-            else -sum(index > flow.at for index in gone)
+            else -sum(index > flow.at for index in reduced_axes)
         )
-        rank = None if flow.rank is None else flow.rank - len(gone)
+        rank = None if flow.rank is None else flow.rank - len(reduced_axes)
         return replace(flow, at=flow.at - before, rank=rank)
 
-    def flattened(self, flow: _Flow, start: int, end: int) -> _Flow:
-        """Return the value with the axes from `start` to `end` as one."""
+    def flatten(self, flow: _Flow, start_dim: int, end_dim: int) -> _Flow:
+        """Return the flow after the axes from `start_dim` to `end_dim` become one."""
         if flow.group is None:
-            return _Flow(rank=2) if (start, end) == (1, -1) else _Flow()
+            return _Flow(rank=2) if (start_dim, end_dim) == (1, -1) else _Flow()
         if flow.rank is None:
             raise ValueError("needs a known number of axes")
-        first, last = start % flow.rank, end % flow.rank
-        if first < flow.at <= last:
+        first_axis, last_axis = start_dim % flow.rank, end_dim % flow.rank
+        if first_axis < flow.at <= last_axis:
             raise ValueError("mixes neurons with the axes before theirs")
-        merged = last - first
-        flat = flow.flat or (first == flow.at and merged > 0)
-        return _Flow(flow.group, flow.at - merged * (flow.at > last), flow.rank - merged, flat)
+        merged = last_axis - first_axis
+        flat = flow.flat or (first_axis == flow.at and merged > 0)
+        return _Flow(flow.group, flow.at - merged * (flow.at > last_axis), flow.rank - merged, flat)

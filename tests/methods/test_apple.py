@@ -78,7 +78,7 @@ def test_one_step_a_round_is_fedavg_with_a_shorter_one(backend, net):
 
 def slope(method, net, played, p):
     """Of the loss in p's entries, divided by sqrt(rate), with equal cores of ones."""
-    state = make_initial_state(method, net.told(rounds=10), 3, CPU)
+    state = make_initial_state(method, net.with_facts(rounds=10), 3, CPU)
     ones = tree.map(lambda leaf: torch.ones(3, *leaf.shape) / 50, net.params)
     server = {
         **state.server,

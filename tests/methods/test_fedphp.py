@@ -42,7 +42,7 @@ def method(**values):
 def played(backend, norm=False, **values):
     """The states of three rounds of eight, of which each client is expected to see four."""
     return record_states(
-        method(**values), tiny(norm).told(rounds=8), make_federation(), TWICE, engine=backend
+        method(**values), tiny(norm).with_facts(rounds=8), make_federation(), TWICE, engine=backend
     )
 
 
@@ -77,7 +77,7 @@ def test_momentum_grows_with_the_clients_own_participations(backend, federation)
         (2, (4, 0)),
     ):
         part = participate(
-            method(), tiny().told(rounds=8), federation, states[t], TWICE[t], engine=backend
+            method(), tiny().with_facts(rounds=8), federation, states[t], TWICE[t], engine=backend
         )
         local, old = (
             client_row(part.uploads, TWICE[t].index(client)),
@@ -102,7 +102,7 @@ def test_momentum_ends_at_its_highest():
     ("participation", "rounds", "expected"), [(0.29, 100, 29), (0.5, 7, 3), (0.1, 3, 1)]
 )
 def test_the_expected_number_is_the_integer_part_and_at_least_one(participation, rounds, expected):
-    net = tiny().told(rounds=rounds)
+    net = tiny().with_facts(rounds=rounds)
     assert (
         FedPHP(participation=participation).init(net.params, net.parts)[0]["expected"] == expected
     )
@@ -129,7 +129,7 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
     model.
     """
     for norm in (False, True):
-        net = tiny(norm).told(rounds=8)
+        net = tiny(norm).with_facts(rounds=8)
         states, outcomes = record_rounds(
             method(momentum=1.0), net, federation, TWICE, engine=backend
         )
@@ -158,7 +158,7 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
 
 
 def test_statistics_are_inherited_like_weights(backend, federation):
-    net, states = tiny(norm=True).told(rounds=8), played(backend, norm=True)
+    net, states = tiny(norm=True).with_facts(rounds=8), played(backend, norm=True)
     part = participate(method(), net, federation, states[1], TWICE[1], engine=backend)
     old, new, local = (
         client_row(s["norm.running_mean"], place)

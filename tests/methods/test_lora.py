@@ -192,7 +192,7 @@ def test_a_mixer_that_takes_the_others_leaves_the_own_pair_and_answers_as_they_d
 
 
 def test_the_rest_of_the_world_are_the_others_last_uploads():
-    net, method = tiny(pairs=2).told(clients=2), FedALT()
+    net, method = tiny(pairs=2).with_facts(clients=2), FedALT()
     two = make_federation((40, 33), (10, 8))
     states = record_states(method, net, two, [[0, 1], [1]])
     for client in (0, 1):
@@ -203,7 +203,7 @@ def test_the_rest_of_the_world_are_the_others_last_uploads():
                 of(client_row(state.clients["model"], 1 - client), *PAIR),
             )
     alone = make_federation((40,), (10,))
-    states, outcomes = record_rounds(method, net.told(clients=1), alone, [[0]] * 2)
+    states, outcomes = record_rounds(method, net.with_facts(clients=1), alone, [[0]] * 2)
     assert not any(leaf.any() for leaf in rest(method, states[-1], 0).values())
     assert [outcome.traffic.values_down for outcome in outcomes] == [0, 0]
 
@@ -228,7 +228,7 @@ def test_identical_clients_have_one_pair_for_both():
     """Then any mixer leaves plain LoRA."""
     one = make_federation((40,), (10,))
     same = dataclasses.replace(one, train=one.train * 3, test=one.test * 3)
-    net, method, x = tiny(pairs=2).told(clients=3), FedALT(), torch.randn(4, 1, 8, 8)
+    net, method, x = tiny(pairs=2).with_facts(clients=3), FedALT(), torch.randn(4, 1, 8, 8)
     single = tiny(pairs=1)
     for state in record_states(method, net, same, [[0, 1, 2]] * 2, local=PLAIN)[1:]:
         own = client_row(state.clients["model"], 0)

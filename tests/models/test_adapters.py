@@ -72,8 +72,8 @@ def merged(net, params, whole):
         if added.dim() == 4:
             added += torch.einsum("or,rikl->oikl", b[:, :, 0, 0], a)
         else:
-            for place, block in enumerate(layer.chosen):
-                rows = len(added) // layer.parts
+            for place, block in enumerate(layer.adapted_blocks):
+                rows = len(added) // layer.blocks
                 added[block * rows : (block + 1) * rows] += b[place] @ a[place]
         values[weight] = values[weight] + layer.scale * added
     return values
@@ -127,7 +127,7 @@ def test_each_block_of_rows_has_a_mixer_of_its_own():
         if "layer_1.self_attention.qkv" in key
     }
     out, whole = functional_call(layer, own, (x,)), F.linear(x, layer.weight, layer.bias)
-    for place, block in enumerate(layer.chosen):
+    for place, block in enumerate(layer.adapted_blocks):
         for sample, token in ((0, 0), (1, 4)):
             column = x[sample, token]
             votes = (own["lora_mixer"][place] @ column).exp()

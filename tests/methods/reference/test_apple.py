@@ -31,7 +31,7 @@ def expected(setting, normed):
 def test_three_rounds_equal_the_plain_loops(name, backend, expected, normed, net, federation):
     (method, norm), want, net = CASES[name], expected(name), normed[0] if CASES[name][1] else net
     states, outcomes = record_rounds(
-        method, net.told(rounds=ROUNDS), federation, engine=backend, seed=SEED
+        method, net.with_facts(rounds=ROUNDS), federation, engine=backend, seed=SEED
     )
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):

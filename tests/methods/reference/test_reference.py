@@ -310,7 +310,7 @@ def test_rounds_equal_the_plain_loops(name, backend, expected, normed, net, fede
         "choose another seed: rounding could cross a threshold"
     )
     assert not want.counts or max(want.counts) > 0
-    method, net = case.method, (normed[0] if case.norm else net).told(rounds=case.rounds)
+    method, net = case.method, (normed[0] if case.norm else net).with_facts(rounds=case.rounds)
     cohorts = [list(cohort) for cohort in case.cohorts]
     states, outcomes = record_rounds(method, net, federation, cohorts, engine=backend, seed=SEED)
     role = next(iter(method.buffers()))
