@@ -174,7 +174,7 @@ def _cast_to_first_fit(value: Any, options: tuple[Any, ...]) -> Any:
 
 
 def _join_alternatives(phrases: list[str]) -> str:
-    """Join phrases by "or", with a comma where a phrase has a conjunction of its own."""
+    """Join phrases by "or", with a comma before it if a phrase is compound."""
     is_compound = any(" and " in phrase or " or " in phrase for phrase in phrases)
     separator = ", or " if is_compound else " or "
     return separator.join(phrases)

@@ -73,7 +73,7 @@ def temporary_path(path: Path) -> Path:
 def atomic_write(
     path: Path, temporary: Path | None = None, guard: Callable[[], None] = lambda: None
 ) -> Iterator[Path]:
-    """Yield a temporary name to write to; it replaces `path` if the context ends without error.
+    """Yield a temporary name; the file replaces `path` if the context ends without error.
 
     Args:
         path: The file to write.
@@ -142,9 +142,9 @@ def append_all(descriptor: int, data: bytes) -> None:
     # Half a line must not stay in front of the next one.
     size_before = os.fstat(descriptor).st_size
     try:
-        written = os.write(descriptor, data)
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
+        bytes_written = os.write(descriptor, data)
+        while bytes_written < len(data):
+            bytes_written += os.write(descriptor, data[bytes_written:])
     except OSError:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size_before)
@@ -175,6 +175,6 @@ def damaged_error(path: Path, problem: str = "is damaged") -> FedpflError:
 
 
 def irregular_error(path: Path) -> FedpflError:
-    """Return the error for a link, a pipe or a folder in a regular file's place."""
+    """Return the error for a link, a pipe or a folder in place of a file."""
     advice = "remove it, or choose another directory with hydra.run.dir=..."
     return FedpflError(f"{path} is not a regular file; {advice}")

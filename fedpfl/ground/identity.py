@@ -99,13 +99,13 @@ def describe_differences(
         if key.startswith(renamed_groups) and not key.endswith(".name"):
             continue
         label = key.removesuffix(".name")
-        there = _value_text(dotted.get_dotted(stored_config, key))
-        here = _value_text(dotted.get_dotted(new_config, key))
-        texts.append(f"{label} {there} there, {here} here")
-    shown = texts[:limit]
+        stored_text = _value_text(dotted.get_dotted(stored_config, key))
+        new_text = _value_text(dotted.get_dotted(new_config, key))
+        texts.append(f"{label} {stored_text} there, {new_text} here")
+    listed = texts[:limit]
     if len(texts) > limit:
-        shown.append(f"{len(texts) - limit} more")
-    return "; ".join(shown)
+        listed.append(f"{len(texts) - limit} more")
+    return "; ".join(listed)
 
 
 def _flat_result_config(config: Mapping[str, Any]) -> dict[str, Any]:

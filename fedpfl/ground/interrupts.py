@@ -79,7 +79,7 @@ def before_interrupt(action: Callable[[], None]) -> Iterator[None]:
 
 
 def install_handler(handler: Callable[[int, object], None]) -> None:
-    """Handle the signals from now on, but for those that the parent process has it ignore."""
+    """Handle the signals from now on, but for those the parent process ignores."""
     _received_signals.clear()
     _interrupt_times.clear()
     # None: the handler was not installed from Python.

@@ -232,7 +232,7 @@ def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:
 
 
 def mark_real(tree: Tree) -> Tree:
-    """Return the tree with all rows marked `real` in Ragged parts that do not say which are."""
+    """Return the tree with all rows `real` in Ragged parts that do not say it."""
 
     def mark_all(ragged: Ragged) -> Ragged:
         if ragged.real is not None:
@@ -244,7 +244,7 @@ def mark_real(tree: Tree) -> Tree:
 
 
 def stack_padded(trees: Sequence[Tree]) -> Tree:
-    """Stack trees on a new axis 0, their first axes padded with zeros to the longest."""
+    """Stack trees on a new axis 0, padding their first axes with zeros."""
 
     def stack_leaves(*leaves: Tensor) -> Tensor:
         if all(leaf.shape == leaves[0].shape for leaf in leaves):
@@ -336,7 +336,7 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
 
 def average_statistics(stacked: Tree, weight: Tensor) -> Tree:
-    """Return the `mean` of floats over axis 0, and the maximum of integers, which are counters."""
+    """Return the `mean` of floats and the maximum of integers, which are counters."""
 
     def average(leaf: Tensor) -> Tensor:
         return mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0)

@@ -45,8 +45,8 @@ def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = 
 
     # ---- Options before `--`.
     value_names = set()
-    end = words.index("--") if "--" in words else len(words)
-    for word in words[:end]:
+    options_end = words.index("--") if "--" in words else len(words)
+    for word in words[:options_end]:
         if not word.startswith("-") or word == "-" or NEGATIVE.fullmatch(word):
             continue
         name, equals, _ = word.partition("=")
@@ -60,11 +60,11 @@ def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = 
         value_names |= {options[name]} - {""}
 
     # ---- Words after `--`.
-    after_dashes = list(words[end + 1 :])
+    after_dashes = list(words[options_end + 1 :])
     for word in after_dashes:
         if word.startswith("-"):
             raise FedpflError(f"{word} stands behind --, where nothing is an option; put it before")
-    return [*words[:end], *after_dashes]
+    return [*words[:options_end], *after_dashes]
 
 
 def replaced_words(words: Iterable[str]) -> str:

@@ -72,6 +72,6 @@ def _encode_texts(
 ) -> tuple[np.ndarray, np.ndarray]:
     x = np.full((len(texts), length), PAD, np.int32)
     for row, (text, _) in zip(x, texts, strict=True):
-        known = [ids.get(word, UNKNOWN) for word in text[:length]]
-        row[: len(known)] = known
+        ids_of_text = [ids.get(word, UNKNOWN) for word in text[:length]]
+        row[: len(ids_of_text)] = ids_of_text
     return x, np.array([kind for _, kind in texts], np.int64)

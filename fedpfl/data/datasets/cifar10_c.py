@@ -64,15 +64,18 @@ def cifar10_c(
     once: bool = False,
     made: bool = False,
 ) -> Raw:
-    """Read CIFAR-10's 10,000 test images under each corruption and severity (Hendrycks and
-    Dietterich 2019).
+    """Read CIFAR-10's 10,000 test images under each corruption and severity.
 
-    Groups are the corruptions. corruptions None: the 15 main ones, or of those the 14 that can be
-    made. severity None:
-    all five, lightest first. once: each image under one of the corruptions and severities, in turn,
-    not under all of
-    them: no image is then in one client's training part and, otherwise corrupted, in a test part.
-    made: by the published recipe, from CIFAR-10.
+    They are of Hendrycks and Dietterich (ICLR 2019). Groups are the corruptions.
+
+    Args:
+        source: The data set.
+        corruptions: None: the 15 main ones, or of those the 14 that can be made.
+        severity: None: all five, lightest first.
+        once: Each image under one of the corruptions and severities, in turn, not under all of
+            them: no image is then in one client's training part and, otherwise corrupted, in a test
+            part.
+        made: By the published recipe, from CIFAR-10.
     """
     offered = (
         tuple(name for name in MAIN_CORRUPTIONS if name in recipes.RECIPES) if made else tuple(MD5)
@@ -85,18 +88,18 @@ def cifar10_c(
     unknown = [name for name in names if name not in offered]
     if unknown or not names or len(set(names)) != len(names):
         raise FedpflError(
-            f"dataset.corruptions must be null or some of {', '.join(offered)}, each once, got {list(names)}"
-            + ("; with dataset.made=true there are no others" if made else "")
+            f"dataset.corruptions must be null or some of {', '.join(offered)}, each once, got "
+            f"{list(names)}" + ("; with dataset.made=true there are no others" if made else "")
         )
     severities = range(1, 6) if severity is None else (severity,)
     kinds = [(name, degree) for name in names for degree in severities]
-    read = _make_images if made else _read_published
+    read_images = _make_images if made else _read_published
     x, y, groups = [], [], []
-    for place, (images, labels) in enumerate(read(source, kinds)):
-        taken = slice(place, None, len(kinds)) if once else slice(None)
-        x.append(images[taken])
-        y.append(labels[taken])
-        groups.append(np.full(len(y[-1]), names.index(kinds[place][0])))
+    for position, (images, labels) in enumerate(read_images(source, kinds)):
+        rows = slice(position, None, len(kinds)) if once else slice(None)
+        x.append(images[rows])
+        y.append(labels[rows])
+        groups.append(np.full(len(y[-1]), names.index(kinds[position][0])))
     images = np.concatenate(x).transpose(0, 3, 1, 2)
     return Raw(images, np.concatenate(y).astype(np.int64), np.concatenate(groups), names)
 
@@ -104,7 +107,7 @@ def cifar10_c(
 def _read_published(
     source: Source, kinds: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Images and labels of each corruption and severity."""
+    """Yield images and labels of each corruption and severity."""
     with unpacked_folder(
         source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,), hint=HINT
     ) as root:
@@ -126,7 +129,7 @@ def _read_array(path: Path, md5: str) -> np.ndarray:
 def _make_images(
     source: Source, kinds: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same, made from CIFAR-10."""
+    """Make images of each corruption and severity from CIFAR-10."""
     path = source.folder / "cifar10.npz"
     clean = read_archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
     start = clean.test_from if clean.test_from is not None else 5 * IMAGES_PER_SEVERITY

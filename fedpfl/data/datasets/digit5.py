@@ -19,7 +19,8 @@ from fedpfl.data.datasets.shared.source import (
 )
 
 PLACE = (
-    "Digit-Five/ with mnist_data.mat, mnistm_with_label.mat, svhn_train_32x32.mat, svhn_test_32x32.mat, "
+    "Digit-Five/ with mnist_data.mat, mnistm_with_label.mat, svhn_train_32x32.mat, "
+    "svhn_test_32x32.mat, "
     "syn_number.mat and usps_28x28.mat (http://ai.bu.edu/M3SDA, Digit-Five)"
 )
 SIZES = {
@@ -60,13 +61,13 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 
     def make() -> Raw:
         x, y, groups = [], [], []
-        held = {name: _read_arrays(path) for name, path in paths.items()}
+        arrays_by_file = {name: _read_arrays(path) for name, path in paths.items()}
         for part in (0, 1):
             for number, (domain, parts) in enumerate(PARTS.items()):
                 name, images, labels = parts[part]
                 with explain_read_errors(paths[name], not_as_published):
-                    x.append(_resize_images(_to_pixels(held[name][images]), size))
-                    y.append(_to_digits(held[name][labels]))
+                    x.append(_resize_images(_to_pixels(arrays_by_file[name][images]), size))
+                    y.append(_to_digits(arrays_by_file[name][labels]))
                 require_count(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
                 require_count(root, f"labels of {domain}", len(y[-1]), SIZES[domain][part])
                 groups.append(np.full(len(x[-1]), number))
@@ -79,27 +80,30 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name; SVHN's images come first to last, USPS's cells as the others'
-    arrays.
+    """Read the arrays of a file by name.
+
+    SVHN's sample axis becomes the first one, and USPS's cells become arrays of the others' names.
     """
     from scipy.io import loadmat
 
     with explain_read_errors(path, not_as_published):
-        held = loadmat(path)
-        if "X" in held:
-            held["X"] = held["X"].transpose(3, 0, 1, 2)
-        if "dataset" in held:
-            held |= zip(
-                ("train", "label_train", "test", "label_test"), held["dataset"].flat, strict=True
+        arrays = loadmat(path)
+        if "X" in arrays:
+            arrays["X"] = arrays["X"].transpose(3, 0, 1, 2)
+        if "dataset" in arrays:
+            arrays |= zip(
+                ("train", "label_train", "test", "label_test"), arrays["dataset"].flat, strict=True
             )
-        return held
+        return arrays
 
 
 def _to_pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 `[images, 3, side, side]` of arrays without channels, with one or with three, first or
-    last.
+    """Return images as uint8 `[images, 3, side, side]`.
 
-    Raises ValueError for other arrays.
+    They may come without channels, or with one or three, first or last.
+
+    Raises:
+        ValueError: For other arrays.
     """
     if images.ndim not in (3, 4) or not np.isfinite(images).all():
         raise ValueError(f"images are {list(images.shape)}, or not all finite")
@@ -114,7 +118,11 @@ def _to_pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _to_digits(labels: np.ndarray) -> np.ndarray:
-    """Digits of `[samples, 10]` (one is 1) or `[samples, 1]` labels. Raises ValueError for others."""
+    """Return the digits of labels `[samples, 10]` (one is 1) or `[samples, 1]`.
+
+    Raises:
+        ValueError: For other labels.
+    """
     if labels.ndim != 2 or labels.shape[1] not in (1, 10) or not np.isin(labels, range(11)).all():
         raise ValueError(f"labels are {list(labels.shape)}, or not digits")
     digits = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]

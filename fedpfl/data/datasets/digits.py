@@ -12,7 +12,10 @@ from fedpfl.data.datasets.shared.source import Source
 
 
 def digits(source: Source) -> Raw:
-    """Read 1,797 digits of 8 x 8 pixels, values 0..16 (Alpaydin and Kaynak 1998), as 28 x 28 uint8."""
+    """Read 1,797 digits as 28 x 28 uint8 (Alpaydin and Kaynak 1998).
+
+    Their 8 x 8 pixels, values 0 to 16, are enlarged.
+    """
     # The file that its load_digits reads; to import scikit-learn would take as long as all else
     # before the first line.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")

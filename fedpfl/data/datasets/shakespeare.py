@@ -16,11 +16,10 @@ LENGTH = 80
 
 
 def shakespeare(source: Source) -> Raw:
-    """Read places in LETTERS of 80 letters, int32 `[80]`, and of the next one; groups are the
-    roles.
+    """Read ids of 80 letters, int32 `[80]`, and of the next one; groups are the roles.
 
-    A letter that is not in LETTERS is an error: LEAF's own code takes it for the last one where it
-    is the label.
+    An id is a letter's position in LETTERS. A letter that is not there is an error: LEAF's own code
+    takes it for the last one where it is the label.
     """
     return read_clients(source, _to_ids)
 
@@ -30,14 +29,14 @@ def _to_ids(x: list, y: list) -> Part:
 
 
 def _letter_ids(texts: list[str], length: int) -> np.ndarray:
-    """Places of texts' letters in the alphabet, int32 `[texts, length]`."""
+    """Return the ids of texts' letters, int32 `[texts, length]`."""
     for text in texts:
         if len(text) != length:
             raise ValueError(f"a text has {len(text)} letters, expected {length}")
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    places = np.full(128, -1, np.int32)
-    places[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
-    numbers = places[np.minimum(codes, 127)]  # the last of ASCII is no letter
+    id_of_code = np.full(128, -1, np.int32)
+    id_of_code[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
+    numbers = id_of_code[np.minimum(codes, 127)]  # the last of ASCII is no letter
     if (numbers < 0).any():
         raise ValueError(f"{chr(codes[numbers < 0][0])!r} is none of LEAF's {len(LETTERS)} letters")
     return numbers.reshape(len(texts), length)

@@ -79,19 +79,21 @@ def _read_clip(path: Path) -> np.ndarray:
 
 
 def log_mel_spectrogram(clip: np.ndarray, filters: np.ndarray) -> np.ndarray:
-    """`[bands, times]` of a clip `[RATE]`, whose ends are mirrored so that windows are centred on
-    every HOP samples.
+    """Return the spectrogram `[bands, times]` of a clip `[RATE]`.
+
+    The clip's ends are mirrored so that windows are centred on every HOP samples.
     """
-    padded = np.pad(clip, WINDOW // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
+    mirrored = np.pad(clip, WINDOW // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(mirrored, WINDOW)[::HOP]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     power = np.abs(np.fft.rfft(frames * hann, axis=1)) ** 2
     return np.log(filters @ power.T + 1e-6).astype(np.float32)
 
 
 def mel_filters() -> np.ndarray:
-    """Return triangles of height 1 with corners at equal steps of mel = 2595 log10(1 + f / 700),
-    `[bands, bins]`.
+    """Return triangles of height 1, `[bands, bins]`.
+
+    Their corners are at equal steps of mel = 2595 log10(1 + f / 700).
     """
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in (20, RATE / 2))
     corners = 700 * (10 ** (np.linspace(low, high, BANDS + 2) / 2595) - 1)

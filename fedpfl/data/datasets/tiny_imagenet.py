@@ -35,18 +35,18 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
         require_count(root / "train", "images", len(train), SIZES[0])
         labels, names = number_groups([path.parts[-3] for path in train])
         notes = root / "val/val_annotations.txt"
-        held: dict[str, str] = {}
+        class_of_image: dict[str, str] = {}
         for row in read_table(notes, "\t"):
             if len(row) < 2 or row[1] not in names:
                 raise not_as_published(
-                    notes, f"line {len(held) + 1} names no class of the training part"
+                    notes, f"line {len(class_of_image) + 1} names no class of the training part"
                 )
-            held[row[0]] = row[1]
-        test = [root / "val/images" / name for name in held]
+            class_of_image[row[0]] = row[1]
+        test = [root / "val/images" / name for name in class_of_image]
         require_count(notes, "images", len(test), SIZES[1])
 
         def make() -> Raw:
-            kinds = np.array([names.index(kind) for kind in held.values()])
+            kinds = np.array([names.index(kind) for kind in class_of_image.values()])
             return merge_parts((read_images(train, size), labels), (read_images(test, size), kinds))
 
         return read_cached(source, {"size": size}, [*train, *test, notes], make)

@@ -87,7 +87,7 @@ def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]
 
 
 def _read_json(path: Path) -> ClientIndices:
-    """Read one entry per client, sorted by number if clients are numbered, else as they stand."""
+    """Read one entry per client, sorted by number if clients are numbered."""
     entries = json.loads(path.read_bytes())
     if isinstance(entries, dict):
         entries = entries.get("data_indices", entries)

@@ -219,11 +219,11 @@ def fixed_dirichlet(
                 f"partition=fixed_dirichlet: a client is to have {counts[label]} samples of a "
                 f"class that has {sizes[label]}; lower partition.{key}, or raise partition.alpha"
             )
-        drawn = [
+        samples_by_class = [
             rng.choice(indices, count, replace=False)
             for indices, count in zip(pool, counts, strict=True)
         ]
-        return rng.permutation(np.concatenate(drawn)).astype(np.int64)
+        return rng.permutation(np.concatenate(samples_by_class)).astype(np.int64)
 
     train = []
     test = []

@@ -65,13 +65,13 @@ def dirichlet(
 def _describe_repair(
     sizes_drawn: list[int], sizes: list[int], min_samples: int, alpha: float
 ) -> tuple[str, ...]:
-    """Return a note on clients that were filled up, where they are a tenth or more."""
+    """Return a note on filled-up clients, if they are a tenth or more."""
     filled = sum(size < min_samples for size in sizes_drawn)
     clients = len(sizes_drawn)
     if filled * 10 < clients:
         return ()
     samples_moved = sum(
-        max(0, size - drawn) for drawn, size in zip(sizes_drawn, sizes, strict=True)
+        max(0, size - size_drawn) for size_drawn, size in zip(sizes_drawn, sizes, strict=True)
     )
     share_moved = samples_moved / sum(sizes_drawn)
     return (
@@ -251,11 +251,11 @@ def _deal_fixed_sizes(
             proportions = np.where(remaining > 0, proportions, 0.0)
             if proportions.sum() <= 0:
                 proportions = remaining.astype(float)
-            drawn = rng.multinomial(needed, proportions / proportions.sum())
-            counts = np.minimum(drawn, remaining)
+            drawn_counts = rng.multinomial(needed, proportions / proportions.sum())
+            counts = np.minimum(drawn_counts, remaining)
             for label in np.flatnonzero(counts):
-                end = remaining[label]
-                pieces.append(classes[label][end - counts[label] : end])
+                stop = remaining[label]
+                pieces.append(classes[label][stop - counts[label] : stop])
             remaining -= counts
             needed -= int(counts.sum())
         holdings.append(np.concatenate(pieces))

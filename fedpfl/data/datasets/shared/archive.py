@@ -53,8 +53,10 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
         for key in ("x", "y"):
             if key not in arrays:
                 raise FedpflError(
-                    f"{path} has no array {key!r}, only {', '.join(arrays)[:MAX_MESSAGE] or 'no named arrays'}; save it with "
-                    "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
+                    f"{path} has no array {key!r}, only "
+                    f"{', '.join(arrays)[:MAX_MESSAGE] or 'no named arrays'}; save it with "
+                    "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y "
+                    "integers [samples]"
                 )
         groups, names = number_groups(arrays["groups"]) if "groups" in arrays else (None, ())
         test_from = arrays["test_from"].tolist() if "test_from" in arrays else None
@@ -63,9 +65,9 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
 
 @dataclass(frozen=True)
 class MedMNIST:
-    """The reader of a data set of MedMNIST v2, of 28 x 28 images (Yang et al. 2023).
+    """The reader of a data set of MedMNIST v2 with 28 x 28 images.
 
-    A file that exists is read as the archive `<name>.npz`.
+    Source: Yang et al. 2023. A file that exists is read as the archive `<name>.npz`.
 
     Attributes:
         url: Where to download it.

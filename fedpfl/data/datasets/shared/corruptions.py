@@ -24,16 +24,21 @@ IMAGES_PER_CHUNK = 1_000
 
 
 def corrupt_images(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
-    """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each
-    time.
+    """Return images with a corruption, the same each time.
+
+    Args:
+        images: uint8 `[n, 32, 32, 3]`.
+        name: One of RECIPES.
+        severity: From 1 to 5.
+        seed: Of the random numbers.
     """
-    function, numbers = RECIPES[name]
+    corrupt, parameters = RECIPES[name]
     changed = np.empty_like(images)
     for start in range(0, len(images), IMAGES_PER_CHUNK):
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
-        now = slice(start, start + IMAGES_PER_CHUNK)
-        values = function(images[now] / 255.0, numbers[severity - 1], rng)
-        changed[now] = (np.clip(values, 0, 1) * 255).astype(
+        rows = slice(start, start + IMAGES_PER_CHUNK)
+        values = corrupt(images[rows] / 255.0, parameters[severity - 1], rng)
+        changed[rows] = (np.clip(values, 0, 1) * 255).astype(
             np.uint8
         )  # which cuts fractions off, as the recipe does
     return changed
@@ -61,7 +66,7 @@ def impulse_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def defocus_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
-    """Blur by a disc of radius c[0], itself blurred by a 3 x 3 Gaussian of c[1]."""
+    """Blur by a disc of radius c[0] that a 3 x 3 Gaussian of c[1] has blurred."""
     from scipy.ndimage import correlate
 
     radius, blur = c
@@ -106,8 +111,8 @@ def zoom_blur(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 def snow(x: np.ndarray, c: tuple[float, ...], rng: Generator) -> np.ndarray:
     """Blow flakes over a brighter, greyer image."""
-    mean, spread, zoom, threshold, radius, sigma, share = c
-    flakes = _zoom_in(rng.normal(mean, spread, (*x.shape[:3], 1)), zoom)
+    mean, deviation, zoom, threshold, radius, sigma, share = c
+    flakes = _zoom_in(rng.normal(mean, deviation, (*x.shape[:3], 1)), zoom)
     flakes = np.floor(np.clip(np.where(flakes < threshold, 0, flakes), 0, 1) * 255) / 255
     flakes = (
         np.round(_blur_along_line(flakes, radius, sigma, rng.uniform(-135, -45, len(x))) * 255)
@@ -143,8 +148,9 @@ def contrast(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generator) -> np.ndarray:
-    """Apply a random affine map of three points, c[2] to each side, then smooth displacements of
-    c[0].
+    """Distort by a random affine map and smooth displacements.
+
+    The map moves each of three points by up to c[2] to each side; the displacements are of c[0].
     """
     from scipy.ndimage import gaussian_filter
 
@@ -157,17 +163,18 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
             [middle - side, middle - side],
         ]
     )
-    moved = points + rng.uniform(-reach, reach, (len(x), 3, 2))
+    moved_points = points + rng.uniform(-reach, reach, (len(x), 3, 2))
     # Rows of `back` take (column, row, 1) of the result to the image: the inverse of the map from
     # points to moved.
     ones = np.ones((len(x), 3, 1))
     back = np.linalg.solve(
-        np.concatenate([moved, ones], 2), np.broadcast_to(points.astype(float), moved.shape)
+        np.concatenate([moved_points, ones], 2),
+        np.broadcast_to(points.astype(float), moved_points.shape),
     )
     rows, columns = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
     grid = np.stack([columns, rows, np.ones_like(rows)], -1).reshape(-1, 3)
-    where = (grid @ back).reshape(len(x), SIDE, SIDE, 2)
-    x = _sample_bilinear(x, where[..., 1], where[..., 0], "mirror")
+    positions = (grid @ back).reshape(len(x), SIDE, SIDE, 2)
+    x = _sample_bilinear(x, positions[..., 1], positions[..., 0], "mirror")
     across, down = (
         gaussian_filter(
             rng.uniform(-1, 1, (len(x), SIDE, SIDE)),
@@ -195,12 +202,12 @@ def jpeg_compression(x: np.ndarray, c: int, rng: Generator) -> np.ndarray:
     """Store as JPEG of quality c."""
     from PIL import Image
 
-    def packed(image: Any) -> Any:
+    def compress(image: Any) -> Any:
         data = io.BytesIO()
         image.save(data, "JPEG", quality=c)
         return Image.open(data)
 
-    return _change_each(x, packed)
+    return _change_each(x, compress)
 
 
 SEVERITY_PARAMETERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
@@ -220,8 +227,9 @@ def _gaussian_blur(x: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def _zoom_in(x: np.ndarray, factor: float) -> np.ndarray:
-    """The middle of the images, enlarged to their size; linear interpolation along an axis is a
-    matrix.
+    """Enlarge the middle of the images to their size.
+
+    Linear interpolation along an axis is a matrix.
     """
     from scipy.ndimage import zoom
 
@@ -243,11 +251,11 @@ def _blur_along_line(x: np.ndarray, radius: float, sigma: float, degrees: np.nda
     angle = np.deg2rad(degrees)
     across = np.ceil(np.outer(np.cos(angle), steps) - 0.5).astype(int)  # [images, steps]
     down = np.ceil(np.outer(np.sin(angle), steps) - 0.5).astype(int)
-    place, number = np.arange(SIDE), np.arange(len(x))[:, None, None]
+    position, number = np.arange(SIDE), np.arange(len(x))[:, None, None]
     total = np.zeros_like(x)
     for step, share in enumerate(kernel / kernel.sum()):
-        rows = np.clip(place + down[:, step, None], 0, SIDE - 1)
-        columns = np.clip(place + across[:, step, None], 0, SIDE - 1)
+        rows = np.clip(position + down[:, step, None], 0, SIDE - 1)
+        columns = np.clip(position + across[:, step, None], 0, SIDE - 1)
         total += share * x[number, rows[:, :, None], columns[:, None, :]]
     return total
 
@@ -280,8 +288,9 @@ def _plasma_clouds(count: int, decay: float, rng: Generator) -> np.ndarray:
 def _sample_bilinear(
     x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str
 ) -> np.ndarray:
-    """Bilinear values of images at places `[n, 32, 32]`, mirrored beyond the border as scipy names
-    it.
+    """Interpolate images at positions `[n, 32, 32]`.
+
+    Beyond the border they are mirrored, as scipy names it.
     """
 
     def inside(index: np.ndarray) -> np.ndarray:
@@ -289,18 +298,25 @@ def _sample_bilinear(
         index = index % period
         return np.where(index < SIDE, index, period - index - (border == "reflect"))
 
-    above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
+    upper_row, left_column = np.floor(rows).astype(int), np.floor(columns).astype(int)
     number = np.arange(len(x))[:, None, None]
     total = np.zeros(x.shape)
     for down in (0, 1):
         for across in (0, 1):
-            share = np.abs(1 - down - (rows - above)) * np.abs(1 - across - (columns - left))
-            total += share[..., None] * x[number, inside(above + down), inside(left + across)]
+            share = np.abs(1 - down - (rows - upper_row)) * np.abs(
+                1 - across - (columns - left_column)
+            )
+            total += (
+                share[..., None] * x[number, inside(upper_row + down), inside(left_column + across)]
+            )
     return total
 
 
 def _change_each(x: np.ndarray, change: Callable[[Any], Any]) -> np.ndarray:
-    """What PIL makes of each image; half a step up, so that it stays when fractions are cut off."""
+    """Apply a function of PIL images to each image.
+
+    Half a step is added, so that a value stays when fractions are cut off.
+    """
     from PIL import Image
 
     pixels = np.round(x * 255).astype(np.uint8)

@@ -24,19 +24,19 @@ def read_mnist_like(
         urls: Where to download the files.
         md5: The md5 of each file: images and labels of the training part, then of the test part.
     """
-    place = f"{folder}/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte.gz"
+    needed_files = f"{folder}/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte.gz"
 
-    def read(name: str) -> np.ndarray:
-        unpacked = source.folder / folder / name.removesuffix(".gz")
-        if unpacked.is_file() and not (source.folder / folder / name).is_file():
-            return read_idx_file(unpacked)
+    def read_part(name: str) -> np.ndarray:
+        unpacked_path = source.folder / folder / name.removesuffix(".gz")
+        if unpacked_path.is_file() and not (source.folder / folder / name).is_file():
+            return read_idx_file(unpacked_path)
         return read_idx_file(
             fetch_file(
-                source, f"{folder}/{name}", (md5[name],), [url + name for url in urls], place
+                source, f"{folder}/{name}", (md5[name],), [url + name for url in urls], needed_files
             )
         )
 
-    train_x, train_y, test_x, test_y = map(read, md5)
+    train_x, train_y, test_x, test_y = map(read_part, md5)
     with explain_read_errors(source.folder / folder):
         return merge_parts((train_x, train_y), (test_x, test_y))
 

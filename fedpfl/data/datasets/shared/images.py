@@ -59,7 +59,7 @@ def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
     """Read images as uint8 `[images, 3, size, size]`, stretched to a square."""
     from PIL import Image
 
-    def read(path: Path) -> np.ndarray:
+    def read_image(path: Path) -> np.ndarray:
         with explain_read_errors(path, not_as_published):
             with Image.open(path) as image:
                 image.verify()  # a PNG's checksums, which are not all looked at otherwise
@@ -71,7 +71,7 @@ def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
 
     pixels = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
-        for position, image in enumerate(pool.map(read, paths)):
+        for position, image in enumerate(pool.map(read_image, paths)):
             pixels[position] = image
     return pixels
 

@@ -59,8 +59,8 @@ def _join_files(parts: list[list[Path]], convert: Callable[[list, list], Part]) 
         for file in paths:
             for path, user, (inputs, labels) in _read_users(file, convert):
                 if user in file_of_user:
-                    other = file_of_user[user].name
-                    raise not_as_published(path, f"it has user {user}, whom {other} has too")
+                    other_file = file_of_user[user].name
+                    raise not_as_published(path, f"it has user {user}, whom {other_file} has too")
                 file_of_user[user] = path
                 users.append(user)
                 x.append(inputs)
@@ -92,6 +92,7 @@ def _read_users(
             x, y = data[user]["x"], data[user]["y"]
             if len(x) != count or len(y) != count:
                 raise ValueError(
-                    f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of both"
+                    f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of "
+                    "both"
                 )
             yield path, user, convert(x, y)

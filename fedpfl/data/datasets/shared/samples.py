@@ -243,7 +243,7 @@ def _check_labels(raw: Raw) -> np.ndarray:
 
 
 def _count_classes(y: np.ndarray, classes: int | None) -> int:
-    """Return the number of classes, which is the largest label plus one if it is not given."""
+    """Return the number of classes; if not given, the largest label plus one."""
     if classes is not None:
         if y.max() >= classes:
             raise ValueError(

@@ -85,7 +85,8 @@ def fetch_file(
         )
     if _writes_nothing.get():
         raise WouldDownload(
-            f"data set {source.name} is not in data_dir={source.folder}; a run would download {', '.join(urls)}"
+            f"data set {source.name} is not in data_dir={source.folder}; a run would download "
+            f"{', '.join(urls)}"
         )
     reasons = []
     for url in urls:
@@ -320,7 +321,7 @@ def not_as_published(path: Path | str, reason: str) -> FedpflError:
 def explain_read_errors(
     path: Path | str, make_error: Callable[[Path | str, str], FedpflError] = corrupt_error
 ) -> Iterator[None]:
-    """Turn an error of a library inside the context into one line that names the file.
+    """Turn a library's error inside the context into one line that names the file.
 
     Args:
         path: The file that is read.
