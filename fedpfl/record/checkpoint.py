@@ -41,7 +41,7 @@ def save_checkpoint(payload: Mapping[str, Any], file: BinaryIO) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint, its tensors on the CPU and in the file until they are read.
+    """Return a checkpoint; its tensors stay in the file until they are read.
 
     Raises:
         FedpflError: the file is damaged, or cannot be read at this moment.

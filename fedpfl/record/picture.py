@@ -13,8 +13,9 @@ from fedpfl.ground import drawing
 
 
 def partition_png(label_counts: Any, title: str) -> bytes:
-    """Return the content of a png file with `partition_picture`, which the runs of a sweep may have
-    in common.
+    """Return the picture of `draw_partition` as a png file.
+
+    It is cached, as the runs of a sweep may have the partition in common.
     """
     return _cached_png(tuple(map(tuple, np.asarray(label_counts).tolist())), title)
 

@@ -330,7 +330,7 @@ class RunDirectory:
         elif self.status != "finished":
             fields["files"] = {}  # digests.NOTES_FILE has their digests
 
-        # ---- Step 2: the summary and its own digest.
+        # ---- Step 2: the summary and its own digest, by which damage to it is found.
         summary = dict(self._summary)
         if "status" in fields:
             summary.pop("error", None)

@@ -501,7 +501,7 @@ def _compare_clients(a: Group, b: Group) -> tuple[Table, list[str]]:
 
 
 def _pair_runs(a: Group, b: Group) -> list[tuple[str, Run, Run]]:
-    """Return the pairs of runs of the same seed, or the only run of each side."""
+    """Return runs paired by seed, or the only run of each side."""
     runs_a = {run.seed: run for run in a.reported_runs}
     runs_b = {run.seed: run for run in b.reported_runs}
     common_seeds = sorted(runs_a.keys() & runs_b.keys())

@@ -218,6 +218,7 @@ def _add_baseline(
         pairs = _pair_clients(comparison.accuracies, baseline, accuracies)
         if pairs:
             candidates.append((baseline, pairs, _differing_keys(group, baseline)))
+    # A baseline of other settings, such as clients=30, is no fair rival where a closer one ran.
     fewest_keys = min((len(keys) for _, _, keys in candidates), default=0)
     candidates = [candidate for candidate in candidates if len(candidate[2]) == fewest_keys]
     if len(candidates) > 1:

@@ -278,7 +278,7 @@ def _render_template(template: str, **values: Any) -> str:
 def _runs_overview(
     shown_groups: Sequence[Group], out: Path, base: Path
 ) -> tuple[dict[str, str], Table]:
-    """Return the setup that all runs share, and a table with a row for each run."""
+    """Return the setup that all runs share, and a table of runs."""
     members = [(group, run) for group in shown_groups for run in group.runs]
     setups = _setup_texts([run for _, run in members])
     differing = [name for name, texts in setups.items() if len(set(texts)) > 1]

@@ -72,6 +72,7 @@ def list_entries(directories: Iterable[Directory]) -> list[Entry]:
         else:
             unreadable.append((directory, ""))
     readable_runs = [directory.run for directory in directory_of_run.values() if directory.run]
+    # Groups put runs in the order of tables; each run leads back to its directory.
     ordered = [
         (directory_of_run[id(run)], group.method)
         for group in groups(readable_runs)

@@ -192,6 +192,7 @@ def find_run_directories(
             raise FedpflError(
                 f"no such directory: {root}; give the folder that holds the runs, such as outputs"
             )
+        # A run directory has no runs inside, so the walk does not go on below it.
         for folder, subfolders, files in os.walk(root, onerror=warn_unreadable):
             subfolders.sort()
             if _RUN_FILES.isdisjoint(files):
@@ -339,6 +340,7 @@ def _drop_copies(candidates: list[Run], warn: Callable[[str], None]) -> list[Run
     def progress(run: Run) -> tuple[bool, int, bool]:
         return run.status == "finished", run.rounds_done, not run.search_name
 
+    # A mean over the same seed twice would count it double.
     best_runs: dict[tuple[str, int, str], Run] = {}
     for run in candidates:
         key = run.identity, run.seed, run.fingerprint

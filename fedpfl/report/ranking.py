@@ -166,6 +166,7 @@ def drop_gaps(accuracies: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFra
         # Of equal shares the block goes, which costs no method.
         return frame.xs(name, axis=axis).isna().mean(), -axis
 
+    # Friedman's test needs every method in every block.
     while frame.isna().any(axis=None):
         candidates = [(axis, name) for axis in (0, 1) for name in frame.axes[axis]]
         axis, name = max(candidates, key=gap_share)

@@ -222,6 +222,7 @@ def _available_columns(select: str, chosen: Sequence[str]) -> dict[str, Column]:
 
 def _has_any(records: Sequence[Mapping[str, Any]], key: str) -> bool:
     """Return whether a record has a value that is not nan."""
+    # Only nan differs from itself; texts do not.
     return any(record[key] == record[key] for record in records)
 
 
@@ -263,6 +264,7 @@ def judged_rows(
         rows = run.rounds if by.startswith("cohort_") else run.evaluations
         if len(rows):
             candidates[run] = rows
+    # Accuracy rises with rounds: unfinished seeds are comparable only up to the shortest.
     if candidates and group.reported_runs[0].status != "finished":
         last_common_round = min(rows["round"].iloc[-1] for rows in candidates.values())
         for run, rows in candidates.items():

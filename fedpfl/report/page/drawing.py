@@ -83,6 +83,7 @@ class PageCharts:
         self.bin_size = max(1, math.ceil(max(rounds_done) / data.POINTS))
         self.curves = {group: data.metric_curves(group, self.bin_size) for group in shown_groups}
         self.spent = {group: data.spent_by_round(group) for group in shown_groups}
+        # Plotly's figures repeat long arrays: JSON holds each once, and figures name its index.
         self.arrays: list[Any] = []
         self._array_indices: dict[str, int] = {}
         partitions = data.distinct_partitions(shown_groups)
@@ -156,6 +157,7 @@ class PageCharts:
         return Table.of(records, _GROUP_COLUMNS | columns, title="clients' accuracy", by=1)
 
     def _best_first(self, shown_groups: Sequence[Group], setting: str) -> list[Group]:
+        # A configuration without an accuracy comes last.
         def sort_key(group: Group) -> float:
             return float(np.nan_to_num(-self.accuracies[group], nan=1.0))
 
@@ -527,15 +529,13 @@ class PageCharts:
         line["hovertemplate"] = "%{y}<extra></extra>"
 
         # ---- Step 3: the figure.
-        note = "Above: personalised entries in all" + _of_parameters(group)
+        x_title = "round" if bin_size == 1 else f"round, means of {bin_size}"
         return _make_figure(
             group.setting,
             {"method": clip_text(group.method, 60)},
             [line, heatmap],
-            note,
-            xaxis=_make_axis(
-                "round" if bin_size == 1 else f"round, means of {bin_size}", anchor="y2"
-            ),
+            f"Above: personalised entries in all{_of_parameters(group)}",
+            xaxis=_make_axis(x_title, anchor="y2"),
             yaxis={"domain": [0.8, 1], "rangemode": "tozero"},
             yaxis2={
                 "domain": [0, 0.74],
