@@ -137,7 +137,9 @@ class Loop(Backend):
             self._alone,
             track_global_draws(call.method, *call.draws.own(row.clients[0]), network_draws=drawn),
         ):
-            return self._answer(call, OneClient(row.clients[0], found=row.found), stop)
+            return self._answer(
+                call, OneClient(row.clients[0], answer_forms=row.answer_forms), stop
+            )
 
     def _answer(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.training.jobs import phase_structure
+from fedpfl.engine.training.jobs import ClientRow, phase_structure
 from fedpfl.engine.training.sgd import (
     TrainPlan,
     count_samples,
@@ -58,8 +58,7 @@ def count_training_flops(
     server: Tree,
     client: dict[str, Tree],
     start: Tree,
-    federation: Federation,
-    number: int,
+    row: ClientRow,
 ) -> float:
     """Count what a client's training by `plan` takes: forward, and backward as far as anything
     moves.
@@ -67,6 +66,7 @@ def count_training_flops(
     A step is counted as the method makes it, times the part that element-wise masks leave of it
     (`share`).
     """
+    federation, number = row
     total, samples = 0.0, int(federation.train_sizes[number])
     for phase, epochs in with_epoch_numbers(plan.phases):
         seen = count_samples(phase, epochs, plan.local.batch_size, samples, plan.local.steps)

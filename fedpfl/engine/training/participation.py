@@ -1,13 +1,12 @@
-"""A client's part in a round, and its evaluation, written once: generators that yield what to train
-and to evaluate.
+"""A client's part in a round, and its evaluation, written once for all backends.
 
-A backend runs them for one client (`One`) or for many stacked (`Many`), and answers each job as it
-comes.
+Both are generators that yield what to train and to evaluate. A backend runs them for one client
+(`OneClient`) or for many stacked ones (`ManyClients`), and sends the answer to each job back in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,355 +16,407 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.calls import AnyCall, Counts, EvalCall, Participation, TrainCall
-from fedpfl.engine.training.hook_checks import (
-    AnswerForms,
-    answer_form,
-    describe_form_change,
-    require_equal_forms,
-    with_hook_checks,
-)
+from fedpfl.engine.training.clients import ManyClients, OneClient, apply_overlay
+from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.jobs import ClientRow, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.operations import FlopMeter, count_training_flops
-from fedpfl.engine.training.sgd import TrainPlan, make_fine_tuning_plan, make_training_plan
+from fedpfl.engine.training.sgd import (
+    FineTuning,
+    TrainPlan,
+    make_fine_tuning_plan,
+    make_training_plan,
+)
 from fedpfl.engine.training.shard import make_shard
-from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import traffic, tree
-from fedpfl.ground.errors import MethodError
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS
 from fedpfl.models import Net
 
-
-class OneClient:
-    """Apply hooks to a single client, whose trees are as hooks see them.
-
-    found: the forms of what each client of the call has found out, by hook.
-    """
-
-    def __init__(
-        self, client: int, common: dict[str, Any] | None = None, found: AnswerForms | None = None
-    ):
-        self.clients = [client]
-        self._common = {} if common is None else common
-        self.found: AnswerForms = {} if found is None else found
-
-    def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
-        """Return the clients' states, with what the server laid over them."""
-        laid = tree.take(call.overlay or {}, call.clients.index(self.clients[0]))
-        return apply_overlay(call.state.client(self.clients[0]), laid)
-
-    def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
-        """Apply a pure hook."""
-        return hook(*trees)
-
-    def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
-        """Apply that hook: once for all clients of a call in the initial state, unless it asks for
-        their numbers.
-        """
-        hook, state = partial(call.method.personal, call.state.server), call.state
-        if found or not state.rows.is_initial(self.clients[0]):
-            return hook(client)
-        if "personal" not in self._common:
-            try:
-                self._common["personal"] = hook(tree.drop(client, ["number"]))
-            except KeyError:
-                self._common["personal"] = None
-        return hook(client) if self._common["personal"] is None else self._common["personal"]
-
-    def one_by_one(
-        self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None
-    ) -> Any:
-        """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per
-        client.
-        """
-        return self._noted(hook, self.clients[0], hook(self.clients[0], *trees, *(kept or ())))
-
-    def _noted(
-        self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]
-    ) -> dict[str, Tree]:
-        """Note the form of what a client has found out; return it with what is Ragged completed."""
-        self.found.setdefault(hook.__name__, {})[client] = answer_form(answer)
-        return tree.mark_real(answer)
-
-    def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
-        """Return the clients' common plan, in which masks belong to a client."""
-        return make(*trees)
-
-
-class ManyClients(OneClient):
-    """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
-
-    def __init__(self, clients: list[int], found: AnswerForms | None = None):
-        super().__init__(clients[0], found=found)
-        self.clients = clients
-
-    def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
-        """Return copies of the clients' rows, with what the server laid over them."""
-        rows = torch.tensor([call.clients.index(client) for client in self.clients])
-
-        def taken(leaf: Tensor) -> Tensor:  # what is one for all stays one
-            return (
-                leaf[: len(rows)]
-                if leaf.dim() and not leaf.stride(0)
-                else leaf[tree.send(rows, leaf.device)]
-            )
-
-        return apply_overlay(call.state.client(self.clients), tree.map(taken, call.overlay or {}))
-
-    def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
-        """Vectorise it."""
-        return vmap_clients(hook, *trees, count=len(self.clients))
-
-    def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
-        """Apply that hook to all."""
-        return self.each(partial(call.method.personal, call.state.server), client)
-
-    def one_by_one(
-        self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None
-    ) -> Any:
-        """Call it client by client and stack the answers, what is Ragged padded."""
-        answers = []
-        for row, client in enumerate(self.clients):
-            own = [tree.take(stacked, row) for stacked in trees] + (
-                [kept[row]] if kept is not None else []
-            )
-            answers.append(self._noted(hook, client, hook(client, *own)))
-        require_equal_forms(hook.__name__, self.found[hook.__name__])
-        return tree.stack_padded(answers)
-
-    def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
-        """Stack the masks; the rest is common."""
-        common: list[TrainPlan] = []
-
-        def masks(*parts: Any) -> list[Tensor]:
-            plan = make(*parts)
-            common.append(plan)
-            leaves = [leaf for mask in once(plan).values() for leaf in tree.leaves(mask)]
-            return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-        def once(
-            plan: TrainPlan,
-        ) -> dict[int, Tree]:  # masks that phases share are shared stacked too
-            return {id(phase.mask): phase.mask for phase in plan.phases}
-
-        values = iter(self.each(masks, *trees))
-        fill = partial(tree.map, lambda leaf: next(values) if isinstance(leaf, Tensor) else leaf)
-        filled = {key: fill(mask) for key, mask in once(common[0]).items()}
-        phases = [phase._replace(mask=filled[id(phase.mask)]) for phase in common[0].phases]
-        return replace(common[0], phases=phases)
-
-
-def apply_overlay(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:
-    """Return a state with what was found; of the FACTS the statistics alone may be other ones, of
-    the same form.
-    """
-    own = client["statistics"]
-    if told := describe_form_change(new := found.get("statistics", own), own):
-        raise MethodError(f"statistics were found in another form than the network's, {told}")
-    return {**client, **found, **tree.select(client, FACTS), "statistics": new}
-
+__all__ = [
+    "Autocast",
+    "ManyClients",
+    "OneClient",
+    "apply_overlay",
+    "run_evaluation",
+    "run_participation",
+]
 
 Autocast = Callable[[], AbstractContextManager]
-_first: dict[
-    tuple[Any, ...], int
-] = {}  # the round in which a call of a kind was first answered here
+TrainJobs = Generator[TrainJob | EvalJob, Any, Participation]
+EvalJobs = Generator[TrainJob | EvalJob, Any, dict[str, Counts]]
 
-
-def with_first_checks(call: AnyCall, net: Net) -> AnyCall:
-    """Return the call with its method `asked`, unless this process has answered one of its kind in
-    an earlier round.
-    """
-    method, federation, state = call.method, call.federation, call.state
-    kind = type(method), type(call), isinstance(call, EvalCall) and call.tuning is None
-    if state.round > _first.setdefault(kind, state.round):
-        return call
-    return replace(
-        call, method=with_hook_checks(method, net, state.rows.initial["client"], federation.classes)
-    )
+_first_round_of_kind: dict[tuple[Any, ...], int] = {}
+"""The round in which this process first answered a call of a kind."""
 
 
 def run_participation(
-    call: TrainCall, rows: OneClient, net: Net, autocast: Autocast
-) -> Generator[TrainJob | EvalJob, Any, Participation]:
-    """Take clients through a round in the order of the Method's hooks."""
-    call = with_first_checks(call, net)
-    method, federation, state, local, draws = (
-        call.method,
-        call.federation,
-        call.state,
-        call.local,
-        call.draws,
-    )
-    stopping, turn, counted = call.wants_stopping_loss, call.survey, call.flop_settings
-    server, device = state.server, federation.x.device
-    places, drawing = (
-        [ClientRow(federation, number) for number in rows.clients],
-        [draws] * len(rows.clients),
-    )
-    meters: dict[int, Any] = {
-        number: FlopMeter() if counted else nullcontext() for number in rows.clients
-    }
+    call: TrainCall, clients: OneClient, net: Net, autocast: Autocast
+) -> TrainJobs:
+    """Take clients through a round, in the order of the Method's hooks."""
+    call = _with_first_checks(call, net)
+    hooks = _TrainingHooks(call, clients, net, autocast)
+    takes_part = call.survey is None
 
-    def sample(number: int) -> dict[str, Tree]:
-        return tree.map(
-            lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number))
+    # ---- Step 1: clients prepare, and the server sends them what they start from.
+    client = hooks.prepare_clients()
+    facts = tree.select(client, FACTS)  # stay as they are, whatever hooks return
+    buffers = facts["statistics"]
+    zeros = torch.zeros_like(facts["number"], dtype=torch.float32)
+    before = after = Counts(correct=zeros, loss=zeros, total=zeros)
+    start, down = clients.each(hooks.receive, client)
+    metrics = clients.each(hooks.metrics, client)
+
+    # ---- Step 2: they are evaluated as they come. In a survey nobody is.
+    if takes_part:
+        before = yield hooks.make_eval_job(clients.each(hooks.evaluated, client, start), buffers)
+
+    # ---- Step 3: they train.
+    client = tree.drop(client, ["statistics"])
+    plan = hooks.make_plan(client, start)
+    flops = hooks.count_flops(client, start, buffers)
+    trained: TrainResult = yield hooks.make_train_job(plan, start, client, buffers)
+
+    # ---- Step 4: they see what training has made of them.
+    facts |= {"trained": facts["trained"] | trained.stepped, "statistics": trained.buffers}
+    client, updated_buffers = hooks.update_buffers({**trained.client, **facts}, trained, buffers)
+    client = hooks.overlay_after_training(client, trained)
+    params = clients.each(hooks.evaluated, client, trained.params)
+    buffers = client["statistics"]
+
+    # ---- Step 5: they are evaluated as they go, and for early stopping on validation samples.
+    if takes_part:
+        after = yield hooks.make_eval_job(params, buffers)
+    validation_loss = torch.zeros_like(after.loss)
+    if call.wants_stopping_loss:
+        counts = after
+        if call.federation.validation:
+            counts = yield hooks.make_eval_job(params, buffers, split="validation")
+        validation_loss = counts.loss / counts.total.clamp(min=1)
+
+    # ---- Step 6: they send an upload, and keep a state.
+    uploads, client_states, up = clients.each(hooks.finish, client, start, trained.params)
+    return Participation(
+        uploads=uploads,
+        client_states=client_states,
+        trained=facts["trained"],
+        buffers=buffers,
+        updated_buffers=updated_buffers,
+        before=before,
+        after=after,
+        down=down,
+        up=up,
+        metrics=metrics,
+        loss=trained.loss,
+        sample_loss=trained.sample_loss,
+        validation_loss=validation_loss,
+        client_ids=facts["number"],
+        flops=hooks.add_measured_flops(flops),
+    )
+
+
+def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autocast) -> EvalJobs:
+    """Evaluate clients' personal models, or copies fine-tuned on their training data."""
+    call = _with_first_checks(call, net)
+    rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
+    draws = [call.draws] * len(rows)
+
+    # ---- Step 1: each client's personal model
+    client = clients.states(call)
+    overlay = _overlay_before_evaluation(call, clients, client, net, autocast)
+    client = apply_overlay(client, overlay)
+    params = clients.personal(call, client, has_overlay=bool(overlay or call.overlay))
+    buffers = client["statistics"]
+
+    # ---- Step 2: fine-tuned, where that is asked for
+    if call.tuning:
+        client = tree.drop(client, ["statistics"])
+        tuned: TrainResult = yield _make_tuning_job(
+            call=call,
+            tuning=call.tuning,
+            clients=clients,
+            client=client,
+            params=params,
+            buffers=buffers,
+            net=net,
         )
+        params, buffers = tuned.params, tuned.buffers
 
-    def begin(client: dict[str, Tree]) -> tuple[Tree, Traffic]:
-        sent = method.download(server, client)
-        return method.start(tree.unmask_received(sent), client), traffic.count_traffic(sent)
+    # ---- Step 3: evaluated on each split
+    job = EvalJob(
+        method=call.method,
+        rows=rows,
+        draws=draws,
+        params=params,
+        buffers=buffers,
+        metrics=call.measures,
+    )
+    counts = {"test": (yield job)}
+    if call.federation.validation:
+        counts["validation"] = yield replace(job, split="validation")
+
+    # ---- Step 4: and on the test samples of others
+    if call.common_federation:
+        columns = []
+        for other in range(call.common_federation.clients):
+            other_rows = [ClientRow(call.common_federation, other)] * len(rows)
+            columns.append((yield replace(job, rows=other_rows, metrics=())))
+        counts["common"] = tree.map(lambda *leaves: torch.stack(leaves, -1), *columns)
+    return counts
+
+
+def _with_first_checks(call: AnyCall, net: Net) -> AnyCall:
+    """Return the call with a method whose hooks are checked, if its kind is new to this process."""
+    method = call.method
+    state = call.state
+    is_personal = isinstance(call, EvalCall) and call.tuning is None
+    kind = type(method), type(call), is_personal
+    if state.round > _first_round_of_kind.setdefault(kind, state.round):
+        return call
+    initial_client = state.rows.initial["client"]
+    checked_method = with_hook_checks(method, net, initial_client, call.federation.classes)
+    return replace(call, method=checked_method)
+
+
+class _TrainingHooks:
+    """Apply the hooks of one TrainCall to its clients.
+
+    Methods that `each` applies take one client's trees; those that `one_by_one` applies take the
+    client's number first, and may branch on values.
+    """
+
+    def __init__(self, call: TrainCall, clients: OneClient, net: Net, autocast: Autocast):
+        self._call = call
+        self._clients = clients
+        self._net = net
+        self._autocast = autocast
+        self._method = call.method
+        self._server = call.state.server
+        self._rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
+        self._draws = [call.draws] * len(self._rows)
+        # What hooks compute themselves counts as training, too.
+        self._meters: dict[int, Any] = {
+            client_id: FlopMeter() if call.flop_settings else nullcontext()
+            for client_id in clients.clients
+        }
+        self.metrics = partial(call.method.metrics, self._server)
+        self.evaluated = partial(call.method.evaluated, self._server)
+
+    # ---- before training
+
+    def prepare_clients(self) -> dict[str, Tree]:
+        """Return the clients' states as they are for this round."""
+        clients = self._clients
+        client = clients.states(self._call)
+        client = apply_overlay(client, clients.one_by_one(self.sample))
+        overlay = clients.one_by_one(self.before_training, client, client["statistics"])
+        client = apply_overlay(client, overlay)
+        facts = tree.select(client, FACTS)
+        return {**clients.each(partial(self._method.prepare, self._server), client), **facts}
+
+    def sample(self, client_id: int) -> dict[str, Tree]:
+        """Return what the server draws for a client."""
+        device = self._call.federation.x.device
+        drawn = self._method.sample(self._server, self._call.draws.server(client_id))
+        return tree.map(lambda leaf: tree.send(leaf, device), drawn)
 
     def before_training(
-        number: int, client: dict[str, Tree], buffers: dict[str, Tree]
+        self, client_id: int, client: dict[str, Tree], buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
-        shard = make_shard(federation, number, local.batch_size, draws)
-        with autocast(), meters[number]:
-            return method.before_training(server, client, net.bind(buffers, training=True), shard)
+        """Return what a client finds out from its data before training."""
+        bound = self._net.bind(buffers, training=True)
+        with self._autocast(), self._meters[client_id]:
+            return self._method.before_training(
+                self._server, client, bound, self._make_shard(client_id)
+            )
 
-    def planned(
-        number: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
+    def receive(self, client: dict[str, Tree]) -> tuple[Tree, Traffic]:
+        """Return the tree that a client trains, and the traffic of what it was sent."""
+        sent = self._method.download(self._server, client)
+        received = tree.unmask_received(sent)
+        return self._method.start(received, client), traffic.count_traffic(sent)
+
+    # ---- training
+
+    def make_plan(self, client: dict[str, Tree], start: Tree) -> TrainPlan:
+        """Return the plan of training; without any phase in a survey in which nobody trains."""
+        call = self._call
+        if call.survey is None or call.survey.trains:
+            make_plan = partial(make_training_plan, self._method, call.local, self._server)
+            plan = self._clients.plan(make_plan, client, start)
+        else:
+            plan = TrainPlan(loss=self._method.loss, phases=[], local=call.local)
+        return replace(plan, by_sample=call.wants_stopping_loss)
+
+    def count_flops(self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]) -> Tensor:
+        """Return the FLOPs of training by each of the call's settings, `[..., settings]`."""
+        if not self._call.flop_settings:
+            return torch.zeros((*client["number"].shape, 0), dtype=torch.float64)
+        counted = self._clients.one_by_one(self.planned_flops, client, start, buffers)
+        return counted["flops"]
+
+    def planned_flops(
+        self, client_id: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
-        bound = net.bind(buffers, training=True)
-        plans = [make_training_plan(method, own, server, client, start) for own in counted]
-        found = [
-            count_training_flops(method, bound, plan, server, client, start, federation, number)
-            for plan in plans
+        """Return the FLOPs of a client's steps by each of the call's settings."""
+        bound = self._net.bind(buffers, training=True)
+        plans = [
+            make_training_plan(self._method, local, self._server, client, start)
+            for local in self._call.flop_settings
         ]
-        return {"operations": torch.tensor(found, dtype=torch.float64)}
-
-    def metered(number: int) -> dict[str, Tree]:
-        return {"operations": torch.tensor([meters[number].total], dtype=torch.float64)}
-
-    def after_training(
-        number: int, client: dict[str, Tree], buffers: dict[str, Tree], params: Tree, kept: Tree
-    ) -> dict[str, Tree]:
-        shard = make_shard(federation, number, local.batch_size, draws)
-        with meters[number]:
-            return method.after_training(server, client, net.bind(buffers), params, shard, kept)
-
-    def finish(
-        client: dict[str, Tree], start: Tree, end: Tree
-    ) -> tuple[Tree, dict[str, Tree], Traffic]:
-        upload, kept = method.finish(server, client, start, end)
-        return (
-            upload,
-            tree.select(kept, state.rows.initial["client"]),
-            traffic.count_traffic(upload),
-        )
-
-    evaluated = partial(method.evaluated, server)
-
-    client = rows.states(call)
-    client = apply_overlay(client, rows.one_by_one(sample))
-    client = apply_overlay(client, rows.one_by_one(before_training, client, client["statistics"]))
-    facts = tree.select(client, FACTS)  # which stay as they are, whatever hooks return
-    buffers = facts["statistics"]
-    client = {**rows.each(partial(method.prepare, server), client), **facts}
-    start, down = rows.each(begin, client)
-    metrics = rows.each(partial(method.metrics, server), client)
-    none = torch.zeros_like(facts["number"], dtype=torch.float32)
-    nobody = Counts(none, none, none)
-    before = (
-        nobody
-        if turn
-        else (yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers))
-    )
-
-    client = tree.drop(client, ["statistics"])
-    plan = TrainPlan(method.loss, [], local)
-    if turn is None or turn.trains:
-        plan = rows.plan(partial(make_training_plan, method, local, server), client, start)
-    plan = replace(plan, by_sample=stopping)
-    spent = torch.zeros((*facts["number"].shape, 0), dtype=torch.float64)
-    if counted:
-        spent = rows.one_by_one(planned, client, start, buffers)["operations"]
-    end: TrainResult = yield TrainJob(method, places, drawing, plan, start, server, client, buffers)
-    facts |= {"trained": facts["trained"] | end.stepped, "statistics": end.buffers}
-    client = {**end.client, **facts}
-    updated = rows.each(partial(method.updated_buffers, server), client)
-    moved = {
-        role: tree.map(torch.where, own, end.buffers[role], buffers[role])
-        for role, own in updated.items()
-    }
-    client["statistics"] = {**end.buffers, **moved}
-    found = rows.one_by_one(after_training, client, client["statistics"], end.params, kept=end.kept)
-    client = apply_overlay(client, found)
-    params, buffers = rows.each(evaluated, client, end.params), client["statistics"]
-    after = nobody if turn else (yield EvalJob(method, places, drawing, params, buffers))
-    held_out = torch.zeros_like(after.loss)
-    if stopping:
-        held = after
-        if federation.validation:
-            held = yield EvalJob(method, places, drawing, params, buffers, "validation")
-        held_out = held.loss / held.total.clamp(min=1)
-    uploads, kept, up = rows.each(finish, client, start, end.params)
-    if counted:
-        spent = spent + rows.one_by_one(metered)["operations"]
-    told = (
-        before,
-        after,
-        down,
-        up,
-        metrics,
-        end.loss,
-        end.sample_loss,
-        held_out,
-        facts["number"],
-        spent,
-    )
-    return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
-
-
-def run_evaluation(
-    call: EvalCall, rows: OneClient, net: Net, autocast: Autocast
-) -> Generator[TrainJob | EvalJob, Any, dict[str, Counts]]:
-    """Evaluate clients' personal models, or copies fine-tuned on their training data."""
-    call = with_first_checks(call, net)
-    method, federation, state = call.method, call.federation, call.state
-    tuning, before, metrics, common = (
-        call.tuning,
-        call.before_evaluation,
-        call.measures,
-        call.common_federation,
-    )
-    server, places = state.server, [ClientRow(federation, number) for number in rows.clients]
-    draws, batch_size = call.draws, before.local.batch_size if before else 32
-
-    def before_evaluation(
-        number: int, client: dict[str, Tree], buffers: dict[str, Tree]
-    ) -> dict[str, Tree]:
-        shard = make_shard(federation, number, batch_size, draws)
-        with autocast():
-            return method.before_evaluation(server, client, net.bind(buffers, training=True), shard)
-
-    client = rows.states(call)
-    client = apply_overlay(
-        client, found := rows.one_by_one(before_evaluation, client, client["statistics"])
-    )
-    params, buffers = rows.personal(call, client, bool(found or call.overlay)), client["statistics"]
-    if tuning:
-        client = tree.drop(client, ["statistics"])
-        plan = rows.plan(partial(make_fine_tuning_plan, method, tuning, net.parts), params)
-        end: TrainResult = yield TrainJob(
-            method, places, [tuning.draws] * len(places), plan, params, server, client, buffers
-        )
-        params, buffers = end.params, end.buffers
-    drawing = [draws] * len(places)
-    counts = {"test": (yield EvalJob(method, places, drawing, params, buffers, metrics=metrics))}
-    if federation.validation:
-        counts["validation"] = yield EvalJob(
-            method, places, drawing, params, buffers, "validation", metrics
-        )
-    if common:
-        each = []
-        for other in range(common.clients):
-            each.append(
-                (
-                    yield EvalJob(
-                        method, [ClientRow(common, other)] * len(places), drawing, params, buffers
-                    )
+        counts = []
+        for plan in plans:
+            counts.append(
+                count_training_flops(
+                    method=self._method,
+                    net=bound,
+                    plan=plan,
+                    server=self._server,
+                    client=client,
+                    start=start,
+                    row=ClientRow(self._call.federation, client_id),
                 )
             )
-        counts["common"] = tree.map(lambda *tallies: torch.stack(tallies, -1), *each)
-    return counts
+        return {"flops": torch.tensor(counts, dtype=torch.float64)}
+
+    def add_measured_flops(self, flops: Tensor) -> Tensor:
+        """Return FLOPs with those of what hooks computed themselves."""
+        if not self._call.flop_settings:
+            return flops
+        return flops + self._clients.one_by_one(self.measured_flops)["flops"]
+
+    def measured_flops(self, client_id: int) -> dict[str, Tree]:
+        """Return the FLOPs of what a client's hooks computed themselves."""
+        return {"flops": torch.tensor([self._meters[client_id].total], dtype=torch.float64)}
+
+    # ---- after training
+
+    def update_buffers(
+        self, client: dict[str, Tree], trained: TrainResult, old_buffers: dict[str, Tree]
+    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """Return states with the statistics that the method lets move, and which these are."""
+        hook = partial(self._method.updated_buffers, self._server)
+        updated_buffers = self._clients.each(hook, client)
+        statistics = dict(trained.buffers)
+        for role, is_updated in updated_buffers.items():
+            statistics[role] = tree.map(
+                torch.where, is_updated, trained.buffers[role], old_buffers[role]
+            )
+        return {**client, "statistics": statistics}, updated_buffers
+
+    def overlay_after_training(
+        self, client: dict[str, Tree], trained: TrainResult
+    ) -> dict[str, Tree]:
+        """Return states with what clients find out from their trained models."""
+        overlay = self._clients.one_by_one(
+            self.after_training,
+            client,
+            client["statistics"],
+            trained.params,
+            records=trained.kept,
+        )
+        return apply_overlay(client, overlay)
+
+    def after_training(
+        self,
+        client_id: int,
+        client: dict[str, Tree],
+        buffers: dict[str, Tree],
+        params: Tree,
+        records: Tree,
+    ) -> dict[str, Tree]:
+        """Return what a client finds out from its trained model."""
+        bound = self._net.bind(buffers)
+        with self._meters[client_id]:
+            return self._method.after_training(
+                self._server, client, bound, params, self._make_shard(client_id), records
+            )
+
+    def finish(
+        self, client: dict[str, Tree], start: Tree, params: Tree
+    ) -> tuple[Tree, dict[str, Tree], Traffic]:
+        """Return a client's upload, the state it keeps, and the upload's traffic."""
+        upload, new_client = self._method.finish(self._server, client, start, params)
+        client_state = tree.select(new_client, self._call.state.rows.initial["client"])
+        return upload, client_state, traffic.count_traffic(upload)
+
+    # ---- jobs
+
+    def make_eval_job(self, params: Tree, buffers: dict[str, Tree], split: str = "test") -> EvalJob:
+        """Return the job of evaluating these models on a split of the clients' own samples."""
+        return EvalJob(
+            method=self._method,
+            rows=self._rows,
+            draws=self._draws,
+            params=params,
+            buffers=buffers,
+            split=split,
+        )
+
+    def make_train_job(
+        self, plan: TrainPlan, start: Tree, client: dict[str, Tree], buffers: dict[str, Tree]
+    ) -> TrainJob:
+        """Return the job of training these trees on the clients' training data."""
+        return TrainJob(
+            method=self._method,
+            rows=self._rows,
+            draws=self._draws,
+            plan=plan,
+            start=start,
+            server=self._server,
+            client=client,
+            buffers=buffers,
+        )
+
+    def _make_shard(self, client_id: int) -> Any:
+        """Return a client's training data in the order of this round's minibatches."""
+        call = self._call
+        return make_shard(call.federation, client_id, call.local.batch_size, call.draws)
+
+
+def _overlay_before_evaluation(
+    call: EvalCall,
+    clients: OneClient,
+    client: dict[str, Tree],
+    net: Net,
+    autocast: Autocast,
+) -> dict[str, Tree]:
+    """Return what clients find out from their training data before they are evaluated."""
+    batch_size = 32
+    if call.before_evaluation:
+        batch_size = call.before_evaluation.local.batch_size
+
+    # The name of the hook, by which errors tell where answers differ in form.
+    def before_evaluation(
+        client_id: int, client: dict[str, Tree], buffers: dict[str, Tree]
+    ) -> dict[str, Tree]:
+        shard = make_shard(call.federation, client_id, batch_size, call.draws)
+        bound = net.bind(buffers, training=True)
+        with autocast():
+            return call.method.before_evaluation(call.state.server, client, bound, shard)
+
+    return clients.one_by_one(before_evaluation, client, client["statistics"])
+
+
+def _make_tuning_job(
+    call: EvalCall,
+    tuning: FineTuning,
+    clients: OneClient,
+    client: dict[str, Tree],
+    params: Tree,
+    buffers: dict[str, Tree],
+    net: Net,
+) -> TrainJob:
+    """Return the job of fine-tuning personal models."""
+    make_plan = partial(make_fine_tuning_plan, call.method, tuning, net.parts)
+    rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
+    return TrainJob(
+        method=call.method,
+        rows=rows,
+        draws=[tuning.draws] * len(rows),
+        plan=clients.plan(make_plan, params),
+        start=params,
+        server=call.state.server,
+        client=client,
+        buffers=buffers,
+    )
