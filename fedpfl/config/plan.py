@@ -176,7 +176,7 @@ def _make_plan(config: dict[str, Any]) -> Plan:
         without_name(config["method"]),
         "method",
     )
-    if method.own_steps and not parts["local"].plain:
+    if method.own_steps and not parts["local"].is_plain:
         raise FedpflError(engine.unused_optimizer_text(f"method={method_name}", parts["local"]))
     for check_group in (_model_options, _adapter_options, _partition_options, _dataset_options):
         check_group(config)

@@ -26,12 +26,19 @@ Beta = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True)
 class Local(Checked):
-    """How clients train: by an optimiser of torch.optim, without dampening, its state new in each
-    stream of a turn.
+    """Say how clients train: by an optimizer of torch.optim, without dampening.
 
-    epochs or steps, the other is None: passes over a client's samples, or minibatches that take the
-    place of one epoch.
-    lr: in the first round; `at` gives it in another one.
+    Its state is new in each stream of a turn.
+
+    Attributes:
+        epochs: Passes over a client's samples; None if `steps` are given.
+        lr: In the first round; `for_round` gives it in another one.
+        momentum: Of sgd, as is `nesterov`.
+        clip: Norm to which a client's gradient is scaled down, before weight decay; 0: never.
+        steps: Minibatches that take the place of one epoch; None if `epochs` are given.
+        betas: Of adam and adamw, as is `eps`.
+        decay: Factor of lr after every `decay_every` rounds, or half a cosine wave from lr down to
+            0 after the last round.
     """
 
     epochs: Annotated[int, AtLeast(1)] | None
@@ -83,7 +90,7 @@ class Local(Checked):
         return self.decay != 1
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether this is what a `Phase.step` takes the place of: SGD at one learning rate."""
         return self.optimizer == "sgd" and not self.has_schedule
 
@@ -104,91 +111,106 @@ class Local(Checked):
 
 
 class Moments(NamedTuple):
-    """Hold what an optimiser remembers of each leaf; it is zero where a mask is False (`parked`
-    sees to it).
+    """Hold an optimizer's state, by leaf; it is zero where a mask is False (`masked_moments`).
 
-    first: momentum, or Adam's mean gradient. second, counts: Adam's mean square, and the number of
-    steps taken (per entry where a mask is element-wise), else empty.
+    Attributes:
+        mean: Momentum, or Adam's mean gradient.
+        square: Adam's mean squared gradient, else empty.
+        counts: Adam's number of steps (per entry where a mask is element-wise), else empty.
     """
 
-    first: list[Tensor]
-    second: Sequence[Tensor] = ()
+    mean: list[Tensor]
+    square: Sequence[Tensor] = ()
     counts: Sequence[Tensor] = ()
 
-    def of(self, places: Sequence[int], rows: slice | None = None) -> Moments:
+    def of(self, indices: Sequence[int], rows: slice | None = None) -> Moments:
         """Return those of some leaves, perhaps of the leading rows alone."""
-        return Moments(
-            *(
-                [own[i] if rows is None else own[i][rows] for i in places] if own else []
-                for own in self
-            )
-        )
+        selected: list[list[Tensor]] = []
+        for tensors in self:
+            if not tensors:
+                selected.append([])
+            elif rows is None:
+                selected.append([tensors[i] for i in indices])
+            else:
+                selected.append([tensors[i][rows] for i in indices])
+        mean, square, counts = selected
+        return Moments(mean=mean, square=square, counts=counts)
 
     def leaves(self) -> list[Tensor]:
-        """Return all of them."""
-        return [leaf for own in self for leaf in own]
+        """Return all tensors."""
+        return [leaf for tensors in self for leaf in tensors]
 
 
 def initial_moments(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Moments]:
-    """Return what the optimiser remembers before its first step, by stream; nothing of leaves that
-    none moves there.
+    """Return the optimizer's state before its first step, by stream.
 
-    stacked: axis 0 is the client.
+    Leaves that no phase of a stream trains have an empty tensor there.
+
+    Args:
+        plan: Of training.
+        start: The trees to train.
+        stacked: Whether axis 0 of every tensor is the client.
     """
     return {
-        stream: _at_rest(own, plan.local, start, stacked)
-        for stream, own in group_by_stream(plan.phases).items()
+        stream: _initial_moments_of_stream(phases, plan.local, start, stacked)
+        for stream, phases in group_by_stream(plan.phases).items()
     }
 
 
-def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> Moments:
-    """Return those of one stream."""
-    adam = local.optimizer != "sgd"
-    moves = [
-        find_trainable_leaves(phase, start)
-        for phase in phases
-        if adam or local.for_phase(phase).momentum
-    ]
-    moving = {i for own in moves for i in own.moving}
-    masked = {
-        i
-        for own in moves
-        for i, mask in zip(own.moving, own.masks, strict=True)
-        if mask is not None
-    }
+def _initial_moments_of_stream(
+    phases: list[Phase], local: Local, start: Tree, stacked: bool
+) -> Moments:
+    """Return the optimizer's state before the first step of one stream."""
+    is_adam = local.optimizer != "sgd"
+    trained: set[int] = set()
+    masked: set[int] = set()
+    for phase in phases:
+        if is_adam or local.for_phase(phase).momentum:
+            trainable = find_trainable_leaves(phase, start)
+            trained.update(trainable.moving)
+            for i, mask in zip(trainable.moving, trainable.masks, strict=True):
+                if mask is not None:
+                    masked.add(i)
+    leaves = tree.leaves(start)
 
     def zeros() -> list[Tensor]:
         return [
-            torch.zeros_like(leaf) if i in moving else leaf.new_empty(0)
+            torch.zeros_like(leaf) if i in trained else leaf.new_empty(0)
             for i, leaf in enumerate(leaves)
         ]
 
-    leaves = tree.leaves(start)
-    if not adam:
-        return Moments(zeros())
+    if not is_adam:
+        return Moments(mean=zeros())
     counts = zeros()
-    for i in moving - masked:
-        alone = torch.zeros(())  # on the host, as in torch.optim
-        counts[i] = (
-            leaves[i].new_zeros(len(leaves[i]), *[1] * (leaves[i].dim() - 1)) if stacked else alone
-        )
-    return Moments(zeros(), zeros(), counts)
+    for i in trained - masked:
+        leaf = leaves[i]
+        if stacked:
+            counts[i] = leaf.new_zeros(len(leaf), *[1] * (leaf.dim() - 1))
+        else:
+            counts[i] = torch.zeros(())  # on the host, as in torch.optim
+    return Moments(mean=zeros(), square=zeros(), counts=counts)
 
 
 def clip_gradients(
     grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool
 ) -> list[Tensor]:
-    """Gradients scaled down to norm `limit` over the entries that move, as by
-    torch.nn.utils.clip_grad_norm_.
+    """Return gradients scaled down to norm `limit`, as by torch.nn.utils.clip_grad_norm_.
 
-    stacked: axis 0 of every tensor is the client, and each has a norm of its own.
+    Args:
+        grads: By leaf.
+        masks: Only entries under them count for the norm.
+        limit: Of the norm over all leaves.
+        stacked: Whether axis 0 of every tensor is the client; each has a norm of its own then.
     """
-    moving = [zero_outside_mask(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
-    squares = [
-        leaf.square().flatten(1).sum(1) if stacked else leaf.square().sum() for leaf in moving
-    ]
-    scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-    return [leaf * (per_client_shape(scale, leaf) if stacked else scale) for leaf in grads]
+    squares = []
+    for grad, mask in zip(grads, masks, strict=True):
+        square = zero_outside_mask(mask, grad).square()
+        squares.append(square.flatten(1).sum(1) if stacked else square.sum())
+    norm = torch.stack(squares).sum(0).sqrt()
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    if not stacked:
+        return [grad * scale for grad in grads]
+    return [grad * per_client_shape(scale, grad) for grad in grads]
 
 
 def optimizer_step_(
@@ -200,34 +222,45 @@ def optimizer_step_(
     stacked: bool = False,
     rates: Tensor | None = None,
 ) -> None:
-    """One step of the optimiser on lists of tensors, in place. Entries whose mask is False hold
-    still.
+    """Make one step of the optimizer in place. Entries whose mask is False do not move.
 
-    masks: boolean, or the same as `bits`.
-    stacked: axis 0 is the client.
-    rates: each client's learning rate `[clients]`, in place of `local.lr`.
+    Args:
+        params: Leaves to train.
+        moments: The optimizer's state of these leaves.
+        grads: The gradients of these leaves.
+        masks: By leaf, boolean or the same by `as_bitmask`; None for all entries.
+        local: The optimizer's settings.
+        stacked: Whether axis 0 of every tensor is the client.
+        rates: Each client's learning rate `[clients]`, in place of `local.lr`.
     """
+    # ---- Gradients: clipping, weight decay and masks, in the order of torch.optim
     if local.clip:
         grads = clip_gradients(grads, masks, local.clip, stacked)
     if local.weight_decay and local.optimizer != "adamw":
         grads = list(torch._foreach_add(grads, params, alpha=local.weight_decay))
     grads = [zero_outside_mask(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
+
+    # ---- Adam and AdamW
     if local.optimizer != "sgd":
-        for leaf, grad, mask, mean, square, count in zip(
-            params, grads, masks, *moments, strict=True
-        ):
-            lr = local.lr if rates is None else per_client_shape(rates, leaf)
-            _adam_(leaf, grad, mask, mean, square, count, local, lr)
+        for i, leaf in enumerate(params):
+            _adam_step_(
+                leaf=leaf,
+                grad=grads[i],
+                mask=masks[i],
+                moments=_LeafMoments(moments.mean[i], moments.square[i], moments.counts[i]),
+                local=local,
+                lr=local.lr if rates is None else per_client_shape(rates, leaf),
+            )
         return
+
+    # ---- SGD
     if local.momentum:
-        torch._foreach_mul_(moments.first, local.momentum)
-        torch._foreach_add_(moments.first, grads)
-        ahead = local.nesterov
-        grads = list(
-            torch._foreach_add(grads, moments.first, alpha=local.momentum)
-            if ahead
-            else moments.first
-        )
+        torch._foreach_mul_(moments.mean, local.momentum)
+        torch._foreach_add_(moments.mean, grads)
+        if local.nesterov:
+            grads = list(torch._foreach_add(grads, moments.mean, alpha=local.momentum))
+        else:
+            grads = list(moments.mean)
     if rates is None:
         torch._foreach_add_(params, grads, alpha=-local.lr)
         return
@@ -235,46 +268,58 @@ def optimizer_step_(
         leaf.addcmul_(grad, per_client_shape(rates, leaf), value=-1)
 
 
-def _adam_(
+class _LeafMoments(NamedTuple):
+    """Hold Adam's state of one leaf."""
+
+    mean: Tensor
+    square: Tensor
+    steps: Tensor
+
+
+def _adam_step_(
     leaf: Tensor,
     grad: Tensor,
     mask: Tensor | None,
-    mean: Tensor,
-    square: Tensor,
-    count: Tensor,
+    moments: _LeafMoments,
     local: Local,
     lr: float | Tensor,
 ) -> None:
-    """Adam's step of one leaf (Kingma and Ba, ICLR 2015; AdamW: Loshchilov and Hutter, ICLR 2019)."""
-    one, two = local.betas
+    """Make Adam's step of one leaf in place (Kingma and Ba, ICLR 2015).
+
+    AdamW: Loshchilov and Hutter, ICLR 2019.
+    """
+    mean, square, count = moments
+    beta1, beta2 = local.betas
     count += 1 if mask is None else mask.bool()
     if local.weight_decay and local.optimizer == "adamw":
-        kept = 1 - lr * local.weight_decay
-        leaf.mul_(kept if mask is None else torch.where(mask.bool(), kept, 1.0))
-    mean.lerp_(grad, 1 - one)
-    square.mul_(two).addcmul_(grad, grad, value=1 - two)
-    if not count.dim():  # in Python's numbers, as torch.optim does it
-        number = float(count)
-        leaf.addcdiv_(
-            mean,
-            (square.sqrt() / (1 - two**number) ** 0.5).add_(local.eps),
-            value=-lr / (1 - one**number),
-        )
+        shrink = 1 - lr * local.weight_decay
+        leaf.mul_(shrink if mask is None else torch.where(mask.bool(), shrink, 1.0))
+    mean.lerp_(grad, 1 - beta1)
+    square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    if not count.dim():  # one count for all entries: in Python's numbers, as torch.optim does it
+        steps = float(count)
+        denominator = (square.sqrt() / (1 - beta2**steps) ** 0.5).add_(local.eps)
+        leaf.addcdiv_(mean, denominator, value=-lr / (1 - beta1**steps))
         return
-    taken = count.clamp(min=1)  # an entry that has never moved has no moments
-    first, second = (
-        -torch.expm1(taken * (math.log(beta) if beta else -math.inf)) for beta in (one, two)
-    )
-    leaf.sub_(mean / (square.sqrt() / second.sqrt()).add_(local.eps) * (lr / first))
+    entry_steps = count.clamp(min=1)  # an entry that has never moved has no moments
+    correction1 = _bias_correction(beta1, entry_steps)
+    correction2 = _bias_correction(beta2, entry_steps)
+    denominator = (square.sqrt() / correction2.sqrt()).add_(local.eps)
+    leaf.sub_(mean / denominator * (lr / correction1))
 
 
-def per_client_shape(rates: Tensor, leaf: Tensor) -> Tensor:
-    """Numbers per client `[clients]`, in a shape that goes with a stacked leaf."""
-    return rates.view(-1, *[1] * (leaf.dim() - 1))
+def _bias_correction(beta: float, steps: Tensor) -> Tensor:
+    """Return 1 - beta^steps, computed so that it is exact for a beta near 1."""
+    return -torch.expm1(steps * (math.log(beta) if beta else -math.inf))
+
+
+def per_client_shape(values: Tensor, leaf: Tensor) -> Tensor:
+    """Return numbers per client `[clients]` in a shape that goes with a stacked leaf."""
+    return values.view(-1, *[1] * (leaf.dim() - 1))
 
 
 def as_bitmask(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask of float32 tensors as integers with all bits set or none, laid out as `like`.
+    """Return a mask as integers with all bits set or none, laid out as the float32 tensor `like`.
 
     On a CPU a bitwise `and` with it takes a twentieth of torch.where's time and gives the same,
     also for infinities.
@@ -283,7 +328,7 @@ def as_bitmask(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def zero_outside_mask(mask: Tensor | None, grad: Tensor) -> Tensor:
-    """Zero where the mask is False."""
+    """Return a gradient with zeros where the mask is False."""
     if mask is None:
         return grad
     if mask.dtype == torch.int32:
@@ -293,39 +338,40 @@ def zero_outside_mask(mask: Tensor | None, grad: Tensor) -> Tensor:
 
 @contextmanager
 def masked_moments(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterator[None]:
-    """While a phase lasts: no moments where a mask is False. They are put back afterwards, as they
-    were.
+    """Keep the optimizer's state zero where a mask is False while a phase lasts.
+
+    Afterwards the entries outside the mask are put back as they were.
     """
-    needed = local.momentum or local.optimizer != "sgd"
-    pairs = [
-        pair
-        for own in (moments.first, moments.second)
-        for pair in zip(own, masks, strict=bool(own))
-    ]
-    held = [(buffer, mask) for buffer, mask in pairs if mask is not None and needed]
-    kept = [torch.where(mask, 0.0, buffer) for buffer, mask in held]
-    for buffer, mask in held:
+    masked_buffers: list[tuple[Tensor, Tensor]] = []
+    if local.momentum or local.optimizer != "sgd":
+        for tensors in (moments.mean, moments.square):
+            for buffer, mask in zip(tensors, masks, strict=bool(tensors)):
+                if mask is not None:
+                    masked_buffers.append((buffer, mask))
+    outside = [torch.where(mask, 0.0, buffer) for buffer, mask in masked_buffers]
+    for buffer, mask in masked_buffers:
         buffer.copy_(torch.where(mask, buffer, 0.0))
     yield
-    for (buffer, _), own in zip(held, kept, strict=True):
-        buffer.add_(own)  # one of the two is zero
+    for (buffer, _), values in zip(masked_buffers, outside, strict=True):
+        buffer.add_(values)  # one of the two is zero
 
 
 def streams_with_differing_masks(phases: list[Phase]) -> set[str]:
-    """Name the streams whose phases have masks of their own, so that some of them park what others
-    remember.
-    """
-    return {
-        stream
-        for stream, own in group_by_stream(phases).items()
-        if any(one.mask is not own[0].mask for one in own)
-    }
+    """Return the streams whose phases have different masks, so that optimizer states meet."""
+    streams = set()
+    for stream, members in group_by_stream(phases).items():
+        if any(phase.mask is not members[0].mask for phase in members):
+            streams.add(stream)
+    return streams
 
 
 @dataclass(frozen=True)
 class TrainableLeaves:
-    """Which leaves of a trained tree a phase differentiates, by position, and their element-wise
-    masks.
+    """Hold which leaves of a trained tree a phase differentiates, and their element-wise masks.
+
+    Attributes:
+        moving: The leaves, by position.
+        masks: Of these leaves; None where all entries move.
     """
 
     moving: list[int]
@@ -333,57 +379,62 @@ class TrainableLeaves:
 
 
 def find_trainable_leaves(phase: Phase, trained: Tree) -> TrainableLeaves:
-    """Read a phase's mask. Leaves masked with a plain False are left out of differentiation
-    altogether.
-    """
+    """Return the leaves that a phase trains. Those masked with a plain False are left out."""
     mask = tree.leaves(tree.expand(True if phase.mask is None else phase.mask, trained))
     moving = [i for i, leaf in enumerate(mask) if leaf is not False]
-    return TrainableLeaves(
-        moving, [mask[i] if isinstance(mask[i], Tensor) else None for i in moving]
-    )
+    masks = [mask[i] if isinstance(mask[i], Tensor) else None for i in moving]
+    return TrainableLeaves(moving=moving, masks=masks)
 
 
 def clients_without_trainable_entries(phase: Phase, rows: int | None = None) -> Tensor | None:
-    """Tell which clients leave a phase out, as nothing of theirs moves in it: `[rows]` or
-    0-dimensional; None: nobody.
+    """Return which clients have no trainable entry in a phase, as bools; None if every one has.
 
-    rows: their number where the phase's masks are stacked.
+    Args:
+        phase: Of training.
+        rows: How many clients the phase's masks are stacked for. The answer is `[rows]` then, and
+            0-dimensional for a single client.
     """
     mask = [True] if phase.mask is None else tree.leaves(phase.mask)
     if any(leaf is True for leaf in mask):
         return None
-    moving = [
-        leaf.flatten(1).any(1) if rows else leaf.any() for leaf in mask if isinstance(leaf, Tensor)
-    ]
-    return ~torch.stack(moving).any(0) if moving else torch.ones(rows or (), dtype=torch.bool)
+    has_entries = []
+    for leaf in mask:
+        if isinstance(leaf, Tensor):
+            has_entries.append(leaf.flatten(1).any(1) if rows else leaf.any())
+    if not has_entries:
+        return torch.ones(rows or (), dtype=torch.bool)
+    return ~torch.stack(has_entries).any(0)
 
 
 def with_epoch_numbers(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
-    """Give phases with the numbers of their epochs, which count up per stream; those without epochs
-    are dropped.
+    """Yield phases with the numbers of their epochs, which count up per stream.
+
+    Phases without epochs are dropped.
     """
-    done: dict[str, int] = {}
+    next_epoch: dict[str, int] = {}
     for phase in phases:
-        first = done.get(phase.stream, 0)
+        start = next_epoch.get(phase.stream, 0)
         if phase.epochs > 0:
-            done[phase.stream] = first + phase.epochs
-            yield phase, range(first, first + phase.epochs)
+            next_epoch[phase.stream] = start + phase.epochs
+            yield phase, range(start, start + phase.epochs)
 
 
 def group_by_stream(phases: list[Phase]) -> dict[str, list[Phase]]:
-    """Group those phases that have epochs."""
-    found: dict[str, list[Phase]] = {}
+    """Return those phases that have epochs, by stream."""
+    groups: dict[str, list[Phase]] = {}
     for phase, _ in with_epoch_numbers(phases):
-        found.setdefault(phase.stream, []).append(phase)
-    return found
+        groups.setdefault(phase.stream, []).append(phase)
+    return groups
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Say what local training minimises, in which phases, and how.
+    """Say what local training minimizes, in which phases, and how.
 
-    tuned: whether this is fine-tuning of an evaluated model, not the method's own training.
-    by_sample: whether the mean loss over samples is asked for, beside that over steps.
+    Attributes:
+        loss: Of phases that have none of their own.
+        tuned: Whether this is fine-tuning of an evaluated model, not the method's own training.
+        by_sample: Whether the mean loss over samples is asked for, beside that over steps.
     """
 
     loss: Callable[..., Any]
@@ -398,37 +449,43 @@ def make_training_plan(
 ) -> TrainPlan:
     """Return the plan of a method's own local training.
 
-    Raises: FedpflError where `local` has an optimiser or a schedule and a phase makes its own
-    steps.
+    Raises:
+        FedpflError: `local` has an optimizer or a schedule, and a phase makes its own steps.
     """
     phases = method.phases(server, client, start, local.epochs or 1)
-    if not local.plain and any(phase.step for phase in phases):
+    if not local.is_plain and any(phase.step for phase in phases):
         raise FedpflError(unused_optimizer_text(type(method).__name__, local))
-    return TrainPlan(method.loss, phases, local)
+    return TrainPlan(loss=method.loss, phases=phases, local=local)
 
 
 def unused_optimizer_text(method: str, local: Local) -> str:
-    """Say that a method which makes its own steps has no use for an optimiser or a schedule."""
+    """Return that a method which makes its own steps has no use for an optimizer or a schedule."""
     key = "optimizer" if local.optimizer != "sgd" else "decay"
     return (
-        f"local.{key}={getattr(local, key)} has no part in {method}, which makes its own steps; leave it at "
-        f"{getattr(Local, key)}"
+        f"local.{key}={getattr(local, key)} has no part in {method}, which makes its own steps; "
+        f"leave it at {getattr(Local, key)}"
     )
 
 
 class StepPlan(NamedTuple):
     """Hold what the steps of one client take, in order.
 
-    positions: of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those of
-    a short minibatch.
-    views: how each of them is seen, uniform numbers `[steps, Phase.batches, batch,
-    Federation.views]`.
-    random: the samples' numbers `[steps, Phase.batches, batch, randoms]`.
+    Attributes:
+        positions: Of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those
+            of a short minibatch.
+        views: How each of them is augmented, uniform numbers `[steps, Phase.batches, batch,
+            Federation.augment_numbers]`.
+        random: The samples' own numbers, `[steps, Phase.batches, batch, Method.randoms]`.
     """
 
     positions: Tensor
     views: Tensor
     random: Tensor
+
+
+def _minibatches_per_epoch(samples: int, batch_size: int) -> int:
+    """Return how many minibatches an epoch has; a lone last sample makes none."""
+    return samples // batch_size + (samples % batch_size > 1)
 
 
 def plan_steps(
@@ -445,61 +502,86 @@ def plan_steps(
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step
     are left out.
-    fixed: so many steps take the place of an epoch, from one pass over the samples into the next.
-    randoms: how many numbers each sample is given.
+
+    Args:
+        phase: Of training.
+        epochs: Their numbers.
+        batch_size: Of minibatches.
+        draws: The orders of samples.
+        federation: Has the client's samples.
+        client: Its number.
+        fixed: How many steps take the place of an epoch, from one pass over the samples into the
+            next.
+        randoms: How many numbers each sample is given.
     """
     samples = len(federation.train[client])
-    count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
-    now = slice(None)
-    if fixed and count:
-        first, last = fixed * epochs.start, fixed * epochs.stop
-        epochs, now = (
-            range(first // count, -(-last // count)),
-            slice(first % count, first % count + last - first),
-        )
+    steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
+
+    # ---- A fixed number of steps may begin and end within a pass.
+    taken_steps = slice(None)
+    if fixed and steps_per_pass:
+        first_step = fixed * epochs.start
+        end_step = fixed * epochs.stop
+        epochs = range(first_step // steps_per_pass, -(-end_step // steps_per_pass))
+        offset = first_step % steps_per_pass
+        taken_steps = slice(offset, offset + end_step - first_step)
+
+    # ---- Samples in the order of each pass, and how they are augmented
     batch = min(batch_size, samples)
-    room = count * phase.batches * batch
-    taken = min(samples, room)
-    positions = torch.full((len(epochs), room), -1)
-    views = torch.zeros(len(epochs), room, federation.augment_numbers)
-    for place, epoch in enumerate(epochs):
-        order = draws.order(client, phase.stream, epoch, samples)[:taken]
-        positions[place, :taken] = order
+    slots = steps_per_pass * phase.batches * batch
+    used = min(samples, slots)
+    positions = torch.full((len(epochs), slots), -1)
+    views = torch.zeros(len(epochs), slots, federation.augment_numbers)
+    for row, epoch in enumerate(epochs):
+        order = draws.order(client, phase.stream, epoch, samples)[:used]
+        positions[row, :used] = order
         if federation.augment_numbers:
-            seen = draws.random(
+            sample_views = draws.random(
                 client, phase.stream, epoch, samples, federation.augment_numbers, "views"
             )
-            views[place, :taken] = seen[order]
-    drawn = [draws.random(client, phase.stream, epoch, room, randoms) for epoch in epochs]
-    # The numbers of all first samples are drawn first, then those of all second ones.
-    random = [own.view(phase.batches, batch, count, randoms).permute(2, 0, 1, 3) for own in drawn]
-    shape = (len(epochs) * count, phase.batches, batch)
-    whole = StepPlan(
-        positions.view(shape), views.view(*shape, federation.augment_numbers), torch.cat(random)
+            views[row, :used] = sample_views[order]
+
+    # ---- Their own numbers: those of all first samples are drawn first, then of all second ones.
+    random = []
+    for epoch in epochs:
+        numbers = draws.random(client, phase.stream, epoch, slots, randoms)
+        by_slot = numbers.view(phase.batches, batch, steps_per_pass, randoms)
+        random.append(by_slot.permute(2, 0, 1, 3))
+    shape = (len(epochs) * steps_per_pass, phase.batches, batch)
+    return StepPlan(
+        positions=positions.view(shape)[taken_steps],
+        views=views.view(*shape, federation.augment_numbers)[taken_steps],
+        random=torch.cat(random)[taken_steps],
     )
-    return StepPlan(*(part[now] for part in whole))
 
 
 def count_samples(
     phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
 ) -> int:
-    """Count the samples of a client that has so many which `steps` deals, each as often as it is
-    dealt.
+    """Return how many samples `plan_steps` deals, each as often as it is dealt.
+
+    Args:
+        phase: Of training.
+        epochs: Their numbers.
+        batch_size: Of minibatches.
+        samples: How many the client has.
+        fixed: As in `plan_steps`.
     """
-    count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
-    batch = min(batch_size, samples)
-    a_pass = min(samples, count * phase.batches * batch)
-    if not fixed or not count:
-        return len(epochs) * a_pass
+    steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
+    samples_per_step = phase.batches * min(batch_size, samples)
+    samples_per_pass = min(samples, steps_per_pass * samples_per_step)
+    if not fixed or not steps_per_pass:
+        return len(epochs) * samples_per_pass
 
-    def until(step: int) -> int:
-        return step // count * a_pass + step % count * phase.batches * batch
+    def samples_before(step: int) -> int:
+        passes, steps = divmod(step, steps_per_pass)
+        return passes * samples_per_pass + steps * samples_per_step
 
-    return until(fixed * epochs.stop) - until(fixed * epochs.start)
+    return samples_before(fixed * epochs.stop) - samples_before(fixed * epochs.start)
 
 
 class FineTuning(NamedTuple):
-    """How judged models are fine-tuned: all their entries or the head's alone (`part`)."""
+    """Say how evaluated models are fine-tuned: all their entries, or the head alone (`part`)."""
 
     local: Local
     draws: Draws
@@ -511,27 +593,31 @@ def make_fine_tuning_plan(
 ) -> TrainPlan:
     """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
-    def loss(
+    def cross_entropy(
         server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
     ) -> Tensor:
         return batch.cross_entropy(method.predict(net, params, batch))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)
     if tuning.part == "head":
-        phases = [phase._replace(mask=_named(params, parts.head)) for phase in phases]
-    return TrainPlan(loss, phases, tuning.local, tuned=True)
+        head_mask = _mask_of_entries(params, parts.head)
+        phases = [phase._replace(mask=head_mask) for phase in phases]
+    return TrainPlan(loss=cross_entropy, phases=phases, local=tuning.local, tuned=True)
 
 
-def _named(params: Tree, names: tuple[str, ...]) -> Tree:
-    """A mask of the entries called so, in one model or in each of several."""
+def _mask_of_entries(params: Tree, names: tuple[str, ...]) -> Tree:
+    """Return a mask of the entries with these names, in one model or in each of several."""
     if not isinstance(params, dict):
         return False
-    return {name: name in names or _named(value, names) for name, value in params.items()}
+    return {name: name in names or _mask_of_entries(value, names) for name, value in params.items()}
 
 
 def complete_gradients(
     grads: list[Tensor], leaves: list[Tensor], moving: list[int]
 ) -> list[Tensor]:
-    """Gradients of all leaves, from those of the moving ones: zero for the others."""
-    known = dict(zip(moving, grads, strict=True))
-    return [known[i] if i in known else torch.zeros_like(leaf) for i, leaf in enumerate(leaves)]
+    """Return gradients of all leaves, zero for those that do not move."""
+    gradient_of_leaf = dict(zip(moving, grads, strict=True))
+    return [
+        gradient_of_leaf[i] if i in gradient_of_leaf else torch.zeros_like(leaf)
+        for i, leaf in enumerate(leaves)
+    ]
