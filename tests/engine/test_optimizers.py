@@ -436,7 +436,7 @@ def test_schedules_are_torchs(values, schedule):
 
 
 def test_a_rate_never_becomes_zero():
-    assert Local(1, 32, 0.4, decay=0.1).at(1000, 1000).lr > 0
+    assert Local(1, 32, 0.4, decay=0.1).for_round(1000, 1000).lr > 0
 
 
 def positions(samples, phase, epochs, fixed, batch=8):

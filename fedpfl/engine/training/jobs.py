@@ -1,12 +1,9 @@
-"""Jobs of training and evaluation: rows of clients, and how jobs of a kind join into one program
-and part again.
-"""
+"""Jobs of training and evaluation, and how those of one kind join into one program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +18,7 @@ from fedpfl.methods import Method, Phase
 
 
 class ClientRow(NamedTuple):
-    """One client in a job."""
+    """Name one client in a job."""
 
     federation: Federation
     client: int
@@ -31,7 +28,9 @@ class ClientRow(NamedTuple):
 class EvalJob:
     """Hold models to evaluate; row i of every stacked tree belongs to `rows[i]`.
 
-    split: of the federation. metrics: as in EvalCall.
+    Attributes:
+        split: Of the federation.
+        metrics: Names of measures, as in EvalCall.
     """
 
     method: Method
@@ -42,32 +41,44 @@ class EvalJob:
     split: str = "test"
     metrics: tuple[str, ...] = ()
 
+    @property
+    def _has_own_predict(self) -> bool:
+        """Whether predictions depend on the method, and not on the model alone."""
+        return type(self.method).predict is not Method.predict
+
     def random(self) -> list[Tensor]:
-        """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody
-        looks at them.
+        """Return each row's numbers for its samples, `[samples, Method.randoms]`.
+
+        There are none where the method does not look at them.
         """
-        count = 0 if type(self.method).predict is Method.predict else self.method.randoms
-        samples = [len(getattr(row.federation, self.split)[row.client]) for row in self.rows]
-        return [
-            draws.random(row.client, self.split, 0, number, count, "predict")
-            for row, draws, number in zip(self.rows, self.draws, samples, strict=True)
-        ]
+        count = self.method.randoms if self._has_own_predict else 0
+        numbers = []
+        for row, draws in zip(self.rows, self.draws, strict=True):
+            samples = len(getattr(row.federation, self.split)[row.client])
+            numbers.append(draws.random(row.client, self.split, 0, samples, count, "predict"))
+        return numbers
 
     def kind(self) -> tuple[Any, ...]:
-        """Say what jobs of one program have in common: the images, predictions and form of trees."""
-        asker = None if type(self.method).predict is Method.predict else self.method
-        anything = self.rows[0].federation.excluded_classes is None
-        trees = _form(self.params), _form(self.buffers)
-        return asker, self.split, self.metrics, anything, _images(self.rows), *trees
+        """Return what jobs of one program share: images, predictions and form of trees."""
+        return (
+            self.method if self._has_own_predict else None,
+            self.split,
+            self.metrics,
+            self.rows[0].federation.excluded_classes is None,
+            _image_key(self.rows),
+            _stacked_form(self.params),
+            _stacked_form(self.buffers),
+        )
 
 
 @dataclass(frozen=True)
 class TrainJob:
     """Hold local training to do; row i of every stacked tree belongs to `rows[i]`.
 
-    servers: `{"server": stacked}` where the rows have different ones, else None, and `server` is
-    everyone's.
-    joined: the rows' learning rates where they may differ, else that of the plan is everyone's.
+    Attributes:
+        servers: `{"server": stacked}` where the rows have different servers; else None, and
+            `server` is everyone's.
+        joined: The rows' learning rates where they may differ, else that of the plan is everyone's.
     """
 
     method: Method
@@ -83,24 +94,22 @@ class TrainJob:
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each row."""
+        """Return the learning rate of each row."""
         return self.joined or [self.plan.local.lr] * len(self.rows)
 
     @property
     def randoms(self) -> int:
-        """How many numbers each sample is given: none where nobody looks at them."""
+        """Return how many numbers each sample is given: none where nobody looks at them."""
         return 0 if self.plain else self.method.randoms
 
     @property
     def records(self) -> bool:
-        """Whether anybody asks for what the losses keep of all steps."""
+        """Return whether anybody asks for what the losses keep of all steps."""
         return not self.plan.tuned and type(self.method).after_training is not Method.after_training
 
     @property
     def plain(self) -> bool:
-        """Whether the loss looks at the trained tree alone, so that it does not matter whose method
-        it is.
-        """
+        """Return whether the loss looks at the trained tree alone, whatever the method."""
         method = type(self.method)
         if method.loss is not Method.loss or method.predict is not Method.predict:
             return False
@@ -109,30 +118,25 @@ class TrainJob:
         )
 
     def kind(self) -> tuple[Any, ...]:
-        """Say what jobs of one program have in common: the images, loss and steps, and form of
-        trees.
-        """
-        # Whose functions they are, `asker` says.
+        """Return what jobs of one program share: images, loss, steps and form of trees."""
+        # The method tells its phases' functions apart.
         phases = [
             phase_structure(phase._replace(loss=None, step=None, after_gradient=None))
             for phase in self.plan.phases
         ]
-        local = (
-            replace(self.plan.local, lr=1.0) if self.plan.local.has_schedule else self.plan.local
-        )
-        asker, plan = (
+        local = self.plan.local
+        if local.has_schedule:  # runs of one program may be in different rounds
+            local = replace(local, lr=1.0)
+        # What is Ragged in a client's state has a length of its own.
+        client = {} if self.plain else self.client
+        return (
             None if self.plain else self.method,
             (self.plan.tuned, self.plan.by_sample, local),
-        )
-        client = (
-            {} if self.plain else self.client
-        )  # in which what is Ragged has a length of its own
-        return (
-            asker,
-            plan,
-            _images(self.rows),
+            _image_key(self.rows),
             phases,
-            *map(_form, (self.start, self.buffers, client)),
+            _stacked_form(self.start),
+            _stacked_form(self.buffers),
+            _stacked_form(client),
         )
 
 
@@ -140,11 +144,12 @@ class TrainJob:
 class TrainResult:
     """Hold trained trees, states and buffers after a job, stacked.
 
-    loss, sample_loss: mean over each client's steps, and over the samples of these (0 unless the
-    plan asks for it).
-    stepped: whether a client has made a step.
-    kept: what each row's losses left beside the loss, of all its steps in turn; {} where it took
-    none.
+    Attributes:
+        loss: Mean over each client's steps.
+        sample_loss: Mean over the samples of these steps; 0 unless the plan asks for it.
+        stepped: Whether a client has made a step.
+        kept: What each row's losses left beside the loss, of all its steps in turn; {} where it
+            took none.
     """
 
     params: Tree
@@ -156,109 +161,127 @@ class TrainResult:
     kept: list[Tree]
 
 
-def run_by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
-    """Return the results of `work`, in order, which is given all items of a kind together."""
-    kinds: list[tuple[Any, list[int]]] = []
-    for place, item in enumerate(items):
-        kind = item.kind()
-        group = next((places for known, places in kinds if known == kind), None)
+def run_by_kind(work: Callable[[list[Any]], list[Any]], jobs: Sequence[Any]) -> list[Any]:
+    """Return the results of `work`, in order, which is given all jobs of a kind together."""
+    groups: list[tuple[Any, list[int]]] = []
+    for position, job in enumerate(jobs):
+        kind = job.kind()
+        group = next((positions for other, positions in groups if other == kind), None)
         if group is None:
-            kinds.append((kind, group := []))
-        group.append(place)
+            group = []
+            groups.append((kind, group))
+        group.append(position)
     results: dict[int, Any] = {}
-    for _, places in kinds:
-        results |= zip(places, work([items[place] for place in places]), strict=True)
-    return [results[place] for place in range(len(items))]
+    for _, positions in groups:
+        answers = work([jobs[position] for position in positions])
+        results |= zip(positions, answers, strict=True)
+    return [results[position] for position in range(len(jobs))]
 
 
 def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
-    """Make jobs of one kind one, the clients with most samples first; and say where each row went,
-    `[rows]`.
+    """Make one job of jobs of one kind, the clients with most samples first.
+
+    Returns:
+        The job, and where each row went, `[rows]`.
     """
-    first = jobs[0]
+    template = jobs[0]
+
+    # ---- The order of rows
     rows = [row for job in jobs for row in job.rows]
-    draws = [draws for job in jobs for draws in job.draws]
+    draws = [row_draws for job in jobs for row_draws in job.draws]
     rates = [rate for job in jobs for rate in job.rates]
     sizes = torch.tensor([int(row.federation.train_sizes[row.client]) for row in rows])
     order = sizes.argsort(descending=True, stable=True)
+    positions = order.tolist()
 
-    def joined(trees: Sequence[Tree]) -> Tree:
+    def join_trees(trees: Sequence[Tree]) -> Tree:
         return tree.take(concatenate_rows(trees), order)
 
-    def joined_masks(*leaves: Any) -> Any:
-        return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
-
-    masks = [[job.plan.phases[i].mask for job in jobs] for i in range(len(first.plan.phases))]
-    once = {
-        (*map(id, own),): tree.map(joined_masks, *own) for own in masks
-    }  # what phases share, they share still
-    phases = [
-        phase._replace(mask=once[(*map(id, own),)])
-        for phase, own in zip(first.plan.phases, masks, strict=True)
-    ]
+    # ---- Servers and clients' states, where the loss looks at them
     servers: dict[str, Tree] | None = None
     client: dict[str, Tree] = {}
-    if not first.plain:
-        servers = {"server": joined([tree.repeat(job.server, len(job.rows)) for job in jobs])}
-        client = joined([job.client for job in jobs])
-    places = order.tolist()
-    job = replace(
-        first,
-        rows=[rows[i] for i in places],
-        draws=[draws[i] for i in places],
-        plan=replace(first.plan, phases=phases),
-        start=joined([job.start for job in jobs]),
+    if not template.plain:
+        repeated = [tree.repeat(job.server, len(job.rows)) for job in jobs]
+        servers = {"server": join_trees(repeated)}
+        client = join_trees([job.client for job in jobs])
+    joined_job = replace(
+        template,
+        rows=[rows[i] for i in positions],
+        draws=[draws[i] for i in positions],
+        plan=replace(template.plan, phases=_join_phases(jobs, join_trees)),
+        start=join_trees([job.start for job in jobs]),
         server={},
         client=client,
-        buffers=joined([job.buffers for job in jobs]),
+        buffers=join_trees([job.buffers for job in jobs]),
         servers=servers,
-        joined=[rates[i] for i in places],
+        joined=[rates[i] for i in positions],
     )
-    return job, order.argsort()
+    return joined_job, order.argsort()
 
 
-def split_result(end: TrainResult, places: Tensor, jobs: list[TrainJob]) -> list[TrainResult]:
-    """Undo `join`: return each job's own rows. The states of plain jobs have not changed."""
-    stacked = {name: value for name, value in vars(end).items() if name != "kept"}
-    counts, kept = (
-        [len(job.rows) for job in jobs],
-        iter([end.kept[place] for place in places.tolist()]),
-    )
-    return [
-        TrainResult(
-            **{**own, "client": job.client if job.plain else own["client"]},
-            kept=list(islice(kept, len(job.rows))),
-        )
-        for job, own in zip(jobs, divide_rows(tree.take(stacked, places), counts), strict=True)
-    ]
+def _join_phases(jobs: list[TrainJob], join_trees: Callable[[Sequence[Tree]], Tree]) -> list[Phase]:
+    """Return the common phases with joined masks; masks that phases share stay shared."""
+
+    def join_leaves(*leaves: Any) -> Any:
+        return join_trees(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    joined_masks: dict[tuple[int, ...], Tree] = {}
+    phases = []
+    for i, phase in enumerate(jobs[0].plan.phases):
+        masks = [job.plan.phases[i].mask for job in jobs]
+        key = tuple(map(id, masks))
+        if key not in joined_masks:
+            joined_masks[key] = tree.map(join_leaves, *masks)
+        phases.append(phase._replace(mask=joined_masks[key]))
+    return phases
+
+
+def split_result(result: TrainResult, positions: Tensor, jobs: list[TrainJob]) -> list[TrainResult]:
+    """Undo `join_jobs`: return each job's own rows. The states of plain jobs have not changed."""
+    stacked = {name: value for name, value in vars(result).items() if name != "kept"}
+    records = [result.kept[position] for position in positions.tolist()]
+    counts = [len(job.rows) for job in jobs]
+    results = []
+    end = 0
+    for job, fields in zip(jobs, divide_rows(tree.take(stacked, positions), counts), strict=True):
+        start, end = end, end + len(job.rows)
+        if job.plain:
+            fields = {**fields, "client": job.client}
+        results.append(TrainResult(**fields, kept=records[start:end]))
+    return results
 
 
 def phase_structure(phase: Phase) -> Phase:
-    """Return a phase with all that a program depends on: of its masks it is not the values."""
-    mask = [
-        (name, Tensor if isinstance(leaf, Tensor) else leaf)
-        for name, leaf in tree.items(phase.mask)
-    ]
+    """Return a phase with all that a program depends on: the values of its masks are left out."""
+    mask = []
+    for name, leaf in tree.items(phase.mask):
+        mask.append((name, Tensor if isinstance(leaf, Tensor) else leaf))
     return phase._replace(mask=mask, sgd=dict(phase.sgd))
 
 
 def concatenate_rows(stacked: Sequence[Tree]) -> Tree:
     """Put stacked trees of one form one after another on axis 0; a single one stays as it is."""
-    return tree.map(lambda *leaves: torch.cat(leaves), *stacked) if len(stacked) > 1 else stacked[0]
+    if len(stacked) == 1:
+        return stacked[0]
+    return tree.map(lambda *leaves: torch.cat(leaves), *stacked)
 
 
 def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
-    """Undo `concatenate`: return views of `counts` rows each."""
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    return [
-        tree.take(stacked, slice(end - count, end)) for count, end in zip(counts, ends, strict=True)
-    ]
+    """Undo `concatenate_rows`: return views of `counts` rows each."""
+    pieces = []
+    end = 0
+    for count in counts:
+        start, end = end, end + count
+        pieces.append(tree.take(stacked, slice(start, end)))
+    return pieces
 
 
-def _images(rows: list[ClientRow]) -> tuple[Any, ...]:
+def _image_key(rows: list[ClientRow]) -> tuple[Any, ...]:
+    """Return what decides how samples look."""
     federation = rows[0].federation
     return id(federation.x), federation.mean, federation.std, federation.augment
 
 
-def _form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
+def _stacked_form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
+    """Return names, shapes and dtypes of one row of a stacked tree."""
     return [(name, leaf.shape[1:], leaf.dtype) for name, leaf in tree.items(stacked)]

@@ -1,10 +1,9 @@
-"""Operations of local training, counted from the network and a client's phases: nobody measures
-time.
-"""
+"""FLOPs of local training, counted from the network and a client's phases: nothing is timed."""
 
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,16 +26,19 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Net
 
-_places: weakref.WeakKeyDictionary[Net, dict[str, int]] = weakref.WeakKeyDictionary()
-_steps: weakref.WeakKeyDictionary[Net, list[tuple[Any, float]]] = weakref.WeakKeyDictionary()
+_uses_of_net: weakref.WeakKeyDictionary[Net, dict[str, int]] = weakref.WeakKeyDictionary()
+"""By network and weight, at how many places of a sample the weight is used."""
+_step_flops_of_net: weakref.WeakKeyDictionary[Net, list[tuple[Any, float]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By network, the FLOPs of a step per sample, for each kind of step."""
 
 
 class FlopMeter(TorchDispatchMode):
-    """Count the operations of matrix products and convolutions, backward ones too; `total` grows
-    while it is entered.
+    """Count the FLOPs of matrix products and convolutions, backward ones too, while entered.
 
-    A multiplication and an addition are two operations. What else there is, such as activations, is
-    not counted.
+    A multiplication and an addition are two. What else there is, such as activations, is not
+    counted.
     """
 
     def __init__(self) -> None:
@@ -44,11 +46,12 @@ class FlopMeter(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, and count it."""
-        answer = func(*args, **(kwargs or {}))
-        if count := flop_registry.get(func._overloadpacket):
-            self.total += count(*args, **(kwargs or {}), out_val=answer)
-        return answer
+        """Call `func`, and count its FLOPs."""
+        result = func(*args, **(kwargs or {}))
+        count_flops = flop_registry.get(func._overloadpacket)
+        if count_flops:
+            self.total += count_flops(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def count_training_flops(
@@ -60,121 +63,169 @@ def count_training_flops(
     start: Tree,
     row: ClientRow,
 ) -> float:
-    """Count what a client's training by `plan` takes: forward, and backward as far as anything
-    moves.
+    """Return the FLOPs of a client's training: forward, and backward as far as anything moves.
 
     A step is counted as the method makes it, times the part that element-wise masks leave of it
-    (`share`).
+    (`trainable_share`).
     """
-    federation, number = row
-    total, samples = 0.0, int(federation.train_sizes[number])
+    federation = row.federation
+    train_samples = int(federation.train_sizes[row.client])
+    local = plan.local
+    total = 0.0
     for phase, epochs in with_epoch_numbers(plan.phases):
-        seen = count_samples(phase, epochs, plan.local.batch_size, samples, plan.local.steps)
-        if seen and (part := trainable_share(net.net, phase, start, federation)):
-            total += (
-                seen
-                * part
-                * _per_sample(method, net, plan, phase, server, client, start, federation)
-            )
+        samples = count_samples(phase, epochs, local.batch_size, train_samples, local.steps)
+        if not samples:
+            continue
+        share = trainable_share(net.net, phase, start, federation)
+        if share:
+            step = _Step(method, net, plan, phase, server, client, start, federation)
+            total += samples * share * step.flops_per_sample()
     return total
 
 
 def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
-    """Return the part that a phase's element-wise masks leave of its operations: 1.0 without any,
-    0.0 if none moves.
+    """Return the part that a phase's element-wise masks leave of its FLOPs, from 0 to 1.
 
-    Of a layer's weights those that move take part in the gradient; forward, and in the gradient at
+    Of a layer's weights those that move take part in the gradient. Forward, and in the gradient at
     the layer's inputs, so do those that hold still and are not zero, as FedSPU's frozen ones: one
     that is zero and never moves computes nothing, as outside a sub-model.
     """
-    moves = find_trainable_leaves(phase, start)
-    masks = dict(zip(moves.moving, moves.masks, strict=True))
-    if all(mask is None for mask in moves.masks):
+    trainable = find_trainable_leaves(phase, start)
+    masks = dict(zip(trainable.moving, trainable.masks, strict=True))
+    if all(mask is None for mask in trainable.masks):
         return float(bool(masks))
-    if not any(mask is None or bool(mask.any()) for mask in moves.masks):
+    if not any(mask is None or bool(mask.any()) for mask in trainable.masks):
         return 0.0
-    taken = whole = 0
-    before = False  # whether anything moves in an earlier layer, so that gradients pass on to it
-    if net not in _places:
-        _places[net] = _used(net, federation)
+    if net not in _uses_of_net:
+        _uses_of_net[net] = _count_uses(net, federation)
+    masked_flops = full_flops = 0
+    has_trainable_before = False  # gradients then pass on to an earlier layer
     for i, (name, leaf) in enumerate(tree.items(start)):
-        at = next((at for key, at in _places[net].items() if f".{name}".endswith(f".{key}")), 0)
-        if at and leaf.dim() > 1:
+        uses = _uses_of_leaf(_uses_of_net[net], name)
+        is_trainable = i in masks
+        if uses and leaf.dim() > 1:
             mask = masks.get(i)
-            moving = torch.full_like(leaf, i in masks, dtype=torch.bool) if mask is None else mask
-            moved, used = int(moving.sum()), int(((leaf != 0) | moving).sum())
-            taken += at * ((1 + before) * used + moved)
-            whole += at * leaf.numel() * (1 + before + (i in masks))
-        before |= i in masks
-    return taken / whole if whole else 1.0
+            if mask is None:
+                mask = torch.full_like(leaf, is_trainable, dtype=torch.bool)
+            moving = int(mask.sum())
+            active = int(((leaf != 0) | mask).sum())
+            masked_flops += uses * ((1 + has_trainable_before) * active + moving)
+            full_flops += uses * leaf.numel() * (1 + has_trainable_before + is_trainable)
+        has_trainable_before |= is_trainable
+    return masked_flops / full_flops if full_flops else 1.0
 
 
-def _used(net: Net, federation: Federation) -> dict[str, int]:
-    """Return at how many places of a sample each weight is used, by name; looking a row up is no
-    operation.
+def _uses_of_leaf(uses: dict[str, int], name: str) -> int:
+    """Return how often a sample uses a leaf of a trained tree; 0 if it is no weight of the net."""
+    for weight, count in uses.items():
+        # A trained tree may hold several models, each under a name of its own.
+        if f".{name}".endswith(f".{weight}"):
+            return count
+    return 0
+
+
+def _count_uses(net: Net, federation: Federation) -> dict[str, int]:
+    """Return at how many places of a sample each weight is used, by name.
+
+    Embeddings are left out: looking a row up is no FLOP.
     """
-    module, found = net.copy_module().to("cpu").eval(), dict[str, int]()
+    module = net.copy_module().to("cpu").eval()
+    uses: dict[str, int] = {}
 
-    def seen(prefix: str, layer: nn.Module, _: Any, made: Tensor) -> None:
-        width = made.shape[1] if isinstance(layer, nn.modules.conv._ConvNd) else made.shape[-1]
-        names = (f"{prefix}.{key}" if prefix else key for key in layer._parameters)
-        found.update(dict.fromkeys(names, made.numel() // width))
+    def count(prefix: str, layer: nn.Module, _: Any, output: Tensor) -> None:
+        is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
+        channels = output.shape[1] if is_convolution else output.shape[-1]
+        for key in layer._parameters:
+            uses[f"{prefix}.{key}" if prefix else key] = output.numel() // channels
 
     for name, layer in module.named_modules():
         if layer._parameters.get("weight") is not None and not isinstance(layer, nn.Embedding):
-            layer.register_forward_hook(partial(seen, name))
+            layer.register_forward_hook(partial(count, name))
     with torch.no_grad():
-        module(_zeros(federation, 1))
-    return found
+        module(_zero_samples(federation, 1))
+    return uses
 
 
-def _zeros(federation: Federation, count: int) -> Tensor:
+def _zero_samples(federation: Federation, count: int) -> Tensor:
     """Return samples of the form in which steps see them."""
     dtype = torch.float32 if federation.x.dtype == torch.uint8 else federation.x.dtype
     return torch.zeros((count, *federation.shape), dtype=dtype)
 
 
-def _per_sample(
-    method: Method,
-    net: Bound,
-    plan: TrainPlan,
-    phase: Phase,
-    server: Tree,
-    client: dict[str, Tree],
-    start: Tree,
-    federation: Federation,
-) -> float:
-    """Count a step for each of its samples, whatever element-wise masks there are; once for all
-    clients.
+@dataclass(frozen=True)
+class _Step:
+    """Hold what a step of one phase is made with."""
 
-    A step is taken on samples of zeros, and what comes of it is dropped.
-    """
-    functions = [getattr(own, "__qualname__", repr(own)) for own in (phase.loss, phase.step)]
-    bare = phase_structure(phase._replace(loss=None, step=None, after_gradient=None, epochs=0))
-    kind = method, functions, bare, plan.local.batch_size, tree.specs(start), tree.specs(client)
-    known = _steps.setdefault(net.net, [])
-    if found := [count for own, count in known if own == kind]:
-        return found[0]
-    size, device = plan.local.batch_size, federation.x.device
-    leaves = tree.leaves(params := tree.map(lambda leaf: leaf.detach().clone(), start))
-    y, random = torch.zeros(size, dtype=torch.int64), torch.zeros(size, method.randoms)
-    parts = _zeros(federation, size), y, None, random, torch.arange(size)
-    batch = Batch(*(part if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
-    moving = [leaves[i].requires_grad_() for i in find_trainable_leaves(phase, start).moving]
-    with FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
-        if phase.step:
-            with torch.no_grad():
-                phase.step(
-                    server,
-                    client,
-                    net,
-                    params,
-                    (batch,) * phase.batches if phase.batches > 1 else batch,
-                )
-        else:
-            loss = (phase.loss or plan.loss)(server, client, net, params, batch)
-            torch.autograd.grad(
-                loss[0] if isinstance(loss, tuple) else loss, moving, materialize_grads=True
-            )
-    known.append((kind, meter.total / (size * phase.batches)))
-    return known[-1][1]
+    method: Method
+    net: Bound
+    plan: TrainPlan
+    phase: Phase
+    server: Tree
+    client: dict[str, Tree]
+    start: Tree
+    federation: Federation
+
+    def flops_per_sample(self) -> float:
+        """Return the FLOPs of a step per sample, whatever element-wise masks there are.
+
+        Counted once for all clients, on a step with samples of zeros whose result is dropped.
+        """
+        kind = self._kind()
+        counts = _step_flops_of_net.setdefault(self.net.net, [])
+        for other, flops in counts:
+            if other == kind:
+                return flops
+        flops = self._measure() / (self.plan.local.batch_size * self.phase.batches)
+        counts.append((kind, flops))
+        return flops
+
+    def _kind(self) -> tuple[Any, ...]:
+        """Return what the FLOPs of a step depend on."""
+        phase = self.phase
+        functions = [
+            getattr(function, "__qualname__", repr(function))
+            for function in (phase.loss, phase.step)
+        ]
+        structure = phase_structure(
+            phase._replace(loss=None, step=None, after_gradient=None, epochs=0)
+        )
+        return (
+            self.method,
+            functions,
+            structure,
+            self.plan.local.batch_size,
+            tree.specs(self.start),
+            tree.specs(self.client),
+        )
+
+    def _measure(self) -> int:
+        """Make the step, and return its FLOPs."""
+        phase = self.phase
+        params = tree.map(lambda leaf: leaf.detach().clone(), self.start)
+        leaves = tree.leaves(params)
+        trainable = find_trainable_leaves(phase, self.start)
+        moving = [leaves[i].requires_grad_() for i in trainable.moving]
+        batch = self._zero_batch()
+        with FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+            if phase.step:
+                batches = (batch,) * phase.batches if phase.batches > 1 else batch
+                with torch.no_grad():
+                    phase.step(self.server, self.client, self.net, params, batches)
+            else:
+                loss_function = phase.loss or self.plan.loss
+                loss = loss_function(self.server, self.client, self.net, params, batch)
+                if isinstance(loss, tuple):
+                    loss = loss[0]
+                torch.autograd.grad(loss, moving, materialize_grads=True)
+        return meter.total
+
+    def _zero_batch(self) -> Batch:
+        """Return a minibatch of zeros."""
+        size = self.plan.local.batch_size
+        device = self.federation.x.device
+        return Batch(
+            x=_zero_samples(self.federation, size).to(device),
+            y=torch.zeros(size, dtype=torch.int64).to(device),
+            random=torch.zeros(size, self.method.randoms).to(device),
+            indices=torch.arange(size).to(device),
+        )

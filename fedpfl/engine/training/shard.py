@@ -12,30 +12,31 @@ from fedpfl.methods import Data, Shard
 
 
 def gather_data(federation: Federation, indices: Tensor) -> Data:
-    """Samples `indices`, laid out."""
+    """Return samples of a federation as a network sees them, and their labels."""
     indices = tree.send(indices, federation.x.device)
     return Data(normalize_samples(federation, federation.x[indices]), federation.y[indices])
 
 
 def normalize_samples(federation: Federation, samples: Tensor) -> Tensor:
-    """Return samples `[samples, ...]` normalised; images in memory channels last, as convolutions
-    like them.
-    """
+    """Return normalized samples `[samples, ...]`; images in memory channels last."""
     x = federation.normalize(samples)
-    return x.contiguous(
-        memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    )
+    # Convolutions like this layout.
+    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return x.contiguous(memory_format=layout)
 
 
 def make_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
-    """Return a client's training data with its batch orders, and what it holds out; gathered when
-    looked at.
+    """Return a client's training data with its batch orders, and its validation data.
+
+    Both are gathered when they are looked at.
     """
-    indices = federation.train[client]
-    held = federation.validation[client] if federation.validation else indices[:0]
+    train = federation.train[client]
+    validation = train[:0]
+    if federation.validation:
+        validation = federation.validation[client]
     return Shard(
-        lambda: gather_data(federation, indices),
+        lambda: gather_data(federation, train),
         batch_size,
-        lambda stream, epoch: draws.order(client, stream, epoch, len(indices)),
-        lambda: gather_data(federation, held),
+        lambda stream, epoch: draws.order(client, stream, epoch, len(train)),
+        lambda: gather_data(federation, validation),
     )
