@@ -21,9 +21,8 @@ from fedpfl.ground.errors import as_exception
 from fedpfl.ground.seeding import Key, hash_key, seeded_by_key
 from fedpfl.privacy import Secret
 
-_impure: list[
-    tuple[Any, list[str]]
-] = []  # methods, and which generators of the process they have drawn from
+_global_draws: list[tuple[Any, list[str]]] = []
+"""Methods, and which generators of the process they have drawn from."""
 
 
 def generator(*key: Key) -> torch.Generator:
@@ -34,32 +33,41 @@ def generator(*key: Key) -> torch.Generator:
 def draw_cohorts(
     seed: int, clients: int, participation: float, rounds: int, poisson: bool = False
 ) -> Iterator[list[int]]:
-    """Draw the clients of one round after the other, each uniformly without replacement, ascending.
+    """Yield the clients of one round after the other, uniformly without replacement, ascending.
 
-    max(1, floor(participation * clients)) of them, from one Mersenne-Twister stream: the rule of
-    the published runs.
-    poisson: each client with that chance for itself, so that a round may have nobody.
+    There are max(1, floor(participation * clients)) of them, from one Mersenne-Twister stream: the
+    rule of the published runs. With `poisson` each client is drawn with that chance for itself, so
+    that a round may have nobody.
     """
     stream = random.Random(seed)
-    size = max(1, int(round(participation * clients, 9)))
+    size = _cohort_size(clients, participation)
     for _ in range(rounds):
         if poisson:
             yield [client for client in range(clients) if stream.random() < size / clients]
-            continue
-        yield sorted(stream.sample(range(clients), size))
+        else:
+            yield sorted(stream.sample(range(clients), size))
 
 
 def draw_secret_cohorts(
     secret: Secret, clients: int, participation: float, rounds: int, poisson: bool = False
 ) -> Iterator[list[int]]:
-    """Draw cohorts as `cohorts` does, but from a secret: privacy is amplified by not knowing who
-    takes part.
+    """Yield cohorts as `draw_cohorts` does, but drawn from a secret.
+
+    Privacy is amplified by not knowing who takes part.
     """
-    size = max(1, int(round(participation * clients, 9)))
-    for number in range(1, rounds + 1):
-        drawn = secret.draw_uniform(clients, "cohort", number)
-        chosen = np.flatnonzero(drawn < size / clients) if poisson else drawn.argsort()[:size]
-        yield sorted(chosen.tolist())
+    size = _cohort_size(clients, participation)
+    for round_number in range(1, rounds + 1):
+        numbers = secret.draw_uniform(clients, "cohort", round_number)
+        if poisson:
+            cohort = np.flatnonzero(numbers < size / clients)
+        else:
+            cohort = numbers.argsort()[:size]
+        yield sorted(cohort.tolist())
+
+
+def _cohort_size(clients: int, participation: float) -> int:
+    """Return how many clients take part; a product like 29.999999999 counts as 30."""
+    return max(1, int(round(participation * clients, 9)))
 
 
 @dataclass(frozen=True)
@@ -71,16 +79,22 @@ class Draws:
     round: int
 
     def order(self, client: int, stream: str, epoch: int, samples: int) -> Tensor:
-        """A permutation `[samples]` of a client's training samples for one epoch."""
-        return torch.randperm(
-            samples, generator=generator(self.seed, self.purpose, self.round, client, stream, epoch)
-        )
+        """Return a permutation `[samples]` of a client's training samples for one epoch."""
+        order_generator = generator(self.seed, self.purpose, self.round, client, stream, epoch)
+        return torch.randperm(samples, generator=order_generator)
 
     def random(
         self, client: int, stream: str, epoch: int, rows: int, count: int, what: str = "random"
     ) -> Tensor:
-        """`count` uniform numbers for each step of an epoch, or for the `views` of each sample,
-        `[rows, count]`.
+        """Return `count` uniform numbers for each row of an epoch, `[rows, count]`.
+
+        Args:
+            client: Its number.
+            stream: Of the phase, or the split of an evaluation.
+            epoch: Its number.
+            rows: Places of samples in the epoch's steps, or samples.
+            count: How many numbers each has.
+            what: Tells these numbers from others of the same epoch.
         """
         if not count:
             return torch.empty(rows, 0)
@@ -88,14 +102,13 @@ class Draws:
         return torch.rand(rows, count, generator=generator(*key))
 
     def server(self, client: int) -> torch.Generator:
-        """For what the server draws for a client (`Method.sample`)."""
+        """Return the generator of what the server draws for a client (`Method.sample`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")
 
     def own(self, client: int | None = None) -> tuple[Key, ...]:
-        """The key of what hooks draw from the process's generators, for a client or for all of a
-        call.
-        """
-        return self.seed, self.purpose, self.round, "all" if client is None else client, "process"
+        """Return the key of what hooks draw globally, for a client or for all of a call."""
+        owner = "all" if client is None else client
+        return self.seed, self.purpose, self.round, owner, "process"
 
 
 # ---- the generators of the process, which no method should draw from
@@ -105,11 +118,13 @@ class Draws:
 def track_global_draws(
     method: Any, *key: Key, network_draws: Collection[str] = ()
 ) -> Iterator[None]:
-    """Make what a method's hooks draw from the generators of the process a function of `key`, and
-    remember it.
+    """Seed the process's generators by `key`, and remember if a method's hooks draw from them.
 
-    network_draws: the generators that the network itself draws from, for which no method is to
-    blame. Nor does SystemExit of theirs end the process.
+    Args:
+        method: Whose hooks run meanwhile. SystemExit of theirs does not end the process.
+        key: What the draws are a function of.
+        network_draws: The generators that the network itself draws from, which is no matter of the
+            method.
     """
     with seeded_by_key(*key) as drawn:
         try:
@@ -118,9 +133,12 @@ def track_global_draws(
             raise as_exception(error) from error
         names = [name for name in drawn() if name not in network_draws]
         if names and not find_global_draws(method):
-            _impure.append((method, names))
+            _global_draws.append((method, names))
 
 
 def find_global_draws(method: Any) -> list[str]:
     """Return which generators of the process a method has drawn from: torch, numpy, random."""
-    return next((names for known, names in _impure if known == method), [])
+    for other, names in _global_draws:
+        if other == method:
+            return names
+    return []

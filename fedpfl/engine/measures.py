@@ -1,5 +1,6 @@
-"""What is said of a client's predictions beside their accuracy, by torchmetrics, which is loaded
-where it is asked for.
+"""Measures of a client's predictions beside their accuracy, by torchmetrics.
+
+It is loaded where it is asked for.
 
 A class that a client has no test samples of counts nowhere but in F1, where it is predicted; see
 `MEASURES`.
@@ -19,13 +20,15 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.vision import load_torchvision
 
 BINS = 15
-"""Of the confidences from 0 to 1, of equal width, as Guo et al. have them (ICML 2017)."""
+"""How many bins of equal width confidences have, as in Guo et al. (ICML 2017)."""
 
 
 @functools.cache
 def import_torchmetrics() -> Any:
-    """Return torchmetrics' functions for classifications. Raises FedpflError where it is not
-    installed.
+    """Return torchmetrics' functions for classifications.
+
+    Raises:
+        FedpflError: It is not installed.
     """
     with contextlib.suppress(ImportError):
         load_torchvision()  # which it imports, and which may not load by itself
@@ -38,59 +41,60 @@ def import_torchmetrics() -> Any:
     return classification
 
 
-def _f1(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    classes = shares.shape[1]
-    return import_torchmetrics().multiclass_f1_score(
-        predicted, y, classes, average="macro", validate_args=False
-    )
+def _macro_f1(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the mean F1 over the classes that the client has or that are predicted."""
+    classes = probabilities.shape[1]
+    score = import_torchmetrics().multiclass_f1_score
+    return score(predicted, y, classes, average="macro", validate_args=False)
 
 
-def _balanced(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    classes = shares.shape[1]
-    each = import_torchmetrics().multiclass_recall(
-        predicted, y, classes, average="none", validate_args=False
-    )
-    return each[y.unique()].mean()
+def _balanced_accuracy(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the mean recall of the classes that the client has."""
+    classes = probabilities.shape[1]
+    recall = import_torchmetrics().multiclass_recall
+    recalls = recall(predicted, y, classes, average="none", validate_args=False)
+    return recalls[y.unique()].mean()
 
 
-def _auroc(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    held = y.unique().tolist()
-    if len(held) < 2:
-        return shares.new_tensor(torch.nan)
-    each = [
-        import_torchmetrics().binary_auroc(shares[:, one], (y == one).long(), validate_args=False)
-        for one in held
+def _one_against_rest_auroc(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the mean AUROC of one class against the rest; nan with one class alone."""
+    classes = y.unique().tolist()
+    if len(classes) < 2:
+        return probabilities.new_tensor(torch.nan)
+    auroc = import_torchmetrics().binary_auroc
+    areas = [
+        auroc(probabilities[:, label], (y == label).long(), validate_args=False)
+        for label in classes
     ]
-    return torch.stack(each).mean()
+    return torch.stack(areas).mean()
 
 
-def _ece(shares: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
-    return import_torchmetrics().multiclass_calibration_error(
-        shares, y, shares.shape[1], n_bins=BINS, validate_args=False
-    )
+def _calibration_error(probabilities: Tensor, predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the expected calibration error."""
+    classes = probabilities.shape[1]
+    error = import_torchmetrics().multiclass_calibration_error
+    return error(probabilities, y, classes, n_bins=BINS, validate_args=False)
 
 
 MEASURES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "f1": _f1,
-    "balanced": _balanced,
-    "auroc": _auroc,
-    "ece": _ece,
+    "f1": _macro_f1,
+    "balanced": _balanced_accuracy,
+    "auroc": _one_against_rest_auroc,
+    "ece": _calibration_error,
 }
-"""From probabilities `[samples, classes]`, predictions and labels `[samples]` to a share.
-
-f1: mean over the classes that the client has or that are predicted. balanced: mean recall of the
-classes that it has.
-auroc: mean over these of one against the rest; undefined with one class alone. ece: expected
-calibration error.
-"""
+"""From probabilities `[samples, classes]`, predictions and labels `[samples]` to a share."""
 
 
 def compute_measures(names: Sequence[str], logits: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Return a client's measures as shares, float32; nan where one is undefined.
 
-    logits: `[samples, classes]`. y: `[samples]`.
+    Args:
+        names: Of MEASURES.
+        logits: `[samples, classes]`.
+        y: Labels, `[samples]`.
     """
     if not len(y):
         return {name: torch.full((), torch.nan, device=y.device) for name in names}
-    shares, predicted = logits.float().softmax(1), logits.argmax(1)
-    return {name: MEASURES[name](shares, predicted, y).float() for name in names}
+    probabilities = logits.float().softmax(1)
+    predicted = logits.argmax(1)
+    return {name: MEASURES[name](probabilities, predicted, y).float() for name in names}
