@@ -20,52 +20,56 @@ def find_local_imports(file: Path, text: bytes) -> ModuleSources:
     """Return the modules in or below a file's folder that it imports, wherever in its text, and
     these in turn.
     """
-    found: ModuleSources = {}
-    waiting = [(text, "")]  # with the package that relative imports start from
-    while waiting:
-        for name in [part for whole in imported_modules(*waiting.pop()) for part in _path(whole)]:
-            place = _place(name)
+    sources: ModuleSources = {}
+    pending = [(text, "")]  # with the package that relative imports start from
+    while pending:
+        for name in [
+            part
+            for import_name in imported_modules(*pending.pop())
+            for part in _list_parents(import_name)
+        ]:
+            path = _find_path(name)
             if (
-                name in found
-                or not place
-                or not _own(place, file.parent)
-                or (read := read_source(place)) is None
+                name in sources
+                or not path
+                or not _is_in_folder(path, file.parent)
+                or (source := read_source(path)) is None
             ):
                 continue
-            found[name] = place, read
-            waiting.append((read, name if place.stem == "__init__" else name.rpartition(".")[0]))
-    return found
+            sources[name] = path, source
+            pending.append((source, name if path.stem == "__init__" else name.rpartition(".")[0]))
+    return sources
 
 
-def read_source(place: Path) -> bytes | None:
+def read_source(path: Path) -> bytes | None:
     """Return a file's text, None where it cannot be read."""
     with contextlib.suppress(OSError):
-        return place.read_bytes()
+        return path.read_bytes()
     return None
 
 
-def _path(name: str) -> list[str]:
+def _list_parents(name: str) -> list[str]:
     """`a`, `a.b` and `a.b.c` of `a.b.c`: an import runs all three."""
     return list(accumulate(name.split("."), "{}.{}".format))
 
 
-def _place(name: str) -> Path | None:
+def _find_path(name: str) -> Path | None:
     """Where a module's text is, be it imported yet or not."""
-    place = getattr(sys.modules.get(name), "__file__", None)
+    path = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
         folders = None
-        for part in _path(name):
+        for part in _list_parents(name):
             spec = PathFinder.find_spec(part, folders)
-            place, folders = (
+            path, folders = (
                 (spec.origin, spec.submodule_search_locations or []) if spec else (None, [])
             )
-    return Path(place).resolve() if place else None
+    return Path(path).resolve() if path else None
 
 
-def _own(place: Path, folder: Path) -> bool:
+def _is_in_folder(path: Path, folder: Path) -> bool:
     """Whether a module lies in a plugin's folder and is neither installed there nor fedpfl's."""
-    others = [Path(str(package.__file__)).resolve().parent for package in (fedpfl, os)]
-    installed = {"site-packages", "dist-packages"} & {*place.parts} or any(
-        map(place.is_relative_to, others)
+    package_folders = [Path(str(package.__file__)).resolve().parent for package in (fedpfl, os)]
+    is_installed = {"site-packages", "dist-packages"} & {*path.parts} or any(
+        map(path.is_relative_to, package_folders)
     )
-    return place.is_relative_to(folder.resolve()) and not installed
+    return path.is_relative_to(folder.resolve()) and not is_installed

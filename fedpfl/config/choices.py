@@ -33,6 +33,6 @@ NESTED_GROUPS = ("experiment",)
 
 def list_choices(group: str) -> list[str]:
     """Return the names of a group's files, `folder/name` for those in a folder."""
-    place = CONF / group
-    files = place.rglob("*.yaml") if group in NESTED_GROUPS else place.glob("*.yaml")
-    return sorted(str(path.relative_to(place).with_suffix("")) for path in files)
+    folder = CONF / group
+    files = folder.rglob("*.yaml") if group in NESTED_GROUPS else folder.glob("*.yaml")
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in files)

@@ -16,7 +16,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 
 
-def exit_if_refused(words: Iterable[str]) -> None:
+def exit_if_refused(arguments: Iterable[str]) -> None:
     """End the process with status 2 and one line where the command line is refused whatever else is
     looked at.
 
@@ -24,23 +24,25 @@ def exit_if_refused(words: Iterable[str]) -> None:
     than runs.
     """
     with contextlib.suppress(ValueError):  # told where all is known
-        if "TORCHELASTIC_RUN_ID" not in os.environ and (fault := _fault(list(words))):
+        if "TORCHELASTIC_RUN_ID" not in os.environ and (fault := _find_fault(list(arguments))):
             print_notice(fault)
             sys.exit(2)
 
 
-def _fault(words: Sequence[str]) -> str:
+def _find_fault(arguments: Sequence[str]) -> str:
     try:
-        words = overrides.move_options_first(words)
-        keys = [word for word in words if word not in ("-m", "--multirun")]
+        arguments = overrides.move_options_first(arguments)
+        keys = [word for word in arguments if word not in ("-m", "--multirun")]
         if any(word.startswith("-") for word in keys) or overrides.read_list_value(keys, "plugins"):
             return ""
-        swept = any(word not in keys or word.startswith(("experiment=", "hydra")) for word in words)
-        words = overrides.adapt_for_sweeps(keys, GROUPS)
-        overrides.compose_config(
-            [word for word in words if not (swept and overrides.is_sweep(word))]
+        has_sweep = any(
+            word not in keys or word.startswith(("experiment=", "hydra")) for word in arguments
         )
-        groups = {word: word.partition("=")[0] for word in words if overrides.is_sweep(word)}
+        arguments = overrides.adapt_for_sweeps(keys, GROUPS)
+        overrides.compose_config(
+            [word for word in arguments if not (has_sweep and overrides.is_sweep(word))]
+        )
+        groups = {word: word.partition("=")[0] for word in arguments if overrides.is_sweep(word)}
         for word, group in groups.items():
             unknown = (
                 {*overrides.split_values(word)} - {*list_choices(group)} if group in GROUPS else ()

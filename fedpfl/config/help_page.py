@@ -43,50 +43,63 @@ With -m, values separated by commas make a sweep. --cfg job prints the YAML, --h
 --dry-run says what would run, and writes nothing. With words such as method=fedper, --help has their keys."""
 
 
-def format_help(words: Sequence[str]) -> str:
+def format_help(comment_words: Sequence[str]) -> str:
     """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they
     cannot take.
     """
     register_resolver()
-    cfg = overrides.compose_config([word for word in words if not word.startswith("-")])
+    cfg = overrides.compose_config([word for word in comment_words if not word.startswith("-")])
     chosen = {
         group: str(name)
         for group, name in cfg.hydra.runtime.choices.items()
         if not group.startswith("hydra/")
     }
     groups = [
-        (group, ", ".join(_names(group)))
+        (group, ", ".join(_list_names(group)))
         for group in (*GROUPS, "paper", "experiment")
-        if _names(group)
+        if _list_names(group)
     ]
     parts = [
         HEAD,
-        "Choices: GROUP=NAME\n\n" + "\n".join(_line(group, names) for group, names in groups),
+        "Choices: GROUP=NAME\n\n"
+        + "\n".join(_format_columns(group, names) for group, names in groups),
     ]
     general = _comments(Path(overrides.CONF, "train.yaml"))
     single = [key for key in cfg if key != "hydra" and not isinstance(cfg[key], DictConfig)]
     parts.append(
-        "Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", general, Settings) for key in single)
+        "Keys: KEY=VALUE\n\n"
+        + "\n".join(_describe_key(cfg, key, "", general, Settings) for key in single)
     )
     for group in sorted(
         (str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen
     ):
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
-        said = _below(general, group) | (_comments(file) if file.is_file() else {})
+        comments_of_group = _select_group(general, group) | (
+            _comments(file) if file.is_file() else {}
+        )
         title = ": ".join(
-            filter(None, (f"{group}={chosen[group]}" if group in chosen else group, said.get("")))
+            filter(
+                None,
+                (
+                    f"{group}={chosen[group]}" if group in chosen else group,
+                    comments_of_group.get(""),
+                ),
+            )
         )
         if group == "method":
-            title += _sees(cfg[group])
+            title += _describe_server_view(cfg[group])
         keys = [key for key in cfg[group] if key not in HIDDEN_KEYS]
         lines = [
-            _key(cfg[group], key, f"{group}.", said, _schema(group, cfg[group])) for key in keys
+            _describe_key(
+                cfg[group], key, f"{group}.", comments_of_group, _schema(group, cfg[group])
+            )
+            for key in keys
         ]
-        parts.append("\n".join([textwrap.fill(title, _width()), "", *lines]).rstrip())
+        parts.append("\n".join([textwrap.fill(title, _terminal_width()), "", *lines]).rstrip())
     return "\n\n".join(parts)
 
 
-def _names(group: str) -> list[str]:
+def _list_names(group: str) -> list[str]:
     """Return the choices of a group, but not Hydra's own."""
     registry = REGISTRIES.get(group, {})
     return sorted({*list_choices(group), *registry})
@@ -105,7 +118,7 @@ def _comments(file: Path) -> dict[str, str]:
     return comments
 
 
-def _below(comments: Mapping[str, str], group: str) -> dict[str, str]:
+def _select_group(comments: Mapping[str, str], group: str) -> dict[str, str]:
     """Return those of a group's keys, by their names in it, and the group's by the empty one."""
     return {
         key[len(group) + 1 :]: text
@@ -121,40 +134,42 @@ def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
     return {**SCHEMAS, "dataset": datasets.load_samples}.get(group)
 
 
-def _sees(values: DictConfig) -> str:
+def _describe_server_view(values: DictConfig) -> str:
     """Say what a method's server sees, unless its values are incomplete or wrong."""
     try:
-        given: Any = OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
-        kept = {key: value for key, value in given.items() if key not in HIDDEN_KEYS}
-        method = build_dataclass(METHODS[given["name"]], without_name(kept), "method")
+        group_values: Any = OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
+        kept = {key: value for key, value in group_values.items() if key not in HIDDEN_KEYS}
+        method = build_dataclass(METHODS[group_values["name"]], without_name(kept), "method")
         return f" (the server sees: {method.server_sees})"
     except (FedpflError, OmegaConfBaseException):
         return ""
 
 
-def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], schema: Any) -> str:
+def _describe_key(
+    values: DictConfig, key: Any, prefix: str, comments: Mapping[str, str], schema: Any
+) -> str:
     """Write a line about a key."""
-    given: Any = OmegaConf.to_container(values, resolve=True)
+    group_values: Any = OmegaConf.to_container(values, resolve=True)
     text, hint = (
         comments.get(str(key), ""),
         schema_annotations(schema).get(str(key)) if schema else None,
     )
-    words = re.findall(r"\w+", text)
-    if get_origin(hint) is not Literal or not {*map(str, get_args(hint))} <= {*words}:
+    comment_words = re.findall(r"\w+", text)
+    if get_origin(hint) is not Literal or not {*map(str, get_args(hint))} <= {*comment_words}:
         text = "; ".join(filter(None, (text, describe_limits(hint))))
-    value = given[key]
+    value = group_values[key]
     if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
         value = next(overrides.format_words("", value)).removeprefix("=")
-    return _line(f"{place}{key}={value}", text)
+    return _format_columns(f"{prefix}{key}={value}", text)
 
 
-def _width() -> int:
+def _terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _line(left: str, right: str) -> str:
+def _format_columns(left: str, right: str) -> str:
     """Write two columns, as wide as the terminal is."""
     gap = " " * 30
-    wrapped = textwrap.wrap(right, max(30, _width() - 32)) or [""]
+    wrapped = textwrap.wrap(right, max(30, _terminal_width() - 32)) or [""]
     first = f"  {left:28}  " if len(left) <= 28 or not right else f"  {left}\n{gap}  "
     return f"\n{gap}  ".join([first + wrapped[0], *wrapped[1:]]).rstrip()

@@ -45,7 +45,7 @@ def format_error(error: Exception) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
-    if ours := _ours(error):
+    if ours := _find_own_message(error):
         return ours
     if isinstance(error, MissingConfigException):
         group, name = _group_and_choice(str(error.missing_cfg_file))
@@ -56,7 +56,7 @@ def format_error(error: Exception) -> str:
         if known := list_choices(group) or error.options:
             return f"{group} must be {choices_text(known, name)}"
     if isinstance(error, OverrideParseException):
-        return _unreadable(str(error.override), text)
+        return _explain_unreadable(str(error.override), text)
     if swept := re.match(
         r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?:\n| requires)",
         text,
@@ -64,7 +64,7 @@ def format_error(error: Exception) -> str:
     ):
         return needs_multirun(swept[1])
     if unknown := re.search(r"Could not override '(.*?)'", text):
-        return _no_key(unknown[1], cause)
+        return _explain_unknown_key(unknown[1], cause)
     for pattern, words in KNOWN.items():
         if match := re.match(pattern, text):
             return match.expand(words)
@@ -99,23 +99,27 @@ def needs_multirun(word: str) -> str:
     )
 
 
-def _unreadable(word: str, text: str) -> str:
+def _explain_unreadable(word: str, text: str) -> str:
     """Return what to do about a word that Hydra cannot parse."""
     key, equals, value = word.partition("=")
-    said = f"{word!r} cannot be read as key=value"
+    problem_text = f"{word!r} cannot be read as key=value"
     if not re.fullmatch(r"[+~]*[A-Za-z_][\w./@:-]*", key, re.ASCII):
         spaced = equals and re.fullmatch(r"[\w./]+", key.strip(), re.ASCII)
-        return f"{said}; write {key.strip()}={value.strip()}, without a space" if spaced else said
+        return (
+            f"{problem_text}; write {key.strip()}={value.strip()}, without a space"
+            if spaced
+            else problem_text
+        )
     if not equals:
-        return f"{said}; give it a value, {re.split('[:@]', key)[0]}=..."
+        return f"{problem_text}; give it a value, {re.split('[:@]', key)[0]}=..."
     if value.startswith("="):
-        return f"{said}; write one =, {key}{value}"
+        return f"{problem_text}; write one =, {key}{value}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
     lines = [
         line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line
     ]
     reasons = [line for line in lines if not line.startswith(("no viable", "token recognition"))]
-    return "; ".join([said, *reasons, f"a text is quoted: {quote_word(key, value)}"])
+    return "; ".join([problem_text, *reasons, f"a text is quoted: {quote_word(key, value)}"])
 
 
 def _group_and_choice(missing: str) -> tuple[str, str]:
@@ -145,7 +149,7 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
     return f"{choice['name']} ({values})" if values else str(choice["name"])
 
 
-def _ours(error: Exception) -> str:
+def _find_own_message(error: Exception) -> str:
     """Return the message of the FedpflError that a resolver raised, which OmegaConf wraps; empty
     without one.
     """
@@ -155,7 +159,7 @@ def _ours(error: Exception) -> str:
     return str(inner or "")
 
 
-def _no_key(key: str, cause: BaseException | None) -> str:
+def _explain_unknown_key(key: str, cause: BaseException | None) -> str:
     root = (
         cause.parent_node._get_root()
         if isinstance(cause, OmegaConfBaseException) and cause.parent_node
@@ -167,23 +171,29 @@ def _no_key(key: str, cause: BaseException | None) -> str:
     group = key.split(".")[0]
     if group in OPTIONAL_GROUPS and not known.get(group):
         return f"{key} is for a hyperparameter that the method does not have"
-    asked = "--cfg hydra" if group == "hydra" else "--help"
-    meant = _near_key(key, known)
-    mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
+    help_option = "--cfg hydra" if group == "hydra" else "--help"
+    similar_key = _find_similar_key(key, known)
+    advice = (
+        f"did you mean {similar_key}?"
+        if similar_key
+        else f"`python -m fedpfl.train {help_option}` tells all keys"
+    )
     values = known.get(group) if "." in key else known
     if (
         key
         and group != "hydra"
         and isinstance(values, Mapping)
-        and (group == "method" or not meant)
+        and (group == "method" or not similar_key)
     ):
-        listed = ", ".join(own for own in values if own not in (*HIDDEN_KEYS, "hydra"))
+        listed = ", ".join(
+            method_keys for method_keys in values if method_keys not in (*HIDDEN_KEYS, "hydra")
+        )
         name = f" of {group}={values['name']}" if values is not known and "name" in values else ""
-        mend = f"known keys{name}: {listed}" + (f"; {mend}" if meant else "")
-    return f"{key or 'nothing'} is not a key here; {mend}"
+        advice = f"known keys{name}: {listed}" + (f"; {advice}" if similar_key else "")
+    return f"{key or 'nothing'} is not a key here; {advice}"
 
 
-def _near_key(got: str, config: Any) -> str | None:
+def _find_similar_key(got: str, config: Any) -> str | None:
     """Return the key, with dots, that was probably meant: of the same name elsewhere, or with a
     similar one.
     """
@@ -194,16 +204,16 @@ def _near_key(got: str, config: Any) -> str | None:
             yield from keys(value, f"{path}{key}.")
 
     known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
-    place, dot, name = got.replace("/", ".").rpartition(".")
-    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
+    parent_key, dot, name = got.replace("/", ".").rpartition(".")
+    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == parent_key]
     if ("/" in got or got in PLUGINS) and (group := did_you_mean(name, PLUGINS, "hydra/{}")):
         return group
-    if meant := did_you_mean(name, beside, "{}"):
-        return f"{place}{dot}{meant}"
+    if similar_key := did_you_mean(name, beside, "{}"):
+        return f"{parent_key}{dot}{similar_key}"
     elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
-    own = [key.removeprefix("method.") for key in known if key.startswith("method.")]
+    method_keys = [key.removeprefix("method.") for key in known if key.startswith("method.")]
     return elsewhere or (
-        did_you_mean(name, own, "method.{}")
+        did_you_mean(name, method_keys, "method.{}")
         if not dot
         else ""
         if beside

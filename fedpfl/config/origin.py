@@ -73,44 +73,46 @@ def trace_origin(
     splits = [*federation.test, *federation.validation]
     if unseen:
         splits += [*unseen.train, *unseen.test, *unseen.validation]
-    held_out = pick_hashes(hashes, splits)
+    evaluated_hashes = pick_hashes(hashes, splits)
     source = weights.provenance_or_unrecorded
     if privacy:
-        everybody = np.concatenate([trained_here, held_out])
+        everybody = np.concatenate([trained_here, evaluated_hashes])
         _check_privacy(weights.path, source, everybody, privacy)
 
     # A sample that a client here trains on as well gives nothing away: some data sets hold samples
     # twice.
-    leaked = source.are_seen(held_out) & ~np.isin(held_out, trained_here)
-    count, total = int(leaked.sum()), len(held_out)
+    leaked = source.are_seen(evaluated_hashes) & ~np.isin(evaluated_hashes, trained_here)
+    count, total = int(leaked.sum()), len(evaluated_hashes)
     if count and not overlap:
         raise FedpflError(
             f"model.weights: {weights.path} was trained on {count:,} of the {total:,} samples that are tested or "
             "held out here, so that accuracies would flatter; give the seed, partition, validation and unseen that "
             "it had, or model.overlap=true, which goes on and says so in tables"
         )
-    told = f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
+    line_text = (
+        f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
+    )
     caveat = ""
     if count:
         caveat = f"{weights.path} was trained on {count:,} of the {total:,} samples that are tested or held out here"
-        told = f"it {caveat.removeprefix(weights.path).strip()}: accuracies flatter (model.overlap=true)"
+        line_text = f"it {caveat.removeprefix(weights.path).strip()}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
         names = _list_names(source.unrecorded)
         caveat = (
             f"what {names} was trained on is not recorded, perhaps on samples that are tested here"
         )
-        told = caveat
+        line_text = caveat
     return WeightsOrigin(
-        weights.path, f"{weights.path}: {told}", caveat, source.joined_with(trained_here)
+        weights.path, f"{weights.path}: {line_text}", caveat, source.joined_with(trained_here)
     )
 
 
 def _check_privacy(place: str, source: Provenance, everybody: np.ndarray, privacy: Privacy) -> None:
     """Raise FedpflError for weights that may give these clients away, of which no account is kept."""
-    seen = int(source.are_seen(everybody).sum())
-    if seen:
+    seen_count = int(source.are_seen(everybody).sum())
+    if seen_count:
         raise FedpflError(
-            f"privacy=client: model.weights={place} was trained on {seen:,} samples of these clients, and gives them "
+            f"privacy=client: model.weights={place} was trained on {seen_count:,} samples of these clients, and gives them "
             "away beyond what is accounted for; start from public weights, or go on with a private run by extend"
         )
     if source.unrecorded and not privacy.public_weights:
@@ -122,5 +124,5 @@ def _check_privacy(place: str, source: Provenance, everybody: np.ndarray, privac
 
 def _list_names(names: Sequence[str]) -> str:
     """Return names for a line, which a file may have brought along."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return escape_controls(", ".join(names[:3])) + more
+    more_text = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return escape_controls(", ".join(names[:3])) + more_text

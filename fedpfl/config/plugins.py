@@ -71,8 +71,8 @@ SPACES: dict[str, dict[str, Any]] = {}
 sweeps.
 """
 
-_loaded: dict[Path, Loaded] = {}
-_added: list[tuple[Kind, str]] = []
+_loaded_files: dict[Path, Loaded] = {}
+_added_choices: list[tuple[Kind, str]] = []
 
 
 def load_plugins(files: Iterable[str]) -> list[str]:
@@ -85,14 +85,19 @@ def load_plugins(files: Iterable[str]) -> list[str]:
     fails, or adds nothing or what there is already.
     """
     paths = [Path(file).expanduser().absolute() for file in files]
-    texts = [item for path in paths if path in _loaded for item in _loaded[path].texts.items()]
+    texts = [
+        item
+        for path in paths
+        if path in _loaded_files
+        for item in _loaded_files[path].texts.items()
+    ]
     if any(read_source(place) != text for _, (place, text) in texts):
-        _forget(name for name, _ in texts)
+        _forget_modules(name for name, _ in texts)
         for path in paths:
-            _loaded.pop(path, None)
-    modules = [_module(path) for path in paths]
-    while _added:
-        kind, key = _added.pop()
+            _loaded_files.pop(path, None)
+    modules = [_import_module(path) for path in paths]
+    while _added_choices:
+        kind, key = _added_choices.pop()
         del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
     SPACES.clear()
     for path, module in zip(paths, modules, strict=True):
@@ -108,7 +113,7 @@ def load_plugins(files: Iterable[str]) -> list[str]:
             )
         for name, choices in added.items():
             for key, value in choices.items():
-                _add(path, PLUGIN_KINDS[name], key, value)
+                _add_choice(path, PLUGIN_KINDS[name], key, value)
         _add_spaces(path, getattr(module, "SPACES", {}), added.get("METHODS", {}))
     return [str(path) for path in paths]
 
@@ -121,26 +126,26 @@ def digest_plugins(files: Iterable[str]) -> dict[str, str]:
     """
     digests: dict[str, list[str]] = {}
     for file in map(Path, files):
-        (_, own), *others = _loaded[file].texts.values()
-        digest = hashlib.blake2b(own, digest_size=8)
-        for place, text in sorted(others):
+        (_, file_text), *local_imports = _loaded_files[file].texts.values()
+        digest = hashlib.blake2b(file_text, digest_size=8)
+        for place, text in sorted(local_imports):
             digest.update(
                 f"{place.relative_to(file.parent.resolve()).as_posix()} {len(text)}\n".encode()
                 + text
             )
         digests.setdefault(file.name, []).append(digest.hexdigest())
-    return {name: " ".join(sorted(own)) for name, own in digests.items()}
+    return {name: " ".join(sorted(file_text)) for name, file_text in digests.items()}
 
 
 def make_callbacks(files: Iterable[str]) -> list[Callback]:
     """Return one of each callback that loaded files have. Raises FedpflError where one cannot be
     made.
     """
-    return [_made(Path(file), kind) for file in files for kind in _callbacks(Path(file))]
+    return [_make_callback(Path(file), kind) for file in files for kind in _callbacks(Path(file))]
 
 
 def _callbacks(file: Path) -> Sequence[type[Callback]]:
-    kinds = getattr(_loaded[file].module, "CALLBACKS", ())
+    kinds = getattr(_loaded_files[file].module, "CALLBACKS", ())
     if not isinstance(kinds, list | tuple) or not all(inspect.isclass(kind) for kind in kinds):
         raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {kinds!r}")
     if wrong := [kind.__name__ for kind in kinds if not issubclass(kind, Callback)]:
@@ -150,16 +155,16 @@ def _callbacks(file: Path) -> Sequence[type[Callback]]:
     return kinds
 
 
-def _made(file: Path, kind: type[Callback]) -> Callback:
+def _make_callback(file: Path, kind: type[Callback]) -> Callback:
     try:
         return kind()
     except Exception as error:
-        place, why = f"{file}{_line(error, file)}", error_text(error, with_class=True)
+        place, why = f"{file}{_error_line(error, file)}", error_text(error, with_class=True)
         raise FedpflError(f"plugins: {place}: CALLBACKS: {kind.__name__}() raised {why}") from error
 
 
-def _module(file: Path) -> ModuleType:
-    if file not in _loaded:
+def _import_module(file: Path) -> ModuleType:
+    if file not in _loaded_files:
         try:
             text = file.read_bytes()
         except OSError as error:
@@ -167,25 +172,27 @@ def _module(file: Path) -> ModuleType:
                 f"plugins: {file}: {error.strerror}; name a Python file that there is"
             ) from None
         name = f"fedpfl_plugin_{file.stem}_{hashlib.blake2b(text, digest_size=8).hexdigest()}"
-        _loaded[file] = Loaded(
-            _imported(file, name, text), {name: (file, text), **find_local_imports(file, text)}
+        _loaded_files[file] = Loaded(
+            _execute_file(file, name, text), {name: (file, text), **find_local_imports(file, text)}
         )
-    return _loaded[file].module
+    return _loaded_files[file].module
 
 
-def _imported(file: Path, name: str, text: bytes) -> ModuleType:
+def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickles look there
     module.__file__ = str(file)
     try:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
-        _forget([name, *find_local_imports(file, text)])
-        said = error_text(error, with_class=not isinstance(error, FedpflError)) + _moved(error)
-        raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
+        _forget_modules([name, *find_local_imports(file, text)])
+        said = error_text(error, with_class=not isinstance(error, FedpflError)) + _describe_move(
+            error
+        )
+        raise FedpflError(f"plugins: {file}{_error_line(error, file)}: {said}") from error
     return module
 
 
-def _forget(names: Iterable[str]) -> None:
+def _forget_modules(names: Iterable[str]) -> None:
     """Have modules imported anew when they are next asked for."""
     for name in names:
         parent, _, last = name.rpartition(".")
@@ -195,26 +202,32 @@ def _forget(names: Iterable[str]) -> None:
     importlib.invalidate_caches()
 
 
-def _moved(error: BaseException) -> str:
+def _describe_move(error: BaseException) -> str:
     """Say where what a file imports from fedpfl stands now, if it has moved."""
-    asked = re.match(
+    missing_import = re.match(
         r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'",
         str(error),
     )
-    if not asked or not isinstance(error, ImportError):
+    if not missing_import or not isinstance(error, ImportError):
         return ""
-    name, package = asked[2] or asked[3], Path(fedpfl.__file__).parent
+    name, package = missing_import[2] or missing_import[3], Path(fedpfl.__file__).parent
     defines = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
     files = sorted(package.rglob("*.py"))
-    here = [path for path in files if path.stem == name] or [
+    defining_files = [path for path in files if path.stem == name] or [
         path for path in files if defines.search(path.read_text())
     ]
-    places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in here]
-    now = f"it is {' or '.join(places)}" if asked[2] else f"{name} is in {' or '.join(places)}"
-    return f"; {now} now" if places else "; it is no more (docs/extend.md)"
+    module_names = [
+        ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in defining_files
+    ]
+    new_place = (
+        f"it is {' or '.join(module_names)}"
+        if missing_import[2]
+        else f"{name} is in {' or '.join(module_names)}"
+    )
+    return f"; {new_place} now" if module_names else "; it is no more (docs/extend.md)"
 
 
-def _line(error: BaseException, file: Path) -> str:
+def _error_line(error: BaseException, file: Path) -> str:
     """Say where in the file it failed, as `:12`."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f":{error.lineno}"
@@ -226,7 +239,7 @@ def _line(error: BaseException, file: Path) -> str:
     return f":{lines[-1]}" if lines else ""
 
 
-def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
+def _add_choice(file: Path, kind: Kind, name: Any, value: Any) -> None:
     """Make a class or function a choice. Raises FedpflError."""
     if not isinstance(name, str) or not name.isidentifier():
         raise FedpflError(
@@ -247,9 +260,9 @@ def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
             f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
         ) from None
     kind.registry[name] = value
-    values = {"name": name, **kind.common, **_defaults(kind, value)}
+    values = {"name": name, **kind.common, **_default_values(kind, value)}
     ConfigStore.instance().store(name, values, kind.group)
-    _added.append((kind, name))
+    _added_choices.append((kind, name))
 
 
 def check_search_space(space: Any) -> dict[str, Any]:
@@ -306,7 +319,7 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
             raise FedpflError(f"plugins: {file}: SPACES: {name}: {error}") from None
 
 
-def _defaults(kind: Kind, value: Any) -> dict[str, Any]:
+def _default_values(kind: Kind, value: Any) -> dict[str, Any]:
     """Return what it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
     return {
         key: "???"

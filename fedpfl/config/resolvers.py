@@ -23,20 +23,26 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     `otherwise`; `title` is what errors call the table. Raises FedpflError where neither has a
     value.
     """
-    beside: Any = OmegaConf.to_container(_parent_)
-    table, group = beside.get("table"), _parent_._get_full_key(None)
+    group_values: Any = OmegaConf.to_container(_parent_)
+    table, group = group_values.get("table"), _parent_._get_full_key(None)
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
         raise FedpflError(f"{group}.table must map data sets to alphas to {key}, got {table!r}")
-    name, alpha = (OmegaConf.select(_root_, where) for where in ("dataset.name", "partition.alpha"))
+    name, alpha = (
+        OmegaConf.select(_root_, key_path) for key_path in ("dataset.name", "partition.alpha")
+    )
     row = table.get(name, {})
     value = (
-        row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
+        row[alpha]
+        if isinstance(alpha, int | float) and alpha in row
+        else group_values.get("otherwise")
     )
     if value is None:
-        known = "; ".join(f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items())
+        available = "; ".join(
+            f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items()
+        )
         raise FedpflError(
-            f"{beside.get('title') or f'{group}.table'} has no {key} for dataset {name} with alpha {alpha}; "
-            f"it has {known}; set {group}.{key}=..."
+            f"{group_values.get('title') or f'{group}.table'} has no {key} for dataset {name} with alpha {alpha}; "
+            f"it has {available}; set {group}.{key}=..."
         )
     return value
 

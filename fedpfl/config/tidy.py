@@ -23,11 +23,11 @@ class Footprints(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note them before a single run."""
-        _note(config, "hydra.run.dir")
+        _remember_folders(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note them before a sweep."""
-        _note(config, "hydra.sweep.dir")
+        _remember_folders(config, "hydra.sweep.dir")
 
 
 def remove_empty_directories(path: Path | None = None, otherwise: Path | None = None) -> None:
@@ -36,9 +36,9 @@ def remove_empty_directories(path: Path | None = None, otherwise: Path | None = 
 
     otherwise: where to stop in a worker process of a sweep, which has not seen its beginning.
     """
-    made, kept = _footprints or (path, otherwise)
-    if made is not None and kept is not None:
-        remove_empty_parents(path or made, kept)
+    hydra_folder, existing_folder = _footprints or (path, otherwise)
+    if hydra_folder is not None and existing_folder is not None:
+        remove_empty_parents(path or hydra_folder, existing_folder)
 
 
 def remove_empty_parents(path: Path, stop: Path) -> None:
@@ -51,14 +51,14 @@ def remove_empty_parents(path: Path, stop: Path) -> None:
             path = path.parent
 
 
-def _note(config: DictConfig, key: str) -> None:
+def _remember_folders(config: DictConfig, key: str) -> None:
     _footprints.clear()
     with contextlib.suppress(OmegaConfBaseException):  # which Hydra will tell
-        made = Path(OmegaConf.select(config, key))
-        _footprints[:] = made, find_existing_parent(made)
+        hydra_folder = Path(OmegaConf.select(config, key))
+        _footprints[:] = hydra_folder, find_existing_parent(hydra_folder)
 
 
 def find_existing_parent(path: Path) -> Path:
     """Return the deepest directory of `path` that exists."""
     path = path.absolute()
-    return next((place for place in (path, *path.parents) if os.path.isdir(place)), Path("/"))
+    return next((folder for folder in (path, *path.parents) if os.path.isdir(folder)), Path("/"))

@@ -20,30 +20,34 @@ def count_submodel_costs(
     width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its
     layers with parameters make of one sample of `shape`.
     """
-    made = _forward(net.copy_module(), shape)
+    outputs = _forward(net.copy_module(), shape)
     plan, rows = neurons.build_plan(net.params, net.parts), []
     for width in sorted({*method.widths, 1.0}):
         active = neurons.prefix_neurons(
             plan, torch.tensor(width, dtype=torch.float64), method.rounding
         )
         mask = neurons.entry_masks(plan, active, net.params)
-        row = {"width": width, "entries": sum(int(own.sum()) for own in mask.values()), "values": 0}
-        for name, layer, values in made:
-            own = active[
+        row = {
+            "width": width,
+            "entries": sum(int(active_count.sum()) for active_count in mask.values()),
+            "values": 0,
+        }
+        for name, layer, values in outputs:
+            active_count = active[
                 plan["columns" if isinstance(layer, nn.Embedding) else "rows"][f"{name}.weight"]
             ]
-            row["values"] += values // len(own) * int(own.sum())
+            row["values"] += values // len(active_count) * int(active_count.sum())
         rows.append(row)
     return rows
 
 
 def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Module, int]]:
     """Layers with weights, and how many numbers each makes of one sample."""
-    module, found = module.eval(), []
+    module, layer_outputs = module.eval(), []
 
     def watch(name: str, layer: nn.Module) -> None:
-        def seen(_: nn.Module, __: tuple[Tensor, ...], made: Tensor) -> None:
-            found.append((name, layer, made.numel()))
+        def seen(_: nn.Module, __: tuple[Tensor, ...], outputs: Tensor) -> None:
+            layer_outputs.append((name, layer, outputs.numel()))
 
         layer.register_forward_hook(seen)
 
@@ -55,4 +59,4 @@ def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Mo
     )
     with torch.no_grad():
         module.to("cpu")(sample)
-    return found
+    return layer_outputs

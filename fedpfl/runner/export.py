@@ -49,35 +49,39 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     config, played = run.config, run.rounds["round"]
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
     parts = run.path.resolve().parts
-    place = (result_config(config)["method"]["name"], identity(config), f"seed{config['seed']}")
-    usual = parts[-3:] == place and len(parts) > 4
-    group, done = (
-        parts[-4] if usual else config["dataset"]["name"],
+    default_parts = (
+        result_config(config)["method"]["name"],
+        identity(config),
+        f"seed{config['seed']}",
+    )
+    is_default_place = parts[-3:] == default_parts and len(parts) > 4
+    group, rounds_done = (
+        parts[-4] if is_default_place else config["dataset"]["name"],
         int(played.iloc[-1]) if len(played) else 0,
     )
-    used = summary.get("engine", {})
+    engine_record = summary.get("engine", {})
     # Where nothing was to choose, the name that was asked for is recorded.
     backend = (
         "loop"
-        if (used.get("backend"), used.get("device")) == ("auto", "cpu")
-        else used.get("backend")
+        if (engine_record.get("backend"), engine_record.get("device")) == ("auto", "cpu")
+        else engine_record.get("backend")
     )
-    told = make_run_info(config, run.path, summary, group, backend, start_round=done)
+    run_info = make_run_info(config, run.path, summary, group, backend, start_round=rounds_done)
     with files.explain_write_errors(run.path):
-        held = lock.acquire_lock(run.path)
+        lock_handle = lock.acquire_lock(run.path)
     try:
         for mirror in make_loggers(logger):
             try:
-                mirror.on_begin(told)
+                mirror.on_begin(run_info)
                 mirror.on_end("interrupted" if run.status == "running" else run.status, summary)
             except Exception as error:
-                told_by = type(mirror).__name__
+                logger_name = type(mirror).__name__
                 raise FedpflError(
-                    f"{run.path} is not logged, {told_by} failed: {error_text(error)}"
+                    f"{run.path} is not logged, {logger_name} failed: {error_text(error)}"
                 ) from error
             finally:
                 with contextlib.suppress(Exception):
                     mirror.on_end("failed", {})  # does nothing where it has ended
     finally:
-        lock.release_lock(held, run.path.resolve())
-    return done
+        lock.release_lock(lock_handle, run.path.resolve())
+    return rounds_done

@@ -53,30 +53,32 @@ class Models(ABC):
         Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their
         entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
-        job, (federation, _, number) = self._judged(client), self._place(client)
-        trained = self._record
+        job, (federation, _, number) = self._evaluated_job(client), self._locate(client)
+        provenance = self._record
         if (
             federation is self._run.unseen and not self._run.privacy
         ):  # some methods look at a newcomer's samples, too
-            trained = trained.joined_with(hash_samples(federation.x[federation.train[number]]))
+            provenance = provenance.joined_with(
+                hash_samples(federation.x[federation.train[number]])
+            )
         if job.params.keys() == self._run.net.params.keys():
             values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
             values = self._run.net.state_dict(values)
         else:
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
-        return trained.attach_to(_own(values))
+        return provenance.attach_to(_copy_to_cpu(values))
 
     def mask(self, client: int) -> dict[str, Tensor]:
         """Return which entries are a client's own: bool tensors by names of parameters, of those
         that may be.
         """
-        run, (_, state, number) = self._run, self._place(client)
+        run, (_, state, number) = self._run, self._locate(client)
         masks = run.method.masks(state.server, state.client(number))
         if not masks:
             raise FedpflError(
                 f"method={run.config['method']['name']} has no mask of single entries"
             )
-        return _own(masks)
+        return _copy_to_cpu(masks)
 
     def predict(self, client: int, samples: Any) -> Tensor:
         """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.
@@ -87,35 +89,35 @@ class Models(ABC):
         run = self._run
         x, like = torch.as_tensor(samples), run.federation.x
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-            wanted, got = (
+            expected_form, given_form = (
                 (f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x)
             )
             raise FedpflError(
-                f"samples must be {wanted[0]} [samples, {str(wanted[1])[1:]} as those of data set "
-                f"{run.federation.name}, got {got[0]} {list(x.shape)}"
+                f"samples must be {expected_form[0]} [samples, {str(expected_form[1])[1:]} as those of data set "
+                f"{run.federation.name}, got {given_form[0]} {list(x.shape)}"
             )
         if not len(x):
             return torch.empty(0, run.federation.classes)
         with self._as_judged(client) as job, torch.no_grad(), self._autocast():
             bound = run.net.bind(job.buffers)
-            shown = _shown(run, x.to(run.device)).split()
+            sample_batch = _make_batch(run, x.to(run.device)).split()
             return torch.cat(
-                [run.method.predict(bound, job.params, batch).float() for batch in shown]
+                [run.method.predict(bound, job.params, batch).float() for batch in sample_batch]
             ).cpu()
 
     def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
         """Return a client's samples of a split (train, test, validation) and their labels, as the
         data set has them.
         """
-        run, (federation, _, number) = self._run, self._place(client)
+        run, (federation, _, number) = self._run, self._locate(client)
         splits = {
             "train": federation.train,
             "test": federation.test,
             "validation": federation.validation,
         }
         if not splits.get(split):
-            known = ", ".join(name for name, indices in splits.items() if indices)
-            raise FedpflError(f"split must be one of {known}, got {split!r}")
+            split_names = ", ".join(name for name, indices in splits.items() if indices)
+            raise FedpflError(f"split must be one of {split_names}, got {split!r}")
         indices = splits[split][number].to(run.device)
         return run.federation.x[indices].cpu(), run.federation.y[indices].cpu()
 
@@ -132,7 +134,7 @@ class Models(ABC):
                 f"method={run.config['method']['name']} has no global model: all stays with the clients"
             )
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
-        values = _own(run.net.state_dict({**run.net.frozen, **values, **buffers}))
+        values = _copy_to_cpu(run.net.state_dict({**run.net.frozen, **values, **buffers}))
         return self._record.attach_to(values)
 
     def network(self) -> nn.Module:
@@ -166,7 +168,7 @@ class Models(ABC):
         What the network draws within comes from where it comes from when the loop backend evaluates
         the client.
         """
-        run, (federation, state, number) = self._run, self._place(client)
+        run, (federation, state, number) = self._run, self._locate(client)
         call = with_before_turn(
             EvalCall(
                 run.method,
@@ -176,16 +178,16 @@ class Models(ABC):
                 before_evaluation=make_adaptation(run, state),
             )
         )
-        key, drawn = call.draws.own(number), run.net.traits.draws
+        key, network_draws = call.draws.own(number), run.net.traits.draws
         with (
             reproducible_arithmetic(run.device, run.engine.precision),
-            track_global_draws(run.method, *key, network_draws=drawn),
+            track_global_draws(run.method, *key, network_draws=network_draws),
         ):
             job = next(run_evaluation(call, OneClient(number), run.net, self._autocast))
             assert isinstance(job, EvalJob)
             yield job
 
-    def _judged(self, client: int) -> EvalJob:
+    def _evaluated_job(self, client: int) -> EvalJob:
         """Return what the engine evaluates of a client."""
         with self._as_judged(client) as job:
             return job
@@ -201,11 +203,11 @@ class Models(ABC):
 
         run = self._run
         with torch.no_grad():
-            shown = _shown(run, run.federation.x[:1])
-            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, shown)
+            sample_batch = _make_batch(run, run.federation.x[:1])
+            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, sample_batch)
         return asked[0]
 
-    def _place(self, client: int) -> tuple[Federation, engine.State, int]:
+    def _locate(self, client: int) -> tuple[Federation, engine.State, int]:
         """Return where a client is: its federation, that one's state, and the number there."""
         run, clients = self._run, self._run.settings.clients
         try:
@@ -229,15 +231,15 @@ class Models(ABC):
         return make_newcomer_state(self._run, self._state)
 
 
-def _shown(run: Run, samples: Tensor) -> Batch:
+def _make_batch(run: Run, samples: Tensor) -> Batch:
     """Return samples as `predict` sees them, with the same numbers each time."""
     random = torch.rand(len(samples), run.method.randoms, generator=generator("predict"))
-    place = torch.arange(len(samples), device=samples.device)
+    position = torch.arange(len(samples), device=samples.device)
     x = normalize_samples(run.federation, samples)
-    return Batch(x, None, None, random.to(samples.device), place)  # type: ignore[arg-type]
+    return Batch(x, None, None, random.to(samples.device), position)  # type: ignore[arg-type]
 
 
-def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU, of which each has its own memory."""
     return {
         name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
