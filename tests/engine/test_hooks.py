@@ -300,7 +300,7 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
             make_initial_state(method, net, 10, CPU),
             EVERYONE,
             engine=backend,
-        ).clients
+        ).client_states
         for method in (Twice(), Noting(), Noting(both=False))
     )
     assert_same(twice["steps"], twice["end"])

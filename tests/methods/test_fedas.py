@@ -49,8 +49,8 @@ def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, 
         for c in (cohort, cohort[::-1])
     )
     for place, client in enumerate(cohort):
-        model = client_row(one.clients["model"], place)
-        assert_same(model, client_row(other.clients["model"], 3 - place))
+        model = client_row(one.client_states["model"], place)
+        assert_same(model, client_row(other.client_states["model"], 3 - place))
         assert_same(
             tree.select(model, HEAD), tree.select(client_row(state.clients["model"], client), HEAD)
         )

@@ -142,7 +142,8 @@ def test_memories_and_the_mean_change_when_they_should(backend, net, federation)
     assert not states[0].server["known"]
     again = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     assert_same(
-        [client_row(again.clients["mean"], k) for k in range(5)], [states[1].server["mean"]] * 5
+        [client_row(again.client_states["mean"], k) for k in range(5)],
+        [states[1].server["mean"]] * 5,
     )
 
 

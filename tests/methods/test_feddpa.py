@@ -50,7 +50,7 @@ def test_scores_are_those_of_a_loop_over_samples(backend, federation):
             grads = torch.autograd.grad(loss, tree.leaves(params))
             total = tree.map(lambda t, g: t + g.square(), total, tree.rebuild(params, grads))
         expected = tree.map(lambda t: t / len(federation.train[0]), total)
-        got = tree.take(part.clients["score"], 0)
+        got = tree.take(part.client_states["score"], 0)
         assert_close(got, expected, atol=1e-7, rtol=1e-3)
         assert all((leaf >= 0).all() and leaf.any() for leaf in tree.leaves(got))
 

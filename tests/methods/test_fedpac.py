@@ -67,7 +67,9 @@ def test_alone_a_client_keeps_its_head(net, federation):
     method = FedPAC()
     state = record_states(method, net, federation, COHORTS[:1])[-1]
     part = participate(method, net, federation, state, [2])
-    _, kept = method.aggregate(state.server, part.clients, None, part.uploads, torch.ones(1), None)
+    _, kept = method.aggregate(
+        state.server, part.client_states, None, part.uploads, torch.ones(1), None
+    )
     assert_same(kept["head"], part.uploads["head"])
 
 

@@ -79,7 +79,7 @@ def test_the_pull_is_zero_at_the_prototype_and_never_reaches_the_head(
     with_it, without = (
         participate(
             FedProto(lam), net, federation, second, [2], engine=backend, local=PLAIN
-        ).clients["model"]
+        ).client_states["model"]
         for lam in (9.0, 0.0)
     )
     assert_same(tree.select(with_it, HEAD), tree.select(without, HEAD))

@@ -75,7 +75,7 @@ def parts(method, net, federation, t=0, backend="loop", cohort=EVERYONE[0], **kw
     return (
         state,
         part,
-        *method.aggregate(state.server, part.clients, None, part.uploads, weight, None),
+        *method.aggregate(state.server, part.client_states, None, part.uploads, weight, None),
     )
 
 
@@ -127,7 +127,7 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
     part = participate(
         method, net, federation, make_initial_state(method, net, 10, CPU), [2], local=local
     )
-    end = client_row(part.clients["model"], 0)
+    end = client_row(part.client_states["model"], 0)
 
     class Watching(FedAvg):
         """Notes the parameters before the last step, and the last batch."""
@@ -156,7 +156,7 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
         wanted = (-product + product.square() / 2).abs() if hessian else product.abs()
         count = p.numel() // 2
         chosen = wanted.flatten().topk(count).indices
-        assert part.clients["mask"][name].flatten().nonzero().flatten().tolist() == sorted(
+        assert part.client_states["mask"][name].flatten().nonzero().flatten().tolist() == sorted(
             chosen.tolist()
         ), name
 
@@ -188,9 +188,9 @@ def test_the_change_takes_the_gradients_place_as_it_is():
 
 def test_the_last_gradient_and_the_change_choose_differently(net, federation):
     found = [
-        participate(method, net, federation, make_initial_state(method, net, 10, CPU), [4]).clients[
-            "mask"
-        ]
+        participate(
+            method, net, federation, make_initial_state(method, net, 10, CPU), [4]
+        ).client_states["mask"]
         for method in (FedPURIN(), FedPURIN(score="delta"))
     ]
     assert len(differing(*found)) > 3
@@ -217,9 +217,10 @@ def test_a_client_without_a_step_keeps_everything(backend, played, net, federati
     for method in (FedPURIN(), FedPURIN(score="delta"), FedCAC()):
         state = played(method, backend)[2]
         part = participate(method, net, federation, state, [9], engine=backend)
-        assert tree.ravel(part.clients["mask"]).all()
+        assert tree.ravel(part.client_states["mask"]).all()
         assert_same(
-            client_row(part.clients["model"], 0), begins(method, state.server, state.client(9))
+            client_row(part.client_states["model"], 0),
+            begins(method, state.server, state.client(9)),
         )
 
 
@@ -500,7 +501,7 @@ def test_a_client_is_judged_by_its_model_before_aggregation(
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         model = method.personal(states[2].server, states[2].client(client))
-        assert_same(model, client_row(part.clients["model"], k))
+        assert_same(model, client_row(part.client_states["model"], k))
     assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
     later = method.personal(states[3].server, states[3].client(2))  # who did not train in round 3
     assert_same(later, method.personal(states[2].server, states[2].client(2)))
@@ -588,7 +589,7 @@ def test_normalisation_does_not_travel(equal):
         nonzero = sum(
             int((leaf != 0).sum())
             for name, leaf in net.params.items()
-            if name in part.clients["mask"]
+            if name in part.client_states["mask"]
         )
         assert part.down.values.tolist() == [nonzero] * 4
 

@@ -48,11 +48,11 @@ def test_the_generic_model_does_not_know_of_personal_heads(backend, net, federat
     alone = record_states(WithoutPersonalHead(), net, federation, engine=backend)[-1]
     assert_same(both.server, alone.server)
     assert not torch.equal(
-        both.client_states["q"]["classifier.weight"][2],
-        alone.client_states["q"]["classifier.weight"][2],
+        both.clients["q"]["classifier.weight"][2],
+        alone.clients["q"]["classifier.weight"][2],
     )
     changed = with_client_states(
-        both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.client_states["q"])}
+        both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.clients["q"])}
     )
     for name in ("loop", "batched"):
         one, other = (

@@ -373,12 +373,12 @@ def test_all_personal_is_local_training_without_communication(backend, net, fede
         for m, s in ((method, state), (Alone(), alone))
     )
     (assert_same if backend == "loop" else assert_close)(
-        own.clients["model"], other.clients["model"]
+        own.client_states["model"], other.client_states["model"]
     )
     for count in (*own.down, *own.up):
         assert count.tolist() == [0] * 10
     _, kept = method.aggregate(
-        state.server, own.clients, None, own.uploads, torch.full((10,), 0.1), None
+        state.server, own.client_states, None, own.uploads, torch.full((10,), 0.1), None
     )
     assert_same(kept["own"], own.uploads["model"].values)
 
@@ -431,7 +431,7 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     state = with_masks(make_initial_state(method, net, 2, CPU), net, [mask, tree.invert(mask)])
     part = participate(method, net, federation, state, [0, 1], engine=backend)
     server, kept = method.aggregate(
-        state.server, part.clients, None, part.uploads, torch.tensor([0.9, 0.1]), None
+        state.server, part.client_states, None, part.uploads, torch.tensor([0.9, 0.1]), None
     )
     for client in (0, 1):
         assert_same(
@@ -439,7 +439,9 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
             client_row(part.uploads["model"].values, client),
         )
     assert len(
-        differing(client_row(part.clients["model"], 0), client_row(part.clients["model"], 1))
+        differing(
+            client_row(part.client_states["model"], 0), client_row(part.client_states["model"], 1)
+        )
     ) == len(net.params)
 
 

@@ -330,7 +330,7 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
         [0],
     )
     plain = participate(Floco(endpoints=3), net, federation, state, [0])
-    assert_same(tree.take(plus.clients["v"], 0), tree.take(plain.uploads, 0))
+    assert_same(tree.take(plus.client_states["v"], 0), tree.take(plain.uploads, 0))
 
 
 # The rest

@@ -165,7 +165,7 @@ def test_alone_a_clients_upload_comes_back_and_no_other_head_moves(backend, net,
     state = record_states(GPFL(), net, federation, COHORTS[:1], engine=backend)[-1]
     part = participate(GPFL(), net, federation, state, [2], engine=backend)
     server, _ = GPFL().aggregate(
-        state.server, part.clients, None, part.uploads, torch.ones(1), None
+        state.server, part.client_states, None, part.uploads, torch.ones(1), None
     )
     assert_close(server, client_row(part.uploads, 0))
     after = record_states(GPFL(), net, federation, COHORTS[:2], engine=backend)[-1]

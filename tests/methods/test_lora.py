@@ -82,7 +82,7 @@ def test_the_first_step_moves_b_alone(backend, three):
     assert_same(part.uploads, tree.repeat(of(net.params, "lora_A"), 2))
     assert all(
         leaf[0].any() and differing(leaf[0], leaf[1])
-        for leaf in of(part.clients["own"], "lora_B").values()
+        for leaf in of(part.client_states["own"], "lora_B").values()
     )
 
 

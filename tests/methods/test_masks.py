@@ -162,7 +162,7 @@ def test_masks_are_read(tmp_path: Path) -> None:
     assert run.masks == {}
     (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
     [(name, mask)] = read_started_run(tmp_path / "a").masks.items()
-    assert (name, mask.entries, mask.held.tolist(), mask.both.tolist()) == (
+    assert (name, mask.entries, mask.holder_counts.tolist(), mask.pair_counts.tolist()) == (
         "w",
         5,
         [2, 2, 1],

@@ -445,7 +445,7 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
     )
     expected = fisher_by_hand(large, 1, client_row(part.uploads, 0), batch=False)
     assert_close(
-        client_row(part.clients["score"], 0),
+        client_row(part.client_states["score"], 0),
         {name: expected[name] for name in HEAD},
         atol=1e-9,
         rtol=2e-4,
@@ -467,7 +467,9 @@ def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend
         participate(method, net, federation, s, COHORTS[1], engine=backend) for s in (state, other)
     )
     for k, client in enumerate(COHORTS[1]):
-        assert bool(differing(client_row(a.clients, k), client_row(b.clients, k))) == (client == 2)
+        assert bool(differing(client_row(a.client_states, k), client_row(b.client_states, k))) == (
+            client == 2
+        )
 
 
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])

@@ -106,7 +106,7 @@ def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation
         FedRep(head_epochs=1, body_epochs=1), net, federation, state, [0, 2, 3], engine=backend
     )
     assert_same(first.uploads, tree.repeat(body(net.params), 3))
-    assert_same(first.clients["own"], both.clients["own"])
+    assert_same(first.client_states["own"], both.client_states["own"])
     assert differing(both.uploads, first.uploads)
 
 

@@ -35,7 +35,7 @@ def after(method, net, federation, learned, cohort, backend="loop"):
     state = make_initial_state(method, net, 10, CPU)
     state = dataclasses.replace(state, server={**state.server, "learned": learned})
     part = participate(method, net, federation, state, cohort, engine=backend)
-    clients = {**part.clients, **state.facts(cohort)}
+    clients = {**part.client_states, **state.facts(cohort)}
     weight = torch.full((len(cohort),), 1 / len(cohort))
     return method.aggregate(state.server, clients, net.bind({}), part.uploads, weight, None)[0][
         "learned"

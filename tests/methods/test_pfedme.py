@@ -126,7 +126,7 @@ def test_where_outer_lr_times_lam_is_1_the_global_copy_is_the_private_model(
         COHORTS[0],
         engine=backend,
     )
-    assert_close(part.uploads, part.clients["th"], atol=1e-6, rtol=0)
+    assert_close(part.uploads, part.client_states["th"], atol=1e-6, rtol=0)
     assert differing(only(part, "uploads"), net.params)
 
 
@@ -138,7 +138,7 @@ def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
     for beta, average in itertools.product((0.0, 0.5, 1.0, 2.0), ("uniform", "samples")):
         method = PFedMe(beta=beta, average=average)
         server, _ = method.aggregate(
-            first.server, part.clients, None, part.uploads, torch.tensor(samples), None
+            first.server, part.client_states, None, part.uploads, torch.tensor(samples), None
         )
         if beta == 0:
             assert_same(server, net.params)
@@ -201,7 +201,9 @@ def test_the_private_model_carries_on_from_minibatch_to_minibatch(
         )
         for m in (PFedMe(), Fresh())
     )
-    assert bool(differing(warm.clients["th"], fresh.clients["th"])) == (batch_size < TRAIN[0])
+    assert bool(differing(warm.client_states["th"], fresh.client_states["th"])) == (
+        batch_size < TRAIN[0]
+    )
 
 
 def test_learning_rate_momentum_and_decay_of_sgd_have_no_part(backend, net, federation):

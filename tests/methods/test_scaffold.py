@@ -67,7 +67,7 @@ def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
         participate(METHOD, net, federation, state, [2], local=dataclasses.replace(one, momentum=m))
         for m in (0.0, 0.9)
     )
-    assert_same(plain.client_states["control"], heavy.clients["control"])
+    assert_same(plain.client_states["control"], heavy.client_states["control"])
     change = tree.take(plain.uploads["model"], 0)
     control = tree.take(plain.client_states["control"], 0)
     assert_close(control, tree.map(lambda dy: -dy / one.lr, change), atol=1e-5, rtol=1e-3)

@@ -116,7 +116,7 @@ def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_n
             part = participate(method, net, federation, state, [client], engine=backend)
             assert_same(
                 client_row(states[t].clients["scored"], client),
-                client_row(part.clients["scored"], 0),
+                client_row(part.client_states["scored"], 0),
             )
             state = dataclasses.replace(state, server=client_row(part.uploads, 0))
         assert_same(states[t].server, state.server)

@@ -582,7 +582,7 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
     else:
         assert_same(ends, here.uploads["model"].values)
         merged, moved = (
-            m.aggregate(state.server, away.clients, None, away.uploads, weight, None)[0]
+            m.aggregate(state.server, away.client_states, None, away.uploads, weight, None)[0]
             for m in (method, SubFLOT())
         )
         assert_same(merged["model"], tree.masked_mean(state.server["model"], ends, mask, weight))
