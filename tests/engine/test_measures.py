@@ -216,7 +216,7 @@ def test_a_run_writes_what_it_is_asked_for(tmp_path):
     assert {*other.rounds} - {*plain.rounds} == {"common_accuracy", "server_accuracy"}
     (tmp_path / "a" / "common.csv").unlink()
     with pytest.raises(FedpflError, match=r"common\.csv is not as the run wrote it"):
-        load.read_run(tmp_path / "a").common  # noqa: B018
+        load.read_run(tmp_path / "a").cross_accuracy  # noqa: B018
 
 
 def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):

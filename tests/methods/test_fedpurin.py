@@ -326,7 +326,8 @@ def test_the_default_cutoff_breaks_the_equality(equal):
     for score in ("gradient", "delta"):
         off, on = (FedPURIN(tau=1.0, cutoff=cutoff, score=score) for cutoff in (-1.0, 1e-10))
         kept, lost = (
-            parts(m, net, dark, local=local)[1].clients["mask"]["conv.weight"] for m in (off, on)
+            parts(m, net, dark, local=local)[1].client_states["mask"]["conv.weight"]
+            for m in (off, on)
         )
         assert kept.all()
         assert not lost[..., 0].any()
@@ -372,7 +373,9 @@ def test_identical_clients_agree(method, net, federation):
             {**state.server, "round": torch.tensor(t)},
             torch.zeros(count, dtype=torch.long),
         )
-        uploads, clients = (tree.take(stacked, copies) for stacked in (part.uploads, part.clients))
+        uploads, clients = (
+            tree.take(stacked, copies) for stacked in (part.uploads, part.client_states)
+        )
         server, replied = method.aggregate(
             before, clients, None, uploads, torch.full((count,), 1 / count), None
         )
@@ -401,7 +404,7 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
         assert alone.all() if beta == 1 else (~alone).sum() > 2
         for k in range(len(cohort)):
             start = begins(own, server, client_row(replied, k))
-            for name, mask in client_row(part.clients["mask"], k).items():
+            for name, mask in client_row(part.client_states["mask"], k).items():
                 assert (
                     torch.equal(start[name][mask], sent[name][k][mask]) == bool(alone[k])
                     or not mask.any()
@@ -416,7 +419,7 @@ def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(
     cohort = COHORTS[0]
     _, part, server, replied = parts(method, net, federation, 1, cohort=cohort)
     sent = tree.unmask_received(part.uploads["model"])
-    masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.clients["mask"])], 1)
+    masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.client_states["mask"])], 1)
     table = brute(masks)
     pairs = table[~torch.eye(5, dtype=torch.bool)]
     threshold = pairs.mean() + 2 / 3 * (pairs.max() - pairs.mean())

@@ -88,8 +88,8 @@ def test_without_a_pull_the_global_model_never_moves(backend, net, federation):
     part = participate(
         method, net, federation, make_initial_state(method, net, 10, CPU), [2], engine=backend
     )
-    assert_same(only(part, "clients")["th"], only(alone, "uploads"))
-    assert differing(only(part, "clients")["th"], net.params)
+    assert_same(only(part, "client_states")["th"], only(alone, "uploads"))
+    assert differing(only(part, "client_states")["th"], net.params)
 
 
 def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_lengths(

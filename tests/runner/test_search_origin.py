@@ -362,12 +362,12 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
         == 0
     )
     found = runs(folder, trials=True, warn=lambda line: None)
-    assert sorted(bool(run.search) for run in found) == [False, True], (
+    assert sorted(bool(run.search_name) for run in found) == [False, True], (
         "of equal ones the one that is no trial"
     )
-    (trial,) = [run for run in found if run.search]
+    (trial,) = [run for run in found if run.search_name]
     (apart,) = (folder / "found").glob("search-*")
-    assert apart.name == f"search-{trial.search}"
+    assert apart.name == f"search-{trial.search_name}"
     shutil.move(apart, folder / "outputs" / "anywhere")
     for name in ("tables", "ls"):
         assert main([name, str(folder)]) == 0
