@@ -67,7 +67,7 @@ def measure(order: dict[str, Any]) -> dict[str, float]:
     # ---- One participation of each client, cohort by cohort
     local = engine.Local(1, batch, 0.01, 0.9)
     settings = engine.Engine(order["backend"], precision=order["precision"])
-    backend = engine.make(settings, net, device)
+    backend = engine.make_backend(settings, net, device)
     state = engine.make_initial_state(method, net, federation.clients, device)
     memory_before = harness.peak_memory()
     step_seconds = []

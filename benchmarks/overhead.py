@@ -20,7 +20,7 @@ from benchmarks import harness
 from benchmarks.harness import LOCAL, SEED, Task
 from fedpfl import engine
 from fedpfl.config import plan
-from fedpfl.engine.backends.selection import device as find_device
+from fedpfl.engine.backends.selection import find_device
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import METHODS
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     task = Task(samples=options.samples, data_dir=options.data)
     federation = task.federation().to(device)
     net = task.net(federation)
-    backend = engine.make(engine.Engine(precision=options.precision), net, device)
+    backend = engine.make_backend(engine.Engine(precision=options.precision), net, device)
     others = [name for name in options.methods.split(",") if name != "fedavg"]
     methods = {
         name: plan.check_config(harness.compose_config([f"method={name}"])).method

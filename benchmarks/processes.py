@@ -50,11 +50,13 @@ def measure(task: Task, workers: int, samples_lock: bool) -> float:
     Returns:
         Training samples per second, or the share of time in which the lock is held.
     """
-    ranks.join()
+    ranks.join_process_group()
     cpu = torch.device("cpu")
     federation = task.federation()
     net = task.net(federation)
-    backend = ranks.over(engine.make(engine.Engine("loop", workers=workers), net, cpu), cpu)
+    backend = ranks.distribute_backend(
+        engine.make_backend(engine.Engine("loop", workers=workers), net, cpu), cpu
+    )
     method = FedOBP(q=0.99993)
     *cohorts, warm_up_cohort = task.cohorts()
     state = engine.make_initial_state(method, net, federation.clients, cpu)
@@ -69,7 +71,7 @@ def measure(task: Task, workers: int, samples_lock: bool) -> float:
         )
     seconds = time.perf_counter() - start_time
     result = sampler.stop() if sampler else task.sample_steps(federation) / seconds
-    ranks.part()
+    ranks.leave_process_group()
     return result
 
 

@@ -27,7 +27,7 @@ from benchmarks import harness
 from benchmarks.harness import CORES, SHAPES, Task
 from benchmarks.variants import bare, fedpfl_backend, plain
 from fedpfl.engine import Engine
-from fedpfl.engine.backends.selection import device as find_device
+from fedpfl.engine.backends.selection import find_device
 
 VARIANTS = {
     "cpu": ("plain", "one by one", "loop fp32", "loop bf16", "bare fp32", "bare bf16"),

@@ -35,13 +35,13 @@ from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.methods import METHODS
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
-from fedpfl.testing.method_promises import PROMISES
+from fedpfl.testing.method_promises import METHOD_PROMISES
 from fedpfl.testing.network_promises import NETWORK_PROMISES, NetworkTrial
 from fedpfl.testing.partition_promises import PARTITION_PROMISES, PartitionTrial, make_samples
 from fedpfl.testing.promises import Promise, Untriable, Verdict, audit
 
 PROMISES_BY_KIND: dict[str, list[Promise]] = {
-    "method": PROMISES,
+    "method": METHOD_PROMISES,
     "model": NETWORK_PROMISES,
     "dataset": DATASET_PROMISES,
     "partition": PARTITION_PROMISES,

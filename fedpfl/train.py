@@ -58,7 +58,7 @@ def job(cfg: DictConfig) -> str | None:
     hydra_cfg = HydraConfig.get()
     path, alone = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.RUN
     try:
-        if hydra_cfg.job.chdir and ranks.launched():
+        if hydra_cfg.job.chdir and ranks.is_launched_by_torchrun():
             raise FedpflError(
                 "hydra.job.chdir must be false under torchrun: one process alone has the run directory"
             )
@@ -80,7 +80,7 @@ def job(cfg: DictConfig) -> str | None:
             _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
         raise fault from None
     except Exception:
-        if ranks.tells():
+        if ranks.should_report_error():
             raise
         sys.exit(1)
     finally:
@@ -100,7 +100,7 @@ def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
         raise FedpflError(
             f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
         )
-    if ranks.leads():
+    if ranks.is_main_process():
         print_notice(
             f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it"
         )
@@ -120,7 +120,7 @@ def _rehearse(words: Sequence[str]) -> None:
 
 
 def _tell(text: str) -> None:
-    if ranks.tells():
+    if ranks.should_report_error():
         print_notice(text)
 
 
@@ -143,7 +143,7 @@ def main() -> None:
         logging.captureWarnings(True)
         _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
-        ranks.join()
+        ranks.join_process_group()
         is_dry_run = DRY_RUN in sys.argv
         sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
         try:
@@ -160,9 +160,9 @@ def main() -> None:
         if is_dry_run:
             _rehearse(words)
             return
-        sys.argv[1:] = words if ranks.leads() else overrides.disable_hydra_files(words)
+        sys.argv[1:] = words if ranks.is_main_process() else overrides.disable_hydra_files(words)
         job()
-        ranks.part()
+        ranks.leave_process_group()
     except FedpflError as error:  # from a sweep; its lines are told
         sys.exit(EXIT_STATUS.get(type(error), 2))
     except KeyboardInterrupt as error:

@@ -65,7 +65,7 @@ class LockstepLauncher(Launcher):
             for index, overrides in enumerate(job_overrides)
         ]
         try:
-            returns = lockstep.Stage(self._jobs).play(jobs)
+            returns = lockstep.LockstepStage(self._jobs).play(jobs)
         finally:
             HydraConfig.instance().cfg = config_before  # jobs end in any order
         for job_return in returns:

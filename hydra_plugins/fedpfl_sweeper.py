@@ -70,7 +70,7 @@ class Sweeper(BasicSweeper):
         # This imports torch, which other Hydra programs need not wait for.
         from fedpfl.engine.backends import ranks
 
-        if ranks.launched():
+        if ranks.is_launched_by_torchrun():
             raise ValueError(
                 "torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN"
             )

@@ -80,7 +80,7 @@ def count_traffic_and_state(name: str) -> list[str]:
     net = models.build_network("cnn4", federation.shape, 10, 0, adapter=adapter)
     local = engine.Local(epochs=1, batch_size=4, lr=0.01)
     device = torch.device("cpu")
-    backend = engine.make(engine.Engine("loop"), net, device)
+    backend = engine.make_backend(engine.Engine("loop"), net, device)
     state = engine.make_initial_state(method, net, CLIENTS, device)
     setup = engine.RoundSetup(backend, method, federation, local, 0)
     for _ in range(2):

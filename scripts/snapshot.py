@@ -19,7 +19,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fedpfl.engine import Engine, FineTuning, make
+from fedpfl.engine import Engine, FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
@@ -45,7 +45,7 @@ def record_method(name: str, values: dict, norm: bool, backend_name: str) -> dic
     net = tiny(norm)
     engine = Engine(backend_name)
     states, outcomes = record_rounds(method, net, FEDERATION, COHORTS, engine=engine)
-    backend = make(engine, net, CPU)
+    backend = make_backend(engine, net, CPU)
     fine_tunings = {"plain": None, "tuned": FineTuning(LOCAL, Draws(0, "finetune", 2))}
     results = {
         "state": dict(enumerate(states[1:])),

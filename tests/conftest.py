@@ -322,7 +322,7 @@ def record_rounds(
     **more: Any,
 ) -> tuple[list[State], list[Outcome]]:
     """Play rounds; return copies of the states before and after each, and the outcomes."""
-    return toy.rounds(method, net, federation, cohorts, **more)
+    return toy.play_rounds(method, net, federation, cohorts, **more)
 
 
 def record_states(*args: Any, **kwargs: Any) -> list[State]:

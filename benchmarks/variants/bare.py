@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 def run_bare(task: Task, precision: str) -> dict[str, float]:
     """Train and evaluate each client on a thread of its own, the largest first."""
-    loop.keep_memory()
+    loop.keep_freed_memory()
     torch.set_num_threads(1)
     federation = task.federation()
     cohorts = task.cohorts()

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import CLIENTS, CORES, LOCAL, SEED, Task
 from fedpfl import engine
-from fedpfl.engine.backends.loop import Loop
+from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage
@@ -38,7 +38,7 @@ def run_rounds(
     # ---- Train
     federation = task.federation().to(device)
     net = task.net(federation)
-    backend = engine.make(engine_settings, net, device)
+    backend = engine.make_backend(engine_settings, net, device)
     clock = PartClock()
     clock.time_backend(backend)
     method = clock.time_hooks(METHOD)
@@ -66,7 +66,7 @@ def run_rounds(
             seconds = time.perf_counter() - start_time
 
     # ---- Times of hooks add up over threads, but for those at the server
-    threads = CORES if isinstance(backend, Loop) and device.type == "cpu" else 1
+    threads = CORES if isinstance(backend, LoopBackend) and device.type == "cpu" else 1
     part_seconds = {
         part: clock.seconds.get(part, 0.0) / threads for part in ("train", "evaluate", "hooks")
     }
@@ -94,7 +94,7 @@ def run_sweep(
     """Train a round of several runs of other seeds together, as a lockstep sweep does."""
     federation = task.federation().to(device)
     net = task.net(federation)
-    backend = engine.make(engine_settings, net, device)
+    backend = engine.make_backend(engine_settings, net, device)
     calls = []
     samples = 0
     for seed in range(run_count):
@@ -151,6 +151,6 @@ class PartClock:
 
     def time_backend(self, backend: engine.Backend) -> None:
         """Time the loop backend's training and evaluation; others overlap with a GPU's."""
-        if isinstance(backend, Loop):
+        if isinstance(backend, LoopBackend):
             backend._train = self.time_calls(backend._train, "train")  # type: ignore[method-assign]
             backend._evaluate = self.time_calls(backend._evaluate, "evaluate")  # type: ignore[method-assign]

@@ -33,7 +33,7 @@ from fedpfl.config.schema import (
 )
 from fedpfl.data import Augment, Federation, datasets, partition, provenance
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
-from fedpfl.engine.backends.selection import device as find_device
+from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.checks import (
     build_dataclass,
     checked_arguments,
@@ -50,7 +50,7 @@ from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
 from fedpfl.record.loggers import make_loggers
-from fedpfl.system import SYSTEMS, System, devices, stragglers
+from fedpfl.system import SYSTEMS, System, draw_devices, draw_stragglers
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _make_plan(config: dict[str, Any]) -> Plan:
         group: build_dataclass(schema, config[group], group) for group, schema in SCHEMAS.items()
     }
     device = find_device(settings.device)
-    engine.check(parts["engine"], device)
+    engine.require_supported(parts["engine"], device)
     make_loggers(config["logger"])  # raises for what cannot work
 
     # ---- Step 3: groups that choose a class or a function.
@@ -420,13 +420,13 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     if plan.system is None:
         return None
     seed, clients, amount = plan.settings.seed, federation.clients, plan.local.amount
-    own = devices(
+    own = draw_devices(
         plan.system,
         [*map(federation.partition_number, range(clients))],
         seed,
         Path(plan.settings.data_dir),
     )
-    return Clock(plan.system, own, stragglers(plan.system, clients, amount, seed))
+    return Clock(plan.system, own, draw_stragglers(plan.system, clients, amount, seed))
 
 
 def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ a store, no configuration, no report. `play_round` is where to begin reading.
 """
 
 from fedpfl.engine import measures
-from fedpfl.engine.backends.autotune import choose
+from fedpfl.engine.backends.autotune import choose_backend
 from fedpfl.engine.backends.backend import Backend, Engine
-from fedpfl.engine.backends.selection import check, make, slow
+from fedpfl.engine.backends.selection import make_backend, require_supported, slowness_notices
 from fedpfl.engine.clock import Clock, play_timed_round
 from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts, find_global_draws
 from fedpfl.engine.masks import compare_masks
@@ -33,21 +33,21 @@ __all__ = [
     "State",
     "Stopping",
     "Store",
-    "check",
-    "choose",
+    "choose_backend",
     "compare_masks",
     "count_participants",
     "draw_cohorts",
     "draw_secret_cohorts",
     "find_global_draws",
-    "make",
+    "make_backend",
     "make_initial_state",
     "make_privacy_state",
     "measures",
     "pick_cohort",
     "play_round",
     "play_timed_round",
-    "slow",
+    "require_supported",
+    "slowness_notices",
     "time_precisions",
     "untrained_upload",
     "unused_optimizer_text",

@@ -36,7 +36,7 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
         for client in state.rows.stored_clients[:MOST]:
             masks = checked_method.masks(state.server, state.client(client))
             local_masks.append({"client": torch.tensor(client), "masks": tree.to(masks, "cpu")})
-    all_masks = ranks.collect(local_masks) if state.rows.is_stored_here else local_masks
+    all_masks = ranks.gather_to_main(local_masks) if state.rows.is_stored_here else local_masks
     masks_by_client = {int(row["client"]): row["masks"] for row in all_masks}
     clients = sorted(masks_by_client)[:MOST]
     if not clients:

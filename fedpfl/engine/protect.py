@@ -13,7 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
-from fedpfl.privacy import Account, Secret, noise, protected
+from fedpfl.privacy import Account, Secret, clip_uploads, draw_noise
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def protect_uploads(
         clip = torch.tensor(initial_clip, dtype=torch.float64, device=device)
     # Poisson's mean divides by how many are expected: how many came would tell on them.
     divisor = present if privacy.sampling == "fixed" else account.cohort
-    uploads, bound = protected(uploads, center, clip, present / divisor)
+    uploads, bound = clip_uploads(uploads, center, clip, present / divisor)
 
     # ---- Add noise
     if account.noise:
         deviation = account.noise * float(clip) / divisor
-        round_noise = noise(center, deviation, secret, round_number)
+        round_noise = draw_noise(center, deviation, secret, round_number)
         uploads = tree.map(torch.add, uploads, round_noise)
 
     # ---- Move the bound towards the quantile of the norms

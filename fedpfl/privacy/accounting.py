@@ -58,7 +58,7 @@ class Account:
         own = self.privacy
         if own.noise is not None:
             return own.noise
-        dp = library()
+        dp = import_dp_accounting()
 
         def event(noise: float) -> Any:
             return dp.SelfComposedDpEvent(self._event(noise), self.rounds)
@@ -106,7 +106,7 @@ class Account:
         )
 
     def _fresh(self) -> Any:
-        dp = library()
+        dp = import_dp_accounting()
         relations = dp.NeighboringRelation
         fixed = self.privacy.sampling == "fixed"
         relation = relations.REPLACE_ONE if fixed else relations.ADD_OR_REMOVE_ONE
@@ -118,7 +118,7 @@ class Account:
 
     def _event(self, noise: float) -> Any:
         """Return what happens in a round."""
-        dp, fixed = library(), self.privacy.sampling == "fixed"
+        dp, fixed = import_dp_accounting(), self.privacy.sampling == "fixed"
         own = [dp.GaussianDpEvent(noise / (2 if fixed else 1))]
         if self.privacy.quantile is not None:
             own.append(dp.GaussianDpEvent(self.count_noise / (1 if fixed else 0.5)))
@@ -145,7 +145,7 @@ class Account:
         )
 
 
-def library() -> ModuleType:
+def import_dp_accounting() -> ModuleType:
     """Return dp_accounting. Raises FedpflError where it is not installed."""
     try:
         import dp_accounting

@@ -12,7 +12,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.privacy.secret import Secret
 
 
-class Bound(NamedTuple):
+class UpdateNorms(NamedTuple):
     """Tell of a cohort's updates how long they are, `[cohort]`, and which are longer than the
     bound.
     """
@@ -21,9 +21,9 @@ class Bound(NamedTuple):
     clipped: Tensor
 
 
-def protected(
+def clip_uploads(
     uploads: Tree, reference: Tree, clip: Tensor, scale: float = 1.0
-) -> tuple[Tree, Bound]:
+) -> tuple[Tree, UpdateNorms]:
     """Return uploads whose updates are at most `clip` long, and how long they were. An upload that
     is short enough stays as it is, bit for bit, at scale 1.
 
@@ -47,10 +47,10 @@ def protected(
         shorter = known + factors.to(upload.dtype).view(shape) * update
         return torch.where(kept.view(shape), upload, shorter) if scale == 1.0 else shorter
 
-    return tree.map(shortened, uploads, reference, updates), Bound(norms, ~kept)
+    return tree.map(shortened, uploads, reference, updates), UpdateNorms(norms, ~kept)
 
 
-def noise(like: Tree, deviation: float, secret: Secret, number: int) -> Tree:
+def draw_noise(like: Tree, deviation: float, secret: Secret, number: int) -> Tree:
     """Return independent Gaussian numbers of a round, in the form of `like`.
 
     deviation: their standard deviation. number: of the round.

@@ -67,8 +67,8 @@ class Privacy(Checked):
             )
 
 
-def none() -> None:
+def no_privacy() -> None:
     """Protect nothing."""
 
 
-PRIVACIES: dict[str, Callable[..., Privacy | None]] = {"none": none, "client": Privacy}
+PRIVACIES: dict[str, Callable[..., Privacy | None]] = {"none": no_privacy, "client": Privacy}

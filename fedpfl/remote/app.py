@@ -189,7 +189,7 @@ def make_node(
             raise FedpflError(f"there is no client {client}: the federation has {client_count}")
     key = compatibility_key(run)
     return Node(
-        backend=engine.make(run.engine, run.net, run.device),
+        backend=engine.make_backend(run.engine, run.net, run.device),
         method=run.method,
         federation=run.federation,
         compatibility_key=key,

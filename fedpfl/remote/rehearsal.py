@@ -16,7 +16,7 @@ from fedpfl.engine import (
     Local,
     RoundSetup,
     State,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -62,7 +62,7 @@ def find_unsent_needs(run: Run) -> str:
     federation = run.federation.select_clients(sorted(largest_clients))
     clients = [*range(federation.clients)]
     one_step = replace(run.local, epochs=None, steps=1)
-    backend = make(Engine("loop"), run.net, run.device)
+    backend = make_backend(Engine("loop"), run.net, run.device)
     initial_state = make_initial_state(
         run.method, run.net, len(clients), run.device, stopping=run.stopping.early
     )

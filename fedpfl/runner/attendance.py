@@ -28,7 +28,7 @@ def find_trained_clients(state: engine.State) -> set[int]:
     if not rows.is_stored_here:
         return set(local_clients)
     # Each process knows its own clients alone where states are sharded.
-    by_process = ranks.share(ranks.collect([local_clients]))
+    by_process = ranks.broadcast_value(ranks.gather_to_main([local_clients]))
     return {client for clients in by_process for client in clients}
 
 

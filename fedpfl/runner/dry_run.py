@@ -231,7 +231,7 @@ def rehearse_run(plan: Plan, path: Path, cache: RunCache) -> Rehearsal:
     forecast = cache.share(("forecast", plan.identity), lambda: timing.forecast_run(run, state))
 
     # ---- Step 2: the lines that the run itself would begin with
-    backend = engine.choose(run.engine, run.net, run.device)
+    backend = engine.choose_backend(run.engine, run.net, run.device)
     state_bytes = sum(map(tree.nbytes, state.rows.trees))
     outlook = RunOutlook(
         path=path,
@@ -250,7 +250,7 @@ def rehearse_run(plan: Plan, path: Path, cache: RunCache) -> Rehearsal:
     notes = [
         *run.notes,
         warn_if_few_train(run, needs.clients),
-        *engine.slow(run.engine, run.device),
+        *engine.slowness_notices(run.engine, run.device),
         *warn_of_shortage(run, existing_folder, needs, state_bytes),
     ]
     lines.extend(filter(None, notes))

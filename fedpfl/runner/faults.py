@@ -91,7 +91,7 @@ def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | No
 
 def _find_memory_advice(error: BaseException) -> tuple[str, str]:
     """Return what was too large, by the innermost file of ours, and what to do about it."""
-    for file, _, _ in reversed(ranks.frames(error)):
+    for file, _, _ in reversed(ranks.error_frames(error)):
         for folder, advice in MEMORY_ADVICE.items():
             if folder in file.replace(os.sep, "/"):
                 return advice
@@ -103,7 +103,7 @@ def _find_failed_hook(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
     method_name = OmegaConf.select(cfg, "method.name")
     if method_name not in METHODS:
         return "", ""
-    return ranks.blamed(error, METHODS[method_name]) or ("", "")
+    return ranks.find_blamed_hook(error, METHODS[method_name]) or ("", "")
 
 
 def _explain_method_error(

@@ -251,7 +251,7 @@ def introduce_run(
     few_train = warn_if_few_train(run, needs.clients)
     if few_train:
         notes.append(few_train)
-    notes += engine.slow(run.engine, run.device)
+    notes += engine.slowness_notices(run.engine, run.device)
     if pace and not pace.pays:
         notes.append(f"slow: {pace}; use engine.precision=fp32")
     notes += warn_of_shortage(run, directory.path, needs, state_bytes)

@@ -33,7 +33,7 @@ from fedpfl.config.plan import (
 )
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
-from fedpfl.engine.backends.selection import device as find_device
+from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
@@ -228,7 +228,7 @@ def _read_request(
     callbacks: Sequence[Callback],
 ) -> RunRequest:
     """Compose the configuration of one run. Raises FedpflError."""
-    if ranks.launched():
+    if ranks.is_launched_by_torchrun():
         raise FedpflError("fedpfl.run is for one process; under torchrun use -m fedpfl.train")
     for callback in callbacks:
         if not isinstance(callback, Callback):

@@ -42,13 +42,13 @@ def open_directory(run: Run, path: Path) -> AbstractContextManager[Any]:
     """Open the run's directory; processes beside the first get a stand-in. Raises FedpflError."""
     identity_and_seed = f"{run.identity}-seed{run.settings.seed}"
     code = digest_code(run)
-    ranks.agree(
+    ranks.require_same_facts(
         configuration=identity_and_seed,
         data=run.fingerprint,
         code=code,
         torch=torch.__version__,
     )
-    if not ranks.leads():
+    if not ranks.is_main_process():
         return NullRunDirectory(path)
     return RunDirectory.open(
         path,
@@ -69,7 +69,7 @@ def digest_code(run: Plan) -> dict[str, str]:
 
 def is_finished(directory: RunDirectory | NullRunDirectory) -> bool:
     """Return whether the run is finished already."""
-    return ranks.share(directory.status) == "finished"
+    return ranks.broadcast_value(directory.status) == "finished"
 
 
 def add_secret(run: Run, progress: Progress) -> Run:
@@ -86,7 +86,7 @@ def add_secret(run: Run, progress: Progress) -> Run:
     elif not run.account.noise:  # nothing is promised
         secret = Secret.of_seed(run.settings.seed)
     else:
-        secret = Secret(bytes.fromhex(ranks.share(progress.directory.secret())))
+        secret = Secret(bytes.fromhex(ranks.broadcast_value(progress.directory.secret())))
     # Equal noise in two runs would cancel in their difference, so each run has noise of its own
     # even where the key is the same.
     code = sorted(digest_code(run).items())
@@ -117,7 +117,9 @@ def restore_state(
     # ---- Step 1: a fresh state, whose rows the checkpoint overwrites.
     file = (path or Path()) / "state.pt"
     storage = RowStorage(
-        store=run.state, folder=path, is_stored_here=ranks.mine if run.state.sharded else None
+        store=run.state,
+        folder=path,
+        is_stored_here=ranks.is_stored_here if run.state.sharded else None,
     )
     state = engine.make_initial_state(
         method=run.method,
@@ -135,7 +137,7 @@ def restore_state(
     # ---- Step 2: client states, block by block.
     if checkpoint and "rows" not in checkpoint:
         raise damaged_error(file, "is of an older version")
-    blocks = ranks.share_each(checkpoint.pop("rows", []))
+    blocks = ranks.broadcast_each(checkpoint.pop("rows", []))
     for block in blocks:
         one_client = tree.take(tree.drop(block, ["who"]), 0)
         if tree.specs(one_client) != tree.specs(state.rows.initial):
@@ -143,7 +145,7 @@ def restore_state(
         state.rows.load_([block])
 
     # ---- Step 3: the server's state.
-    saved = ranks.share({key: checkpoint.pop(key, {}) for key in ("round", *STATE_TREES)})
+    saved = ranks.broadcast_value({key: checkpoint.pop(key, {}) for key in ("round", *STATE_TREES)})
     if not saved["round"]:
         return state
     trees = {name: tree.clone(tree.to(saved[name], run.device)) for name in STATE_TREES}
@@ -197,7 +199,9 @@ class Progress:
         checkpoint = directory.restore(shorter_run) or {}
         state = restore_state(run, checkpoint, directory.path, keep_local)
         empty = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
-        saved = ranks.share({key: checkpoint.get(key, value) for key, value in empty.items()})
+        saved = ranks.broadcast_value(
+            {key: checkpoint.get(key, value) for key, value in empty.items()}
+        )
         return cls(
             run=run,
             directory=directory,
@@ -245,7 +249,7 @@ class Progress:
             is_due = settings.keep
         else:
             is_due = settings.is_due(time.monotonic() - self._saved_at, self._save_seconds)
-        if ranks.share(is_due):
+        if ranks.broadcast_value(is_due):
             self.save()
 
     def save_if_left(self) -> None:
@@ -261,7 +265,7 @@ class Progress:
         rows = self.state.rows
         saved_rows = rows.saved()
         if rows.is_stored_here:
-            saved_rows = ranks.collect(saved_rows)
+            saved_rows = ranks.gather_to_main(saved_rows)
         self.directory.checkpoint(
             {
                 "round": self.state.round,
@@ -290,7 +294,7 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
         FedpflError: where it is no shorter run of the same settings, seed, data and method.
     """
     settings = run.settings
-    if not settings.extend or not ranks.leads():
+    if not settings.extend or not ranks.is_main_process():
         return None
     path = Path(settings.extend).expanduser()
     summary, checkpoint = rundir.read_finished_run(path)

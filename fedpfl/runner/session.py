@@ -58,21 +58,21 @@ def play_session(
         FedpflError: for what is wrong with the configuration, the directory or the training.
     """
     started = time.monotonic()
-    stage = lockstep.stage.get()
+    stage = lockstep.current_stage.get()
 
     # ---- Step 1: read the data and build the run. Processes under torchrun share process 0's path.
-    path = Path(ranks.share(str(path)))
+    path = Path(ranks.broadcast_value(str(path)))
     run = build_run(check_config(cfg), stage.share if stage else share_nothing)
     needs = estimate_needs(run)
     remote_backend = make_remote_backend(run) if make_remote_backend else None
     plugin_callbacks: list[Callback] = []
-    if ranks.leads():
+    if ranks.is_main_process():
         plugin_callbacks = plugins.make_callbacks(run.config["plugins"])
     shorter_run = resume.load_shorter_run(run)
 
     with resume.open_directory(run, path) as directory:
         if resume.is_finished(directory):
-            if ranks.leads():
+            if ranks.is_main_process():
                 header.report_finished(directory, quiet)
             if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
                 raise TrialPruned("given up")
@@ -95,7 +95,7 @@ def play_session(
 
         # ---- Step 3: only the first process tells of the run.
         run_callbacks = Callbacks()
-        if ranks.leads():
+        if ranks.is_main_process():
             # In lockstep and at nodes the time of a round depends on others.
             is_timed = not (stage or remote_backend) and timing.is_worth_timing(
                 run, progress.state.round
@@ -195,7 +195,7 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
 
 
 def _make_backend(
-    run: Run, stage: lockstep.Stage | None, recorded_engine: dict[str, Any]
+    run: Run, stage: lockstep.LockstepStage | None, recorded_engine: dict[str, Any]
 ) -> engine.Backend:
     """Return the backend that computes a run's clients.
 
@@ -211,13 +211,13 @@ def _make_backend(
     if recorded_engine.get("device") == run.device.type:
         resumed_engine = tree.select(recorded_engine, AUTOTUNED_KEYS)
     make = partial(
-        engine.choose,
+        engine.choose_backend,
         run.engine,
         run.net,
         run.device,
         resumed_engine,
-        partial(ranks.over, device=run.device),
-        ranks.share,
+        partial(ranks.distribute_backend, device=run.device),
+        ranks.broadcast_value,
     )
     if stage is None:
         return make()
@@ -232,7 +232,7 @@ def _make_backend(
         run.device,
         *resumed_engine.values(),
     )
-    return lockstep.Shared(stage, stage.share(key, make))
+    return lockstep.LockstepBackend(stage, stage.share(key, make))
 
 
 def _engine_record(run: Run, backend: engine.Backend) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class _Stopwatch:
         self._state = state
         self._local = run.local.for_round(state.round + 1, run.settings.rounds)
         self._draws = Draws(run.settings.seed, "timing", state.round)
-        self._backend = engine.make(run.engine, run.net.copy(), run.device)
+        self._backend = engine.make_backend(run.engine, run.net.copy(), run.device)
         self._method = copy.deepcopy(run.method)
         self._phases: list[Phase] = []  # those of the last timed training
         self._turns = self._plan_turns()
@@ -110,7 +110,7 @@ class _Stopwatch:
             return run.cohort
         if run.device.type != "cpu":
             return 1
-        return min(run.engine.workers or ranks.cores(), run.federation.clients)
+        return min(run.engine.workers or ranks.available_cores(), run.federation.clients)
 
     def forecast(self) -> Forecast:
         """Return the seconds of a round and of evaluations."""

@@ -63,7 +63,7 @@ class System(Checked):
     late: Literal["drop", "partial"] = "drop"
     over: Annotated[float, AtLeast(1)] = 1.0
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.0
-    stragglers: Annotated[float, Between(0, 1)] = 0.0
+    draw_stragglers: Annotated[float, Between(0, 1)] = 0.0
     least: Annotated[int, AtLeast(1)] = 1
 
     def __post_init__(self) -> None:
@@ -89,14 +89,14 @@ class System(Checked):
         return self.profile not in PROFILES
 
 
-def none() -> None:
+def no_system() -> None:
     """Simulate nothing."""
 
 
-SYSTEMS = {"none": none, "simulated": System}
+SYSTEMS = {"none": no_system, "simulated": System}
 
 
-def devices(system: System, numbers: Sequence[int], seed: int, folder: Path) -> list[Device]:
+def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path) -> list[Device]:
     """Return the devices of the clients with these numbers in the partition; what others have
     changes nothing.
 
@@ -106,7 +106,7 @@ def devices(system: System, numbers: Sequence[int], seed: int, folder: Path) -> 
     """
     if system.file:
         place = folder / system.profile
-        table = read(place if place.exists() else Path(system.profile).expanduser())
+        table = read_devices(place if place.exists() else Path(system.profile).expanduser())
         if missing := sorted({*numbers} - {*table}):
             raise FedpflError(
                 f"system.profile: {system.profile} has no row for client {missing[0]}; add it"
@@ -126,7 +126,7 @@ def devices(system: System, numbers: Sequence[int], seed: int, folder: Path) -> 
     return found
 
 
-def read(path: Path) -> dict[int, Device]:
+def read_devices(path: Path) -> dict[int, Device]:
     """Read the devices of a CSV file with columns client, speed, down, up and perhaps availability,
     by client.
 
@@ -185,7 +185,7 @@ def _row(row: dict[str, str | None], place: str) -> tuple[int, Device]:
     return int(values.pop("client")), Device(**values)
 
 
-def stragglers(system: System, clients: int, amount: int, seed: int) -> dict[int, int]:
+def draw_stragglers(system: System, clients: int, amount: int, seed: int) -> dict[int, int]:
     """Draw who trains less than `amount` epochs, and how much: uniform from `least` to below it,
     for good.
     """

@@ -20,11 +20,11 @@ from fedpfl.engine import (
     FineTuning,
     RoundSetup,
     State,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
-from fedpfl.engine.backends.ranks import blamed
+from fedpfl.engine.backends.ranks import find_blamed_hook
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws, generator
 from fedpfl.engine.training.jobs import EvalJob
@@ -46,20 +46,20 @@ from fedpfl.testing.toy import (
     LOCAL,
     NUDGES,
     TEST,
+    MethodTrial,
     Nudged,
-    Trial,
-    agree,
     as_engine,
-    close,
     flatten,
     participate,
-    rounds,
-    same,
-    small,
+    play_rounds,
+    require_close,
+    require_equal,
+    require_rounds_agree,
+    tiny_federation,
 )
 
-PROMISES: list[Promise] = []
-promise = promise_in(PROMISES)
+METHOD_PROMISES: list[Promise] = []
+promise = promise_in(METHOD_PROMISES)
 
 STATEFUL = (
     "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module; keep it in "
@@ -78,7 +78,7 @@ AMPLIFIED = (
 
 
 @promise("hooks answer in the right form and change no argument", "", engines=BACKENDS)
-def keeps_form(trial: Trial, engine: str) -> None:
+def keeps_form(trial: MethodTrial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
     states, _ = trial.played(engine)  # which raises MethodError where an answer has another form
     for path, leaf in flatten([trial.brought(engine).client_states, *states]).items():
@@ -92,7 +92,7 @@ def keeps_form(trial: Trial, engine: str) -> None:
     "nothing is stored on the method",
     "hyperparameters alone are fields; what a round finds out goes into the client's or the server's state",
 )
-def is_frozen(trial: Trial) -> None:
+def is_frozen(trial: MethodTrial) -> None:
     """A method is a frozen, hashable dataclass of hyperparameters, also after two rounds."""
     method = trial.method
     trial.played("loop")
@@ -113,11 +113,11 @@ def is_frozen(trial: Trial) -> None:
     "draw in `sample`, or in `turns` or `init_clients`, which are given a generator too",
     engines=BACKENDS,
 )
-def draws_from_what_is_given(trial: Trial, engine: str) -> None:
+def draws_from_what_is_given(trial: MethodTrial, engine: str) -> None:
     """Neither torch's, nor NumPy's, nor Python's."""
     end = trial.played(engine)[0][-1]
-    make(as_engine(engine), trial.net(), CPU).evaluate(
-        EvalCall(trial.method, small(), end, EVERYONE)
+    make_backend(as_engine(engine), trial.net(), CPU).evaluate(
+        EvalCall(trial.method, tiny_federation(), end, EVERYONE)
     )
     if names := find_global_draws(trial.method):
         raise Unkept(f"draws from the generators of the process, of {', '.join(names)}")
@@ -126,24 +126,24 @@ def draws_from_what_is_given(trial: Trial, engine: str) -> None:
 @promise(
     "a run is the same bit for bit again, however often it is evaluated", STATEFUL, engines=BACKENDS
 )
-def runs_repeat(trial: Trial, engine: str) -> None:
+def runs_repeat(trial: MethodTrial, engine: str) -> None:
     """Evaluations before each round change nothing that follows."""
     runner, state = (
-        make(as_engine(engine), trial.net(), CPU),
-        make_initial_state(trial.method, trial.net(), small().clients, CPU),
+        make_backend(as_engine(engine), trial.net(), CPU),
+        make_initial_state(trial.method, trial.net(), tiny_federation().clients, CPU),
     )
     for t, cohort in enumerate(COHORTS):
         for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", state.round))):
-            runner.evaluate(EvalCall(trial.method, small(), state, EVERYONE, tuning))
+            runner.evaluate(EvalCall(trial.method, tiny_federation(), state, EVERYONE, tuning))
         state, outcome = play_round(
-            RoundSetup(runner, trial.method, small(), LOCAL, 0), state, cohort
+            RoundSetup(runner, trial.method, tiny_federation(), LOCAL, 0), state, cohort
         )
-        known, told = trial.result(engine, t)
+        known, find_sent_entries = trial.result(engine, t)
         told_again = {"state": state, "loss": outcome.loss, "after": outcome.after}
-        same(
+        require_equal(
             f"round {t + 1} again",
             told_again,
-            {"state": known, "loss": told.loss, "after": told.after},
+            {"state": known, "loss": find_sent_entries.loss, "after": find_sent_entries.after},
         )
 
 
@@ -152,20 +152,21 @@ def runs_repeat(trial: Trial, engine: str) -> None:
     STATEFUL,
     engines=BACKENDS,
 )
-def asking_changes_nothing(trial: Trial, engine: str) -> None:
+def asking_changes_nothing(trial: MethodTrial, engine: str) -> None:
     """The engine keeps what comes back, or does not; the network stays as it is."""
     method, net = trial.method, trial.net(norm=True)
     middle, end = (copy.deepcopy(trial.played(engine, norm=True)[0][t]) for t in (1, -1))
-    kept, runner = copy.deepcopy((middle, end)), make(as_engine(engine), net, CPU)
-    participate(method, net, small(), middle, COHORTS[1], engine=engine)
+    kept, runner = copy.deepcopy((middle, end)), make_backend(as_engine(engine), net, CPU)
+    participate(method, net, tiny_federation(), middle, COHORTS[1], engine=engine)
     for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 2))):
         once, twice = (
-            runner.evaluate(EvalCall(method, small(), end, EVERYONE, tuning)) for _ in range(2)
+            runner.evaluate(EvalCall(method, tiny_federation(), end, EVERYONE, tuning))
+            for _ in range(2)
         )
-        same("evaluated again", once, twice)
-    same("the state of a round", middle, kept[0])
-    same("the state of a round", end, kept[1])
-    same(
+        require_equal("evaluated again", once, twice)
+    require_equal("the state of a round", middle, kept[0])
+    require_equal("the state of a round", end, kept[1])
+    require_equal(
         "the network",
         net.params | net.buffers,
         trial.net(norm=True).params | trial.net(norm=True).buffers,
@@ -173,83 +174,83 @@ def asking_changes_nothing(trial: Trial, engine: str) -> None:
 
 
 @promise("both backends agree", PADDED)
-def backends_agree(trial: Trial) -> None:
+def backends_agree(trial: MethodTrial) -> None:
     """A round on the batched backend is that on the loop backend."""
     for t in range(len(COHORTS)):
-        agree(
+        require_rounds_agree(
             f"after round {t + 1}", trial.result("loop", t), trial.replayed("batched", t), **AGREE
         )
 
 
 @promise("both backends agree with batch normalisation", PADDED)
-def backends_agree_with_norm(trial: Trial) -> None:
+def backends_agree_with_norm(trial: MethodTrial) -> None:
     """Short last batches are padded on the batched backend; the running statistics agree too."""
     for t in range(len(COHORTS)):
         one, other = trial.result("loop", t, norm=True), trial.replayed("batched", t, norm=True)
-        agree(f"after round {t + 1}", one, other, atol=1e-5, rtol=1e-3)
+        require_rounds_agree(f"after round {t + 1}", one, other, atol=1e-5, rtol=1e-3)
 
 
 @promise("both backends agree in evaluating all clients", PADDED)
-def backends_agree_in_evaluation(trial: Trial) -> None:
+def backends_agree_in_evaluation(trial: MethodTrial) -> None:
     """Personal models, and copies fine-tuned, have the same test results."""
     for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 2))):
         loop, batched = (trial.judged(name, tuning) for name in BACKENDS)
         what = "after fine-tuning" if tuning else "evaluated"
-        same(
+        require_equal(
             f"{what}, correct predictions",
             [loop.correct, loop.total],
             [batched.correct, batched.total],
         )
-        close(f"{what}, test loss", loop.loss, batched.loss, 1e-4, 1e-4)
+        require_close(f"{what}, test loss", loop.loss, batched.loss, 1e-4, 1e-4)
         if loop.total.tolist() != list(TEST):
             raise Unkept(f"{what}: {loop.total.tolist()} test samples instead of {list(TEST)}")
 
 
 @promise("how many clients train at once does not matter (engine.width)", STATEFUL)
-def width_does_not_matter(trial: Trial) -> None:
+def width_does_not_matter(trial: MethodTrial) -> None:
     """Slices of the cohort give what the whole does, within rounding."""
     for width in (1, 3):
         other = trial.replayed(Engine("batched", width=width), 1, of="batched")
-        agree(f"{width} at a time", trial.result("batched", 1), other, **AGREE)
+        require_rounds_agree(f"{width} at a time", trial.result("batched", 1), other, **AGREE)
 
 
 @promise("the number of workers does not change a bit", STATEFUL)
-def workers_do_not_matter(trial: Trial) -> None:
+def workers_do_not_matter(trial: MethodTrial) -> None:
     """Nor does the order in which they come to the clients."""
     for workers in (1, 3):
         other = trial.replayed(Engine("loop", workers=workers), 1)[0]
-        same(f"with {workers} workers", other, trial.result("loop", 1)[0])
+        require_equal(f"with {workers} workers", other, trial.result("loop", 1)[0])
 
 
 @promise("the order of the cohort does not matter", STATEFUL, engines=BACKENDS)
-def order_does_not_matter(trial: Trial, engine: str) -> None:
+def order_does_not_matter(trial: MethodTrial, engine: str) -> None:
     """What clients bring back is the same, bit for bit."""
     straight, mixed = [0, 1, 4, 5], [1, 5, 4, 0]
     again = trial.replayed(engine, 1, of=engine, cohort=mixed)
-    same("in another order", again[0], trial.result(engine, 1)[0])
-    same("in another order, training loss", again[1].loss, trial.result(engine, 1)[1].loss)
+    require_equal("in another order", again[0], trial.result(engine, 1)[0])
+    require_equal("in another order, training loss", again[1].loss, trial.result(engine, 1)[1].loss)
     state, net = trial.played(engine)[0][1], trial.net()
     one, other = (
-        participate(trial.method, net, small(), state, cohort, engine=engine, of=straight)
+        participate(trial.method, net, tiny_federation(), state, cohort, engine=engine, of=straight)
         for cohort in (straight, mixed)
     )
     for place, client in enumerate(straight):
         what = f"what client {client} brings back in another order"
-        same(what, tree.take(one, place), tree.take(other, mixed.index(client)))
+        require_equal(what, tree.take(one, place), tree.take(other, mixed.index(client)))
 
 
 @promise("what a client brings back does not depend on its cohort", STATEFUL)
-def clients_are_apart(trial: Trial) -> None:
+def clients_are_apart(trial: MethodTrial) -> None:
     """Bit for bit on the loop backend, within rounding on the batched one, whose matrix products
     change width.
     """
     net = trial.net()
     for engine in BACKENDS:
         state = trial.played(engine)[0][1]
-        together = participate(trial.method, net, small(), state, EVERYONE, engine=engine)
+        together = participate(trial.method, net, tiny_federation(), state, EVERYONE, engine=engine)
         for client in (0, 1, 2):
             alone = participate(
-                trial.method, net, small(), state, [client], engine=engine, of=EVERYONE
+                trial.method, net, tiny_federation(), state, [client], engine=engine, of=EVERYONE
             )
             a, b, what = (
                 tree.take(together, client),
@@ -257,9 +258,9 @@ def clients_are_apart(trial: Trial) -> None:
                 f"what client {client} brings back alone",
             )
             if engine == "loop":
-                same(what, a, b)
+                require_equal(what, a, b)
             else:
-                close(
+                require_close(
                     what, a._replace(before={}, after={}), b._replace(before={}, after={}), **AGREE
                 )
 
@@ -269,7 +270,7 @@ def clients_are_apart(trial: Trial) -> None:
     "`loss` or a Phase's function uses entries of the server's state that `download` does not send; send them, or keep "
     "them in the client's state",
 )
-def sees_what_was_sent(trial: Trial) -> None:
+def sees_what_was_sent(trial: MethodTrial) -> None:
     """With nan in the rest of the server's state, nothing changes."""
     method, net = trial.method, trial.net()
     first, *states = trial.played("loop")[0]
@@ -277,13 +278,13 @@ def sees_what_was_sent(trial: Trial) -> None:
         for number in EVERYONE:
             client = trial.entered(net, state, number)
             other, start = (
-                poisoned(method, first.server, state.server, client),
+                poison_unsent(method, first.server, state.server, client),
                 method._begin(state.server, client),
             )
-            shard = make_shard(small(), number, LOCAL.batch_size, Draws(0, "train", 1))
+            shard = make_shard(tiny_federation(), number, LOCAL.batch_size, Draws(0, "train", 1))
             for phase, _ in with_epoch_numbers(method.phases(state.server, client, start, 2)):
                 seen, known = (
-                    one_step(
+                    take_first_step(
                         method,
                         phase,
                         net.bind(state.buffers(number), True),
@@ -294,18 +295,18 @@ def sees_what_was_sent(trial: Trial) -> None:
                     )
                     for server in (other, state.server)
                 )
-                same(f"a step of client {number} without what is not sent", seen, known)
+                require_equal(f"a step of client {number} without what is not sent", seen, known)
 
 
 @promise(
     "the server sees no more than `server_sees` says",
     "set `server_sees` on the class to what it does see (fedpfl/methods/shared/method.py)",
 )
-def sees_what_it_says(trial: Trial) -> None:
+def sees_what_it_says(trial: MethodTrial) -> None:
     """With clients' states spoilt, or the mean in the place of each upload, its hooks answer the
     same.
     """
-    said, (seen, hook) = trial.method.server_sees, server_sees(trial)
+    said, (seen, hook) = trial.method.server_sees, find_server_view(trial)
     if said not in SEES:
         raise Unkept(f"server_sees is {said!r}; it must be one of {', '.join(map(repr, SEES))}")
     if SEES.index(said) < SEES.index(seen):
@@ -317,10 +318,10 @@ def sees_what_it_says(trial: Trial) -> None:
     "return the same mixture of `statistics`, or tell users that they stay as they are (docs/design.md#a-method)",
     binding=False,
 )
-def statistics_are_mixed(trial: Trial) -> None:
+def statistics_are_mixed(trial: MethodTrial) -> None:
     """Where `before_turn` returns entries of the network, it returns statistics too."""
     net, state = trial.net(norm=True), trial.played("loop", norm=True)[0][1]
-    call = TrainCall(trial.method, small(), state, EVERYONE, LOCAL, Draws(0, "train", 2))
+    call = TrainCall(trial.method, tiny_federation(), state, EVERYONE, LOCAL, Draws(0, "train", 2))
     paths = [path for path, _ in tree.items(with_before_turn(call).overlay or {})]
     models, statistics = (
         [path for path in paths if f".{path}".endswith(tuple(f".{name}" for name in names))]
@@ -336,27 +337,27 @@ def statistics_are_mixed(trial: Trial) -> None:
     engines=BACKENDS,
     binding=False,
 )
-def bf16_is_near(trial: Trial, engine: str) -> None:
+def bf16_is_near(trial: MethodTrial, engine: str) -> None:
     """Personal models after a round are within 0.02 and 5 % of each other."""
     method, net = trial.method, trial.net()
-    state = rounds(method, net, small(), COHORTS[:1], engine=f"{engine}-bf16")[0][-1]
+    state = play_rounds(method, net, tiny_federation(), COHORTS[:1], engine=f"{engine}-bf16")[0][-1]
     known = trial.played(engine)[0][1]
     own, exact = flatten(state), flatten(known)
     if wrong := [path for path in own if own[path].dtype != exact[path].dtype]:
         raise Unkept(f"{wrong[0]} is {own[wrong[0]].dtype} in bf16")
     bf16 = partial(torch.autocast, "cpu", torch.bfloat16)
-    low = [personal(method, net, state, client, bf16) for client in EVERYONE]
-    high = [personal(method, net, known, client) for client in EVERYONE]
-    close("personal models", low, high, atol=0.02, rtol=0.05)
+    low = [personal_model(method, net, state, client, bf16) for client in EVERYONE]
+    high = [personal_model(method, net, known, client) for client in EVERYONE]
+    require_close("personal models", low, high, atol=0.02, rtol=0.05)
 
 
-def personal(
+def personal_model(
     method: Method, net: Net, state: State, client: int, autocast: Autocast = nullcontext
 ) -> Tree:
     """Return the model by which a client is evaluated."""
     job = next(
         run_evaluation(
-            with_before_turn(EvalCall(method, small(), state, [client])),
+            with_before_turn(EvalCall(method, tiny_federation(), state, [client])),
             OneClient(client),
             net,
             autocast,
@@ -366,7 +367,7 @@ def personal(
     return job.params
 
 
-def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
+def find_sent_entries(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     """Return which entries of the server's state travel down to a client, by the gradient of what
     travels: by leaf.
     """
@@ -384,7 +385,7 @@ def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     ]
 
 
-def poisoned(method: Method, first: Tree, server: Tree, client: dict[str, Tree]) -> Tree:
+def poison_unsent(method: Method, first: Tree, server: Tree, client: dict[str, Tree]) -> Tree:
     """Return the server's state with nan in every float that the client was not told.
 
     It knows from the beginning what is still as `init` made it, which is in `first`.
@@ -394,10 +395,12 @@ def poisoned(method: Method, first: Tree, server: Tree, client: dict[str, Tree])
         known = not leaf.is_floating_point() or torch.equal(leaf, old)
         return leaf if known else torch.where(sent, leaf, torch.nan)
 
-    return tree.map(poison, server, first, tree.rebuild(server, told(method, server, client)))
+    return tree.map(
+        poison, server, first, tree.rebuild(server, find_sent_entries(method, server, client))
+    )
 
 
-def one_step(
+def take_first_step(
     method: Method,
     phase: Any,
     bound: Any,
@@ -434,7 +437,7 @@ def one_step(
 
 
 @cache
-def server_sees(trial: Trial) -> tuple[str, str]:
+def find_server_view(trial: MethodTrial) -> tuple[str, str]:
     """Return what the server of a method sees on the tiny federation, one of SEES, and which hook
     shows it.
     """
@@ -445,7 +448,7 @@ def server_sees(trial: Trial) -> tuple[str, str]:
     return (each, hook) if hook else (mean, "")
 
 
-def _reads_states(trial: Trial) -> str:
+def _reads_states(trial: MethodTrial) -> str:
     """Name the hook of the server's that answers something else where clients' states are spoilt;
     "" if none does.
     """
@@ -472,12 +475,16 @@ def _reads_states(trial: Trial) -> str:
         return "before_turn"
     for number in cohort:
         client = trial.entered(trial.net(), state, number)
-        told = {*known, *laid, *method.sample(state.server, Draws(0, "train", 2).server(number))}
+        find_sent_entries = {
+            *known,
+            *laid,
+            *method.sample(state.server, Draws(0, "train", 2).server(number)),
+        }
 
         def sent(client: dict[str, Tree]) -> Tree:
             return method.download(state.server, method.prepare(state.server, client))
 
-        if not _answers(sent(client), sent, _spoilt(client, told)):
+        if not _answers(sent(client), sent, _spoilt(client, find_sent_entries)):
             return "download"
     aggregate, clients, uploads = _aggregation(trial)
     if not _answers(
@@ -487,7 +494,7 @@ def _reads_states(trial: Trial) -> str:
     return ""
 
 
-def _reads_each(trial: Trial) -> str:
+def _reads_each(trial: MethodTrial) -> str:
     """Name the hook of the server's that shows that a mean of uploads is not all it goes by; "" if
     none does.
     """
@@ -516,7 +523,7 @@ def _reads_each(trial: Trial) -> str:
     )
 
 
-def _aggregation(trial: Trial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
+def _aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
     """Return the second round's `aggregate` at equal weights, and the states and uploads that it is
     given.
     """
@@ -553,7 +560,7 @@ def _answers(known: Any, hook: Callable[..., Any], *given: Any) -> bool:
 
 def _near(known: Any, answer: Any) -> bool:
     try:
-        close("", known, answer, atol=1e-6, rtol=1e-4)
+        require_close("", known, answer, atol=1e-6, rtol=1e-4)
     except Unkept:
         return False
     return True
@@ -569,20 +576,20 @@ def audit(method: Method, quick: bool = False) -> Iterator[Verdict]:
     the first alone is told how to mend.
     """
     about_numbers = (PADDED, STATEFUL, AMPLIFIED)
-    told = set[str]()
+    find_sent_entries = set[str]()
 
     def describe(error: BaseException) -> str:
-        hook, place = blamed(error, type(method)) or (type(method).__name__, "")
+        hook, place = find_blamed_hook(error, type(method)) or (type(method).__name__, "")
         return f"{hook} {describe_error(error)}{place and f' ({place})'}"
 
     def advise(promise: Promise) -> str:
-        if promise.mend in about_numbers and told:
+        if promise.mend in about_numbers and find_sent_entries:
             return ""
         mend = AMPLIFIED if promise.mend is PADDED and _amplified(method, promise) else promise.mend
-        told.update({mend} & {*about_numbers})
+        find_sent_entries.update({mend} & {*about_numbers})
         return mend
 
-    yield from promises.audit(Trial(method), PROMISES, quick, describe, advise)
+    yield from promises.audit(MethodTrial(method), METHOD_PROMISES, quick, describe, advise)
 
 
 def _amplified(method: Method, promise: Promise) -> bool:

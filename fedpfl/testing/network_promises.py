@@ -20,7 +20,7 @@ from fedpfl.engine import (
     Outcome,
     RoundSetup,
     State,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -35,7 +35,7 @@ from fedpfl.models import Net
 from fedpfl.models.shapes import sample_kind
 from fedpfl.models.vectorized import find_obstacle
 from fedpfl.testing.promises import Promise, Unkept, promise_in
-from fedpfl.testing.toy import CPU, close, same
+from fedpfl.testing.toy import CPU, require_close, require_equal
 
 CLASSES = 5
 LOCAL = Local(epochs=1, batch_size=8, lr=0.02, momentum=0.5)
@@ -129,7 +129,7 @@ class NetworkTrial:
         self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
     ) -> tuple[State, list[Outcome]]:
         """Return the state after so many more rounds of all clients, and what happened in each."""
-        backend = make(engine, net or self.net, CPU)
+        backend = make_backend(engine, net or self.net, CPU)
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
@@ -181,8 +181,8 @@ def can_be_built(trial: NetworkTrial) -> None:
 def is_built_from_seed(trial: NetworkTrial) -> None:
     """Two networks of one seed are equal."""
     again = trial.build(1)
-    same("built again", trial.net.params, again.params)
-    same("built again, buffers", trial.net.buffers, again.buffers)
+    require_equal("built again", trial.net.params, again.params)
+    require_equal("built again, buffers", trial.net.buffers, again.buffers)
 
 
 @network_promise(
@@ -197,7 +197,9 @@ def equals_plain_loop(trial: NetworkTrial) -> None:
     parameters = []
     for client in COHORT:
         trained, buffers, loss = train_plainly(trial, client)
-        close(f"training loss of client {client}", loss, outcome.loss[client], atol=1e-5, rtol=1e-4)
+        require_close(
+            f"training loss of client {client}", loss, outcome.loss[client], atol=1e-5, rtol=1e-4
+        )
         parameters.append({"params": trained, "buffers": buffers})
     weights = torch.tensor(TRAIN) / sum(TRAIN)
 
@@ -207,9 +209,9 @@ def equals_plain_loop(trial: NetworkTrial) -> None:
         return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True))
 
     expected = tree.map(average, *parameters)
-    close("the averaged model", expected["params"], state.server, atol=1e-5, rtol=1e-4)
+    require_close("the averaged model", expected["params"], state.server, atol=1e-5, rtol=1e-4)
     if expected["buffers"]:
-        close(
+        require_close(
             "the averaged buffers",
             expected["buffers"],
             state.server_buffers["main"],
@@ -258,7 +260,7 @@ def batched_equals_loop(trial: NetworkTrial) -> None:
         return  # both draw other numbers; `find_obstacle` has compared them without
     batched = trial.play(Engine("batched"), 1)
     for what in ("server", "server_buffers"):
-        close(
+        require_close(
             what, getattr(batched, what), getattr(trial.after_one_round, what), atol=2e-5, rtol=1e-3
         )
 
@@ -271,7 +273,7 @@ def workers_do_not_matter(trial: NetworkTrial) -> None:
     """Nor does a second run."""
     for workers in (1, 3):
         state = trial.play(Engine("loop", workers=workers), 1)
-        same(f"with {workers} workers", state, trial.after_one_round)
+        require_equal(f"with {workers} workers", state, trial.after_one_round)
 
 
 @network_promise(
@@ -281,13 +283,13 @@ def workers_do_not_matter(trial: NetworkTrial) -> None:
 def evaluation_repeats(trial: NetworkTrial) -> None:
     """Neither the state nor the network."""
     state, before = trial.after_one_round, copy.deepcopy(trial.after_one_round)
-    backend = make(LOOP, trial.net, CPU)
+    backend = make_backend(LOOP, trial.net, CPU)
     once, again = (
         backend.evaluate(EvalCall(trial.method, trial.federation, state, COHORT)) for _ in range(2)
     )
-    same("evaluated again", once, again)
-    same("the state", state, before)
-    same(
+    require_equal("evaluated again", once, again)
+    require_equal("the state", state, before)
+    require_equal(
         "the network",
         trial.net.params | trial.net.buffers,
         trial.build(1).params | trial.build(1).buffers,
@@ -301,7 +303,7 @@ def resumes_exactly(trial: NetworkTrial) -> None:
     """Two rounds are those of a network that is built anew in between."""
     whole = trial.play(LOOP, 2)
     resumed = trial.play(LOOP, 1, trial.after_one_round, net=trial.build(1))
-    same("after a restart", resumed, whole)
+    require_equal("after a restart", resumed, whole)
 
 
 @network_promise(
@@ -326,7 +328,7 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
             loaded = module.eval()(x.clone()).float()
         with seeded_by_key("predict"):
             known = net.bind(state.server_buffers)(state.server, x.clone())
-    close("loaded, its logits", loaded, known, atol=1e-5, rtol=1e-4)
+    require_close("loaded, its logits", loaded, known, atol=1e-5, rtol=1e-4)
 
 
 @network_promise("its parameters are counted and sent once", "")

@@ -26,7 +26,7 @@ from fedpfl.engine import (
     RoundSetup,
     State,
     Stopping,
-    make,
+    make_backend,
     make_initial_state,
     pick_cohort,
     play_round,
@@ -119,7 +119,7 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
 
 
 @cache
-def small() -> Federation:
+def tiny_federation() -> Federation:
     """Return the federation on which methods are tried; what it holds out are its test samples once
     more.
     """
@@ -135,7 +135,7 @@ def as_engine(name: Engine | str) -> Engine:
     return Engine(backend, precision=precision or "fp32")  # type: ignore[arg-type]
 
 
-def rounds(
+def play_rounds(
     method: Method,
     net: Net,
     federation: Federation,
@@ -147,7 +147,7 @@ def rounds(
     stopping: Stopping | None = None,
 ) -> tuple[list[State], list[Outcome]]:
     """Return copies of the states before round 1 and after every round, and the outcomes."""
-    backend = make(as_engine(engine), net, CPU)
+    backend = make_backend(as_engine(engine), net, CPU)
     state = make_initial_state(
         method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None
     )
@@ -184,7 +184,7 @@ def participate(
     laid = with_before_turn(TrainCall(method, federation, state, whole, local, draws)).overlay
     rows = torch.tensor([whole.index(client) for client in cohort])
     given = (method, federation, state, cohort, local, draws)
-    return make(as_engine(engine), net, CPU).participate(
+    return make_backend(as_engine(engine), net, CPU).participate(
         TrainCall(*given, overlay=laid and tree.take(laid, rows))
     )
 
@@ -193,7 +193,7 @@ NUDGES = (2e-7, 4e-7, 6e-7)
 """By how much of themselves samples are changed: as sums in another order are."""
 
 
-class Trial:
+class MethodTrial:
     """A method on the tiny federation; runs that several promises look at are played once.
 
     pairs: low-rank ones in each layer of a network that is frozen else, which a method may also
@@ -212,8 +212,8 @@ class Trial:
     def played(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
         """Return states and outcomes of two rounds, which are not to be changed."""
         if (engine, norm) not in self._played:
-            self._played[engine, norm] = rounds(
-                self.method, self.net(norm), small(), COHORTS, engine=engine
+            self._played[engine, norm] = play_rounds(
+                self.method, self.net(norm), tiny_federation(), COHORTS, engine=engine
             )
         return self._played[engine, norm]
 
@@ -224,7 +224,7 @@ class Trial:
         if engine not in self._brought:
             state = self.played(engine)[0][1]
             self._brought[engine] = participate(
-                self.method, self.net(), small(), state, COHORTS[1], engine=engine
+                self.method, self.net(), tiny_federation(), state, COHORTS[1], engine=engine
             )
         return self._brought[engine]
 
@@ -261,20 +261,20 @@ class Trial:
         )
 
     def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
-        return make(as_engine(engine), self.net(norm), CPU), small()
+        return make_backend(as_engine(engine), self.net(norm), CPU), tiny_federation()
 
     def entered(self, net: Net, state: State, number: int) -> dict[str, Tree]:
         """Return a client's state after `prepare`, as it enters the next round."""
         method, draws = self.method, Draws(0, "train", state.round + 1)
-        shard = make_shard(small(), number, LOCAL.batch_size, draws)
-        call = with_before_turn(TrainCall(method, small(), state, [number], LOCAL, draws))
+        shard = make_shard(tiny_federation(), number, LOCAL.batch_size, draws)
+        call = with_before_turn(TrainCall(method, tiny_federation(), state, [number], LOCAL, draws))
         client = OneClient(number).states(call) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
         found = method.before_training(state.server, client, bound, shard)
         return method.prepare(state.server, client | tree.mark_real(found))
 
 
-class Nudged(Trial):
+class Nudged(MethodTrial):
     """A method where rounding alone tells both backends apart: the other one is loop, too, on
     samples `by` larger.
     """
@@ -328,12 +328,12 @@ def differing(a: Any, b: Any) -> list[str]:
     ]
 
 
-def same(what: str, a: Any, b: Any) -> None:
+def require_equal(what: str, a: Any, b: Any) -> None:
     """Raise Unkept where two trees are not equal bit for bit."""
     _none(what, differing(a, b), flatten(a), flatten(b))
 
 
-def close(what: str, a: Any, b: Any, atol: float, rtol: float) -> None:
+def require_close(what: str, a: Any, b: Any, atol: float, rtol: float) -> None:
     """Raise Unkept where two trees are further apart than `atol + rtol * |b|`."""
     a, b = flatten(a), flatten(b)
     if a.keys() != b.keys():
@@ -364,27 +364,27 @@ def _none(what: str, far: list[str], a: dict[str, Tensor], b: dict[str, Tensor])
     raise Unkept(f"{what}: {name and name + ' '}{by}{more}")
 
 
-def agree(
+def require_rounds_agree(
     what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], atol: float, rtol: float
 ) -> None:
     """Raise Unkept where two results of a round disagree: trees and losses within tolerance, counts
     exactly.
     """
-    close(what, one[0], other[0], atol, rtol)
+    require_close(what, one[0], other[0], atol, rtol)
     a, b = one[1], other[1]
     for name in ("before", "after"):
         judged, again = getattr(a, name), getattr(b, name)
-        same(
+        require_equal(
             f"{what}, evaluated {name} training",
             [judged.correct, judged.total],
             [again.correct, again.total],
         )
-        close(f"{what}, loss {name} training", judged.loss, again.loss, 1e-4, 1e-4)
-    close(f"{what}, training loss", a.loss, b.loss, 1e-5, 1e-4)
-    same(f"{what}, whether training is finite", a.finite, b.finite)
+        require_close(f"{what}, loss {name} training", judged.loss, again.loss, 1e-4, 1e-4)
+    require_close(f"{what}, training loss", a.loss, b.loss, 1e-5, 1e-4)
+    require_equal(f"{what}, whether training is finite", a.finite, b.finite)
     if (a.traffic, a.state_is_finite) != (b.traffic, b.state_is_finite):
         raise Unkept(f"{what}: {a.traffic} and {b.traffic} travelled")
     metrics, others = (
         {name: torch.tensor(value) for name, value in own.metrics.items()} for own in (a, b)
     )
-    close(f"{what}, metrics", metrics, others, 1e-6, 1e-4)
+    require_close(f"{what}, metrics", metrics, others, 1e-6, 1e-4)

@@ -15,7 +15,7 @@ from fedpfl.config import plugins
 from fedpfl.config.choices import list_choices
 from fedpfl.models import MODELS
 from fedpfl.testing import method_promises as contract
-from fedpfl.testing.method_promises import PROMISES
+from fedpfl.testing.method_promises import METHOD_PROMISES
 from tests.command import format_override
 from tests.conftest import ROOT, keep_one_of_each, keep_quick
 
@@ -615,7 +615,7 @@ def told(capsys: pytest.CaptureFixture[str]):
 
 def limit(monkeypatch, promises: list) -> None:
     """Have methods tried on these alone."""
-    monkeypatch.setattr(contract, "PROMISES", promises)
+    monkeypatch.setattr(contract, "METHOD_PROMISES", promises)
     monkeypatch.setitem(PROMISES_BY_KIND, "method", promises)
 
 
@@ -655,7 +655,11 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
     """Only those that are broken are tried, or all."""
     body, broken, text = FAULTS[fault]
     if not everything:
-        tried = [own for own in PROMISES if own is PROMISES[0] or own.check.__name__ in broken]
+        tried = [
+            own
+            for own in METHOD_PROMISES
+            if own is METHOD_PROMISES[0] or own.check.__name__ in broken
+        ]
         limit(monkeypatch, tried)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
@@ -670,7 +674,9 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
 
 @pytest.mark.parametrize("body", keep_quick(RIGHT.values(), 2), ids=list(RIGHT))
 def test_what_is_right_is_not_alarmed(body: str, tmp_path: Path, told, monkeypatch):
-    tried = [own for own in PROMISES if own is PROMISES[0] or own.check.__name__ in ALARMED]
+    tried = [
+        own for own in METHOD_PROMISES if own is METHOD_PROMISES[0] or own.check.__name__ in ALARMED
+    ]
     limit(monkeypatch, tried)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.data import Augment
-from fedpfl.engine import FineTuning, make
+from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import plan_steps
@@ -196,7 +196,7 @@ def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(
     net, federation, backend
 ):
     augmented = replace(federation, augment=ALL)
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     state = record_states(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
     everyone = list(range(federation.clients))
     plain, other = (
@@ -236,7 +236,7 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
         TrainCall(FedAvg(), own, state, COHORTS[1], LOCAL, Draws(0, "train", 2))
         for own, state in zip(federations, states, strict=True)
     ]
-    runner = make(as_engine("batched"), net, CPU)
+    runner = make_backend(as_engine("batched"), net, CPU)
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert_same(together.uploads, runner.run([call])[0].uploads)
 

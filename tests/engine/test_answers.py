@@ -16,7 +16,7 @@ from fedpfl.engine import (
     RoundSetup,
     compare_masks,
     count_participants,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -41,7 +41,7 @@ def whole(method, backend):
     net = tiny()
     count_participants(method, 0, 3, 1.0, 1)
     state = make_initial_state(method, net, 3, CPU)
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)
     compare_masks(method, state)
     for tuning in (None, FineTuning(SHORT, Draws(0, "finetune", 1))):
@@ -476,7 +476,10 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
         lambda self, *a: asked.append(self.name) or original(self, *a),
     )
     net, method = tiny(), Plain()
-    state, runner = make_initial_state(method, net, 3, CPU), make(as_engine("loop"), net, CPU)
+    state, runner = (
+        make_initial_state(method, net, 3, CPU),
+        make_backend(as_engine("loop"), net, CPU),
+    )
     for number in range(3):
         asked.clear()
         state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)

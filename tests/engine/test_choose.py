@@ -9,8 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, RoundSetup, make, make_initial_state, play_round
-from fedpfl.engine.backends.autotune import TOLERANCE, Chosen, apart, candidates, choose
+from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.backends.autotune import (
+    TOLERANCE,
+    AutotunedBackend,
+    answer_distance,
+    candidate_engines,
+    choose_backend,
+)
 from fedpfl.engine.backends.backend import Backend
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
@@ -26,7 +32,7 @@ from tests.conftest import (
 )
 
 choosing = importlib.import_module("fedpfl.engine.backends.autotune")
-GRAPHS, EAGER, LOOP = candidates(Engine(precision="fp32"))
+GRAPHS, EAGER, LOOP = candidate_engines(Engine(precision="fp32"))
 
 
 class Played(Backend):
@@ -36,7 +42,7 @@ class Played(Backend):
 
     def __init__(self, engine, net, seconds=0.1, change=lambda answers: answers):
         self._own, self.engine, self.net = (
-            make(replace(engine, graphs=False), net, CPU),
+            make_backend(replace(engine, graphs=False), net, CPU),
             engine,
             net,
         )
@@ -72,7 +78,7 @@ def chosen(net, **kinds):
         made[name] = Played(engine, net, **kinds.get(name, {}))
         return made[name]
 
-    return Chosen(net, candidates(Engine()), build), made
+    return AutotunedBackend(net, candidate_engines(Engine()), build), made
 
 
 def played(runner, federation, net, rounds=3):
@@ -152,27 +158,27 @@ def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not
         for kind, lr in (("loop", LOCAL.lr), ("batched", LOCAL.lr), ("loop", 1e-30))
     }
     reference = ends["loop", LOCAL.lr]
-    assert apart(reference, reference) == 0
-    assert apart(ends["batched", LOCAL.lr], reference) < TOLERANCE["fp32"] / 10
+    assert answer_distance(reference, reference) == 0
+    assert answer_distance(ends["batched", LOCAL.lr], reference) < TOLERANCE["fp32"] / 10
     if name not in ("fedpac", "per_fedavg", "pfedme"):  # whose step sizes are their own
-        assert apart(ends["loop", 1e-30], reference) > TOLERANCE["fp32"]
+        assert answer_distance(ends["loop", 1e-30], reference) > TOLERANCE["fp32"]
 
 
 def test_numbers_that_are_not_finite_must_be_so_in_both(federation, net):
     state = make_initial_state(FedAvg(), net, federation.clients, CPU)
     part = participate(FedAvg(), net, federation, state, COHORTS[0])
     broken = part._replace(loss=part.loss * float("nan"))
-    assert apart(broken, broken) == 0
-    assert apart(broken, part) == apart(part, broken) == float("inf")
+    assert answer_distance(broken, broken) == 0
+    assert answer_distance(broken, part) == answer_distance(part, broken) == float("inf")
 
 
 def test_what_was_recorded_is_taken_without_being_tried(net):
     known = {"backend": "loop", "graphs": False, "width": 3}
-    assert choose(Engine(), net, CPU, known).engine == Engine(backend="loop", width=3)
-    assert choose(Engine(), net, CPU).name == "loop"
+    assert choose_backend(Engine(), net, CPU, known).engine == Engine(backend="loop", width=3)
+    assert choose_backend(Engine(), net, CPU).name == "loop"
 
 
-class Small(type(make(Engine("batched"), tiny(), CPU))):
+class Small(type(make_backend(Engine("batched"), tiny(), CPU))):
     """A GPU with room for four clients."""
 
     def _follow(self, slices):
@@ -197,7 +203,7 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
         for width in (5, 2)
     ]
     narrow, other = (
-        make(Engine("batched", width=2), net, CPU),
+        make_backend(Engine("batched", width=2), net, CPU),
         make_initial_state(FedAvg(), net, federation.clients, CPU),
     )
     for cohort in everyone:

@@ -9,7 +9,14 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import Clock, RoundSetup, make, make_initial_state, play_round, play_timed_round
+from fedpfl.engine import (
+    Clock,
+    RoundSetup,
+    make_backend,
+    make_initial_state,
+    play_round,
+    play_timed_round,
+)
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.training.sgd import count_samples, plan_steps
 from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, Phase
@@ -48,7 +55,7 @@ def a_round(
     method, clock=None, cohort=COHORTS[0], size=5, engine="loop", local=LOCAL, paces=None, rounds=1
 ):
     """What `timed`, or without a clock `play`, gives of the last round."""
-    backend, net = make(as_engine(engine), tiny(), CPU), tiny()
+    backend, net = make_backend(as_engine(engine), tiny(), CPU), tiny()
     state = make_initial_state(method, net, FEDERATION.clients, CPU)
     for _ in range(rounds):
         setup = RoundSetup(backend, method, FEDERATION, local, 0)

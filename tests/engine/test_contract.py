@@ -25,7 +25,7 @@ from fedpfl.engine import (
     FineTuning,
     RoundSetup,
     Stopping,
-    make,
+    make_backend,
     make_initial_state,
     pick_cohort,
     play_round,
@@ -42,8 +42,8 @@ from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods import METHODS, FedOBP, Method, Turn
 from fedpfl.system import Device, System
 from fedpfl.testing import method_promises as contract
-from fedpfl.testing.method_promises import PROMISES, Promise, one_step, poisoned
-from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, Trial, Unkept, small
+from fedpfl.testing.method_promises import METHOD_PROMISES, Promise, poison_unsent, take_first_step
+from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, Unkept, tiny_federation
 from tests.conftest import (
     BACKENDS,
     CPU,
@@ -64,7 +64,9 @@ from tests.conftest import (
 from tests.methods.expectations import EXPECTED
 
 LOW_PRECISION = ENGINES[2:]
-ANOTHER_SEED = dataclasses.replace(make_federation(TRAIN, TEST, seed=2), x=small().x, y=small().y)
+ANOTHER_SEED = dataclasses.replace(
+    make_federation(TRAIN, TEST, seed=2), x=tiny_federation().x, y=tiny_federation().y
+)
 """Another partition of the same images."""
 
 KEEPS_STATISTICS = ("fedalt", "fedamp")
@@ -87,7 +89,7 @@ class NamedTrial:
     """Hold a method's name in the registry beside the trial on which it is asked."""
 
     name: str
-    trial: Trial
+    trial: MethodTrial
 
     @property
     def method(self) -> Method:
@@ -166,7 +168,7 @@ def ask_all_promises(
     turn: int | None = None,
     low_precision: bool = False,
 ) -> None:
-    for place, promise in enumerate([*PROMISES, *HOUSE_PROMISES]):
+    for place, promise in enumerate([*METHOD_PROMISES, *HOUSE_PROMISES]):
         if is_exempt(promise, named.name, named.method):
             continue
         if turn is not None and not is_quick(promise, named.name):
@@ -178,14 +180,16 @@ def ask_all_promises(
 
 
 def test_promises_that_play_rounds_again_exist():
-    checks = {promise.check.__name__ for promise in [*PROMISES, *HOUSE_PROMISES]}
+    checks = {promise.check.__name__ for promise in [*METHOD_PROMISES, *HOUSE_PROMISES]}
     assert checks >= ROUNDS_AGAIN
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_keeps_its_promises(name, subtests):
     method = build_method(name, settings_of(name)[0])
-    ask_all_promises(NamedTrial(name, Trial(method)), subtests, turn=list(METHODS).index(name))
+    ask_all_promises(
+        NamedTrial(name, MethodTrial(method)), subtests, turn=list(METHODS).index(name)
+    )
 
 
 @pytest.mark.full
@@ -195,7 +199,7 @@ def test_a_method_keeps_its_promises(name, subtests):
 )
 def test_a_method_keeps_its_promises_in_every_setting_on_every_engine(name, number, subtests):
     method = build_method(name, settings_of(name)[number])
-    ask_all_promises(NamedTrial(name, Trial(method)), subtests, low_precision=number == 0)
+    ask_all_promises(NamedTrial(name, MethodTrial(method)), subtests, low_precision=number == 0)
 
 
 # Over adapters: a method that wants none itself, where the head and low-rank additions train
@@ -205,15 +209,15 @@ OVER_ADAPTERS = [name for name in METHODS if name not in CUTS_NEURONS and not ME
 
 @pytest.mark.parametrize("name", ["fedavg", "fedobp", "ditto"])
 def test_backends_agree_over_adapters(name):
-    contract.backends_agree(Trial(build_method(name, settings_of(name)[0]), pairs=1))
+    contract.backends_agree(MethodTrial(build_method(name, settings_of(name)[0]), pairs=1))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", OVER_ADAPTERS)
 def test_a_method_keeps_its_promises_over_adapters(name, subtests):
     method = build_method(name, settings_of(name)[0])
-    trial = Trial(method, pairs=1)
-    for promise in PROMISES:
+    trial = MethodTrial(method, pairs=1)
+    for promise in METHOD_PROMISES:
         if promise.check is contract.statistics_are_mixed and name == "fedamp":
             continue
         for engine in promise.engines or (None,):
@@ -290,16 +294,18 @@ def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
 
 @cache
 def fedavg_states(engine: str, pairs: int) -> list[Any]:
-    return record_rounds(METHODS["fedavg"](), tiny(pairs=pairs), small(), COHORTS, engine=engine)[0]
+    return record_rounds(
+        METHODS["fedavg"](), tiny(pairs=pairs), tiny_federation(), COHORTS, engine=engine
+    )[0]
 
 
 def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     """Return calls of the method, of another seed's run and of FedAvg's, to train and to evaluate."""
     method, tuning = named.method, FineTuning(LOCAL, Draws(0, "finetune", 2))
     runs = [
-        (method, small(), [0, 2, 5]),
+        (method, tiny_federation(), [0, 2, 5]),
         (method, ANOTHER_SEED, [1, 3, 4]),
-        (METHODS["fedavg"](), small(), [0, 3]),
+        (METHODS["fedavg"](), tiny_federation(), [0, 3]),
     ]
     calls: list[TrainCall | EvalCall] = []
     for seed, (other, federation, cohort) in enumerate(runs):
@@ -317,7 +323,10 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
 @house_promise("beside other runs a run is the same", *BACKENDS, low_precision=True)
 def is_the_same_beside_other_runs(named: NamedTrial, engine: str) -> None:
     """Calls answered together with another seed's and with FedAvg's are what they are alone."""
-    runner, calls = make(as_engine(engine), named.trial.net(), CPU), other_calls(named, engine)
+    runner, calls = (
+        make_backend(as_engine(engine), named.trial.net(), CPU),
+        other_calls(named, engine),
+    )
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert not isinstance(together, Exception), together
         alone = runner.run([call])[0]
@@ -362,7 +371,7 @@ def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
 
 @house_promise("training that diverges is told, and nothing is raised", *BACKENDS)
 def tells_that_training_diverged(named: NamedTrial, engine: str) -> None:
-    method, net, federation = named.method, named.trial.net(), small()
+    method, net, federation = named.method, named.trial.net(), tiny_federation()
     state = make_initial_state(method, net, federation.clients, CPU)
     if any(phase.step for phase in planned_phases(named, state, 0)):
         return  # its steps have lengths of their own
@@ -383,10 +392,14 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
     clock = Clock(System(deadline=1e6), devices, {})
     state, runner = (
         copy.deepcopy(named.trial.played("loop")[0][1]),
-        make(as_engine("loop"), named.trial.net(), CPU),
+        make_backend(as_engine("loop"), named.trial.net(), CPU),
     )
     state, outcome, notes = play_timed_round(
-        clock, len(cohort), RoundSetup(runner, named.method, small(), LOCAL, 0), state, cohort
+        clock,
+        len(cohort),
+        RoundSetup(runner, named.method, tiny_federation(), LOCAL, 0),
+        state,
+        cohort,
     )
     drawn = [client for client in cohort if client != lost]
     plain, without = named.trial.replayed("loop", 1, cohort=drawn)
@@ -411,9 +424,11 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
     cohort = pick_cohort(state, COHORTS[0], 0)
     assert cohort == COHORTS[0]
-    runner = make(Engine(engine), net, CPU)
+    runner = make_backend(Engine(engine), net, CPU)
     state, outcome = play_round(
-        RoundSetup(runner, method, small(), LOCAL, 0, stopping=Stopping(early=True, lam=0.0)),
+        RoundSetup(
+            runner, method, tiny_federation(), LOCAL, 0, stopping=Stopping(early=True, lam=0.0)
+        ),
         state,
         cohort,
     )
@@ -429,7 +444,9 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     cohort = pick_cohort(state, COHORTS[1], 0)
     assert cohort == [1, 4]
     state, _ = play_round(
-        RoundSetup(runner, method, small(), LOCAL, 0, stopping=Stopping(early=True, lam=1.0)),
+        RoundSetup(
+            runner, method, tiny_federation(), LOCAL, 0, stopping=Stopping(early=True, lam=1.0)
+        ),
         state,
         cohort,
     )
@@ -446,13 +463,13 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
     """
     method, judged = named.method, EXPECTED[named.name].judged_by(named.method)
     runner, (states, outcomes) = (
-        make(Engine(engine), named.trial.net(), CPU),
+        make_backend(Engine(engine), named.trial.net(), CPU),
         named.trial.played(engine),
     )
     for played, cohort in enumerate(COHORTS):
         test_samples = [TEST[client] for client in cohort]
         outcome, evaluations = outcomes[played], (
-            runner.evaluate(EvalCall(method, small(), state, cohort)) for state in states[played : played + 2]
+            runner.evaluate(EvalCall(method, tiny_federation(), state, cohort)) for state in states[played : played + 2]
         )  # fmt: skip
         before, after = evaluations
         assert outcome.before.total.tolist() == outcome.after.total.tolist() == test_samples
@@ -504,10 +521,10 @@ def participate_step_by_step(
     """Ask a client's hooks in the order of a round; return its upload and its new state."""
     ask, server, draws = with_unchanged_arguments, state.server, Draws(0, "train", 2)
     client = OneClient(number).states(
-        with_before_turn(TrainCall(method, small(), state, [number], LOCAL, draws))
+        with_before_turn(TrainCall(method, tiny_federation(), state, [number], LOCAL, draws))
     )
     buffers = client["statistics"]
-    shard = make_shard(small(), number, LOCAL.batch_size, draws)
+    shard = make_shard(tiny_federation(), number, LOCAL.batch_size, draws)
 
     # what it is evaluated by, and what it learns before it trains
     answers = tree.mark_real(
@@ -536,7 +553,7 @@ def participate_step_by_step(
     kept: dict[str, Any] = {}
     for phase in ask(method.phases, server, client, start, 2):
         bound = net.bind(buffers, training=True)
-        _, kept, client = one_step(method, phase, bound, shard, start, server, client, ask)
+        _, kept, client = take_first_step(method, phase, bound, shard, start, server, client, ask)
     ask(method.predict, net.bind(buffers), evaluated, next(shard.data.chunks()).without_labels())
     ask(method.finetuning, evaluated, net.parts, 2)
 
@@ -571,7 +588,7 @@ def plans_the_same_phases_for_everyone(named: NamedTrial) -> None:
 
 @house_promise("the server sees what the method says, and no less")
 def sees_no_less_than_it_says(named: NamedTrial) -> None:
-    seen, _ = contract.server_sees(named.trial)
+    seen, _ = contract.find_server_view(named.trial)
     assert named.method.server_sees in (seen, SEES_LATER.get(named.name))
 
 
@@ -583,10 +600,10 @@ def test_training_on_what_was_not_sent_is_found():
                 params, server
             )
 
-    trial = Trial(Leaky(q=0.9))
+    trial = MethodTrial(Leaky(q=0.9))
     first, _, state = trial.played("loop")[0]
     client = trial.entered(tiny(), state, 0)
-    other = poisoned(trial.method, first.server, state.server, client)
+    other = poison_unsent(trial.method, first.server, state.server, client)
     assert int(tree.ravel(other).isnan().sum()) == int(tree.ravel(client["mask"]).sum()) > 0
     assert_same(trial.method._begin(other, client), trial.method._begin(state.server, client))
     with pytest.raises(Unkept, match="without what is not sent"):
@@ -652,7 +669,7 @@ def test_a_server_that_sees_more_than_the_method_says_is_found(hook, name, seen)
         hooks["start"] = Sly.start
     honest = dataclasses.dataclass(frozen=True)(type("Honest", (Method,), hooks))()
     assert honest.server_sees == "client states"  # where it says nothing
-    contract.sees_what_it_says(Trial(honest))
+    contract.sees_what_it_says(MethodTrial(honest))
     lying = type("Lying", (Method,), {**hooks, "server_sees": "mean of uploads"})
     with pytest.raises(Unkept, match=f"{hook} goes by {seen}"):
-        contract.sees_what_it_says(Trial(dataclasses.dataclass(frozen=True)(lying)()))
+        contract.sees_what_it_says(MethodTrial(dataclasses.dataclass(frozen=True)(lying)()))

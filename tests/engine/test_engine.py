@@ -20,11 +20,11 @@ from fedpfl.engine import (
     Local,
     RoundSetup,
     draw_cohorts,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
-from fedpfl.engine.backends.selection import check, device
+from fedpfl.engine.backends.selection import find_device, require_supported
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import accuracy_per_client, pooled_accuracy, summarize_accuracy
 from fedpfl.engine.keys import Draws, generator
@@ -162,7 +162,10 @@ def test_rounds_count_up(net, federation):
 
 
 def test_the_old_server_tree_survives_a_round(net, federation, backend):
-    runner, state = make(Engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
+    runner, state = (
+        make_backend(Engine(backend), net, CPU),
+        make_initial_state(FedAvg(), net, 10, CPU),
+    )
     server, kept = state.server, copy.deepcopy(state.server)
     new, _ = play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, COHORTS[0])
     assert_same(server, kept)
@@ -174,7 +177,7 @@ def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backen
     method = FedOBP(q=0.9, ema=0.5)
     states = record_states(method, net, federation, engine=backend)
     resumed, _ = play_round(
-        RoundSetup(make(Engine(backend), tiny(), CPU), method, federation, LOCAL, 0),
+        RoundSetup(make_backend(Engine(backend), tiny(), CPU), method, federation, LOCAL, 0),
         copy.deepcopy(states[2]),
         COHORTS[2],
     )
@@ -201,7 +204,7 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
 
 def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
     large = make_federation((4, 5, 6), (600, 0, 257))
-    counts = make(Engine(backend), net, CPU).evaluate(
+    counts = make_backend(Engine(backend), net, CPU).evaluate(
         EvalCall(FedAvg(), large, make_initial_state(FedAvg(), net, 3, CPU), [2, 0, 1])
     )
     module = Tiny()
@@ -224,7 +227,7 @@ def test_evaluating_all_together_gives_what_evaluating_each_alone_does(
     """Those in the initial state share their personal model on the loop backend; so do no others."""
     method, net = METHODS[name](**values), tiny(norm=True)
     state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
-    judge = make(Engine(backend), net, CPU)
+    judge = make_backend(Engine(backend), net, CPU)
     before = FineTuning(LOCAL, Draws(0, "adapt", 2))
     together = judge.evaluate(
         EvalCall(method, federation, state, EVERYONE, before_evaluation=before)
@@ -250,7 +253,7 @@ def test_a_model_that_many_share_is_made_once(federation, net, monkeypatch):
     method = Counted(q=0.9)
     state = record_states(method, net, federation, COHORTS[:1])[-1]
     made.clear()
-    make(Engine("loop", workers=1), net, CPU).evaluate(
+    make_backend(Engine("loop", workers=1), net, CPU).evaluate(
         EvalCall(method, federation, state, EVERYONE)
     )
     assert len(made) == len(COHORTS[0]) + 1
@@ -271,7 +274,7 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
     samples = Samples("own", whole.x, whole.y, CLASSES, whole.mean, whole.std)
     split = Partition(*(tuple(own.numpy() for own in part) for part in (train, whole.test)))
     runner, state, everyone = (
-        make(as_engine(backend), net, CPU),
+        make_backend(as_engine(backend), net, CPU),
         make_initial_state(FedAvg(), net, 10, CPU),
         list(range(10)),
     )
@@ -695,18 +698,20 @@ def test_engine_settings_out_of_range_are_named(field):
 
 
 def test_auto_is_loop_on_a_cpu(net):
-    assert type(make(Engine(), net, CPU)) is type(make(Engine("loop"), net, CPU))
-    assert type(make(Engine("batched"), net, CPU)) is not type(make(Engine("loop"), net, CPU))
+    assert type(make_backend(Engine(), net, CPU)) is type(make_backend(Engine("loop"), net, CPU))
+    assert type(make_backend(Engine("batched"), net, CPU)) is not type(
+        make_backend(Engine("loop"), net, CPU)
+    )
 
 
 def test_devices_that_are_not_there_are_refused():
-    assert device("cpu") == CPU
-    assert device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert find_device("cpu") == CPU
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("nonsense", "meta", "cuda:99"):
         with pytest.raises(FedpflError, match=f"{name}|got '{name}'"):
-            device(name)
+            find_device(name)
     with pytest.raises(FedpflError, match="tf32 needs a CUDA device"):
-        check(Engine(precision="tf32"), CPU)
+        require_supported(Engine(precision="tf32"), CPU)
 
 
 def test_the_package_offers_what_a_run_needs():
@@ -733,7 +738,7 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
     """Each round from the CPU's state; 1e-4 after two epochs."""
     method, gpu, net = METHODS[name](**values), torch.device("cuda"), tiny(norm)
     there, states = federation.to(gpu), record_states(method, net, federation)
-    runner = make(Engine(backend), net, gpu)
+    runner = make_backend(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
         before = {
             part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu)
@@ -757,13 +762,13 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
 def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
     gpu = torch.device("cuda")
     for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 0))):
-        here = make(LOOP, net, CPU).evaluate(
+        here = make_backend(LOOP, net, CPU).evaluate(
             EvalCall(
                 FedAvg(), federation, make_initial_state(FedAvg(), net, 10, CPU), EVERYONE, tuning
             )
         )
         state = make_initial_state(FedAvg(), net, 10, gpu)
-        there = make(Engine(name), net, gpu).evaluate(
+        there = make_backend(Engine(name), net, gpu).evaluate(
             EvalCall(FedAvg(), federation.to(gpu), state, EVERYONE, tuning)
         )
         assert there.correct.tolist() == here.correct.tolist()
@@ -773,7 +778,7 @@ def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exa
 @pytest.mark.cuda
 def test_auto_is_batched_on_cuda(net):
     gpu = torch.device("cuda")
-    assert type(make(Engine(), net, gpu)) is type(make(Engine("batched"), net, gpu))
+    assert type(make_backend(Engine(), net, gpu)) is type(make_backend(Engine("batched"), net, gpu))
 
 
 @pytest.mark.cuda
@@ -782,7 +787,7 @@ def test_auto_is_batched_on_cuda(net):
 def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation, exact_products):
     gpu = torch.device("cuda")
     full = record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
-    backend = make(Engine(name, precision=precision), net, gpu)
+    backend = make_backend(Engine(name, precision=precision), net, gpu)
     state, _ = play_round(
         RoundSetup(backend, FedAvg(), federation.to(gpu), LOCAL, 0),
         make_initial_state(FedAvg(), net, 10, gpu),
@@ -802,7 +807,7 @@ def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federatio
             lambda module, _, output: seen.add((module.training, output.dtype))
         )
     runner, there = (
-        make(Engine(backend, workers=1, precision="bf16"), net, where),
+        make_backend(Engine(backend, workers=1, precision="bf16"), net, where),
         federation.to(where),
     )
     play_round(
@@ -819,7 +824,10 @@ def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left
     was.
     """
     net, federation = tiny(norm=True), make_federation((64, 40), (30, 20))
-    state, judge = make_initial_state(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
+    state, judge = (
+        make_initial_state(FedAvg(), net, 2, CPU),
+        make_backend(Engine(backend), net, CPU),
+    )
     still = FineTuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
     plain, tuned = (
         judge.evaluate(EvalCall(FedAvg(), federation, state, [0, 1], tuning))

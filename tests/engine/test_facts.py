@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import FineTuning, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage
@@ -16,7 +16,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.methods import FedAvg, Turn
 from fedpfl.testing.method_promises import statistics_are_mixed
-from fedpfl.testing.toy import Trial, Unkept
+from fedpfl.testing.toy import MethodTrial, Unkept
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -76,7 +76,7 @@ def test_who_shares_a_model_with_others_is_still_told_its_number(net, federation
             seen.append(int(client["number"]))
             return server
 
-    make(as_engine("loop"), net, CPU).evaluate(
+    make_backend(as_engine("loop"), net, CPU).evaluate(
         EvalCall(Seen(), federation, make_initial_state(Seen(), net, 10, CPU), EVERYONE)
     )
     assert sorted(seen) == EVERYONE
@@ -121,7 +121,10 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
     """As a plain loop over FedAvg's local training."""
     net = tiny(norm)
     models = [{"w": net.params, "main": net.buffers}] * 10
-    runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
+    runner, plain = (
+        make_backend(as_engine(backend), net, CPU),
+        make_initial_state(FedAvg(), net, 10, CPU),
+    )
     states, _ = record_rounds(Neighbours(), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         before, models = models, [*models]
@@ -147,7 +150,10 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
     net, world = tiny(norm=True), federation.select_clients([0, 2, 4])
     state = record_rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
-    runner, plain = make(as_engine(backend), net, CPU), make_initial_state(FedAvg(), net, 10, CPU)
+    runner, plain = (
+        make_backend(as_engine(backend), net, CPU),
+        make_initial_state(FedAvg(), net, 10, CPU),
+    )
     late = replace(
         state, rows=make_initial_state(Neighbours(), net, 3, CPU).rows, members=state.rows
     )
@@ -175,7 +181,10 @@ def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
             drawn.append(torch.rand(3, generator=generator))
             return {}
 
-    runner, state = make(as_engine(backend), net, CPU), make_initial_state(Drawing(), net, 10, CPU)
+    runner, state = (
+        make_backend(as_engine(backend), net, CPU),
+        make_initial_state(Drawing(), net, 10, CPU),
+    )
     for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
         play_round(RoundSetup(runner, Drawing(), federation, LOCAL, seed), state, cohort)
     assert torch.equal(drawn[0], drawn[1])
@@ -193,7 +202,7 @@ def test_statistics_of_another_form_are_refused(backend, federation):
         MethodError,
         match=r"statistics were found in another form than the network's, main.*is missing",
     ):
-        make(as_engine(backend), tiny(norm=True), CPU).participate(
+        make_backend(as_engine(backend), tiny(norm=True), CPU).participate(
             TrainCall(Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1))
         )
 
@@ -206,7 +215,7 @@ def test_a_method_is_told_that_it_mixes_models_without_their_statistics(told):
             same = others(clients["number"].tolist())
             return {"mixed": same["model"], **({"statistics": same["statistics"]} if told else {})}
 
-    check = partial(statistics_are_mixed, Trial(Mixing()))
+    check = partial(statistics_are_mixed, MethodTrial(Mixing()))
     if told:
         check()
     else:
@@ -290,7 +299,7 @@ def test_a_client_may_have_nothing_to_train(backend, net, federation):
     assert_close(states[1].server, net.params, atol=1e-7)
     assert not states[1].client(EVERYONE)["trained"].any()
     assert not outcome.loss.any()
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     tuned = runner.evaluate(
         EvalCall(
             Idle(), federation, states[1], EVERYONE, FineTuning(LOCAL, Draws(0, "finetune", 1))

@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpfl.engine import FineTuning, RoundSetup, Store, make, make_initial_state, play_round
+from fedpfl.engine import (
+    FineTuning,
+    RoundSetup,
+    Store,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.store import RowStorage
@@ -98,7 +105,7 @@ class Blind(FedAvg):
 def test_an_evaluation_shows_no_labels(backend, net, federation):
     """Neither in a round, nor between rounds, nor after fine-tuning, which sees them."""
     state, (outcome,) = record_rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     tuned = runner.evaluate(
         EvalCall(
             Blind(), federation, state[-1], EVERYONE, FineTuning(LOCAL, Draws(0, "finetune", 1))
@@ -187,7 +194,7 @@ def test_before_evaluation_the_client_looks_at_its_training_data(backend, federa
     net = tiny(norm=True)
     state = record_states(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
     before = FineTuning(LOCAL, Draws(5, "adapt", 2))
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     found = runner.evaluate(
         EvalCall(Adapter(), federation, state, EVERYONE, before_evaluation=before)
     )
@@ -206,7 +213,7 @@ def test_before_evaluation_the_client_looks_at_its_training_data(backend, federa
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
     state = record_states(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     before, after = (
         runner.evaluate(EvalCall(Adapter(), federation, state, EVERYONE, t)) for t in (None, tuning)
     )
@@ -483,14 +490,14 @@ def test_each_sample_has_numbers_and_a_place(net, federation):
     )
     tuning, draws = FineTuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
     tuned = [
-        make(as_engine(b), net, CPU).evaluate_splits(
+        make_backend(as_engine(b), net, CPU).evaluate_splits(
             EvalCall(Shaken(), held, state, EVERYONE, tuning)
         )
         for b in ("loop", "batched")
     ]
     assert_close(*tuned, atol=1e-4, rtol=1e-4)
     for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
-        runner = make(as_engine(engine), net, CPU)
+        runner = make_backend(as_engine(engine), net, CPU)
         told = runner.evaluate_splits(
             EvalCall(Shaken(), held, state, EVERYONE, None, FineTuning(LOCAL, draws))
         )[split]
@@ -553,7 +560,7 @@ def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, ne
         assert_same(own.server["w"], other.server)
     assert not states[1].clients["told"].any()
     draws = Draws(0, "gather", 2)
-    part = make(as_engine(backend), net, CPU).participate(
+    part = make_backend(as_engine(backend), net, CPU).participate(
         TrainCall(FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws)
     )
     assert_close({"": states[2].clients["told"]}, {"": part.uploads["fc.bias"].mean(1)}, atol=1e-7)
@@ -590,7 +597,9 @@ def test_a_survey_with_client_states_elsewhere(net):
         state = make_initial_state(Surveyor(), net, 10, CPU, RowStorage(store))
         for cohort in COHORTS[:2]:
             state, _ = play_round(
-                RoundSetup(make(as_engine("loop"), net, CPU), Surveyor(), federation, LOCAL, 0),
+                RoundSetup(
+                    make_backend(as_engine("loop"), net, CPU), Surveyor(), federation, LOCAL, 0
+                ),
                 state,
                 cohort,
             )
@@ -612,7 +621,7 @@ class Backwards(FedAvg):
 def test_rows_of_an_outcome_are_in_the_cohorts_order_whatever_the_turns(backend, federation):
     """Each client's own number of test samples, and the loss that it has on its own."""
     net, cohort = tiny(), [1, 3, 4, 8]
-    backend = make(as_engine(backend), net, CPU)
+    backend = make_backend(as_engine(backend), net, CPU)
     outcomes = []
     for method in (Backwards(), FedAvg()):
         state = make_initial_state(method, net, 10, CPU)

@@ -16,7 +16,7 @@ from fedpfl.engine import (
     FineTuning,
     RoundSetup,
     find_global_draws,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -105,7 +105,7 @@ def rounds(method, backend, workers=2, again=False):
     net, found = tiny(), []
     state, runner = (
         make_initial_state(method, net, 5, CPU),
-        make(Engine(backend, workers=workers), net, CPU),
+        make_backend(Engine(backend, workers=workers), net, CPU),
     )
     for cohort in COHORTS:
         random.seed(workers)
@@ -114,7 +114,7 @@ def rounds(method, backend, workers=2, again=False):
             fresh.rows.load_(state.rows.saved())
             state, runner = (
                 replace(state, rows=fresh.rows),
-                make(Engine(backend, workers=workers), net, CPU),
+                make_backend(Engine(backend, workers=workers), net, CPU),
             )
         state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, cohort)
         judged = runner.evaluate(
@@ -156,13 +156,13 @@ def test_what_it_draws_does_not_depend_on_the_runs_beside_it(backend):
         for method in (impures, pure)
         for seed in (0, 1)
     ]
-    together = make(Engine(backend), net, CPU).run(calls)
+    together = make_backend(Engine(backend), net, CPU).run(calls)
     for asked, answer in zip(calls, together, strict=True):
-        assert_same(make(Engine(backend), net, CPU).run([asked])[0], answer)
+        assert_same(make_backend(Engine(backend), net, CPU).run([asked])[0], answer)
     assert not torch.equal(together[0].loss, together[1].loss)
     assert not find_global_draws(pure)
     if backend == "loop":
-        alone = make(Engine("loop"), net, CPU).run([replace(calls[0], clients=[2])])[0]
+        alone = make_backend(Engine("loop"), net, CPU).run([replace(calls[0], clients=[2])])[0]
         assert torch.equal(alone.loss[0], together[0].loss[2])
 
 
@@ -173,7 +173,7 @@ class Telling(FedAvg):
 
 def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
     net, method = tiny(), Telling()
-    state, runner = make_initial_state(method, net, 5, CPU), make(Engine(backend), net, CPU)
+    state, runner = make_initial_state(method, net, 5, CPU), make_backend(Engine(backend), net, CPU)
     draws = [Draws(0, "train", 1), Draws(0, "train", 2), Draws(1, "train", 1)]
     parts = [
         runner.participate(TrainCall(method, FEDERATION, state, [0, 1, 2], SHORT, own))
@@ -185,7 +185,7 @@ def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
 def test_a_method_that_draws_from_what_it_is_given_is_asked_once(monkeypatch):
     drawn = []
     net, method = tiny(), FedAvg()
-    runner = make(Engine("loop"), net, CPU)
+    runner = make_backend(Engine("loop"), net, CPU)
     monkeypatch.setattr(runner, "_answers", lambda calls: drawn.append(calls) or [])
     runner.run([EvalCall(method, FEDERATION, make_initial_state(method, net, 5, CPU), [0])])
     assert len(drawn) == 1

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, make
-from fedpfl.engine.backends.programs import Programs
+from fedpfl.engine import Engine, FineTuning, make_backend
+from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.jobs import phase_structure
@@ -81,7 +81,7 @@ def evaluations(methods, federations, net):
 
 
 def compare(backend, calls):
-    runner = make(Engine(backend), tiny(), CPU)
+    runner = make_backend(Engine(backend), tiny(), CPU)
     together, alone = runner.run(calls), [runner.run([call])[0] for call in calls]
     for one, other in zip(together, alone, strict=True):
         assert not isinstance(one, Exception), one
@@ -125,20 +125,20 @@ def test_runs_with_batch_normalisation(federations):
     """Padded rows differ by program, and must not leak into the statistics."""
     net = tiny(norm=True)
     calls = trainings(METHODS, federations, net)
-    runner = make(Engine("batched"), net, CPU)
+    runner = make_backend(Engine("batched"), net, CPU)
     for one, call in zip(runner.run(calls), calls, strict=True):
         assert_close(one, runner.run([call])[0], atol=1e-4, rtol=1e-3)
 
 
 def programs(monkeypatch):
     """The number of rows of every training program run from here on."""
-    seen, real = [], Programs.run
+    seen, real = [], ProgramCache.run
 
     def counted(self, job):
         seen.append(len(job.rows))
         return real(self, job)
 
-    monkeypatch.setattr(Programs, "run", counted)
+    monkeypatch.setattr(ProgramCache, "run", counted)
     return seen
 
 
@@ -147,7 +147,7 @@ def test_plain_methods_train_as_one_program_and_others_with_their_equals(
 ):
     calls = trainings(METHODS, federations, net)
     seen = programs(monkeypatch)
-    make(Engine("batched"), net, CPU).run(calls)
+    make_backend(Engine("batched"), net, CPU).run(calls)
     five_plain, two_equal_dittos, another = 25, 10, 5
     assert seen == [five_plain, two_equal_dittos, another]
 
@@ -164,10 +164,10 @@ def test_another_learning_rate_or_data_set_is_another_program(federations, net, 
 def test_programs_keep_to_the_width(federations, net, monkeypatch):
     calls = trainings(METHODS, federations, net)
     seen = programs(monkeypatch)
-    runner = make(Engine("batched", width=3), net, CPU)
+    runner = make_backend(Engine("batched", width=3), net, CPU)
     together = runner.run(calls)
     assert max(seen) == 3
-    wide = make(Engine("batched"), net, CPU)
+    wide = make_backend(Engine("batched"), net, CPU)
     for one, call in zip(together, calls, strict=True):
         assert_close(one, wide.run([call])[0], atol=2e-5, rtol=1e-4)
 
@@ -184,7 +184,7 @@ class Broken(FedAvg):
 def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
     calls = trainings([FedAvg(), FedAvg(), FedOBP(q=0.5)], federations, net)
     calls[1] = dataclasses.replace(calls[1], method=Broken())
-    runner = make(Engine(backend), net, CPU)
+    runner = make_backend(Engine(backend), net, CPU)
     answers = runner.run(calls)
     assert isinstance(answers[1], ZeroDivisionError)
     for k in (0, 2):
@@ -197,7 +197,7 @@ def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
 def test_a_run_that_diverges_takes_nobody_down(backend, federations, net):
     calls = trainings([FedAvg(), FedOBP(q=0.5)], federations[:2], net)
     poisoned = replace(calls[0].state, server=tree.full_like(calls[0].state.server, float("nan")))
-    runner = make(Engine(backend), net, CPU)
+    runner = make_backend(Engine(backend), net, CPU)
     sick, healthy = runner.run([dataclasses.replace(calls[0], state=poisoned), calls[1]])
     assert sick.loss.isnan().any()
     assert_close(healthy, runner.run([calls[1]])[0], atol=2e-5, rtol=1e-4)
@@ -212,7 +212,9 @@ def test_an_interrupt_is_nobodys_answer(backend, federations, net):
 
     (call,) = trainings([FedAvg()], federations[:1], net)
     with pytest.raises(KeyboardInterrupt):
-        make(Engine(backend), net, CPU).run([call, dataclasses.replace(call, method=Interrupted())])
+        make_backend(Engine(backend), net, CPU).run(
+            [call, dataclasses.replace(call, method=Interrupted())]
+        )
 
 
 def test_phases_are_alike_but_for_the_values_of_masks_by_entry():

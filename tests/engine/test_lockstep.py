@@ -10,7 +10,7 @@ import pytest
 
 from fedpfl.engine.backends import lockstep
 from fedpfl.engine.backends.backend import Backend
-from fedpfl.engine.backends.lockstep import Shared, Stage
+from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
 from tests.command import (
     TINY,
     read_checkpoint,
@@ -44,38 +44,38 @@ class Echo(Backend):
 
 def job(stage, backend, questions):
     def run():
-        shared = Shared(lockstep.stage.get(), backend)
+        shared = LockstepBackend(lockstep.current_stage.get(), backend)
         return [shared.run([question])[0] for question in questions]
 
     return run
 
 
 def test_calls_of_all_jobs_come_together_and_answers_go_back_to_their_askers():
-    stage, echo = Stage(8), Echo()
+    stage, echo = LockstepStage(8), Echo()
     questions = [[10 * k + i for i in range(n)] for k, n in enumerate((3, 1, 2, 0))]
     assert stage.play([job(stage, echo, own) for own in questions]) == questions
     assert echo.batches == [[0, 10, 20], [1, 21], [2]]
 
 
 def test_only_so_many_jobs_at_once_and_the_next_joins_when_one_ends():
-    stage, echo = Stage(2), Echo()
+    stage, echo = LockstepStage(2), Echo()
     questions = [[0, 1], [10], [20, 21]]
     assert stage.play([job(stage, echo, own) for own in questions]) == questions
     assert echo.batches == [[0, 10], [1, 20], [21]]
 
 
 def test_backends_are_asked_one_after_another():
-    stage, one, other = Stage(4), Echo(), Echo()
+    stage, one, other = LockstepStage(4), Echo(), Echo()
     stage.play([job(stage, one, [1, 2]), job(stage, other, [3]), job(stage, one, [4])])
     assert one.batches == [[1, 4], [2]]
     assert other.batches == [[3]]
 
 
 def test_only_one_job_moves_at_a_time():
-    stage, echo, inside, most = Stage(8), Echo(), [], []
+    stage, echo, inside, most = LockstepStage(8), Echo(), [], []
 
     def busy():
-        shared = Shared(stage, echo)
+        shared = LockstepBackend(stage, echo)
         for k in range(3):
             inside.append(1)
             time.sleep(0.002)
@@ -88,10 +88,10 @@ def test_only_one_job_moves_at_a_time():
 
 
 def test_what_a_job_raises_is_its_result():
-    stage, echo = Stage(4), Echo()
+    stage, echo = LockstepStage(4), Echo()
 
     def fails():
-        Shared(stage, echo).run([7])
+        LockstepBackend(stage, echo).run([7])
         raise ValueError("no")
 
     good, bad = stage.play([job(stage, echo, [1, 2]), fails])
@@ -105,11 +105,11 @@ def test_an_interrupt_reaches_every_job_and_the_caller():
             super().run(calls)
             raise KeyboardInterrupt
 
-    stage, broken, ends = Stage(4), Interrupted(), []
+    stage, broken, ends = LockstepStage(4), Interrupted(), []
 
     def watched():
         try:
-            Shared(stage, broken).run([1])
+            LockstepBackend(stage, broken).run([1])
         except BaseException as error:
             ends.append(type(error))
             raise
@@ -122,7 +122,7 @@ def test_an_interrupt_reaches_every_job_and_the_caller():
 
 @pytest.mark.parametrize("given", [0, 1, 2])
 def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
-    stage, echo, answered, give = Stage(4), Echo(), [], Stage._give
+    stage, echo, answered, give = LockstepStage(4), Echo(), [], LockstepStage._give
 
     def interrupted(self, request, answers):
         if len(answered) == given and not isinstance(answers, BaseException):
@@ -130,7 +130,7 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
         answered.append(answers)
         give(self, request, answers)
 
-    monkeypatch.setattr(Stage, "_give", interrupted)
+    monkeypatch.setattr(LockstepStage, "_give", interrupted)
     raised = []
 
     def play():
@@ -147,7 +147,7 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
 
 
 def test_what_jobs_share_is_made_once():
-    stage, made = Stage(1), []
+    stage, made = LockstepStage(1), []
     first, again, other = (
         stage.share(key, lambda: made.append(1) or object()) for key in ("a", "a", "b")
     )
@@ -156,8 +156,8 @@ def test_what_jobs_share_is_made_once():
 
 
 def test_outside_a_sweep_there_is_no_stage():
-    Stage(1).play([lambda: None])
-    assert lockstep.stage.get() is None
+    LockstepStage(1).play([lambda: None])
+    assert lockstep.current_stage.get() is None
 
 
 # The command

@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 
 import fedpfl
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import RoundSetup, make, make_initial_state, measures, play_round
+from fedpfl.engine import RoundSetup, make_backend, make_initial_state, measures, play_round
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import accuracy_per_client, cross_client_accuracy, summarize_accuracy
 from fedpfl.engine.measures import BINS, MEASURES, compute_measures
@@ -128,7 +128,7 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
     """
     method, everyone, told = METHODS[name](), list(range(federation.clients)), {}
     for engine in ("loop", "batched"):
-        runner = make(as_engine(engine), net, CPU)
+        runner = make_backend(as_engine(engine), net, CPU)
         state, _ = play_round(
             RoundSetup(runner, method, federation, LOCAL, 0),
             make_initial_state(method, net, 10, CPU),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models.heads import trace_layers
@@ -119,7 +119,7 @@ def test_batched_refuses_what_it_cannot_vectorise(name):
     with pytest.raises(
         FedpflError, match=f"^model={name}: engine=batched cannot .*; use engine=loop$"
     ):
-        make(Engine("batched"), build(name), CPU)
+        make_backend(Engine("batched"), build(name), CPU)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -170,7 +170,11 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
         state = make_initial_state(made, net, len(COHORT), CPU)
         play_round(
             RoundSetup(
-                make(Engine("loop"), net, CPU), made, make_federation(networks.SHAPE), LOCAL, 0
+                make_backend(Engine("loop"), net, CPU),
+                made,
+                make_federation(networks.SHAPE),
+                LOCAL,
+                0,
             ),
             state,
             COHORT,

@@ -13,7 +13,7 @@ import torch
 import fedpfl
 from fedpfl import data
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import Engine, FineTuning, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import Engine, FineTuning, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -65,7 +65,7 @@ def worlds():
 def rounds(method, net, world, watched):
     """States after each round, and what was judged; `watched`: also newcomers, before every round."""
     (federation, unseen), net = world, net.with_facts(clients=len(world[0].train))
-    runner = make(Engine("loop"), net, CPU)
+    runner = make_backend(Engine("loop"), net, CPU)
     now, states, judged = make_initial_state(method, net, federation.clients, CPU), [], []
     fresh = make_initial_state(method, net, unseen.clients, CPU)
     everyone = list(range(federation.clients))

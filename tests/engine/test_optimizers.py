@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from fedpfl.engine import Engine, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.backends import loop
 from fedpfl.engine.backends import programs as program
 from fedpfl.engine.calls import TrainCall
@@ -292,7 +292,9 @@ def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(
         method, federation, make_initial_state(method, net, 10, CPU), COHORTS[0], LOCAL, DRAWS
     )
     for engine in (LOOP, Engine("batched")):
-        answers = make(engine, net, CPU).run([call, dataclasses.replace(call, clients=COHORTS[1])])
+        answers = make_backend(engine, net, CPU).run(
+            [call, dataclasses.replace(call, clients=COHORTS[1])]
+        )
         assert not any(isinstance(answer, Exception) for answer in answers), answers
     assert not parks
 
@@ -340,7 +342,7 @@ def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
 ):
     local, ends, counts = local_of(kind, decay=0.3, eps=0.1), [], []
     for capture in (Capture(), None):
-        runner = make(Engine("batched"), net, CPU)
+        runner = make_backend(Engine("batched"), net, CPU)
         runner._programs._capture = capture
         ends.append(scheduled(runner, method, federation, net, local))
         counts += [capture.captured] if capture else []
@@ -348,13 +350,15 @@ def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
     assert counts == [played_captures(method, federation, local)]
     assert_close(
         ends[0],
-        scheduled(make(LOOP, net, CPU), method, federation, net, local),
+        scheduled(make_backend(LOOP, net, CPU), method, federation, net, local),
         atol=1e-5,
         rtol=1e-4,
     )
     assert differing(
         ends[0][-1],
-        scheduled(make(LOOP, net, CPU), method, federation, net, local_of(kind, eps=0.1))[-1],
+        scheduled(make_backend(LOOP, net, CPU), method, federation, net, local_of(kind, eps=0.1))[
+            -1
+        ],
     )
 
 
@@ -371,7 +375,7 @@ def played_captures(method, federation, local):
 
 
 def test_runs_of_other_rates_share_a_program(net, federation):
-    runner, captures = make(Engine("batched"), net, CPU), Capture()
+    runner, captures = make_backend(Engine("batched"), net, CPU), Capture()
     runner._programs._capture = captures
     local = local_of("sgd", decay=0.5)
     calls = [
@@ -390,7 +394,7 @@ def test_runs_of_other_rates_share_a_program(net, federation):
     assert len(runner._programs._kept) == 1
     assert captures.replayed
     for call, answer in zip(calls, together, strict=True):
-        (alone,) = make(Engine("batched"), net, CPU).run([call])
+        (alone,) = make_backend(Engine("batched"), net, CPU).run([call])
         assert_close(answer.uploads, alone.uploads)
 
 

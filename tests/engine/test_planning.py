@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from fedpfl.data.augment import Augment
 from fedpfl.engine.backends import planning
-from fedpfl.engine.backends.planning import passes, train_steps
+from fedpfl.engine.backends.planning import evaluation_batches, plan_training_steps
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.jobs import ClientRow, TrainJob
 from fedpfl.engine.training.sgd import Local, TrainPlan
@@ -42,7 +42,7 @@ def planned(sizes, phase, epochs, batch, width, augment):
         {},
         {},
     )
-    return federation, train_steps(job, phase, epochs, batch, width)
+    return federation, plan_training_steps(job, phase, epochs, batch, width)
 
 
 def dealt(federation, client, phase, epochs, batch):
@@ -97,7 +97,7 @@ def test_passes_give_every_sample_once(sizes, chunk, monkeypatch):
     federation = make_federation(sizes, (1,) * len(sizes))
     found = [[] for _ in sizes]
     random = [torch.rand(size, 3) for size in sizes]
-    for rows, batch in passes(federation, federation.train, random):
+    for rows, batch in evaluation_batches(federation, federation.train, random):
         numbers = torch.arange(len(sizes))[rows].tolist()
         assert batch.x.shape[1] <= chunk
         for row, real, *parts in zip(

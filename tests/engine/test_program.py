@@ -12,8 +12,8 @@ import logging
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, RoundSetup, make, make_initial_state, play_round
-from fedpfl.engine.backends.programs import Program, Programs, width
+from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.backends.programs import Program, ProgramCache, captured_width
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
@@ -53,8 +53,8 @@ class Capture:
 
 def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=False, local=LOCAL):
     net = tiny(norm)
-    runner = make(Engine("batched"), net, CPU)
-    runner._programs = Programs(net, runner._autocast, capture)
+    runner = make_backend(Engine("batched"), net, CPU)
+    runner._programs = ProgramCache(net, runner._autocast, capture)
     states, state = [], make_initial_state(method, net, federation.clients, CPU)
     for cohort in cohorts:
         state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
@@ -128,7 +128,7 @@ def test_steps_of_a_methods_own_and_random_numbers_are_captured(method, federati
 
 
 def test_widths_are_few():
-    assert [width(rows) for rows in range(1, 18)] == [
+    assert [captured_width(rows) for rows in range(1, 18)] == [
         *(1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24),
     ]
 
@@ -167,7 +167,7 @@ def sweep(methods, federation, programs, net, rounds):
     """The same round of several runs, answered together, again and again; the graphs captured after
     each.
     """
-    runner, counts = make(Engine("batched"), net, CPU), []
+    runner, counts = make_backend(Engine("batched"), net, CPU), []
     runner._programs = programs
     states = [make_initial_state(method, net, federation.clients, CPU) for method in methods]
     for number in range(rounds):
@@ -185,16 +185,16 @@ def sweep(methods, federation, programs, net, rounds):
 
 def test_a_sweep_of_many_kinds_captures_nothing_anew(federation):
     net = tiny()
-    programs = Programs(net, make(Engine("batched"), net, CPU)._autocast, Capture())
+    programs = ProgramCache(net, make_backend(Engine("batched"), net, CPU)._autocast, Capture())
     counts = sweep([Ditto(lam=k / 10) for k in range(1, 8)], federation, programs, net, 4)
     assert counts[1] == counts[-1] > 0
 
 
 def test_programs_are_kept_as_far_as_there_is_room(federation):
     net, kept = tiny(), []
-    runner = make(Engine("batched"), net, CPU)
+    runner = make_backend(Engine("batched"), net, CPU)
     rows = 2 * tree.nbytes(net.params)  # the model and its momentum
-    runner._programs = Programs(net, runner._autocast, Capture(), room=18 * rows)
+    runner._programs = ProgramCache(net, runner._autocast, Capture(), room=18 * rows)
     for count in (2, 3, 4, 5, 6, 7):
         state = make_initial_state(FedAvg(), net, federation.clients, CPU)
         play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, list(range(count)))
@@ -241,7 +241,7 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
     gpu, ends = torch.device("cuda"), []
     for graphs, failed in ((True, False), (True, True), (False, False)):
         net = tiny(norm=True)
-        runner = make(Engine("batched", precision=precision, graphs=graphs), net, gpu)
+        runner = make_backend(Engine("batched", precision=precision, graphs=graphs), net, gpu)
         runner._programs._failed = failed
         state = make_initial_state(method, net, federation.clients, gpu)
         for cohort in COHORTS * 2:

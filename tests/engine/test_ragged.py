@@ -10,13 +10,21 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, make, make_initial_state
+from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.methods import FedAvg, Phase
-from fedpfl.testing.toy import AGREE, COHORTS, EVERYONE, TEST, TRAIN, agree, small
+from fedpfl.testing.toy import (
+    AGREE,
+    COHORTS,
+    EVERYONE,
+    TEST,
+    TRAIN,
+    require_rounds_agree,
+    tiny_federation,
+)
 from tests.conftest import (
     BACKENDS,
     CPU,
@@ -96,17 +104,22 @@ class Remembering(FedAvg):
 @pytest.mark.parametrize("width", [0, 1, 4])
 def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(width):
     method, net = Remembering(), tiny()
-    loop = record_rounds(method, net, small(), COHORTS, local=SHORT)
+    loop = record_rounds(method, net, tiny_federation(), COHORTS, local=SHORT)
     other = record_rounds(
-        method, net, small(), COHORTS, local=SHORT, engine=Engine("batched", width=width)
+        method, net, tiny_federation(), COHORTS, local=SHORT, engine=Engine("batched", width=width)
     )
     for t in range(len(COHORTS)):
-        agree(
+        require_rounds_agree(
             f"round {t + 1}", (loop[0][t + 1], loop[1][t]), (other[0][t + 1], other[1][t]), **AGREE
         )
-    own = small().x[small().train[2]]
-    assert_close(loop[0][1].client(2)["mean"], small().normalize(own).flatten(1).mean(0), atol=1e-6)
-    assert loop[0][1].client(2)["kept"] == small().y[small().train[2]][_order(2)].sum()
+    own = tiny_federation().x[tiny_federation().train[2]]
+    assert_close(
+        loop[0][1].client(2)["mean"], tiny_federation().normalize(own).flatten(1).mean(0), atol=1e-6
+    )
+    assert (
+        loop[0][1].client(2)["kept"]
+        == tiny_federation().y[tiny_federation().train[2]][_order(2)].sum()
+    )
 
 
 def _order(client):
@@ -120,10 +133,12 @@ def _order(client):
 )
 def test_a_personal_model_may_be_ragged(tuning):
     method, net = Remembering(), tiny()
-    state = record_rounds(method, net, small(), COHORTS[:1], local=SHORT)[0][-1]
+    state = record_rounds(method, net, tiny_federation(), COHORTS[:1], local=SHORT)[0][-1]
     engines = [Engine("loop"), Engine("batched"), Engine("batched", width=2)]
     counts = [
-        make(engine, net, CPU).evaluate(EvalCall(method, small(), state, EVERYONE, tuning))
+        make_backend(engine, net, CPU).evaluate(
+            EvalCall(method, tiny_federation(), state, EVERYONE, tuning)
+        )
         for engine in engines
     ]
     assert counts[0].total.tolist() == list(TEST)
@@ -136,13 +151,18 @@ def test_a_personal_model_may_be_ragged(tuning):
 def test_runs_whose_longest_client_differs_go_side_by_side(backend):
     """Fewer of the same images, so that the other run's padding is another."""
     method, net, other = Remembering(), tiny(), make_federation(TRAIN, TEST, seed=2)
-    other = replace(other, x=small().x, y=small().y, train=tuple(own[:30] for own in other.train))
+    other = replace(
+        other,
+        x=tiny_federation().x,
+        y=tiny_federation().y,
+        train=tuple(own[:30] for own in other.train),
+    )
     runner, calls, tuning = (
-        make(Engine(backend), net, CPU),
+        make_backend(Engine(backend), net, CPU),
         [],
         FineTuning(SHORT, Draws(0, "finetune", 1)),
     )
-    for seed, federation in enumerate((small(), other)):
+    for seed, federation in enumerate((tiny_federation(), other)):
         state = make_initial_state(method, net, len(TRAIN), CPU)
         calls.append(
             TrainCall(method, federation, state, COHORTS[1], SHORT, Draws(seed, "train", 1))
@@ -164,7 +184,7 @@ class Plain(Remembering):
 def test_captured_steps_are_not_taken_for_another_padding():
     cohorts = [[4, 0, 2, 3], [0, 2, 3, 5], [4, 0, 2, 3]]  # 65, 40 and 65 samples at most
     captured, eager = (
-        played(Plain(), small(), how, cohorts, local=SHORT) for how in (Capture(), None)
+        played(Plain(), tiny_federation(), how, cohorts, local=SHORT) for how in (Capture(), None)
     )
     assert_same(captured, eager)
 
@@ -221,8 +241,10 @@ UNMARKED = [
 def whole(method, backend):
     """A round, and an evaluation."""
     net = tiny()
-    state = record_rounds(method, net, small(), COHORTS[:1], local=SHORT, engine=backend)[0][-1]
-    make(backend, net, CPU).evaluate(EvalCall(method, small(), state, EVERYONE))
+    state = record_rounds(method, net, tiny_federation(), COHORTS[:1], local=SHORT, engine=backend)[
+        0
+    ][-1]
+    make_backend(backend, net, CPU).evaluate(EvalCall(method, tiny_federation(), state, EVERYONE))
 
 
 @pytest.mark.parametrize(("hook", "answer", "word"), UNMARKED)
@@ -294,7 +316,7 @@ def test_what_is_ragged_where_it_may_not_be_is_told(hooks, word, backend):
         record_rounds(
             type("Wrong", (FedAvg,), seen | hooks)(),
             tiny(),
-            small(),
+            tiny_federation(),
             COHORTS[:1],
             local=SHORT,
             engine=backend,

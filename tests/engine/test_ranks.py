@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, Stopping, make
+from fedpfl.engine import Engine, FineTuning, Stopping, make_backend
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends import selection as select
-from fedpfl.engine.backends.ranks import deal
+from fedpfl.engine.backends.ranks import assign_clients
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -71,7 +71,7 @@ RUN = (
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_each_client_is_dealt_once_and_nobody_waits_for_more_than_the_largest(count):
     loads = [float(40 * (37 * k % 11)) for k in range(20)]
-    owners = deal(loads, count)
+    owners = assign_clients(loads, count)
     sums = [
         sum(load for load, owner in zip(loads, owners, strict=True) if owner == rank)
         for rank in range(count)
@@ -79,12 +79,12 @@ def test_each_client_is_dealt_once_and_nobody_waits_for_more_than_the_largest(co
     assert len(owners) == 20
     assert set(owners) == set(range(count))
     assert max(sums) - min(sums) <= max(loads)
-    assert owners == deal(loads, count)
+    assert owners == assign_clients(loads, count)
 
 
 def test_clients_without_work_are_spread_too():
-    assert deal([0.0] * 4, 2) == [0, 1, 0, 1]
-    assert deal([5.0, 9.0], 3) == [1, 0]
+    assert assign_clients([0.0] * 4, 2) == [0, 1, 0, 1]
+    assert assign_clients([5.0, 9.0], 3) == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(name, gpus, chosen, monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     if chosen.startswith("device"):
         with pytest.raises(FedpflError, match=chosen):
-            select.device(name)
+            select.find_device(name)
     else:
-        assert select.device(name) == torch.device(chosen)
+        assert select.find_device(name) == torch.device(chosen)
 
 
 def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_means_nothing(
@@ -116,11 +116,11 @@ def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_mea
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert (ranks.launched(), ranks.cores()) == (False, 9)
+    assert (ranks.is_launched_by_torchrun(), ranks.available_cores()) == (False, 9)
     for key, value in environment(1, 2, 0).items():
         monkeypatch.setenv(key, value)
-    assert (ranks.launched(), ranks.cores()) == (True, 4)
-    assert make(Engine("loop"), tiny(), CPU)._pool._max_workers == 4
+    assert (ranks.is_launched_by_torchrun(), ranks.available_cores()) == (True, 4)
+    assert make_backend(Engine("loop"), tiny(), CPU)._pool._max_workers == 4
 
 
 # What processes come to
@@ -183,7 +183,7 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
         )
         last, adapt = states[-1], FineTuning(LOCAL, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
-        backend = toy.make(told, net, CPU)
+        backend = toy.make_backend(told, net, CPU)
         tuned = backend.evaluate(
             EvalCall(*about, FineTuning(LOCAL, Draws(0, "finetune", 2)), adapt)
         )
@@ -205,18 +205,18 @@ PLAY = """
 import sys
 from functools import partial
 import torch
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.store import RowStorage
 from fedpfl.testing import toy
 from tests.engine.test_ranks import played, storing
-ranks.join()
-toy.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
+ranks.join_process_group()
+toy.make_backend = lambda engine, net, device: ranks.distribute_backend(make_backend(engine, net, device), device)
 for states, names in (("whole", sys.argv[2:]), ("sharded", storing(sys.argv[2:]))):
     torch.save(played(names, sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    storage = RowStorage(is_stored_here=ranks.mine)
+    storage = RowStorage(is_stored_here=ranks.is_stored_here)
     toy.make_initial_state = partial(toy.make_initial_state, storage=storage)
-ranks.part()
+ranks.leave_process_group()
 """
 
 
@@ -616,9 +616,9 @@ def test_an_error_that_cannot_travel_is_told_by_its_name_and_place():
     try:
         fails()
     except Local as error:
-        shown = ranks._portable(error)
+        shown = ranks._picklable_error(error)
     assert (type(shown), str(shown)) == (RuntimeError, "Local: no such luck")
-    assert [(file, name.rpartition(".")[2]) for file, name, _ in ranks.frames(shown)][-1] == (
+    assert [(file, name.rpartition(".")[2]) for file, name, _ in ranks.error_frames(shown)][-1] == (
         __file__,
         "fails",
     )
@@ -692,5 +692,5 @@ def test_the_hook_is_blamed_by_name_and_what_it_called_by_its_line():
         (__file__, "helper", 3),
         ("os.py", "", 5),
     ]
-    assert ranks.blamed(error, Helped) == ("Helped.prepare", f"{__file__}:3")
-    assert ranks.blamed(error, FedAvg) is None
+    assert ranks.find_blamed_hook(error, Helped) == ("Helped.prepare", f"{__file__}:3")
+    assert ranks.find_blamed_hook(error, FedAvg) is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.backends import selection as select
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients
@@ -25,7 +25,9 @@ def one_round(method, engine="loop", **local):
     net = tiny()
     state = make_initial_state(method, net, 3, CPU)
     return play_round(
-        RoundSetup(make(Engine(engine), net, CPU), method, FEDERATION, replace(LOCAL, **local), 0),
+        RoundSetup(
+            make_backend(Engine(engine), net, CPU), method, FEDERATION, replace(LOCAL, **local), 0
+        ),
         state,
         COHORT,
     )
@@ -52,7 +54,9 @@ def test_a_model_that_is_not_finite_has_no_accuracy(backend):
     broken = state.client([1])
     broken["model"]["classifier.bias"][0, 0] = torch.nan
     state.rows.put_([1], {"client": broken})
-    counts = make(Engine(backend), net, CPU).evaluate(EvalCall(method, FEDERATION, state, COHORT))
+    counts = make_backend(Engine(backend), net, CPU).evaluate(
+        EvalCall(method, FEDERATION, state, COHORT)
+    )
     assert non_finite_clients(counts) == [1]
     assert [value == value for value in accuracy_per_client(counts)["accuracy"]] == [
         True,
@@ -85,7 +89,7 @@ def test_statistics_that_are_not_finite_are_found():
     net = tiny(norm=True)
     method = Scaled()
     _, outcome = play_round(
-        RoundSetup(make(LOOP, net, CPU), method, FEDERATION, LOCAL, 0),
+        RoundSetup(make_backend(LOOP, net, CPU), method, FEDERATION, LOCAL, 0),
         make_initial_state(method, net, 3, CPU),
         COHORT,
     )
@@ -208,7 +212,7 @@ def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word
 def test_evaluation_may_not_change_the_state_either():
     net, method = tiny(), InPlaceEvaluated()
     with pytest.raises(FedpflError, match="in place"):
-        make(LOOP, net, CPU).evaluate(
+        make_backend(LOOP, net, CPU).evaluate(
             EvalCall(method, FEDERATION, make_initial_state(method, net, 3, CPU), COHORT)
         )
 
@@ -259,4 +263,4 @@ def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(mad
 def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path):
     told = run_command("method=fedavg", *TINY, "engine=batched", "rounds=1", cwd=tmp_path).err
     assert "use engine.backend=auto" in told
-    assert select.slow(Engine("loop"), CPU) == []
+    assert select.slowness_notices(Engine("loop"), CPU) == []

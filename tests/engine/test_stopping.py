@@ -14,7 +14,7 @@ from fedpfl.engine import (
     RoundSetup,
     Stopping,
     draw_cohorts,
-    make,
+    make_backend,
     make_initial_state,
     pick_cohort,
     play_round,
@@ -116,7 +116,7 @@ def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated
     net = tiny(norm=True)
     stopping = Stopping(early=True, lam=0.0)
     states = record_states(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)
-    counts = make(as_engine(backend), net, CPU).evaluate(
+    counts = make_backend(as_engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, states[1], COHORTS[0])
     )
     assert_close(states[1].stopping["last"][COHORTS[0]], counts.loss / counts.total.clamp(min=1))
@@ -152,7 +152,7 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
         federation, y=torch.where(training, (federation.y + 1) % 5, federation.y)
     )
     runner, state = (
-        make(as_engine(backend), net, CPU),
+        make_backend(as_engine(backend), net, CPU),
         make_initial_state(method, net, 10, CPU, stopping=True),
     )
     state, _ = play_round(
@@ -254,12 +254,14 @@ def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
     state.stopping["last"].fill_(-1.0)
     stopping, planned = Stopping(early=True), [0, 2]
     _, plain = play_round(
-        RoundSetup(make(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0),
+        RoundSetup(make_backend(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0),
         copy.deepcopy(state),
         planned,
     )
     state, outcome = play_round(
-        RoundSetup(make(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0, stopping=stopping),
+        RoundSetup(
+            make_backend(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0, stopping=stopping
+        ),
         state,
         planned,
     )

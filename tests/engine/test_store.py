@@ -18,7 +18,7 @@ from fedpfl.engine import (
     Store,
     count_participants,
     draw_cohorts,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -57,7 +57,7 @@ OBP = FedOBP(q=0.9, ema=0.3)
 
 def played(store, folder, backend, method, federation, device=CPU):
     net = tiny(norm=True)
-    runner = make(Engine(backend), net, device)
+    runner = make_backend(Engine(backend), net, device)
     now = make_initial_state(method, net, federation.clients, device, RowStorage(store, folder))
     for cohort in COHORTS:
         now, _ = play_round(
@@ -130,7 +130,7 @@ def test_memory_grows_with_those_who_took_part(where, tmp_path):
     """Of 10,000 clients; an eighth of the rows may stand empty."""
     net, few = tiny(), make_federation((8,) * 4, (2,) * 4)
     clients = replace(few, train=few.train * 2500, test=few.test * 2500)
-    runner = make(Engine("loop"), net, CPU)
+    runner = make_backend(Engine("loop"), net, CPU)
     now = make_initial_state(OBP, net, clients.clients, CPU, RowStorage(Store(where), tmp_path))
     each = tree.nbytes(now.rows.initial)
     assert sum(map(tree.nbytes, now.rows.trees)) == each

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import FineTuning, make
+from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -51,7 +51,7 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
     """
     states, outcomes = record_rounds(method, net, federation, engine=engine)
     judged = [
-        make(as_engine(engine), net, CPU).evaluate_splits(
+        make_backend(as_engine(engine), net, CPU).evaluate_splits(
             EvalCall(method, federation, states[-1], list(range(10)), tuning)
         )
         for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 3)))
@@ -185,7 +185,7 @@ def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
     several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
     states, runner = (
         record_rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)[0],
-        make(as_engine(backend), net, CPU),
+        make_backend(as_engine(backend), net, CPU),
     )
     for state in states[1:]:
         chosen, *alone = (

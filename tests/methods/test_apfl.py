@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl.engine import Engine, FineTuning, make
+from fedpfl.engine import Engine, FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import APFL, FedAvg
@@ -44,7 +44,7 @@ def fixed(alpha, mixing="output", **values):
 
 
 def judged(method, net, federation, state, backend, tuning=None):
-    return make(Engine(backend), net, CPU).evaluate(
+    return make_backend(Engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, state, EVERYONE, tuning)
     )
 
@@ -203,7 +203,7 @@ def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
     method = Watched(alpha_lr=1.0)
     state = record_states(method, net, federation)[-1]
     method.seen.clear()
-    make(Engine("loop"), net, CPU).evaluate(EvalCall(method, federation, state, [0], TUNED))
+    make_backend(Engine("loop"), net, CPU).evaluate(EvalCall(method, federation, state, [0], TUNED))
     (tuned,) = method.seen
     plain = method.personal(state.server, state.client(0))
     assert differing(tuned, plain) == [

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.engine import Outcome, State, make
+from fedpfl.engine import Outcome, State, make_backend
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import Net
-from fedpfl.testing.toy import COHORTS, EVERYONE, TRAIN, Trial, as_engine, small
+from fedpfl.testing.toy import COHORTS, EVERYONE, TRAIN, MethodTrial, as_engine, tiny_federation
 from tests.conftest import (
     CPU,
     HEAD,
@@ -30,7 +30,7 @@ from tests.methods.expectations import COHORT, EXPECTED, Limit, Rounds
 
 NEVER_TRAINED = 1  # of the clients, after the first round
 FEDERATIONS = {
-    "ragged": (small(), COHORTS),
+    "ragged": (tiny_federation(), COHORTS),
     "equal": (make_federation((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
     "single": (make_federation((65,), (10,)), [[0]] * 2),
 }
@@ -42,8 +42,8 @@ def build_method(name: str, **values: Any) -> Method:
 
 
 @cache
-def trial_of(name: str) -> Trial:
-    return Trial(build_method(name))
+def trial_of(name: str) -> MethodTrial:
+    return MethodTrial(build_method(name))
 
 
 def case_id(name: str, values: Any) -> str:
@@ -78,7 +78,7 @@ def test_traffic_is_what_is_counted_by_hand(name):
 
 
 @cache
-def play_rounds(
+def play_two_rounds(
     method: Method, pairs: int, clients: str, engine: str
 ) -> tuple[list[State], list[Outcome]]:
     """Return states and outcomes of two rounds with BatchNorm, which nobody changes."""
@@ -90,8 +90,8 @@ def play_rounds(
 def evaluate_all(method: Method, pairs: int, clients: str, engine: str, played: int) -> Counts:
     """Evaluate every client after so many of these rounds."""
     federation, _ = FEDERATIONS[clients]
-    state = play_rounds(method, pairs, clients, engine)[0][played]
-    runner = make(as_engine(engine), tiny(norm=True, pairs=pairs), CPU)
+    state = play_two_rounds(method, pairs, clients, engine)[0][played]
+    runner = make_backend(as_engine(engine), tiny(norm=True, pairs=pairs), CPU)
     return runner.evaluate(EvalCall(method, federation, state, list(range(federation.clients))))
 
 
@@ -113,8 +113,8 @@ LIMITS = [
 )
 def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str) -> None:
     method, other = build_method(name, **limit.values), limit.other
-    states, outcomes = play_rounds(method, method.pairs, limit.clients, backend)
-    others, other_outcomes = play_rounds(other, method.pairs, limit.clients, backend)
+    states, outcomes = play_two_rounds(method, method.pairs, limit.clients, backend)
+    others, other_outcomes = play_two_rounds(other, method.pairs, limit.clients, backend)
     assert differing(states[0], states[-1])
     atol = limit.batched_atol if backend == "batched" and not limit.atol else limit.atol
     require_equal = partial(assert_close, atol=atol, rtol=0.0) if atol else assert_same
@@ -192,10 +192,12 @@ def name_in(net: Net, path: str) -> str | None:
 def test_who_never_trained_is_evaluated_by(name, source, values):
     """By the global model as it is now, the initial one, or the global body under the initial head."""
     method = build_method(name, **values)
-    net = Trial(method).net()
-    state = record_rounds(method, net, small(), COHORTS[:1])[0][-1]
+    net = MethodTrial(method).net()
+    state = record_rounds(method, net, tiny_federation(), COHORTS[:1])[0][-1]
     at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
-    for path, leaf in tree.items(find_eval_job(method, net, small(), state, NEVER_TRAINED).params):
+    for path, leaf in tree.items(
+        find_eval_job(method, net, tiny_federation(), state, NEVER_TRAINED).params
+    ):
         parameter = name_in(net, path)
         if parameter is None:
             continue

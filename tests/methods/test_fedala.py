@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
@@ -223,7 +223,7 @@ def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(
     assert_same(first, tree.full_like(first, 1.0))
     assert not torch.equal(second["classifier.weight"], first["classifier.weight"])
     before = tree.clone(states[2].clients)
-    make(as_engine(backend), net, CPU).evaluate(
+    make_backend(as_engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, states[2], list(range(10)))
     )
     assert_same(states[2].clients, before)
@@ -232,7 +232,7 @@ def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(
 def test_judging_learns_first(net, federation):
     method = FedALA(eta=20.0)
     state = record_states(method, net, federation)[-1]
-    runner = make(LOOP, net, CPU)
+    runner = make_backend(LOOP, net, CPU)
     clients = [0, 1, 2, 5]
     learned_first = runner.evaluate(EvalCall(method, federation, state, clients))
     at_once = runner.evaluate(EvalCall(FedALA(eta=0.0), federation, state, clients))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import make, make_initial_state
+from fedpfl.engine import make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedCP, FedPer
@@ -176,7 +176,7 @@ def test_the_uploaded_head_is_the_mean_of_both(backend, net, federation):
 def test_noise_is_of_training_alone_and_logistic(net, federation):
     method = FedCP()
     state = record_states(method, net, federation)[-1]
-    runner = make(LOOP, net, CPU)
+    runner = make_backend(LOOP, net, CPU)
     one, two = (
         runner.evaluate(EvalCall(method, federation, state, list(range(10)))) for _ in range(2)
     )

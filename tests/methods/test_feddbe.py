@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad
 
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, FedDBE
@@ -183,7 +183,7 @@ def test_clients_are_judged_by_the_latest_model_and_their_own_memory(backend, ne
     assert_same(
         personal[0], {"model": state.server["model"], "u": client_row(state.clients["u"], 0)}
     )
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     plain = dataclasses.replace(
         record_states(FedAvg(), net, federation, [])[0], server=state.server["model"]
     )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad
 
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, FedPHP
@@ -133,7 +133,7 @@ def test_clients_are_judged_by_what_they_inherited(backend, federation):
         states, outcomes = record_rounds(
             method(momentum=1.0), net, federation, TWICE, engine=backend
         )
-        runner = make(as_engine(backend), net, CPU)
+        runner = make_backend(as_engine(backend), net, CPU)
         for t, cohort in enumerate(TWICE):
             before, after = (
                 runner.evaluate(EvalCall(method(momentum=1.0), federation, s, cohort))

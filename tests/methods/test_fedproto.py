@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from fedpfl.engine import FineTuning, make
+from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -101,7 +101,10 @@ def test_a_sample_is_of_the_class_whose_prototype_is_nearest(net, federation, se
 
 
 def test_before_the_first_round_and_fine_tuned_it_predicts(backend, net, federation):
-    runner, tuning = make(as_engine(backend), net, CPU), FineTuning(LOCAL, Draws(0, "finetune", 1))
+    runner, tuning = (
+        make_backend(as_engine(backend), net, CPU),
+        FineTuning(LOCAL, Draws(0, "finetune", 1)),
+    )
     for method in (FedProto(), FedProto(judge="nearest_own")):
         states = record_states(method, net, federation, COHORTS[:1])
         head = runner.evaluate(EvalCall(FedProto(judge="head"), federation, states[0], EVERYONE))

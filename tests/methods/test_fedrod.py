@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import FineTuning, make, make_initial_state
+from fedpfl.engine import FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
@@ -168,7 +168,10 @@ def test_the_personal_head_follows_its_own_loss_alone(net, federation):
 def test_fine_tuning_the_head_moves_both(net):
     federation = make_federation()
     state = record_states(FedRoD(), net, federation)[-1]
-    runner, tuning = make(LOOP, net, CPU), FineTuning(PLAIN, Draws(0, "finetune", 3), "head")
+    runner, tuning = (
+        make_backend(LOOP, net, CPU),
+        FineTuning(PLAIN, Draws(0, "finetune", 3), "head"),
+    )
     before, after = (
         runner.evaluate(EvalCall(FedRoD(), federation, state, [2], t)) for t in (None, tuning)
     )

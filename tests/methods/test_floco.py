@@ -10,7 +10,7 @@ import torch
 from torch.func import grad
 
 from fedpfl import models
-from fedpfl.engine import make, make_initial_state
+from fedpfl.engine import make_backend, make_initial_state
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -229,7 +229,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert after.clients["projected"].all()
     assert_same(after.clients["beta"], states[3].clients["beta"])
     assert len(after.clients["beta"].unique(dim=0)) > 5
-    runner = make(as_engine(backend), net, CPU)
+    runner = make_backend(as_engine(backend), net, CPU)
     part = runner.participate(
         TrainCall(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
     )

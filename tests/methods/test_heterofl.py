@@ -14,7 +14,7 @@ from torch import nn
 
 from fedpfl import models
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, FineTuning, make, make_initial_state
+from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -447,7 +447,7 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
     judged = method.personal(state.server, state.client(3))
     (phase,) = method.finetuning(judged, net.parts, 2)
     assert phase.mask == {"model": True, "labels": False}
-    judge = make(Engine(backend), net, CPU)
+    judge = make_backend(Engine(backend), net, CPU)
     for part in ("all", "head"):
         tuned = judge.evaluate(
             EvalCall(

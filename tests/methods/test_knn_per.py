@@ -2,7 +2,7 @@
 
 import torch
 
-from fedpfl.engine import FineTuning, make
+from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.participation import OneClient
@@ -136,6 +136,9 @@ def test_fine_tuning_moves_the_head_alone(backend, net, federation):
     (phase,) = method.finetuning(params, net.parts, 2)
     assert {name for name, moves in phase.mask["model"].items() if moves} == {*HEAD}
     assert phase.mask["memory"] is phase.mask["lam"] is False
-    runner, tuning = make(as_engine(backend), net, CPU), FineTuning(LOCAL, Draws(0, "finetune", 1))
+    runner, tuning = (
+        make_backend(as_engine(backend), net, CPU),
+        FineTuning(LOCAL, Draws(0, "finetune", 1)),
+    )
     tuned = runner.evaluate(EvalCall(method, federation, state, EVERYONE, tuning))
     assert (tuned.loss != runner.evaluate(EvalCall(method, federation, state, EVERYONE)).loss).any()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl.engine import Engine, FineTuning, Local, make, make_initial_state
+from fedpfl.engine import Engine, FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -139,7 +139,7 @@ class Watched(FedAvg):
 
 def tuned(method, net, federation, state, client, draws, part="all"):
     method.seen.clear()
-    make(Engine("loop"), net, CPU).evaluate(
+    make_backend(Engine("loop"), net, CPU).evaluate(
         EvalCall(method, federation, state, [client], FineTuning(LOCAL, draws, part))
     )
     (params,) = method.seen
@@ -160,7 +160,7 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
 
 def test_evaluated_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
     old, new = record_states(FedAvg(), net, federation, [[2]], engine=backend)
-    runner = make(Engine(backend), net, CPU)
+    runner = make_backend(Engine(backend), net, CPU)
     after = runner.evaluate(
         EvalCall(FedAvg(), federation, old, [2], FineTuning(LOCAL, Draws(0, "train", 1)))
     )
@@ -542,7 +542,7 @@ def test_everybody_learns_this_easy_task(method):
     states = record_states(
         method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2)
     )
-    runner = make(Engine("loop"), net, CPU)
+    runner = make_backend(Engine("loop"), net, CPU)
     first, last = (
         runner.evaluate(EvalCall(method, federation, state, [0, 1, 2, 3])).correct.sum()
         for state in (states[0], states[-1])

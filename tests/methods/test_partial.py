@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import FineTuning, Local, make, make_initial_state
+from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -136,7 +136,7 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
     method = Watched(**dataclasses.asdict(base))
     state = played(base)[-1]
     kept, client = tree.clone(state.server), state.client(2)
-    make(LOOP, net, CPU).evaluate(
+    make_backend(LOOP, net, CPU).evaluate(
         EvalCall(method, federation, state, [2], FineTuning(LOCAL, Draws(0, "finetune", 3)))
     )
     moved = {path.strip("/") for path in differing(seen[-1], method._begin(state.server, client))}

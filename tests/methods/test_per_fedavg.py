@@ -13,7 +13,7 @@ from fedpfl.engine import (
     FineTuning,
     Local,
     RoundSetup,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -209,7 +209,7 @@ def test_backends_agree_with_three_minibatches_and_more(method, norm, federation
     for cohort in COHORTS:
         loop, batched = (
             play_round(
-                RoundSetup(make(Engine(b), net, CPU), method, federation, SMALL, 0),
+                RoundSetup(make_backend(Engine(b), net, CPU), method, federation, SMALL, 0),
                 copy.deepcopy(state),
                 cohort,
             )[0]
@@ -271,7 +271,7 @@ def test_statistics_move_once_a_step(method, backend, equal):
 
 
 def judged(method, net, federation, state, backend, tuning=None, before=None):
-    return make(Engine(backend), net, CPU).evaluate(
+    return make_backend(Engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, state, EVERYONE, tuning, before)
     )
 
@@ -323,7 +323,7 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
         assert_close(
             losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=2e-5
         )
-    alone = make(Engine(backend), net, CPU).evaluate(
+    alone = make_backend(Engine(backend), net, CPU).evaluate(
         EvalCall(
             method,
             replace(federation, test=federation.test[::-1]),
@@ -332,7 +332,7 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
             before_evaluation=FineTuning(LOCAL, draws),
         )
     )
-    meta = make(Engine(backend), net, CPU).evaluate(
+    meta = make_backend(Engine(backend), net, CPU).evaluate(
         EvalCall(FO, replace(federation, test=federation.test[::-1]), state, [9])
     )
     assert_same(alone, meta)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl import models
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
@@ -284,7 +284,7 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
         heads.append(method.personal(state.server, own))
     assert not torch.equal(heads[0]["classifier.weight"], heads[1]["classifier.weight"])
     assert_same(heads[0]["fc.weight"], state.server["body"]["fc.weight"])
-    tally = make(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [1, 4]))
+    tally = make_backend(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [1, 4]))
     for k, client in enumerate((1, 4)):
         x = federation.normalize(federation.x[federation.test[client]])
         own = net.bind({"main": {}})(heads[k], x)

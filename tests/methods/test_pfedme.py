@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Engine, FineTuning, make, make_initial_state
+from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -241,7 +241,7 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
             else:
                 assert bool(differing(old, new)) == (client in cohort)
     assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), states[2].server)
-    judge = make(Engine(backend), net, CPU)
+    judge = make_backend(Engine(backend), net, CPU)
     losses = judge.evaluate(EvalCall(method, federation, states[2], EVERYONE)).loss
     for client in EVERYONE[:9]:
         model = (
@@ -261,7 +261,7 @@ def test_fine_tuning_moves_the_private_model_by_sgd(backend, net, federation):
         FineTuning(LOCAL, Draws(0, "finetune", 0)),
     )
     fedavg = make_initial_state(FedAvg(), net, 10, CPU)
-    judge = make(Engine(backend), net, CPU)
+    judge = make_backend(Engine(backend), net, CPU)
     tuned = judge.evaluate(EvalCall(PFedMe(), federation, state, EVERYONE, tuning))
     assert_same(tuned, judge.evaluate(EvalCall(FedAvg(), federation, fedavg, EVERYONE, tuning)))
     assert not torch.equal(

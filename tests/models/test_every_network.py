@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import Engine, FineTuning, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    RoundSetup,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
@@ -72,7 +79,10 @@ def test_a_round_and_its_evaluation(name, network):
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     ends = []
     for backend in BACKENDS:
-        engine, state = make(Engine(backend), net, CPU), make_initial_state(method, net, 3, CPU)
+        engine, state = (
+            make_backend(Engine(backend), net, CPU),
+            make_initial_state(method, net, 3, CPU),
+        )
         state, outcome = play_round(RoundSetup(engine, method, federation, LOCAL, 0), state, [0, 2])
         assert outcome.finite.all()
         ends.append(

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.engine import draw_cohorts, make, make_initial_state
+from fedpfl.engine import draw_cohorts, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.evaluate import pooled_accuracy
 from fedpfl.ground import memory
@@ -293,5 +293,5 @@ def test_the_published_initial_model_has_the_published_accuracy():
     net = models.build_network("cnn4", (1, 28, 28), 10, 42)
     method = FedAvg()
     state, cohort = make_initial_state(method, net, 100, CPU), next(draw_cohorts(42, 100, 0.1, 1))
-    counts = make(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, cohort))
+    counts = make_backend(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, cohort))
     assert pooled_accuracy(counts) == 26.191989828353464

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch, FedAvg
@@ -330,7 +330,7 @@ def test_loop_equals_batched_for_fedspus_network():
         state = make_initial_state(method, net, 3, CPU)
         ends.append(
             play_round(
-                RoundSetup(make(Engine(backend), net, CPU), method, federation, local, 0),
+                RoundSetup(make_backend(Engine(backend), net, CPU), method, federation, local, 0),
                 state,
                 [0, 1, 2],
             )[0]

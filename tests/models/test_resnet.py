@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.ground import vision
 from fedpfl.methods import FedAvg, FedPer
 from tests.command import TINY, run_command
@@ -221,7 +221,7 @@ def test_loop_equals_batched(norm, method):
         state = make_initial_state(method, net, 3, CPU)
         ends.append(
             play_round(
-                RoundSetup(make(Engine(backend), net, CPU), method, federation, local, 0),
+                RoundSetup(make_backend(Engine(backend), net, CPU), method, federation, local, 0),
                 state,
                 [0, 1, 2],
             )[0]

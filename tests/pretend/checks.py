@@ -21,7 +21,7 @@ from fedpfl.engine import (
     FineTuning,
     Local,
     RoundSetup,
-    make,
+    make_backend,
     make_initial_state,
     play_round,
 )
@@ -100,7 +100,7 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
     place.
     """
     net, federation = tiny(norm), make_federation().to(device)
-    runner, state = make(engine, net, device), make_initial_state(method, net, 10, device)
+    runner, state = make_backend(engine, net, device), make_initial_state(method, net, 10, device)
     for cohort in cohorts:
         seen.waits.clear()
         state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
@@ -151,7 +151,7 @@ def test_no_step_makes_the_host_wait(method, graphs):
     federation, net, waits = make_federation().to(GPU), tiny(), []
     for epochs in (1, 3):
         runner, state = (
-            make(Engine("batched", graphs=graphs), net, GPU),
+            make_backend(Engine("batched", graphs=graphs), net, GPU),
             make_initial_state(method, net, 10, GPU),
         )
         seen.waits.clear()
@@ -172,7 +172,7 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
     ends, waits = [], []
     for device in (GPU, CPU):
         federation, net = make_federation().to(device), tiny()
-        runner = make(Engine("batched", graphs=device is GPU), net, device)
+        runner = make_backend(Engine("batched", graphs=device is GPU), net, device)
         state = make_initial_state(method, net, 10, device)
         for number in range(1, 5):
             seen.reset()
@@ -190,7 +190,10 @@ def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method)
 
 def test_an_evaluation_is_fetched_at_once():
     federation, net = make_federation().to(GPU), tiny()
-    runner, state = make(Engine("batched"), net, GPU), make_initial_state(FedAvg(), net, 10, GPU)
+    runner, state = (
+        make_backend(Engine("batched"), net, GPU),
+        make_initial_state(FedAvg(), net, 10, GPU),
+    )
     seen.reset()
     counts = runner.evaluate(EvalCall(FedAvg(), federation, state, EVERYONE))
     assert summarize_accuracy(counts)["accuracy"] > 0
@@ -210,7 +213,7 @@ def test_a_step_launches_and_moves_little():
     net, found = models.build_network("cnn4", (3, 32, 32), 10, 1), []
     for epochs in (1, 2):  # of two steps each
         runner, state = (
-            make(Engine("batched"), net, GPU),
+            make_backend(Engine("batched"), net, GPU),
             make_initial_state(FedAvg(), net, 10, GPU),
         )
         seen.reset()
@@ -281,7 +284,7 @@ def test_the_flags_of_a_backend_hold_while_it_runs(backend):
     """In a lockstep sweep runs of other precisions are made before the first one trains."""
     before, federation, net = flags(), make_federation().to(GPU), tiny()
     runners = {
-        precision: make(Engine(backend, precision=precision), net, GPU)
+        precision: make_backend(Engine(backend, precision=precision), net, GPU)
         for precision in ("fp32", "tf32")
     }
     for precision, runner in runners.items():
@@ -302,7 +305,7 @@ def peak(run):
 
 def test_calls_that_have_no_room_together_are_answered_one_by_one():
     federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
-    runner = make(Engine("batched"), net, GPU)
+    runner = make_backend(Engine("batched"), net, GPU)
     calls = [
         EvalCall(FedAvg(), federation, make_initial_state(FedAvg(), net, 10, GPU), EVERYONE)
         for _ in range(4)
@@ -320,7 +323,7 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
 @pytest.mark.full
 def test_programs_that_are_kept_make_room_for_what_has_none():
     federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
-    runner = make(Engine("batched", graphs=True), net, GPU)
+    runner = make_backend(Engine("batched", graphs=True), net, GPU)
     state = make_initial_state(FedAvg(), net, 10, GPU)
     judge = EvalCall(FedAvg(), federation, state, EVERYONE)
     needed = peak(lambda: runner.run([judge]))

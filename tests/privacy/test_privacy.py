@@ -13,7 +13,7 @@ import torch
 from fedpfl.engine import (
     Local,
     RoundSetup,
-    make,
+    make_backend,
     make_initial_state,
     make_privacy_state,
     play_round,
@@ -23,7 +23,7 @@ from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, SEES, Turn
-from fedpfl.privacy import Account, Privacy, Secret, noise, protected
+from fedpfl.privacy import Account, Privacy, Secret, clip_uploads, draw_noise
 from fedpfl.testing.toy import (
     CLASSES,
     CPU,
@@ -33,13 +33,15 @@ from fedpfl.testing.toy import (
     TRAIN,
     as_engine,
     participate,
-    small,
     tiny,
+    tiny_federation,
 )
 from tests.conftest import BACKENDS, CASES, assert_close, assert_same
 
 COHORT = [0, 1, 2, 4]
-EVEN = dataclasses.replace(small(), train=tuple(own[:7] for own in small().train))
+EVEN = dataclasses.replace(
+    tiny_federation(), train=tuple(own[:7] for own in tiny_federation().train)
+)
 
 
 def account(cohort=4, clients=6, **given):
@@ -50,7 +52,7 @@ def one_round(method, federation, own, backend="loop", seed=0, state=None):
     state = state or make_initial_state(method, tiny(), len(EVERYONE), CPU)
     if own and not state.privacy:
         state = dataclasses.replace(state, privacy=make_privacy_state(own, CPU))
-    runner = make(as_engine(backend), tiny(), CPU)
+    runner = make_backend(as_engine(backend), tiny(), CPU)
     return play_round(
         RoundSetup(
             runner, method, federation, LOCAL, seed, account=own, secret=Secret.of_seed(seed)
@@ -78,8 +80,10 @@ def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend
 
 def test_weights_are_equal_whatever_clients_have():
     method = METHODS["fedavg"]()
-    state, _ = one_round(method, small(), account(noise=0.0, clip=None))
-    part = participate(method, tiny(), small(), make_initial_state(method, tiny(), 6, CPU), COHORT)
+    state, _ = one_round(method, tiny_federation(), account(noise=0.0, clip=None))
+    part = participate(
+        method, tiny(), tiny_federation(), make_initial_state(method, tiny(), 6, CPU), COHORT
+    )
     assert len({TRAIN[client] for client in COHORT}) > 1
     assert_same(state.server, tree.mean(part.uploads, torch.full((4,), 0.25)))
 
@@ -91,7 +95,7 @@ def test_weights_are_equal_whatever_clients_have():
 def test_clipping_is_that_of_a_plain_loop(name):
     method, clip = METHODS[name](), 0.7 if name == "scaffold" else 0.15
     before = make_initial_state(method, tiny(), 6, CPU)
-    part = participate(method, tiny(), small(), before, COHORT)
+    part = participate(method, tiny(), tiny_federation(), before, COHORT)
     known = untrained_upload(
         method, before.server, before.rows.initial["client"], before.buffers(0)
     )
@@ -106,7 +110,7 @@ def test_clipping_is_that_of_a_plain_loop(name):
             tree.map(lambda own, old, share=share: old + share * (own - old), upload, known)
         )
     assert 0 < sum(norm > clip for norm in norms) < len(norms)
-    uploads, bound = protected(part.uploads, known, torch.tensor(clip))
+    uploads, bound = clip_uploads(part.uploads, known, torch.tensor(clip))
     assert_close(uploads, tree.stack(want), atol=1e-6)
     assert_close(bound.norms, torch.tensor(norms).double(), rtol=1e-6)
     for row, norm in enumerate(norms):  # none is longer than allowed; a short one is as it was
@@ -115,7 +119,9 @@ def test_clipping_is_that_of_a_plain_loop(name):
         if norm <= clip:
             assert_same(own, tree.take(part.uploads, row))
     again = dataclasses.replace(make_initial_state(method, tiny(), 6, CPU))
-    state, outcome = one_round(method, small(), account(noise=0.0, clip=clip), state=again)
+    state, outcome = one_round(
+        method, tiny_federation(), account(noise=0.0, clip=clip), state=again
+    )
     assert outcome.metrics["clipped_share"] == sum(norm > clip for norm in norms) / 4
     assert outcome.metrics["update_norm"] == pytest.approx(sum(norms) / 4)
     if name == "fedavg":
@@ -126,15 +132,18 @@ def test_a_bound_follows_the_quantile():
     """C exp(-rate (b - quantile)), b the share of short updates, with noise on their count."""
     method = METHODS["fedavg"]()
     own = account(noise=0.0, clip=0.15, quantile=0.9, rate=0.5, count_noise=1e-9)
-    state, outcome = one_round(method, small(), own)
+    state, outcome = one_round(method, tiny_federation(), own)
     short = 1 - outcome.metrics["clipped_share"]
     assert 0 < short < 1
     assert float(state.privacy["clip"]) == pytest.approx(0.15 * math.exp(-0.5 * (short - 0.9)))
     assert outcome.metrics["clip"] == pytest.approx(0.15)
-    _, after = one_round(method, small(), own, state=state)
+    _, after = one_round(method, tiny_federation(), own, state=state)
     assert after.metrics["clip"] == pytest.approx(0.15 * math.exp(-0.5 * (short - 0.9)))
     loud = dataclasses.replace(own, privacy=dataclasses.replace(own.privacy, count_noise=3.0))
-    found = [one_round(method, small(), loud, seed=seed)[0].privacy["clip"] for seed in range(4)]
+    found = [
+        one_round(method, tiny_federation(), loud, seed=seed)[0].privacy["clip"]
+        for seed in range(4)
+    ]
     assert len({float(clip) for clip in found}) == 4
 
 
@@ -147,11 +156,13 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
     """
     method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
     clip, own = 0.15, account(noise=2.0, clip=0.15)
-    quiet, _ = one_round(method, small(), account(noise=0.0, clip=clip))
+    quiet, _ = one_round(method, tiny_federation(), account(noise=0.0, clip=clip))
     drawn = []
     for seed in range(6):
-        part = one_round(method, small(), own, seed=seed, state=dataclasses.replace(before))[0]
-        plain = one_round(method, small(), account(noise=0.0, clip=clip), seed=seed)[0]
+        part = one_round(
+            method, tiny_federation(), own, seed=seed, state=dataclasses.replace(before)
+        )[0]
+        plain = one_round(method, tiny_federation(), account(noise=0.0, clip=clip), seed=seed)[0]
         drawn.append(tree.ravel(tree.map(torch.sub, part.server, plain.server)).double())
     values, deviation = torch.cat(drawn), 2.0 * clip / 4
     n = len(values)
@@ -167,20 +178,20 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_noise_is_a_function_of_seed_and_round(backend):
     method, own = METHODS["fedavg"](), account(noise=1.0)
-    first, _ = one_round(method, small(), own, backend)
-    again, _ = one_round(method, small(), own, backend)
+    first, _ = one_round(method, tiny_federation(), own, backend)
+    again, _ = one_round(method, tiny_federation(), own, backend)
     assert_same(first.server, again.server)
     quiet = account(noise=0.0)
-    plain, _ = one_round(method, small(), quiet, backend)
-    second, _ = one_round(method, small(), own, backend, state=copy.deepcopy(again))
-    silent, _ = one_round(method, small(), quiet, backend, state=again)
+    plain, _ = one_round(method, tiny_federation(), quiet, backend)
+    second, _ = one_round(method, tiny_federation(), own, backend, state=copy.deepcopy(again))
+    silent, _ = one_round(method, tiny_federation(), quiet, backend, state=again)
     drawn = [
         tree.ravel(tree.map(torch.sub, one.server, two.server))
         for one, two in ((first, plain), (second, silent))
     ]
     assert all(float(own.std()) > 0.1 for own in drawn)
     assert not torch.allclose(*drawn, atol=0.1)
-    other, _ = one_round(method, small(), own, backend, seed=1)
+    other, _ = one_round(method, tiny_federation(), own, backend, seed=1)
     assert not torch.allclose(tree.ravel(other.server), tree.ravel(first.server), atol=0.1)
 
 
@@ -191,9 +202,9 @@ def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
     assert abs(float(sizes.var()) / 8 - 1) < 4 * math.sqrt(2 / 400)
     method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
     state, _ = one_round(
-        method, small(), account(cohort=2, noise=0.0, clip=None, sampling="poisson")
+        method, tiny_federation(), account(cohort=2, noise=0.0, clip=None, sampling="poisson")
     )
-    fixed, _ = one_round(method, small(), account(noise=0.0, clip=None))
+    fixed, _ = one_round(method, tiny_federation(), account(noise=0.0, clip=None))
     moved, known = (tree.ravel(own.server) - tree.ravel(before.server) for own in (state, fixed))
     assert_close(moved, 2 * known, atol=1e-6)
 
@@ -206,8 +217,8 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     own = account(cohort=2, noise=2.0, clip=0.3, sampling="poisson", quantile=0.5, count_noise=1.0)
     before = dataclasses.replace(before, privacy=make_privacy_state(own, CPU))
     clients = before.clients
-    backend, secret = make(LOOP, tiny(), CPU), Secret.of_seed(1)
-    setup = RoundSetup(backend, method, small(), LOCAL, 0, account=own, secret=secret)
+    backend, secret = make_backend(LOOP, tiny(), CPU), Secret.of_seed(1)
+    setup = RoundSetup(backend, method, tiny_federation(), LOCAL, 0, account=own, secret=secret)
     state, outcome = play_round(setup, before, [])
     moved = tree.ravel(tree.map(torch.sub, state.server, before.server))
     assert float(moved.std()) == pytest.approx(2.0 * 0.3 / 2, rel=4 / math.sqrt(2 * len(moved)))
@@ -241,7 +252,7 @@ def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
 def test_an_update_that_is_not_finite_counts_as_none():
     """Else one client could make the model infinite, which no noise hides."""
     uploads = {"w": torch.tensor([[math.nan, 1.0], [math.inf, 0.0], [0.3, 0.4]])}
-    sent, bound = protected(uploads, {"w": torch.ones(2)}, torch.tensor(10.0))
+    sent, bound = clip_uploads(uploads, {"w": torch.ones(2)}, torch.tensor(10.0))
     assert_same(sent, {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.3, 0.4]])})
     assert bound.clipped.tolist() == [True, True, False]
 
@@ -257,7 +268,7 @@ def test_turns_that_no_account_is_kept_of_are_refused():
     with pytest.raises(
         FedpflError, match="keeps account of one turn of a round's cohort, and turns of Twice"
     ):
-        one_round(Twice(), small(), account(noise=1.0))
+        one_round(Twice(), tiny_federation(), account(noise=1.0))
 
 
 def test_secrets_are_apart_by_key_context_and_purpose():
@@ -382,9 +393,9 @@ def test_an_attacker_stays_below_what_epsilon_allows():
     }
 
     def seen(uploads, seed, deviation):
-        sent, _ = protected(uploads, {"w": torch.zeros(3)}, torch.tensor(clip))
+        sent, _ = clip_uploads(uploads, {"w": torch.zeros(3)}, torch.tensor(clip))
         mean = tree.mean(sent, torch.full((6,), 1 / 6))["w"]
-        draws = noise({"w": mean.expand(runs, 3)}, deviation, Secret.of_seed(seed), 1)
+        draws = draw_noise({"w": mean.expand(runs, 3)}, deviation, Secret.of_seed(seed), 1)
         return (mean + draws["w"])[:, 0]
 
     def advantage(deviation):
@@ -407,30 +418,33 @@ def test_nor_does_an_attacker_of_a_trained_federation():
     noise: below what epsilon allows with the noise that was asked for, above it with a quarter of
     that.
     """
-    changed = small().y.clone()
-    changed[small().train[0]] = (changed[small().train[0]] + 1) % CLASSES
-    worlds = small(), dataclasses.replace(small(), y=changed)
+    changed = tiny_federation().y.clone()
+    changed[tiny_federation().train[0]] = (changed[tiny_federation().train[0]] + 1) % CLASSES
+    worlds = tiny_federation(), dataclasses.replace(tiny_federation(), y=changed)
     given = {"cohort": 6, "clip": 0.5, "delta": 0.05}
     claimed = account(**given, noise=4.0).epsilon(2)
 
-    def model(federation, noise, seed):
-        method, own = METHODS["fedavg"](), account(**given, noise=noise)
+    def model(federation, draw_noise, seed):
+        method, own = METHODS["fedavg"](), account(**given, noise=draw_noise)
         state = dataclasses.replace(
             make_initial_state(method, tiny(), 6, CPU), privacy=make_privacy_state(own, CPU)
         )
         local = Local(epochs=1, batch_size=512, lr=0.5)
         for _ in range(2):
-            backend, secret = make(LOOP, tiny(), CPU), Secret.of_seed(seed)
+            backend, secret = make_backend(LOOP, tiny(), CPU), Secret.of_seed(seed)
             setup = RoundSetup(backend, method, federation, local, seed, account=own, secret=secret)
             state, _ = play_round(setup, state, EVERYONE)
         return tree.ravel(state.server)
 
     still, moved = (model(federation, 0.0, 0) for federation in worlds)
 
-    def attack(noise):
+    def attack(draw_noise):
         without, there = (
             torch.stack(
-                [(model(federation, noise, seed) - still) @ (moved - still) for seed in range(150)]
+                [
+                    (model(federation, draw_noise, seed) - still) @ (moved - still)
+                    for seed in range(150)
+                ]
             )
             for federation in worlds
         )

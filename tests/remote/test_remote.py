@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, RoundSetup, make, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    RoundSetup,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -23,7 +30,7 @@ from fedpfl.remote import wire
 from fedpfl.remote.node import Node
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
-from fedpfl.testing.toy import small
+from fedpfl.testing.toy import tiny_federation
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, keep_quick, tiny
 
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
@@ -50,7 +57,7 @@ class Played:
         self.method, self.net, self.federation = (
             method,
             tiny(norm=True, pairs=method.pairs),
-            small(),
+            tiny_federation(),
         )
         self.grid = InProcessGrid(
             {number: self.node(range(number, 6, nodes)) for number in range(nodes)}
@@ -64,7 +71,9 @@ class Played:
 
     def node(self, clients, folder=None, key=KEY) -> Node:
         net = tiny(norm=True, pairs=self.method.pairs)
-        return Node(make(LOOP, net, CPU), self.method, self.federation, key, clients, 0, folder)
+        return Node(
+            make_backend(LOOP, net, CPU), self.method, self.federation, key, clients, 0, folder
+        )
 
     def round(self, cohort):
         self.state, outcome = play_round(
@@ -78,16 +87,25 @@ class Played:
 
 def judged(backend, method, state):
     return backend.evaluate_splits(
-        EvalCall(method, small(), state, ALL, None, FineTuning(ONE, Draws(0, "adapt", state.round)))
+        EvalCall(
+            method,
+            tiny_federation(),
+            state,
+            ALL,
+            None,
+            FineTuning(ONE, Draws(0, "adapt", state.round)),
+        )
     )
 
 
 def in_one_place(method: Method, cohorts=COHORTS):
     """What the loop backend makes of it: the state, the outcomes, and an evaluation in the end."""
-    backend = make(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
+    backend = make_backend(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
     state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
     for cohort in cohorts:
-        state, outcome = play_round(RoundSetup(backend, method, small(), ONE, 0), state, cohort)
+        state, outcome = play_round(
+            RoundSetup(backend, method, tiny_federation(), ONE, 0), state, cohort
+        )
         outcomes.append(outcome)
     return state, outcomes, judged(backend, method, state)
 

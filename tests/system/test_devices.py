@@ -9,14 +9,14 @@ import pytest
 
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.system import PROFILES, Device, System, devices, stragglers
+from fedpfl.system import PROFILES, Device, System, draw_devices, draw_stragglers
 from tests.command import compose_once
 from tests.conftest import keep_quick
 
 
 def test_profiles_are_lognormal_about_their_medians(tmp_path):
     for name, (usual, spread) in PROFILES.items():
-        drawn = devices(System(profile=name), range(2000), 1, tmp_path)
+        drawn = draw_devices(System(profile=name), range(2000), 1, tmp_path)
         for what in ("speed", "down", "up"):
             logs = [math.log(getattr(device, what) / getattr(usual, what)) for device in drawn]
             assert abs(statistics.fmean(logs)) <= 4 * spread / 2000**0.5
@@ -29,9 +29,9 @@ def test_profiles_are_lognormal_about_their_medians(tmp_path):
 
 def test_a_client_has_the_same_device_whoever_else_there_is(tmp_path):
     system = System(speed=3e9, spread=0.3)
-    everyone = devices(system, range(20), 7, tmp_path)
-    assert devices(system, [3, 11], 7, tmp_path) == [everyone[3], everyone[11]]
-    assert devices(system, [3], 8, tmp_path) != [everyone[3]]
+    everyone = draw_devices(system, range(20), 7, tmp_path)
+    assert draw_devices(system, [3, 11], 7, tmp_path) == [everyone[3], everyone[11]]
+    assert draw_devices(system, [3], 8, tmp_path) != [everyone[3]]
 
 
 def test_a_participation_takes_the_way_down_the_work_and_the_way_up():
@@ -40,10 +40,10 @@ def test_a_participation_takes_the_way_down_the_work_and_the_way_up():
 
 
 def test_stragglers_are_drawn_once():
-    found = stragglers(System(stragglers=0.3, least=2), 50, 5, 1)
+    found = draw_stragglers(System(stragglers=0.3, least=2), 50, 5, 1)
     assert len(found) == 15
     assert {*found.values()} == {2, 3, 4}
-    assert stragglers(System(), 50, 5, 1) == {}
+    assert draw_stragglers(System(), 50, 5, 1) == {}
 
 
 def test_a_file_of_devices(tmp_path):
@@ -51,8 +51,11 @@ def test_a_file_of_devices(tmp_path):
         "client,up,speed,down,availability\n1,3,1e9,2,1\n0,30,1e8,20,0.5\n"
     )
     system = System(profile="own.csv")
-    assert devices(system, [0, 1], 1, tmp_path) == [Device(1e8, 20, 30, 0.5), Device(1e9, 2, 3, 1)]
-    assert devices(System(profile=str(tmp_path / "own.csv")), [1], 1, tmp_path / "none") == [
+    assert draw_devices(system, [0, 1], 1, tmp_path) == [
+        Device(1e8, 20, 30, 0.5),
+        Device(1e9, 2, 3, 1),
+    ]
+    assert draw_devices(System(profile=str(tmp_path / "own.csv")), [1], 1, tmp_path / "none") == [
         Device(1e9, 2, 3, 1)
     ]
 
@@ -90,7 +93,7 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
     if text is not None:
         (tmp_path / "own.csv").write_text(text)
     with pytest.raises(FedpflError, match=told) as error:
-        devices(System(profile="own.csv"), [0, 1], 1, tmp_path)
+        draw_devices(System(profile="own.csv"), [0, 1], 1, tmp_path)
     assert str(error.value).startswith("system.profile: ")
 
 

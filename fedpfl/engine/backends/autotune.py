@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.backends.backend import Backend, Engine
-from fedpfl.engine.backends.selection import make
+from fedpfl.engine.backends.selection import make_backend
 from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
 from fedpfl.ground import tree
 from fedpfl.ground.errors import error_text
@@ -35,13 +35,13 @@ TRIES = 3  # answers of a candidate, of which the fastest counts: the first warm
 PATIENCE = 4.0  # times the best, beyond which a candidate is not asked again
 
 
-def candidates(engine: Engine) -> list[Engine]:
+def candidate_engines(engine: Engine) -> list[Engine]:
     """Return what `engine.backend=auto` may mean on a GPU."""
     own = [replace(engine, backend="batched", graphs=graphs) for graphs in (True, False)]
     return [*own, replace(engine, backend="loop", graphs=False)]
 
 
-def named(engine: Engine) -> str:
+def engine_label(engine: Engine) -> str:
     """Return a short name: `loop`, `batched`, `batched with graphs`."""
     return f"{engine.backend} with graphs" if engine.graphs else engine.backend
 
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
     seconds: float
 
 
-class Chosen(Backend):
+class AutotunedBackend(Backend):
     """Answer the first call that trains by every candidate, and all later ones by the fastest that
     agrees.
 
@@ -107,8 +107,8 @@ class Chosen(Backend):
         agreeing = [one for one in sound if one is sound[-1] or self._agrees(one, sound[-1])]
         if not agreeing:
             return tried[-1].answers
-        self.seconds = self._share({named(one.engine): one.seconds for one in agreeing})
-        taken = min(agreeing, key=lambda one: self.seconds[named(one.engine)])
+        self.seconds = self._share({engine_label(one.engine): one.seconds for one in agreeing})
+        taken = min(agreeing, key=lambda one: self.seconds[engine_label(one.engine)])
         self._backend, self.engine, self.name = (
             taken.backend,
             taken.backend.engine,
@@ -116,7 +116,9 @@ class Chosen(Backend):
         )
         times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.seconds.items())
         log.info(
-            "engine: %s is taken; seconds for the first cohort: %s", named(taken.engine), times
+            "engine: %s is taken; seconds for the first cohort: %s",
+            engine_label(taken.engine),
+            times,
         )
         return taken.answers
 
@@ -138,16 +140,18 @@ class Chosen(Backend):
     def _answered(self, one: Candidate) -> bool:
         errors = [answer for answer in one.answers if isinstance(answer, Exception)]
         if errors:
-            log.warning("engine: %s is left out: %s", named(one.engine), error_text(errors[0]))
+            log.warning(
+                "engine: %s is left out: %s", engine_label(one.engine), error_text(errors[0])
+            )
         return not errors
 
     def _agrees(self, one: Candidate, reference: Candidate) -> bool:
         far, allowed = (
-            max(map(apart, one.answers, reference.answers)),
+            max(map(answer_distance, one.answers, reference.answers)),
             TOLERANCE[one.engine.precision],
         )
         if far > allowed:
-            names = named(one.engine), named(reference.engine)
+            names = engine_label(one.engine), engine_label(reference.engine)
             log.warning(
                 "engine: %s is left out: its results are %.2g away from those of %s, where %.2g would do",
                 names[0],
@@ -162,7 +166,7 @@ def _trains(call: Call) -> bool:
     return isinstance(call, TrainCall) and (call.survey is None or call.survey.trains)
 
 
-def choose(
+def choose_backend(
     engine: Engine,
     net: Net,
     on: torch.device,
@@ -177,7 +181,7 @@ def choose(
     """
 
     def build(engine: Engine) -> Backend:
-        return over(make(engine, net, on))
+        return over(make_backend(engine, net, on))
 
     obstacle = (
         find_obstacle(net) if on.type == "cuda" and engine.backend == "auto" and not known else ""
@@ -189,11 +193,13 @@ def choose(
             obstacle,
         )
     if on.type == "cuda" and engine.backend == "auto" and not known and not obstacle:
-        return Chosen(net, candidates(engine), build, partial(torch.cuda.synchronize, on), share)
+        return AutotunedBackend(
+            net, candidate_engines(engine), build, partial(torch.cuda.synchronize, on), share
+        )
     return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
 
 
-def apart(answer: Any, reference: Any) -> float:
+def answer_distance(answer: Any, reference: Any) -> float:
     """Return how far two answers to a call lie apart: 0 where they are equal, about 1 where one of
     them did not train.
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
-from fedpfl.engine.backends.planning import passes
-from fedpfl.engine.backends.programs import CudaGraphs, Programs
+from fedpfl.engine.backends.planning import evaluation_batches
+from fedpfl.engine.backends.programs import CudaGraphs, ProgramCache
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall
 from fedpfl.engine.keys import seeded_by_key, track_global_draws
 from fedpfl.engine.measures import compute_measures
@@ -48,7 +48,7 @@ from fedpfl.models import Net
 log = logging.getLogger(__name__)
 
 
-class Batched(Backend):
+class BatchedBackend(Backend):
     """All clients of a slice of the cohort in lockstep, and those of several calls where their
     steps are alike.
     """
@@ -63,7 +63,7 @@ class Batched(Backend):
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
         graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
-        self._programs = Programs(net, self._autocast, graphs, room)
+        self._programs = ProgramCache(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
         self._alone = bool(
             net.traits.draws
@@ -220,7 +220,7 @@ class Batched(Backend):
         owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
         random = [numbers for job in jobs for numbers in job.random()]
         with torch.no_grad(), self._autocast():
-            for now, batch in passes(rows[0].federation, owned, random):
+            for now, batch in evaluation_batches(rows[0].federation, owned, random):
                 own = (tree.take(part, now) for part in (params, buffers, barred))
                 hits, losses, *logits = vmap_clients(one, *own, batch)
                 correct[now] += hits

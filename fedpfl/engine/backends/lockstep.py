@@ -24,7 +24,7 @@ from fedpfl.models import Net
 
 T = TypeVar("T")
 
-stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
+current_stage: ContextVar[LockstepStage | None] = ContextVar("stage", default=None)
 """Where the current thread's job runs; None outside a lockstep sweep."""
 
 
@@ -36,7 +36,7 @@ class _Request:
     answers: list[Answer] | BaseException | None = None
 
 
-class Stage:
+class LockstepStage:
     """Runs jobs side by side, at most `jobs` of them, and brings their backend calls together."""
 
     def __init__(self, jobs: int):
@@ -114,7 +114,7 @@ class Stage:
         return request.answers
 
     def _job(self, number: int, job: Callable[[], Any], results: list[Any]) -> None:
-        stage.set(self)
+        current_stage.set(self)
         torch.set_num_threads(1)
         try:
             with self._turn:
@@ -150,11 +150,11 @@ class Stage:
         request.done.set()
 
 
-class Shared(Backend):
+class LockstepBackend(Backend):
     """A backend as one job of a Stage sees it."""
 
-    def __init__(self, stage: Stage, backend: Backend):
-        self._stage, self._backend = stage, backend
+    def __init__(self, current_stage: LockstepStage, backend: Backend):
+        self._stage, self._backend = current_stage, backend
         self.name = f"{backend.name} in lockstep"
 
     @property

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
-from fedpfl.engine.backends.ranks import cores
+from fedpfl.engine.backends.ranks import available_cores
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, seeded_by_key, track_global_draws
 from fedpfl.engine.measures import compute_measures
@@ -50,16 +50,16 @@ from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
 
 
-class Loop(Backend):
+class LoopBackend(Backend):
     """One client after another; a pool of threads on a CPU."""
 
     name = "loop"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
-        workers = 1 if device.type == "cuda" else engine.workers or cores()
+        workers = 1 if device.type == "cuda" else engine.workers or available_cores()
         if device.type == "cpu":
             torch.set_num_threads(1)
-            keep_memory()
+            keep_freed_memory()
         self.engine = engine
         self.net, self._local = net, threading.local()
         self._autocast = partial(
@@ -260,7 +260,7 @@ class _Training:
 
     def end(self) -> TrainResult:
         """Return what is left after the last phase."""
-        params = tree.map(finished, self._params)
+        params = tree.map(detached_copy, self._params)
         joined = tree.map(lambda *parts: torch.cat(parts), *self._records) if self._records else {}
         loss, by_sample = (
             self._total / max(1, self._steps),
@@ -351,7 +351,7 @@ def _batches(
             yield step
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep freed memory: the next step asks for the same sizes, and fresh pages cost up
     to a fifth of it.
 
@@ -376,7 +376,7 @@ def working_copy(leaf: Tensor) -> Tensor:
     return leaf.detach().clone(memory_format=layout)
 
 
-def finished(leaf: Tensor) -> Tensor:
+def detached_copy(leaf: Tensor) -> Tensor:
     """Return a trained leaf laid out as one never trained.
 
     An axis of one entry is contiguous at any stride, and a convolution chooses its kernel, hence

@@ -20,7 +20,7 @@ CHUNK = 128  # samples per client and forward pass of an evaluation, at least
 PASS = 16_384  # and of all clients together, where a GPU has room
 
 
-def train_steps(
+def plan_training_steps(
     job: TrainJob, phase: Phase, epochs: range, batch_size: int, width: int = 0
 ) -> tuple[list[Tensor], list[int]]:
     """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are
@@ -60,7 +60,7 @@ def train_steps(
     return parts, [sum(n > step for n in counts) for step in range(counts[0])]
 
 
-def passes(
+def evaluation_batches(
     federation: Federation, owned: Sequence[Tensor], random: Sequence[Tensor]
 ) -> Iterator[tuple[slice | Tensor, Batch]]:
     """Give rows of clients with a batch of each one's samples, until all that they own have been

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backends.planning import train_steps
+from fedpfl.engine.backends.planning import plan_training_steps
 from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
 from fedpfl.engine.training.sgd import (
     Local,
@@ -45,7 +45,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 Tried = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
-class Programs:
+class ProgramCache:
     """Run jobs, eagerly, or by graphs that are captured once per kind of job, kind of phase and
     width.
 
@@ -220,7 +220,7 @@ class Program:
             moves, local = find_trainable_leaves(phase, own.start), job.plan.local.for_phase(phase)
             # Graphs want one shape in every round, also where no client has a full batch.
             least = local.batch_size if self._capture else 0
-            inputs, active = train_steps(job, phase, epochs, local.batch_size, least)
+            inputs, active = plan_training_steps(job, phase, epochs, local.batch_size, least)
             memory = self._inputs.get(slot, [])
             if active and [part.shape[1:] for part in inputs] != [part.shape for part in memory]:
                 memory = self._inputs[slot] = [
@@ -237,7 +237,7 @@ class Program:
                 for *now, rows in zip(
                     *(tree.send(part, device) for part in inputs), active, strict=True
                 ):
-                    wide = min(width(rows), len(job.rows)) if self._capture else rows
+                    wide = min(captured_width(rows), len(job.rows)) if self._capture else rows
                     if rows < min(wide, still):
                         ended += self._ended(slice(rows, min(wide, still)))
                     still = rows
@@ -452,7 +452,7 @@ class CudaGraphs:
             before.wait_stream(self._stream)
 
 
-def width(rows: int) -> int:
+def captured_width(rows: int) -> int:
     """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ..., so that
     few are captured.
     """

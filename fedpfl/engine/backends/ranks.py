@@ -50,43 +50,45 @@ PRECEDENCE = 2.0  # seconds that process 0 has to tell what is wrong before othe
 _store: list[dist.Store] = []
 
 
-def launched() -> bool:
+def is_launched_by_torchrun() -> bool:
     """Return whether torchrun has started this process and others; a RANK without it means nothing."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def local() -> tuple[int, int]:
+def local_rank_and_size() -> tuple[int, int]:
     """Return this process's number on its machine, and how many there are."""
     return (
         (int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        if launched()
+        if is_launched_by_torchrun()
         else (0, 1)
     )
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Return this process's share of the cores that processes on this machine may use."""
     usable = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, usable // local()[1])
+    return max(1, usable // local_rank_and_size()[1])
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Return whether this is the process that writes: process 0, or the only one."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def join() -> None:
+def join_process_group() -> None:
     """Meet the other processes, if there are any. What those beside process 0 print is dropped."""
-    if not launched():
+    if not is_launched_by_torchrun():
         return
     store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
     kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     _store[:] = [store]
     _watch()
-    torch.set_num_threads(cores())  # torchrun has set it to 1; on a CPU the loop backend will, too
+    torch.set_num_threads(
+        available_cores()
+    )  # torchrun has set it to 1; on a CPU the loop backend will, too
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -120,13 +122,13 @@ def _connections() -> Iterator[socket.socket]:
                     yield own
 
 
-def part() -> None:
+def leave_process_group() -> None:
     """Leave the others, after a run that went well."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def tells() -> bool:
+def should_report_error() -> bool:
     """Return whether it is this process that says what went wrong: one does, process 0 where it has
     something to say.
 
@@ -136,17 +138,17 @@ def tells() -> bool:
         return True
     interrupts.ignore_signals()
     try:
-        until = time.monotonic() + (0 if leads() else PRECEDENCE)
+        until = time.monotonic() + (0 if is_main_process() else PRECEDENCE)
         while time.monotonic() < until and not _store[0].check(["told"]):
             time.sleep(0.05)
         return _store[0].add("told", 1) == 1
     except (
         RuntimeError
     ):  # torchrun is gone, or the machine that all meet at: one process of each machine tells
-        return local()[0] == 0
+        return local_rank_and_size()[0] == 0
 
 
-def agree(**facts: Any) -> None:
+def require_same_facts(**facts: Any) -> None:
     """Raise FedpflError, the same in all processes, where one has other facts than process 0."""
     if not dist.is_initialized():
         return
@@ -159,12 +161,12 @@ def agree(**facts: Any) -> None:
                 )
 
 
-def mine(client: int) -> bool:
+def is_stored_here(client: int) -> bool:
     """Return whether a client's state is stored here, where states are sharded."""
     return not dist.is_initialized() or client % dist.get_world_size() == dist.get_rank()
 
 
-def share(value: T, source: int = 0) -> T:
+def broadcast_value(value: T, source: int = 0) -> T:
     """Return one process's value, a tree of CPU tensors and plain values, in all; the others' are
     not looked at.
     """
@@ -189,24 +191,28 @@ def share(value: T, source: int = 0) -> T:
     return tree.map(sent, told[0], *([value] if gives else []))
 
 
-def share_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
+def broadcast_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
     """Give one process's values in all, one after another, so that none holds more than it keeps."""
-    for place in range(share(len(values), source)):
-        yield share(tree.to(values[place], "cpu") if place < len(values) else values, source)  # type: ignore[misc]
+    for place in range(broadcast_value(len(values), source)):
+        yield broadcast_value(
+            tree.to(values[place], "cpu") if place < len(values) else values, source
+        )  # type: ignore[misc]
 
 
-def collect(values: Sequence[T]) -> list[T]:
+def gather_to_main(values: Sequence[T]) -> list[T]:
     """Return the values of all processes in process 0."""
     sources = range(dist.get_world_size() if dist.is_initialized() else 1)
-    return [value for source in sources for value in share_each(values, source) if leads()]
+    return [
+        value for source in sources for value in broadcast_each(values, source) if is_main_process()
+    ]
 
 
-def over(backend: Backend, device: torch.device) -> Backend:
+def distribute_backend(backend: Backend, device: torch.device) -> Backend:
     """Return the backend of all processes together; `backend` itself where there is only this one."""
-    return Ranks(backend, device) if dist.is_initialized() else backend
+    return DistributedBackend(backend, device) if dist.is_initialized() else backend
 
 
-def deal(loads: Sequence[float], ranks: int) -> list[int]:
+def assign_clients(loads: Sequence[float], ranks: int) -> list[int]:
     """Return who takes each client: the largest first, each to who has least to do; numbers break
     ties.
     """
@@ -218,7 +224,7 @@ def deal(loads: Sequence[float], ranks: int) -> list[int]:
     return owners
 
 
-def frames(error: BaseException) -> list[tuple[str, str, int]]:
+def error_frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from
     another process.
     """
@@ -231,7 +237,7 @@ def frames(error: BaseException) -> list[tuple[str, str, int]]:
     ]
 
 
-def blamed(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
+def find_blamed_hook(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
     """Return which function of a method's files has led to an error, and the last place there as
     `file:line`, or None.
 
@@ -239,11 +245,11 @@ def blamed(error: BaseException, method: type[Method]) -> tuple[str, str] | None
     """
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method]
     files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
-    calls = [(name, f"{file}:{line}") for file, name, line in frames(error) if file in files]
+    calls = [(name, f"{file}:{line}") for file, name, line in error_frames(error) if file in files]
     return (calls[0][0], calls[-1][1]) if calls else None
 
 
-class Ranks(Backend):
+class DistributedBackend(Backend):
     """Every process answers for some clients of a call, by a backend of its own, and hears of the
     others.
     """
@@ -267,21 +273,21 @@ class Ranks(Backend):
         if call.state.rows.is_stored_here:
             owners = [client % dist.get_world_size() for client in call.clients]
         else:
-            owners = deal(
+            owners = assign_clients(
                 [estimate_work(call, client) for client in call.clients], dist.get_world_size()
             )
         dealt: list[list[int]] = [[] for _ in range(dist.get_world_size())]
         for place, owner in enumerate(owners):
             dealt[owner].append(place)
-        here, mine, failed = dealt[dist.get_rank()], None, None
+        here, is_stored_here, failed = dealt[dist.get_rank()], None, None
         try:
-            mine = self._backend.run_one(_some(call, here)) if here else None
+            is_stored_here = self._backend.run_one(_some(call, here)) if here else None
         except Exception as error:
             failed = error
         said = (
-            _portable(failed)
+            _picklable_error(failed)
             if failed
-            else tree.map(_Form.of, tree.take(mine, 0))
+            else tree.map(_Form.of, tree.take(is_stored_here, 0))
             if here
             else None
         )
@@ -300,9 +306,9 @@ class Ranks(Backend):
             return FedpflError(
                 f"{type(call.method).__name__} brings back trees of different forms from its clients"
             )
-        return self._gathered(forms[0], dealt, mine)
+        return self._gathered(forms[0], dealt, is_stored_here)
 
-    def _gathered(self, form: Tree, dealt: list[list[int]], mine: Tree) -> Any:
+    def _gathered(self, form: Tree, dealt: list[list[int]], is_stored_here: Tree) -> Any:
         """Return the whole answer, of which each process has some rows; one buffer travels from
         each.
         """
@@ -314,7 +320,7 @@ class Ranks(Backend):
                 continue
             if rank == dist.get_rank():
                 own = _by_size(
-                    tree.map(lambda _, leaf: leaf.to(self._device), form, mine)
+                    tree.map(lambda _, leaf: leaf.to(self._device), form, is_stored_here)
                 )  # in the form's order
                 buffer = torch.cat([_raw(leaf) for leaf in own])
             else:
@@ -386,12 +392,12 @@ def _by_size(stacked: Tree) -> list[Tensor]:
     return sorted(tree.leaves(stacked), key=lambda leaf: -leaf.element_size())
 
 
-def _portable(error: Exception) -> Exception:
+def _picklable_error(error: Exception) -> Exception:
     """Return an error as other processes can show it."""
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:
         copy = RuntimeError(f"{type(error).__name__}: {error}")
-    copy.frames = frames(error)
+    copy.frames = error_frames(error)
     copy.add_note("".join(["in another process:\n", *traceback.format_exception(error)]))
     return copy

@@ -6,22 +6,25 @@ import torch
 
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.backend import Backend, Engine
-from fedpfl.engine.backends.batched import Batched
-from fedpfl.engine.backends.loop import Loop
+from fedpfl.engine.backends.batched import BatchedBackend
+from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.ground.errors import FedpflError
 from fedpfl.models import Net
 from fedpfl.models.vectorized import find_obstacle, require_vectorized
 
-BACKENDS: dict[str, type[Loop] | type[Batched]] = {"loop": Loop, "batched": Batched}
+BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
+    "loop": LoopBackend,
+    "batched": BatchedBackend,
+}
 
 
-def device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not
     there.
 
     Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
     """
-    number, processes = ranks.local()
+    number, processes = ranks.local_rank_and_size()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name in ("auto", "cuda") and gpus and processes > 1:
         if processes > gpus:
@@ -50,13 +53,13 @@ def device(name: str) -> torch.device:
     return chosen
 
 
-def check(engine: Engine, on: torch.device) -> None:
+def require_supported(engine: Engine, on: torch.device) -> None:
     """Raise FedpflError for a combination that cannot run."""
     if engine.precision == "tf32" and on.type != "cuda":
         raise FedpflError("engine.precision=tf32 needs a CUDA device; use fp32 or bf16 on a CPU")
 
 
-def slow(engine: Engine, on: torch.device) -> list[str]:
+def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
     """Return a line for each choice that is far slower here than another one, with what to use
     instead.
     """
@@ -68,7 +71,7 @@ def slow(engine: Engine, on: torch.device) -> list[str]:
     return lines
 
 
-def make(engine: Engine, net: Net, on: torch.device) -> Backend:
+def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
     """Return the backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU.
 
     Raises FedpflError for a network that the backend cannot take; `auto` takes loop for it.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import FedProto
 from tests.conftest import CPU, as_engine, assert_close, record_rounds
@@ -33,7 +33,7 @@ def test_three_rounds_equal_the_plain_loops(
             assert_close(own, {name: weights[name] for name in own}, atol=5e-6, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
-        tally = make(as_engine(backend), net, CPU).evaluate(
+        tally = make_backend(as_engine(backend), net, CPU).evaluate(
             EvalCall(method, federation, state, list(range(10)))
         )
         right = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, make
+from fedpfl.engine import Engine, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedRolex, HeteroFL
@@ -141,7 +141,7 @@ def test_clients_are_judged_by_the_small_network_with_masked_logits(backend, set
     state = record_rounds(method, net, federation, setting.cohorts, engine=backend, seed=SEED)[0][
         -1
     ]
-    runner = make(Engine(backend), net, CPU)
+    runner = make_backend(Engine(backend), net, CPU)
     counts = runner.evaluate(EvalCall(method, federation, state, list(range(10))))
     expected, unmasked = [], []
     for i in range(10):

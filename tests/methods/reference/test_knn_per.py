@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import KNNPer
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, hold_out_quarter, record_rounds
@@ -42,7 +42,7 @@ def agree(values, backend, net, federation, setting):
         )
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
-        tally = make(as_engine(backend), net, CPU).evaluate(
+        tally = make_backend(as_engine(backend), net, CPU).evaluate(
             EvalCall(method, federation, state, list(range(10)))
         )
         got = tally["test"] if isinstance(tally, dict) else tally

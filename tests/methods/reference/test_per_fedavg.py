@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl.engine import Engine, FineTuning, make
+from fedpfl.engine import Engine, FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import PerFedAvg
@@ -77,7 +77,7 @@ def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, se
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
     state = record_rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)[0][-1]
     everyone, before = list(range(10)), FineTuning(SMALL, Draws(SEED, "adapt", 3))
-    counts = make(Engine(backend), net, CPU).evaluate(
+    counts = make_backend(Engine(backend), net, CPU).evaluate(
         EvalCall(method, federation, state, everyone, before_evaluation=before)
     )
     shared = {**state.server, **state.server_buffers["main"]}

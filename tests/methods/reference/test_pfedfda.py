@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import make
+from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
@@ -54,7 +54,7 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
 
 
 def test_judging_uses_those_heads(backend, played, expected, setting, net, federation):
-    tally = make(as_engine(backend), net, CPU).evaluate(
+    tally = make_backend(as_engine(backend), net, CPU).evaluate(
         EvalCall(METHOD, federation, played(backend)[-1], list(range(10)))
     )
     hits = [
