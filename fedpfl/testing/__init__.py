@@ -1,1 +1,8 @@
-"""Promises of methods, networks, data sets and partitions, for the tests of this package and of plugins."""
+"""Promises of methods, networks, data sets and partitions, for the tests of plugin authors.
+
+The room knows the engine and the configuration; nothing but the command `check` knows the room.
+"""
+
+from fedpfl.testing.parametrize import PromiseCheck, PromiseWarning, parametrize_with_promises
+
+__all__ = ["PromiseCheck", "PromiseWarning", "parametrize_with_promises"]

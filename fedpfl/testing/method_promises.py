@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
@@ -35,8 +35,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, SEES, Method, Turn
 from fedpfl.models import Net
-from fedpfl.testing import promises
-from fedpfl.testing.promises import Promise, Unkept, Verdict, describe_error, promise_in
+from fedpfl.testing.promises import Promise, Unkept, describe_error, promise_in
 from fedpfl.testing.toy import (
     AGREE,
     BACKENDS,
@@ -566,30 +565,38 @@ def _near(known: Any, answer: Any) -> bool:
     return True
 
 
-# ---- all of them
+# ---- what mends a broken promise
 
 
-def audit(method: Method, quick: bool = False) -> Iterator[Verdict]:
-    """Try a method for each promise, and yield the verdicts.
+class MethodAdvice:
+    """Describe a method's errors and say what mends its broken promises.
 
-    quick: on one of the backends. Of promises about numbers, whose faults follow from each other,
-    the first alone is told how to mend.
+    Faults in promises about numbers follow from each other, so the first of them alone is told how
+    to be mended.
     """
-    about_numbers = (PADDED, STATEFUL, AMPLIFIED)
-    find_sent_entries = set[str]()
 
-    def describe(error: BaseException) -> str:
-        hook, place = find_blamed_hook(error, type(method)) or (type(method).__name__, "")
-        return f"{hook} {describe_error(error)}{place and f' ({place})'}"
+    def __init__(self, method: Method):
+        self._method = method
+        self._has_advised_on_numbers = False
 
-    def advise(promise: Promise) -> str:
-        if promise.mend in about_numbers and find_sent_entries:
+    def describe_error(self, error: BaseException) -> str:
+        """Return what was raised, in which hook and in which line of the method's file."""
+        hook, line = find_blamed_hook(error, type(self._method)) or (
+            type(self._method).__name__,
+            "",
+        )
+        return f"{hook} {describe_error(error)}{line and f' ({line})'}"
+
+    def advise(self, promise: Promise) -> str:
+        """Return what mends a promise that is not kept, or "" if that has been said."""
+        if promise.mend not in (PADDED, STATEFUL):
+            return promise.mend
+        if self._has_advised_on_numbers:
             return ""
-        mend = AMPLIFIED if promise.mend is PADDED and _amplified(method, promise) else promise.mend
-        find_sent_entries.update({mend} & {*about_numbers})
-        return mend
-
-    yield from promises.audit(MethodTrial(method), METHOD_PROMISES, quick, describe, advise)
+        self._has_advised_on_numbers = True
+        if promise.mend is PADDED and _amplified(self._method, promise):
+            return AMPLIFIED
+        return promise.mend
 
 
 def _amplified(method: Method, promise: Promise) -> bool:

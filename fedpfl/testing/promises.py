@@ -7,6 +7,7 @@ A list of promises and something to try them on is all that `fedpfl check` needs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
@@ -21,10 +22,15 @@ class Untriable(FedpflError):
 
 
 class Promise(NamedTuple):
-    """Hold a promise: in words, how it is tried, and what mends what does not keep it.
+    """Hold a promise in words, how it is tried, and what mends code that breaks it.
 
-    check: `check(trial)`, or `check(trial, engine)` for each of `engines`. binding: whether it must
-    be kept. slow: whether a quick look leaves it out.
+    Attributes:
+        words: The promise, as the command prints it.
+        mend: What mends code that does not keep it.
+        check: `check(trial)`, or `check(trial, engine)` for each of `engines`.
+        engines: The backends that it is tried on, if it depends on them.
+        binding: Whether it must be kept; what breaks another is only noted.
+        slow: Whether a quick look leaves it out.
     """
 
     words: str
@@ -69,49 +75,74 @@ def describe_error(error: BaseException) -> str:
     return f"raised {error_text(original_error(error), with_class=True)}"
 
 
-def audit(
-    trial: Any,
-    promises: list[Promise],
-    quick: bool = False,
-    describe: Callable[[BaseException], str] = describe_error,
-    advise: Callable[[Promise], str] = lambda promise: promise.mend,
-) -> Iterator[Verdict]:
-    """Try each promise and yield its verdict; where the first is not kept, the rest is not tried.
+class Judge(NamedTuple):
+    """Hold how a kind of trial puts its faults into words.
 
-    quick: on one of the engines, without the slow ones. describe: words for what was raised.
-    advise: what mends a promise that was tried and not kept. Raises Untriable.
+    Attributes:
+        describe_error: Returns words for an error that was raised.
+        advise: Returns what mends a promise that was tried to its end and not kept.
+    """
+
+    describe_error: Callable[[BaseException], str] = describe_error
+    advise: Callable[[Promise], str] = attrgetter("mend")
+
+
+def audit(
+    trial: Any, promises: list[Promise], quick: bool = False, judge: Judge | None = None
+) -> Iterator[Verdict]:
+    """Try each promise and yield its verdict; stop after the first if it is broken.
+
+    Args:
+        trial: What the promises are tried on.
+        promises: The promises, of which the first is about the form of answers.
+        quick: Whether to leave out slow promises and all engines but one.
+        judge: How faults are put into words.
+
+    Raises:
+        Untriable: Nothing can be said of any promise, as files are absent.
     """
     for promise in promises:
         if quick and promise.slow:
             continue
-        first, engines = promise is promises[0], promise.engines or ("",)
-        tried = engines if first or not quick else engines[-1:]
-        found = {engine: _find_fault(trial, promise, engine, describe) for engine in tried}
-        faults = {engine: fault for engine, (fault, _) in found.items() if fault}
-        # What all engines say alike is said once.
-        alike = list(faults) == list(tried) and len(set(faults.values())) == 1
-        lines = [f"{'' if alike else engine + ': '}{fault}" for engine, fault in faults.items()]
-        mend = ""
-        if faults and first:
-            mend = "the rest is tried once this is mended"
-        elif any(unkept for _, unkept in found.values()):
-            advice = advise(promise)
-            mend = advice and f"-> {advice}"
-        yield Verdict(promise, lines[: 1 if alike else None], mend)
-        if faults and first:
+        is_first = promise is promises[0]
+        verdict = try_promise(trial, promise, quick and not is_first, judge or Judge())
+        if is_first and verdict.faults:
+            yield verdict._replace(mend="the rest is tried once this is mended")
             return
+        yield verdict
 
 
-def _find_fault(
-    trial: Any, promise: Promise, engine: str, describe: Callable[[BaseException], str]
-) -> tuple[str, bool]:
+def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verdict:
+    """Try one promise on its engines, the last alone if quick. Raises Untriable."""
+    engines = promise.engines or ("",)
+    if quick:
+        engines = engines[-1:]
+    faults: dict[str, str] = {}
+    is_tried_to_end = False
+    for engine in engines:
+        fault, is_unkept = _find_fault(trial, promise, engine, judge)
+        if fault:
+            faults[engine] = fault
+        is_tried_to_end |= is_unkept
+
+    # What all engines say alike is said once, without their names.
+    if len(faults) == len(engines) and len(set(faults.values())) == 1:
+        lines = list(faults.values())[:1]
+    else:
+        lines = [f"{engine}: {fault}" for engine, fault in faults.items()]
+    advice = judge.advise(promise) if is_tried_to_end else ""
+    return Verdict(promise, lines, advice and f"-> {advice}")
+
+
+def _find_fault(trial: Any, promise: Promise, engine: str, judge: Judge) -> tuple[str, bool]:
     """Return the fault, "" if there is none, and whether the promise was tried to its end."""
+    arguments = [engine] if engine else []
     try:
-        promise.check(trial, *([engine] if engine else []))
+        promise.check(trial, *arguments)
     except Untriable:
         raise
     except (Unkept, MethodError) as fault:
         return str(fault), isinstance(fault, Unkept)
     except (Exception, SystemExit) as error:
-        return describe(error), False
+        return judge.describe_error(error), False
     return "", False

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from fedpfl import check
-from fedpfl.check import PROMISES_BY_KIND
 from fedpfl.config import plugins
 from fedpfl.config.choices import list_choices
 from fedpfl.models import MODELS
 from fedpfl.testing import method_promises as contract
+from fedpfl.testing import trials
 from fedpfl.testing.method_promises import METHOD_PROMISES
+from fedpfl.testing.trials import PROMISES_BY_KIND
 from tests.command import format_override
 from tests.conftest import ROOT, keep_one_of_each, keep_quick
 
@@ -774,10 +775,10 @@ def test_another_process_hashes_otherwise(seed: str, monkeypatch):
         environments.append(env)
         return SimpleNamespace(stdout="Hello\n" + json.dumps({"dataset=mine": "abc"}))
 
-    monkeypatch.setattr(check.subprocess, "run", run)
-    elsewhere = check.OtherProcess(["mine.py"])
-    assert elsewhere.digest(check.Choice("dataset", "mine")) == "abc"
-    assert elsewhere.digest(check.Choice("dataset", "other")) == ""
+    monkeypatch.setattr(trials.subprocess, "run", run)
+    elsewhere = trials.OtherProcess(["mine.py"])
+    assert elsewhere.digest(trials.Choice("dataset", "mine")) == "abc"
+    assert elsewhere.digest(trials.Choice("dataset", "other")) == ""
     assert [int(own["PYTHONHASHSEED"]) for own in environments] == [2 if seed == "1" else 1]
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
-from fedpfl.testing.promises import audit
+from fedpfl.testing.promises import Judge, audit
 
 
 def assert_promises(name: str, folder: Path, *noted: str, **options: Any) -> None:
     """All is kept but what is noted, by the names of the functions that try it."""
     trial = DatasetTrial(name, folder, options)
-    verdicts = audit(trial, DATASET_PROMISES, quick=True, describe=describe_reading_error)
+    verdicts = audit(trial, DATASET_PROMISES, quick=True, judge=Judge(describe_reading_error))
     faults = {
         verdict.promise.check.__name__: verdict.faults for verdict in verdicts if verdict.faults
     }
