@@ -210,8 +210,7 @@ def test_the_readme_names_methods_that_there_are():
 
 
 def test_the_tutorials_method_works(net, federation):
-    text = (ROOT / "docs" / "extend.md").read_text()
-    source = next(block for language, block in try_docs.BLOCK.findall(text) if language == "python")
+    source = shown("docs/extend.md", "class FedProx(Method)")
     module = types.ModuleType("tutorial")
     sys.modules["tutorial"] = module  # dataclasses look their module up
     exec(compile(source, "docs/extend.md", "exec"), module.__dict__)

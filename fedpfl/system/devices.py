@@ -15,12 +15,18 @@ from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 
-DEVICES, STRAGGLERS = 3, 4  # tell the streams of random numbers
+DEVICE_STREAM = 3  # numbers of the streams of random numbers
+STRAGGLER_STREAM = 4
 
 
 class Device(NamedTuple):
-    """Hold what a client has: operations a second, bits a second to it and from it, the chance that
-    it is there.
+    """Hold a client's device.
+
+    Attributes:
+        speed: Operations per second.
+        down: Bits per second to the client.
+        up: Bits per second from the client.
+        availability: The chance that the client is there when it is drawn.
     """
 
     speed: float
@@ -34,8 +40,11 @@ class Device(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Hold medians over clients and the standard deviation of the logarithms of speed and of
-    bandwidth.
+    """Hold the distribution of devices.
+
+    Attributes:
+        device: The medians over clients.
+        spread: The standard deviation of the logarithms of speed and of bandwidth.
     """
 
     device: Device
@@ -68,15 +77,15 @@ class System(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = self.profile in PROFILES or self.profile.endswith(".csv")
+        is_profile = self.profile in PROFILES or self.profile.endswith(".csv")
         self.check(
-            known,
+            is_profile,
             "profile",
             f"one of {', '.join(PROFILES)}, or the name of a file that ends in .csv",
         )
         for name in ("speed", "down", "up", "spread", "availability"):
-            rule = getattr(self, name) is None or not self.file
-            self.check(rule, name, f"null beside system.profile={self.profile}, which has it")
+            is_allowed = getattr(self, name) is None or not self.file
+            self.check(is_allowed, name, f"null beside system.profile={self.profile}, which has it")
         self.check(
             self.late == "drop" or self.deadline is not None,
             "late",
@@ -97,98 +106,111 @@ SYSTEMS = {"none": no_system, "simulated": System}
 
 
 def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path) -> list[Device]:
-    """Return the devices of the clients with these numbers in the partition; what others have
-    changes nothing.
+    """Return the devices of clients; each depends on the seed and the client's number alone.
 
-    Logarithms of speed and of bandwidth are normal, independent of each other; both ways share one
-    draw.
-    folder: where a file is looked for first. Raises FedpflError.
+    Logarithms of speed and of bandwidth are normal and independent of each other; both directions
+    share one draw.
+
+    Args:
+        system: The profile, and values in place of its medians and spread.
+        numbers: The clients' numbers in the partition.
+        seed: The run's seed.
+        folder: Where a profile's file is looked for first.
+
+    Raises:
+        FedpflError: The file cannot be read, or has no row for a client.
     """
     if system.file:
-        place = folder / system.profile
-        table = read_devices(place if place.exists() else Path(system.profile).expanduser())
-        if missing := sorted({*numbers} - {*table}):
+        path = folder / system.profile
+        if not path.exists():
+            path = Path(system.profile).expanduser()
+        device_of = read_devices(path)
+        if missing := sorted({*numbers} - {*device_of}):
             raise FedpflError(
                 f"system.profile: {system.profile} has no row for client {missing[0]}; add it"
             )
-        return [table[number] for number in numbers]
-    usual, spread = PROFILES[system.profile]
-    own = {name: value for name in Device._fields if (value := getattr(system, name)) is not None}
-    usual, spread = usual._replace(**own), spread if system.spread is None else system.spread
-    found = []
+        return [device_of[number] for number in numbers]
+
+    median, spread = PROFILES[system.profile]
+    settings = {name: getattr(system, name) for name in Device._fields}
+    median = median._replace(**{key: value for key, value in settings.items() if value is not None})
+    if system.spread is not None:
+        spread = system.spread
+    devices = []
     for number in numbers:
-        one, two = np.exp(
-            spread * np.random.default_rng([seed, DEVICES, number]).standard_normal(2)
-        ).tolist()
-        found.append(
-            usual._replace(speed=usual.speed * one, down=usual.down * two, up=usual.up * two)
+        rng = np.random.default_rng([seed, DEVICE_STREAM, number])
+        speed_factor, bandwidth_factor = np.exp(spread * rng.standard_normal(2)).tolist()
+        device = median._replace(
+            speed=median.speed * speed_factor,
+            down=median.down * bandwidth_factor,
+            up=median.up * bandwidth_factor,
         )
-    return found
+        devices.append(device)
+    return devices
 
 
 def read_devices(path: Path) -> dict[int, Device]:
-    """Read the devices of a CSV file with columns client, speed, down, up and perhaps availability,
-    by client.
+    """Read a CSV file of devices, by client.
 
-    Raises FedpflError, about the first row that is wrong.
+    Its columns are client, speed, down, up and perhaps availability. Raises FedpflError about the
+    first row that is wrong.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            columns = rows.fieldnames or ()
-            for name in ("client", *Device._fields[:3]):
-                if name not in columns:
-                    raise FedpflError(
-                        f"system.profile: {path} lacks the column {name}; its first line names columns"
-                    )
-            for name in columns:
-                if name not in ("client", *Device._fields):
-                    known = choices_text(("client", *Device._fields), name)
-                    raise FedpflError(f"system.profile: {path} has a column that must be {known}")
-            found: dict[int, Device] = {}
+            _require_columns(rows.fieldnames or (), path)
+            devices: dict[int, Device] = {}
             for row in rows:
-                client, device = _row(row, f"system.profile: {path}, line {rows.line_num}")
-                if client in found:
-                    raise FedpflError(
-                        f"system.profile: {path}, line {rows.line_num}: client {client} is there twice"
-                    )
-                found[client] = device
-            return found
+                location = f"system.profile: {path}, line {rows.line_num}"
+                client, device = _parse_row(row, location)
+                if client in devices:
+                    raise FedpflError(f"{location}: client {client} is there twice")
+                devices[client] = device
+            return devices
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedpflError(f"system.profile: {path} cannot be read: {error_text(error)}") from None
 
 
-def _row(row: dict[str, str | None], place: str) -> tuple[int, Device]:
+def _require_columns(columns: Sequence[str], path: Path) -> None:
+    """Raise FedpflError for a column that is absent or unknown."""
+    for name in ("client", *Device._fields[:3]):
+        if name not in columns:
+            raise FedpflError(
+                f"system.profile: {path} lacks the column {name}; its first line names columns"
+            )
+    for name in columns:
+        if name not in ("client", *Device._fields):
+            choices = choices_text(("client", *Device._fields), name)
+            raise FedpflError(f"system.profile: {path} has a column that must be {choices}")
+
+
+def _parse_row(row: dict[str, str | None], location: str) -> tuple[int, Device]:
+    """Return a row's client and device. Raises FedpflError."""
+    # DictReader has None where a row has too many or too few cells.
     if None in row or None in row.values():
-        raise FedpflError(f"{place}: must have as many cells as the first line has")
+        raise FedpflError(f"{location}: must have as many cells as the first line has")
     values = {}
     for name, text in row.items():
         try:
             value = float(text or "")
         except ValueError:
             value = math.nan
-        whole = name == "client"
-        top = 1 if name == "availability" else math.inf
-        good = (
-            value >= 0 and value.is_integer()
-            if whole
-            else 0 < value <= top and math.isfinite(value)
-        )
-        if not good:
-            wanted = (
-                "a whole number, 0 or more"
-                if whole
-                else "above 0" + (" and at most 1" if top == 1 else "")
-            )
-            raise FedpflError(f"{place}: {name} must be {wanted}, got {text!r}")
+        upper_limit = 1 if name == "availability" else math.inf
+        if name == "client":
+            is_valid = value >= 0 and value.is_integer()
+            rule = "a whole number, 0 or more"
+        else:
+            is_valid = 0 < value <= upper_limit and math.isfinite(value)
+            rule = "above 0 and at most 1" if upper_limit == 1 else "above 0"
+        if not is_valid:
+            raise FedpflError(f"{location}: {name} must be {rule}, got {text!r}")
         values[name] = value
     return int(values.pop("client")), Device(**values)
 
 
 def draw_stragglers(system: System, clients: int, amount: int, seed: int) -> dict[int, int]:
-    """Draw who trains less than `amount` epochs, and how much: uniform from `least` to below it,
-    for good.
-    """
-    rng = np.random.default_rng([seed, STRAGGLERS])
-    chosen = rng.permutation(clients)[: int(round(system.stragglers * clients, 9))].tolist()
-    return {client: int(rng.integers(system.least, amount)) for client in sorted(chosen)}
+    """Draw the clients that always train less, and their epochs, from `least` to below `amount`."""
+    rng = np.random.default_rng([seed, STRAGGLER_STREAM])
+    count = int(round(system.stragglers * clients, 9))
+    straggling_clients = sorted(rng.permutation(clients)[:count].tolist())
+    return {client: int(rng.integers(system.least, amount)) for client in straggling_clients}

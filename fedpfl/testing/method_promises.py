@@ -137,12 +137,12 @@ def runs_repeat(trial: MethodTrial, engine: str) -> None:
         state, outcome = play_round(
             RoundSetup(runner, trial.method, tiny_federation(), LOCAL, 0), state, cohort
         )
-        known, find_sent_entries = trial.result(engine, t)
-        told_again = {"state": state, "loss": outcome.loss, "after": outcome.after}
+        expected_state, expected = trial.result(engine, t)
+        result = {"state": state, "loss": outcome.loss, "after": outcome.after}
         require_equal(
             f"round {t + 1} again",
-            told_again,
-            {"state": known, "loss": find_sent_entries.loss, "after": find_sent_entries.after},
+            result,
+            {"state": expected_state, "loss": expected.loss, "after": expected.after},
         )
 
 
@@ -474,7 +474,7 @@ def _reads_states(trial: MethodTrial) -> str:
         return "before_turn"
     for number in cohort:
         client = trial.entered(trial.net(), state, number)
-        find_sent_entries = {
+        visible_entries = {
             *known,
             *laid,
             *method.sample(state.server, Draws(0, "train", 2).server(number)),
@@ -483,7 +483,7 @@ def _reads_states(trial: MethodTrial) -> str:
         def sent(client: dict[str, Tree]) -> Tree:
             return method.download(state.server, method.prepare(state.server, client))
 
-        if not _answers(sent(client), sent, _spoilt(client, find_sent_entries)):
+        if not _answers(sent(client), sent, _spoilt(client, visible_entries)):
             return "download"
     aggregate, clients, uploads = _aggregation(trial)
     if not _answers(

@@ -1,9 +1,14 @@
 """`parametrize_with_promises` in an author's own pytest: right code passes, planted faults fail."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from fedpfl.testing import parametrize_with_promises
+from tests.conftest import ROOT
 
 PLUGIN = """
 import numpy as np
@@ -79,11 +84,24 @@ def test_object(check):
 """
 
 
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess:
+    """Run test_mine.py in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-rfs", "-p", "no:cacheprovider", *options]
+    command += ["-o", "addopts=", "test_mine.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
 @pytest.mark.parametrize(
     ("kind", "right", "wrong", "planted", "broken"),
     [
         ("method", "right", "wrong", "Wrong", "both backends agree]"),
-        ("model", "small", "unseeded", "Unseeded", "its calls leave nothing behind but in buffers]"),
+        (
+            "model",
+            "small",
+            "unseeded",
+            "Unseeded",
+            "its calls leave nothing behind but in buffers]",
+        ),
         ("dataset", "lines", "noise", "unseeded", "the same bit for bit when it is read again]"),
         ("partition", "halves", "drawn", "drawn", "deals the same for the same seed]"),
     ],
@@ -92,8 +110,7 @@ def test_an_authors_tests_tell_right_from_wrong(kind, right, wrong, planted, bro
     (tmp_path / "mine.py").write_text(PLUGIN)
     text = TESTS.format(kind=kind, right=right, wrong=wrong, object=planted)
     (tmp_path / "test_mine.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-rfs", "-p", "no:cacheprovider", "test_mine.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = run_pytest(tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr
     failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
     assert not any("::test_right[" in line for line in failed), result.stdout
@@ -102,9 +119,16 @@ def test_an_authors_tests_tell_right_from_wrong(kind, right, wrong, planted, bro
     assert "fedpfl.testing.promises.Unkept" in result.stdout
 
 
-def test_one_kind_is_given():
-    from fedpfl.testing import parametrize_with_promises
+def test_the_documented_tests_run(tmp_path):
+    blocks = re.findall("```python\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL)
+    (text,) = [block for block in blocks if "parametrize_with_promises" in block]
+    (tmp_path / "test_mine.py").write_text(text)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    result = run_pytest(tmp_path, "-k", "equal or right_form")
+    assert result.returncode == 0, result.stdout + result.stderr
 
+
+def test_one_kind_is_given():
     with pytest.raises(TypeError, match="give one of method, model, dataset and partition"):
         parametrize_with_promises()
     with pytest.raises(TypeError, match="give one of"):

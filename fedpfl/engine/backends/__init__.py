@@ -1,1 +1,1 @@
-"""Backends: how many clients are trained and evaluated, one by one, stacked, or over several processes."""
+"""Backends: they answer calls about clients, and know jobs and participation but no rounds."""
