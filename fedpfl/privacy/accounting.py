@@ -1,4 +1,4 @@
-"""What a run gives away of a client, by Google's dp-accounting."""
+"""Account for a run's privacy loss, by Google's dp-accounting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = (
     512,
 )
 """Of Renyi divergences; fewer than the library's, which takes longer for no more."""
-LEAST = 0.1
+SMALLEST_NOISE = 0.1
 """The noise that a calibration begins with, in lengths of clip: its epsilon is beyond what protects
 anybody.
 """
@@ -52,29 +52,37 @@ class Account:
 
     @cached_property
     def noise(self) -> float:
-        """Return the noise on the sum of updates in lengths of clip: as given, or calibrated.
-        Raises FedpflError.
+        """Return the noise on the sum of updates in lengths of clip, as given or calibrated.
+
+        Raises:
+            FedpflError: No noise reaches the epsilon.
         """
-        own = self.privacy
-        if own.noise is not None:
-            return own.noise
+        privacy = self.privacy
+        if privacy.noise is not None:
+            return privacy.noise
         dp = import_dp_accounting()
 
         def event(noise: float) -> Any:
-            return dp.SelfComposedDpEvent(self._event(noise), self.rounds)
+            return dp.SelfComposedDpEvent(self._round_event(noise), self.rounds)
 
-        if self._fresh().compose(event(MOST_NOISE)).get_epsilon(self.delta) > own.epsilon:
+        if (
+            self._make_accountant().compose(event(MOST_NOISE)).get_epsilon(self.delta)
+            > privacy.epsilon
+        ):
             raise FedpflError(
-                f"privacy.epsilon={own.epsilon:g} (delta {self.delta:.2g}) is out of reach in {self.rounds} rounds of "
+                f"privacy.epsilon={privacy.epsilon:g} (delta {self.delta:.2g}) is out of reach in {self.rounds} rounds of "
                 f"{self.cohort:g} of {self.clients} clients by any noise on updates; raise it or, with quantile, "
                 "count_noise"
             )
-        bracket = dp.LowerEndpointAndGuess(LEAST, 1.0)
-        if self._fresh().compose(event(LEAST)).get_epsilon(self.delta) <= own.epsilon:
-            return LEAST
+        bracket = dp.LowerEndpointAndGuess(SMALLEST_NOISE, 1.0)
+        if (
+            self._make_accountant().compose(event(SMALLEST_NOISE)).get_epsilon(self.delta)
+            <= privacy.epsilon
+        ):
+            return SMALLEST_NOISE
         return float(
             dp.calibrate_dp_mechanism(
-                self._fresh, event, own.epsilon, self.delta, bracket, tol=1e-3
+                self._make_accountant, event, privacy.epsilon, self.delta, bracket, tol=1e-3
             )
         )
 
@@ -92,7 +100,11 @@ class Account:
         """Return what so many rounds give away, None without noise, when it is without bound."""
         if not self.noise:
             return None
-        return float(self._fresh().compose(self._event(self.noise), rounds).get_epsilon(self.delta))
+        return float(
+            self._make_accountant()
+            .compose(self._round_event(self.noise), rounds)
+            .get_epsilon(self.delta)
+        )
 
     def check(self) -> None:
         """Raise FedpflError for noise that no epsilon is reached by, or one that protects nobody."""
@@ -105,7 +117,8 @@ class Account:
             f"nobody (the most is {MOST_EPSILON:g}); raise {noises}, or take noise=0 to see what clipping alone costs"
         )
 
-    def _fresh(self) -> Any:
+    def _make_accountant(self) -> Any:
+        """Return an accountant that has seen no round."""
         dp = import_dp_accounting()
         relations = dp.NeighboringRelation
         fixed = self.privacy.sampling == "fixed"
@@ -116,31 +129,38 @@ class Account:
             neighboring_relation=relation, value_discretization_interval=1e-3
         )
 
-    def _event(self, noise: float) -> Any:
-        """Return what happens in a round."""
-        dp, fixed = import_dp_accounting(), self.privacy.sampling == "fixed"
-        own = [dp.GaussianDpEvent(noise / (2 if fixed else 1))]
+    def _round_event(self, noise: float) -> Any:
+        """Return the mechanisms of a round on a sampled cohort, as dp_accounting has them."""
+        dp = import_dp_accounting()
+        fixed = self.privacy.sampling == "fixed"
+        # Replacing a client moves the sum of updates by up to 2 clip, and the count by up to 1.
+        mechanisms = [dp.GaussianDpEvent(noise / (2 if fixed else 1))]
         if self.privacy.quantile is not None:
-            own.append(dp.GaussianDpEvent(self.count_noise / (1 if fixed else 0.5)))
-        together = dp.ComposedDpEvent(own) if own[1:] else own[0]
+            mechanisms.append(dp.GaussianDpEvent(self.count_noise / (1 if fixed else 0.5)))
+        together = mechanisms[0]
+        if len(mechanisms) > 1:
+            together = dp.ComposedDpEvent(mechanisms)
         if fixed:
             return dp.SampledWithoutReplacementDpEvent(self.clients, round(self.cohort), together)
         return dp.PoissonSampledDpEvent(self.cohort / self.clients, together)
 
     def sentence(self) -> str:
         """Say in one sentence what is protected, against whom, and under which adjacency."""
-        own = self.privacy
+        privacy = self.privacy
         if not self.noise:
             return "no guarantee: updates are clipped, and there is no noise"
-        if own.seed is not None:
+        if privacy.seed is not None:
             return (
                 "no guarantee: whoever knows privacy.seed can take the noise off; it is for tests"
             )
-        what = "replaced one client" if own.sampling == "fixed" else "had one client more or less"
+        if privacy.sampling == "fixed":
+            neighbour = "replaced one client"
+        else:
+            neighbour = "had one client more or less"
         return (
             f"({self.epsilon(self.rounds):.3g}, {self.delta:.2g})-differentially private after {self.rounds} rounds "
-            f"({own.accounting.upper()}, noise {self.noise:.3g}): whoever sees all models that a trusted server sends "
-            f"in this run, and nothing else of it, hardly tells it from a federation that {what}; clients' own models, "
+            f"({privacy.accounting.upper()}, noise {self.noise:.3g}): whoever sees all models that a trusted server sends "
+            f"in this run, and nothing else of it, hardly tells it from a federation that {neighbour}; clients' own models, "
             "measured accuracies, settings chosen by them, and other runs on these clients are not covered"
         )
 

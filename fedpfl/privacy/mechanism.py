@@ -1,4 +1,4 @@
-"""Clipping and noise."""
+"""Clip clients' updates and draw the noise on their sum."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from fedpfl.privacy.secret import Secret
 
 
 class UpdateNorms(NamedTuple):
-    """Tell of a cohort's updates how long they are, `[cohort]`, and which are longer than the
-    bound.
+    """Hold the lengths of a cohort's updates.
+
+    Attributes:
+        norms: The L2 norm of each update, `[cohort]`.
+        clipped: Whether each is longer than the bound, `[cohort]`.
     """
 
     norms: Tensor
@@ -24,12 +27,16 @@ class UpdateNorms(NamedTuple):
 def clip_uploads(
     uploads: Tree, reference: Tree, clip: Tensor, scale: float = 1.0
 ) -> tuple[Tree, UpdateNorms]:
-    """Return uploads whose updates are at most `clip` long, and how long they were. An upload that
-    is short enough stays as it is, bit for bit, at scale 1.
+    """Clip updates to length `clip`, and return the uploads and the updates' lengths.
 
-    uploads: stacked, `[cohort, ...]`. reference: what everybody knows an upload would be without
-    training; an update is the difference, its length the L2 norm over all entries. scale: of the
-    updates that are returned.
+    An update is the difference of an upload from `reference`, its length the L2 norm over all
+    entries. An upload that is short enough stays as it is, bit for bit, at scale 1.
+
+    Args:
+        uploads: Stacked, `[cohort, ...]`.
+        reference: What everybody knows an upload would be without training.
+        clip: The largest length.
+        scale: The factor on the updates that are returned.
     """
     updates = tree.map(torch.sub, uploads, reference)
     squares = [leaf.double().flatten(1).square().sum(1) for leaf in tree.leaves(updates)]
@@ -37,27 +44,35 @@ def clip_uploads(
     limit = clip.double().to(norms.device).expand_as(norms)
     # What is not finite has no length; it must not reach the mean, where it would tell on its
     # client.
-    sound = norms.isfinite()
-    factors = torch.where(sound, scale * (limit / norms).clamp(max=1.0), 0.0)
-    kept = norms <= limit
+    is_finite = norms.isfinite()
+    factors = torch.where(is_finite, scale * (limit / norms).clamp(max=1.0), 0.0)
+    is_short = norms <= limit
 
-    def shortened(upload: Tensor, known: Tensor, update: Tensor) -> Tensor:
-        shape = -1, *[1] * (upload.dim() - 1)
-        update = torch.where(sound.view(shape), update, 0.0)
-        shorter = known + factors.to(upload.dtype).view(shape) * update
-        return torch.where(kept.view(shape), upload, shorter) if scale == 1.0 else shorter
+    def clip_leaf(upload: Tensor, reference_leaf: Tensor, update: Tensor) -> Tensor:
+        row_shape = (-1, *[1] * (upload.dim() - 1))
+        update = torch.where(is_finite.view(row_shape), update, 0.0)
+        clipped = reference_leaf + factors.to(upload.dtype).view(row_shape) * update
+        if scale != 1.0:
+            return clipped
+        return torch.where(is_short.view(row_shape), upload, clipped)
 
-    return tree.map(shortened, uploads, reference, updates), UpdateNorms(norms, ~kept)
+    clipped_uploads = tree.map(clip_leaf, uploads, reference, updates)
+    return clipped_uploads, UpdateNorms(norms=norms, clipped=~is_short)
 
 
 def draw_noise(like: Tree, deviation: float, secret: Secret, number: int) -> Tree:
-    """Return independent Gaussian numbers of a round, in the form of `like`.
+    """Draw independent Gaussian numbers in the form of `like`.
 
-    deviation: their standard deviation. number: of the round.
+    Args:
+        like: The tree whose form the noise has.
+        deviation: The standard deviation.
+        secret: The source of random numbers.
+        number: The round's number.
     """
 
-    def draw(place: int, leaf: Tensor) -> Tensor:
-        drawn = torch.from_numpy(secret.draw_normal(leaf.numel(), "noise", number, place))
-        return tree.send((deviation * drawn).to(leaf.dtype).view(leaf.shape), leaf.device)
+    def draw_leaf(index: int, leaf: Tensor) -> Tensor:
+        normal = torch.from_numpy(secret.draw_normal(leaf.numel(), "noise", number, index))
+        return tree.send((deviation * normal).to(leaf.dtype).view(leaf.shape), leaf.device)
 
-    return tree.rebuild(like, [draw(*numbered) for numbered in enumerate(tree.leaves(like))])
+    leaves = [draw_leaf(index, leaf) for index, leaf in enumerate(tree.leaves(like))]
+    return tree.rebuild(like, leaves)

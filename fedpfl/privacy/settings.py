@@ -1,4 +1,4 @@
-"""What can be asked of a run's privacy."""
+"""The settings of a run's privacy."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Privacy(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one = (self.epsilon is None) != (self.noise is None)
-        self.check(one, "epsilon", "given, or else noise: one of the two")
+        is_one_given = (self.epsilon is None) != (self.noise is None)
+        self.check(is_one_given, "epsilon", "given, or else noise: one of the two")
         self.check(
             self.clip is not None or self.noise == 0, "clip", "a number where there is noise"
         )
@@ -45,11 +45,11 @@ class Privacy(Checked):
             "clip",
             "a number to begin with where quantile is set",
         )
-        counted = self.quantile is not None or self.count_noise is None
-        self.check(counted, "count_noise", "null where clip stays (quantile=null)")
-        pld = self.sampling == "poisson" and self.quantile is None and self.noise is not None
+        is_adaptive_or_null = self.quantile is not None or self.count_noise is None
+        self.check(is_adaptive_or_null, "count_noise", "null where clip stays (quantile=null)")
+        has_pld = self.sampling == "poisson" and self.quantile is None and self.noise is not None
         self.check(
-            self.accounting == "rdp" or pld,
+            self.accounting == "rdp" or has_pld,
             "accounting",
             "rdp, but for sampling=poisson with noise and a fixed clip",
         )
