@@ -1,6 +1,4 @@
-"""`engine=auto` on a GPU: each way of answering the first call is tried, and the fastest that
-agrees is taken.
-"""
+"""Autotuning of `engine=auto` on a GPU: the fastest candidate that agrees with loop is kept."""
 
 from __future__ import annotations
 
@@ -27,18 +25,19 @@ from fedpfl.models.vectorized import find_obstacle
 log = logging.getLogger(__name__)
 
 TOLERANCE = {"fp32": 0.05, "tf32": 0.2, "bf16": 0.5}
-"""How far trained models may lie apart, in shares of what distinguishes the clients' models
-(`apart`).
-"""
+"""How far trained models may lie apart, by precision, as `answer_distance` measures it."""
 
-TRIES = 3  # answers of a candidate, of which the fastest counts: the first warms up
-PATIENCE = 4.0  # times the best, beyond which a candidate is not asked again
+TRIES = 3  # runs of a candidate, of which the fastest counts: the first warms up
+PATIENCE = 4.0  # times the best, beyond which a candidate is not run again
 
 
 def candidate_engines(engine: Engine) -> list[Engine]:
-    """Return what `engine.backend=auto` may mean on a GPU."""
-    own = [replace(engine, backend="batched", graphs=graphs) for graphs in (True, False)]
-    return [*own, replace(engine, backend="loop", graphs=False)]
+    """Return the engines that `engine.backend=auto` may mean on a GPU, loop last."""
+    return [
+        replace(engine, backend="batched", graphs=True),
+        replace(engine, backend="batched", graphs=False),
+        replace(engine, backend="loop", graphs=False),
+    ]
 
 
 def engine_label(engine: Engine) -> str:
@@ -47,7 +46,7 @@ def engine_label(engine: Engine) -> str:
 
 
 class Candidate(NamedTuple):
-    """Hold how a candidate answered: in how many seconds at best."""
+    """Hold a candidate's answers and the seconds of its fastest run."""
 
     engine: Engine
     backend: Backend
@@ -56,15 +55,18 @@ class Candidate(NamedTuple):
 
 
 class AutotunedBackend(Backend):
-    """Answer the first call that trains by every candidate, and all later ones by the fastest that
-    agrees.
+    """Run the first training call on every candidate engine, then keep the fastest that agrees.
 
     Candidates that raise, run out of memory or disagree with the last one, which is the plainest,
-    are left out with a line in the log. What is answered comes from the one that is taken, as if it
-    had been alone.
+    are left out with a line in the log. Answers come from the candidate that is kept, as if it had
+    been alone.
 
-    make, wait: builds a candidate; waits until the device has done its work. share: makes the
-    processes of a run of one mind.
+    Args:
+        net: The network.
+        engines: The candidates, of which the last is the reference.
+        make: Builds a candidate's backend.
+        wait: Waits until the device has done its work.
+        share: Gives all processes of a run the value of process 0, so that they choose alike.
     """
 
     name = "auto"
@@ -77,159 +79,182 @@ class AutotunedBackend(Backend):
         wait: Callable[[], None] = lambda: None,
         share: Callable[[Any], Any] = lambda value: value,
     ):
-        self.net, self._engines, self._make, self._wait, self._share = (
-            net,
-            engines,
-            make,
-            wait,
-            share,
-        )
+        self.net = net
+        self._engines = engines
+        self._make = make
+        self._wait = wait
+        self._share = share
         self._backend: Backend | None = None
         self.engine = engines[-1]
         self.seconds: dict[str, float] = {}
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend."""
-        if self._backend is None and not any(map(_trains, calls)):
-            return self._make(self.engine).run(calls)
         if self._backend is None:
-            return self._first(calls)
+            if any(_is_training(call) for call in calls):
+                return self._autotune(calls)
+            return self._make(self.engine).run(calls)
         answers = self._backend.run(calls)
-        self.engine = self._backend.engine
+        self.engine = self._backend.engine  # it may have narrowed its width
         return answers
 
-    def _first(self, calls: Sequence[Call]) -> list[Answer]:
-        tried: list[Candidate] = []
+    def _autotune(self, calls: Sequence[Call]) -> list[Answer]:
+        """Run the calls on every candidate, keep the fastest, and return its answers."""
+        candidates: list[Candidate] = []
         for engine in self._engines:
-            best = min((one.seconds for one in tried), default=math.inf)
-            tried.append(self._tried(engine, calls, best))
-        sound = [one for one in tried if self._answered(one)]
-        agreeing = [one for one in sound if one is sound[-1] or self._agrees(one, sound[-1])]
-        if not agreeing:
-            return tried[-1].answers
-        self.seconds = self._share({engine_label(one.engine): one.seconds for one in agreeing})
-        taken = min(agreeing, key=lambda one: self.seconds[engine_label(one.engine)])
-        self._backend, self.engine, self.name = (
-            taken.backend,
-            taken.backend.engine,
-            taken.backend.name,
-        )
-        times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.seconds.items())
-        log.info(
-            "engine: %s is taken; seconds for the first cohort: %s",
-            engine_label(taken.engine),
-            times,
-        )
-        return taken.answers
+            best_seconds = min((candidate.seconds for candidate in candidates), default=math.inf)
+            candidates.append(self._run_candidate(engine, calls, best_seconds))
 
-    def _tried(self, engine: Engine, calls: Sequence[Call], best: float) -> Candidate:
-        """Time answers, as long as there is hope."""
-        backend, answers, seconds = self._make(engine), [], math.inf
+        valid = [candidate for candidate in candidates if _has_answered(candidate)]
+        if not valid:
+            return candidates[-1].answers
+        reference = valid[-1]
+        agreeing = [
+            candidate
+            for candidate in valid
+            if candidate is reference or _agrees_with(candidate, reference)
+        ]
+
+        # All processes go by the times of process 0, so that they keep the same one.
+        seconds = {engine_label(candidate.engine): candidate.seconds for candidate in agreeing}
+        self.seconds = self._share(seconds)
+        fastest = min(agreeing, key=lambda one: self.seconds[engine_label(one.engine)])
+        self._backend = fastest.backend
+        self.engine = fastest.backend.engine
+        self.name = fastest.backend.name
+        times = ", ".join(f"{name} {value:.3g}" for name, value in self.seconds.items())
+        label = engine_label(fastest.engine)
+        log.info("engine: %s is taken; seconds for the first cohort: %s", label, times)
+        return fastest.answers
+
+    def _run_candidate(
+        self, engine: Engine, calls: Sequence[Call], best_seconds: float
+    ) -> Candidate:
+        """Run a candidate up to TRIES times, as long as it may be the fastest."""
+        backend = self._make(engine)
+        answers: list[Answer] = []
+        seconds = math.inf
         for _ in range(TRIES):
             self._wait()
-            began = time.perf_counter()
+            start = time.perf_counter()
             answers = backend.run(calls)
             self._wait()
-            seconds = min(seconds, time.perf_counter() - began)
-            if seconds > PATIENCE * best or any(
-                isinstance(answer, Exception) for answer in answers
-            ):
+            seconds = min(seconds, time.perf_counter() - start)
+            has_failed = any(isinstance(answer, Exception) for answer in answers)
+            if has_failed or seconds > PATIENCE * best_seconds:
                 break
-        return Candidate(engine, backend, answers, seconds)
+        return Candidate(engine=engine, backend=backend, answers=answers, seconds=seconds)
 
-    def _answered(self, one: Candidate) -> bool:
-        errors = [answer for answer in one.answers if isinstance(answer, Exception)]
-        if errors:
-            log.warning(
-                "engine: %s is left out: %s", engine_label(one.engine), error_text(errors[0])
-            )
-        return not errors
 
-    def _agrees(self, one: Candidate, reference: Candidate) -> bool:
-        far, allowed = (
-            max(map(answer_distance, one.answers, reference.answers)),
-            TOLERANCE[one.engine.precision],
+def _has_answered(candidate: Candidate) -> bool:
+    """Return whether a candidate has answered all calls; log the first error otherwise."""
+    errors = [answer for answer in candidate.answers if isinstance(answer, Exception)]
+    if errors:
+        label = engine_label(candidate.engine)
+        log.warning("engine: %s is left out: %s", label, error_text(errors[0]))
+    return not errors
+
+
+def _agrees_with(candidate: Candidate, reference: Candidate) -> bool:
+    """Return whether answers are near the reference's; log how far they are otherwise."""
+    distance = max(map(answer_distance, candidate.answers, reference.answers))
+    tolerance = TOLERANCE[candidate.engine.precision]
+    if distance > tolerance:
+        log.warning(
+            "engine: %s is left out: its results are %.2g away from those of %s, "
+            "where %.2g would do",
+            engine_label(candidate.engine),
+            distance,
+            engine_label(reference.engine),
+            tolerance,
         )
-        if far > allowed:
-            names = engine_label(one.engine), engine_label(reference.engine)
-            log.warning(
-                "engine: %s is left out: its results are %.2g away from those of %s, where %.2g would do",
-                names[0],
-                far,
-                names[1],
-                allowed,
-            )
-        return far <= allowed
+    return distance <= tolerance
 
 
-def _trains(call: Call) -> bool:
+def _is_training(call: Call) -> bool:
+    """Return whether somebody trains in a call."""
     return isinstance(call, TrainCall) and (call.survey is None or call.survey.trains)
 
 
 def choose_backend(
     engine: Engine,
     net: Net,
-    on: torch.device,
-    known: Mapping[str, Any] | None = None,
-    over: Callable[[Backend], Backend] = lambda backend: backend,
+    device: torch.device,
+    recorded_engine: Mapping[str, Any] | None = None,
+    distribute: Callable[[Backend], Backend] = lambda backend: backend,
     share: Callable[[Any], Any] = lambda value: value,
 ) -> Backend:
-    """Return the backend of a run: that which `known` recorded, or on a GPU what turns out to be
-    the fastest.
+    """Return the backend of a run: the recorded one, on a GPU an autotuned one, else the default.
 
-    over: what spreads a backend over processes.
+    Args:
+        engine: The run's settings.
+        net: The network.
+        device: Where it is computed.
+        recorded_engine: Settings that an earlier process of the run has kept.
+        distribute: Spreads a backend over the processes of a run.
+        share: Gives all processes the value of process 0.
     """
 
     def build(engine: Engine) -> Backend:
-        return over(make_backend(engine, net, on))
+        return distribute(make_backend(engine, net, device))
 
-    obstacle = (
-        find_obstacle(net) if on.type == "cuda" and engine.backend == "auto" and not known else ""
-    )
-    if obstacle:
+    if engine.backend != "auto":
+        return build(engine)
+    if recorded_engine:
+        return build(replace(engine, **recorded_engine))
+    if device.type != "cuda":
+        return build(engine)
+    if obstacle := find_obstacle(net):
         log.info(
             "engine: loop is taken; batched cannot vectorise model=%s over clients (%s)",
             net.name,
             obstacle,
         )
-    if on.type == "cuda" and engine.backend == "auto" and not known and not obstacle:
-        return AutotunedBackend(
-            net, candidate_engines(engine), build, partial(torch.cuda.synchronize, on), share
-        )
-    return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
+        return build(engine)
+    return AutotunedBackend(
+        net=net,
+        engines=candidate_engines(engine),
+        make=build,
+        wait=partial(torch.cuda.synchronize, device),
+        share=share,
+    )
 
 
 def answer_distance(answer: Any, reference: Any) -> float:
-    """Return how far two answers to a call lie apart: 0 where they are equal, about 1 where one of
-    them did not train.
+    """Return how far two answers to a call lie apart: 0 if equal, about 1 if one did not train.
 
-    Uploads and states are compared by their distance, in shares of what tells the reference's
-    clients apart; losses by their relative difference. What is not finite must be so in both.
+    Uploads and states are compared by their distance, in shares of the spread of the reference's
+    clients; losses by their relative difference. What is not finite must be so in both.
     """
     losses = [(answer.loss, reference.loss)]
     trees: list[tuple[Tree, Tree]] = []
     if isinstance(reference, Participation):
-        tested = (answer.before, reference.before), (answer.after, reference.after)
-        losses += [(own.loss / own.total, other.loss / other.total) for own, other in tested]
-        trees = [
-            (answer.uploads, reference.uploads),
-            (answer.client_states, reference.client_states),
-        ]
-    far = [((own - other).abs() / (other.abs() + 0.1)).max() for own, other in map(_finite, losses)]
-    for own, other in trees:
-        pairs = [_finite(pair) for pair in zip(tree.leaves(own), tree.leaves(other), strict=True)]
-        sums = [
-            ((a - b).square().sum(), (b - b.mean(0)).square().sum(), b.square().sum())
-            for a, b in pairs
-        ]
+        for counts, other_counts in (
+            (answer.before, reference.before),
+            (answer.after, reference.after),
+        ):
+            losses.append((counts.loss / counts.total, other_counts.loss / other_counts.total))
+        trees = [(answer.uploads, reference.uploads), (answer.client_states, reference.client_states)]
+
+    distances: list[Tensor] = []
+    for pair in losses:
+        loss, other_loss = _both_finite(pair)
+        distances.append(((loss - other_loss).abs() / (other_loss.abs() + 0.1)).max())
+    for one, other in trees:
+        sums = []
+        for pair in zip(tree.leaves(one), tree.leaves(other), strict=True):
+            a, b = _both_finite(pair)
+            squared_distance = (a - b).square().sum()
+            sums.append((squared_distance, (b - b.mean(0)).square().sum(), b.square().sum()))
         if sums:
             distance, spread, size = (torch.stack(part).sum() for part in zip(*sums, strict=True))
-            far.append((distance / (spread + 1e-6 * size).clamp(min=1e-30)).sqrt())
-    return max(map(float, far))
+            # The size keeps the distance small where all clients of the reference are alike.
+            distances.append((distance / (spread + 1e-6 * size).clamp(min=1e-30)).sqrt())
+    return max(map(float, distances))
 
 
-def _finite(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _both_finite(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return both in float64, 0 where neither is finite, and infinity where one is."""
-    own, other = (part.double() for part in pair)
-    alike = own.isfinite() == other.isfinite()
-    return torch.where(alike, own.nan_to_num(0, 0, 0), math.inf), other.nan_to_num(0, 0, 0)
+    one, other = (part.double() for part in pair)
+    is_alike = one.isfinite() == other.isfinite()
+    return torch.where(is_alike, one.nan_to_num(0, 0, 0), math.inf), other.nan_to_num(0, 0, 0)
