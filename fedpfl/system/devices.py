@@ -72,7 +72,7 @@ class System(Checked):
     late: Literal["drop", "partial"] = "drop"
     over: Annotated[float, AtLeast(1)] = 1.0
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.0
-    draw_stragglers: Annotated[float, Between(0, 1)] = 0.0
+    stragglers: Annotated[float, Between(0, 1)] = 0.0
     least: Annotated[int, AtLeast(1)] = 1
 
     def __post_init__(self) -> None:

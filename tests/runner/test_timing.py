@@ -185,7 +185,7 @@ def ticking(monkeypatch):
         run = build_run(check_config(cfg))
         began = resume.restore_state(run, {}, None)
         told = timing.forecast_run(run, began)
-        backend = timing.engine.make(run.engine, run.net, run.device)
+        backend = timing.engine.make_backend(run.engine, run.net, run.device)
         return told, [round.row for round in loop.train_rounds(run, backend, began)]
 
     return play_rounds

@@ -234,7 +234,10 @@ def answer_distance(answer: Any, reference: Any) -> float:
             (answer.after, reference.after),
         ):
             losses.append((counts.loss / counts.total, other_counts.loss / other_counts.total))
-        trees = [(answer.uploads, reference.uploads), (answer.client_states, reference.client_states)]
+        trees = [
+            (answer.uploads, reference.uploads),
+            (answer.client_states, reference.client_states),
+        ]
 
     distances: list[Tensor] = []
     for pair in losses:

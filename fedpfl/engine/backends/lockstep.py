@@ -153,8 +153,8 @@ class LockstepStage:
 class LockstepBackend(Backend):
     """A backend as one job of a Stage sees it."""
 
-    def __init__(self, current_stage: LockstepStage, backend: Backend):
-        self._stage, self._backend = current_stage, backend
+    def __init__(self, stage: LockstepStage, backend: Backend):
+        self._stage, self._backend = stage, backend
         self.name = f"{backend.name} in lockstep"
 
     @property

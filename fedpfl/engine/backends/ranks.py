@@ -279,15 +279,15 @@ class DistributedBackend(Backend):
         dealt: list[list[int]] = [[] for _ in range(dist.get_world_size())]
         for place, owner in enumerate(owners):
             dealt[owner].append(place)
-        here, is_stored_here, failed = dealt[dist.get_rank()], None, None
+        here, mine, failed = dealt[dist.get_rank()], None, None
         try:
-            is_stored_here = self._backend.run_one(_some(call, here)) if here else None
+            mine = self._backend.run_one(_some(call, here)) if here else None
         except Exception as error:
             failed = error
         said = (
             _picklable_error(failed)
             if failed
-            else tree.map(_Form.of, tree.take(is_stored_here, 0))
+            else tree.map(_Form.of, tree.take(mine, 0))
             if here
             else None
         )
@@ -306,9 +306,9 @@ class DistributedBackend(Backend):
             return FedpflError(
                 f"{type(call.method).__name__} brings back trees of different forms from its clients"
             )
-        return self._gathered(forms[0], dealt, is_stored_here)
+        return self._gathered(forms[0], dealt, mine)
 
-    def _gathered(self, form: Tree, dealt: list[list[int]], is_stored_here: Tree) -> Any:
+    def _gathered(self, form: Tree, dealt: list[list[int]], mine: Tree) -> Any:
         """Return the whole answer, of which each process has some rows; one buffer travels from
         each.
         """
@@ -320,7 +320,7 @@ class DistributedBackend(Backend):
                 continue
             if rank == dist.get_rank():
                 own = _by_size(
-                    tree.map(lambda _, leaf: leaf.to(self._device), form, is_stored_here)
+                    tree.map(lambda _, leaf: leaf.to(self._device), form, mine)
                 )  # in the form's order
                 buffer = torch.cat([_raw(leaf) for leaf in own])
             else:
