@@ -97,6 +97,6 @@ def test_all_runs_of_a_sweep_are_warmed_up_before_they_are_timed(monkeypatch):
             answered.append(len(calls))
             return [SimpleNamespace(loss=torch.zeros(1))] * len(calls)
 
-    monkeypatch.setattr(fedpfl_backend.engine, "make", lambda *_: Runner())
+    monkeypatch.setattr(fedpfl_backend.engine, "make_backend", lambda *_: Runner())
     fedpfl_backend.run_sweep(TASK, torch.device("cpu"), Engine(), 3)
     assert answered == [3, 3, 3]

@@ -13,7 +13,14 @@ import torch
 import fedpfl
 from fedpfl import data
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import Engine, FineTuning, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine import (
+    Engine,
+    FineTuning,
+    RoundSetup,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
