@@ -28,7 +28,7 @@ from fedpfl.models.net import Net, find_aliases
 from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import UnfitSamples, sample_kind
-from fedpfl.models.split import find_parts
+from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.text import Text
 from fedpfl.models.traits import (
     SEED,
@@ -98,39 +98,27 @@ def build_network(
             clients.
     """
     make_module = partial(MODELS[name], shape, classes, **options)
-    trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
+    is_trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
     try:
-        # ---- make it
         with seeded_process(seed):
             _check_size(make_module)
-        with seeded_process(seed):
-            module = _make_module(make_module, shape)
-        if not trusted:
-            with seeded_process(seed):
-                second_build = _make_module(make_module, shape)
-            require_equal_builds(module, second_build)
-        leave_padding_out(module)
-
-        # ---- look at it
-        _check_logits(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
-        if not trusted:
-            require_true_copy(module, second_build, shape)
+        if is_trusted:
+            with seeded_process(seed):
+                module = _make_module(make_module, shape)
+            leave_padding_out(module)
+            _check_logits(module, shape, classes)
+        else:
+            module = _make_foreign_module(make_module, shape, classes, seed)
             facts |= _trace_head(name, module, shape, classes)
         if head is not None:
             check_head(module, head)
             facts |= {"head_layer": head, "unclear": ""}
 
-        # ---- its values
-        split = find_parts(module, **facts)
-        if weights is not None:
-            start_from(
-                module, _complete_weights(module, weights), () if split.unclear else split.head
-            )
+        _load_values(module, find_parts(module, **facts), weights, adapter, seed)
         if getattr(adapter, "func", adapter) is not none:
-            adapter(module, split.head_layer, seed)
             _check_logits(module, shape, classes)
-        traits = Traits() if trusted else observe(module, shape)
+        traits = Traits() if is_trusted else observe(module, shape)
         return Net(module, traits, name, **facts)
     except UnfitSamples as error:
         fitting_names = ", ".join(_fitting_models(shape, classes)) or "none"
@@ -150,6 +138,36 @@ def build_network(
         raise FedpflError(
             f"model={name}: {error_text(error, with_class=not isinstance(error, ValueError))[:300]}"
         ) from error
+
+
+def _make_foreign_module(
+    make_module: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, seed: int
+) -> nn.Module:
+    """Make a network of a user's or of timm's, and check that it can be made again and copied."""
+    with seeded_process(seed):
+        module = _make_module(make_module, shape)
+    with seeded_process(seed):
+        second_build = _make_module(make_module, shape)
+    require_equal_builds(module, second_build)
+    leave_padding_out(module)
+    _check_logits(module, shape, classes)
+    require_true_copy(module, second_build, shape)
+    return module
+
+
+def _load_values(
+    module: nn.Module,
+    parts: Parts,
+    weights: Mapping[str, Tensor] | None,
+    adapter: Callable[..., None],
+    seed: int,
+) -> None:
+    """Copy initial weights, if any, into a network, then adapt it, in place."""
+    if weights is not None:
+        head_entries = () if parts.unclear else parts.head
+        start_from(module, _complete_weights(module, weights), head_entries)
+    if getattr(adapter, "func", adapter) is not none:
+        adapter(module, parts.head_layer, seed)
 
 
 def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
