@@ -1,6 +1,4 @@
-"""What a method's hooks must answer: a rule for each, which is looked at when a process asks for
-the first time.
-"""
+"""Rules for what a method's hooks return, checked when a process first calls them."""
 
 from __future__ import annotations
 
@@ -50,25 +48,30 @@ VMAP_ADVICE = (
 class Expected:
     """Hold what answers are compared with, as far as it is known.
 
-    seen: which of the hooks that every step asks have answered.
+    Attributes:
+        client: A client's initial state.
+        classes: How many the data have.
+        checked: The hooks of every step that have answered; their first answer stands for all.
     """
 
     method: Method
     net: Net | None = None
     client: dict[str, Tree] | None = None
     classes: int = 0
-    seen: set[str] = field(default_factory=set)
+    checked: set[str] = field(default_factory=set)
 
     def default(self, *hooks: str) -> bool:
-        """Tell whether these hooks are FedAvg's."""
+        """Return whether these hooks are FedAvg's."""
         return all(getattr(type(self.method), hook) is getattr(Method, hook) for hook in hooks)
 
 
 class HookRule(NamedTuple):
-    """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an
-    answer.
+    """Say what a hook must return.
 
-    often: whether every step asks it, and the first answer stands for all.
+    Attributes:
+        must: For the message.
+        faults: `faults(answer, expected, *arguments)` yields what is wrong with an answer.
+        often: Whether every step calls the hook, and the first answer stands for all.
     """
 
     must: str
@@ -77,25 +80,35 @@ class HookRule(NamedTuple):
 
 
 def with_hook_checks(method: Method, *about: Any) -> Method:
-    """Return the method with hooks that raise MethodError where they break their rule; type and equality
-    are the same.
+    """Return the method with hooks that raise MethodError where they break their rule.
+
+    Type and equality are the same.
+
+    Args:
+        method: Is copied.
+        about: The further fields of Expected, as far as they are known.
     """
-    same, known = copy.copy(method), Expected(method, *about)
-    for name, rule in HOOK_RULES.items():
-        vars(same)[name] = CheckedHook(
-            getattr(method, name), f"{type(method).__name__}.{name}", rule, known
+    checked_method = copy.copy(method)
+    expected = Expected(method, *about)
+    for hook_name, rule in HOOK_RULES.items():
+        vars(checked_method)[hook_name] = CheckedHook(
+            hook=getattr(method, hook_name),
+            name=f"{type(method).__name__}.{hook_name}",
+            rule=rule,
+            expected=expected,
         )
-    return same
+    return checked_method
 
 
 def vmap_advice(error: BaseException) -> str:
-    """Return what to do about an error by which a vectorised hook looked at values; "" of other
-    errors.
-    """
-    if not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in VMAP_ERRORS):
+    """Return what to do about a vectorized hook that looked at values; "" for other errors."""
+    is_vmap_error = any(sign in str(error) for sign in VMAP_ERRORS)
+    if not isinstance(error, RuntimeError) or not is_vmap_error:
         return ""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    return ONE_HOT_ADVICE if last and "one_hot(" in (last[0].line or "") else VMAP_ADVICE
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and "one_hot(" in (frames[-1].line or ""):
+        return ONE_HOT_ADVICE
+    return VMAP_ADVICE
 
 
 def persistent_entries(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
@@ -104,126 +117,158 @@ def persistent_entries(client: dict[str, Tree], initial: dict[str, Tree]) -> dic
 
 
 def describe_form_change(new: Tree, old: Tree) -> str:
-    """Tell an entry in which a tree has another form than it had; "" if there is none."""
-    now, then = tree.specs(new), tree.specs(old)
-    if now == then:
+    """Return an entry in which a tree has another form than it had; "" if there is none."""
+    new_forms = tree.specs(new)
+    old_forms = tree.specs(old)
+    if new_forms == old_forms:
         return ""
-    name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
-    was, became = (
-        f"{form[0]} {list(form[1])}" if form else "missing"
-        for form in (then.get(name), now.get(name))
-    )
-    return f"{name or 'it'} was {was} and is {became}"
+    name = _first_difference(new_forms, old_forms)
+    old_form = _describe_form(old_forms.get(name))
+    new_form = _describe_form(new_forms.get(name))
+    return f"{name or 'it'} was {old_form} and is {new_form}"
 
 
-def answer_form(found: dict[str, Tree]) -> dict[str, Any]:
-    """Return type and shape of what a client found out, by name; of what is Ragged, those without
-    any rows.
-    """
-    return tree.specs(
-        tree.at_ragged(lambda own: tree.map(lambda leaf: leaf[:0], own.values), found)
-    )
+def _first_difference(forms: dict[str, Any], others: dict[str, Any]) -> str:
+    """Return the first name, in alphabetical order, at which two dicts of forms differ."""
+    names = forms.keys() | others.keys()
+    return min(name for name in names if forms.get(name) != others.get(name))
+
+
+def _describe_form(form: Any) -> str:
+    """Return dtype and shape of a leaf in words."""
+    return f"{form[0]} {list(form[1])}" if form else "missing"
+
+
+def answer_form(answer: dict[str, Tree]) -> dict[str, Any]:
+    """Return dtype and shape of what a client found out, by name; of Ragged values without rows."""
+
+    def drop_rows(ragged: tree.Ragged) -> Tree:
+        return tree.map(lambda leaf: leaf[:0], ragged.values)
+
+    return tree.specs(tree.at_ragged(drop_rows, answer))
 
 
 def require_equal_forms(hook: str, forms: dict[int, dict[str, Any]]) -> None:
-    """Raise MethodError where a hook has answered one client in another form than the first of them."""
-    first, *others = sorted(forms)
-    for other in others:
-        one, own = forms[first], forms[other]
-        if one == own:
+    """Raise MethodError where a hook's answers for two clients differ in form."""
+    reference, *others = sorted(forms)
+    for client in others:
+        if forms[client] == forms[reference]:
             continue
-        name = min(name for name in one.keys() | own.keys() if one.get(name) != own.get(name))
-        was, now = (
-            f"{got[0]} {list(got[1])}" if got else "missing"
-            for got in (one.get(name), own.get(name))
-        )
+        name = _first_difference(forms[reference], forms[client])
+        reference_form = _describe_form(forms[reference].get(name))
+        form = _describe_form(forms[client].get(name))
         raise MethodError(
-            f"{hook} answers with other forms: {name} is {was} for client {first} and {now} for client {other}; answer "
-            "all alike, and where their first axis differs by tree.Ragged(values) (docs/design.md#a-method)"
+            f"{hook} answers with other forms: {name} is {reference_form} for client {reference} "
+            f"and {form} for client {client}; answer all alike, and where their first axis differs "
+            "by tree.Ragged(values) (docs/design.md#a-method)"
         )
 
 
 @dataclass(frozen=True)
 class CheckedHook:
-    """Ask a hook, and raise MethodError where it changes its arguments, looks at values it may not, or
-    breaks its rule.
+    """Call a hook, and raise MethodError where it breaks its rule.
+
+    So it does where the hook changes its arguments, or looks at values that it may not see.
     """
 
     hook: Callable[..., Any]
     name: str = field(compare=False)
     rule: HookRule = field(compare=False)
-    about: Expected = field(compare=False)
+    expected: Expected = field(compare=False)
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Return the hook's answer."""
-        if self.rule.often and self.name in self.about.seen:
-            return self.hook(*given)
-        self.about.seen.add(self.name)
+        if self.rule.often and self.name in self.expected.checked:
+            return self.hook(*arguments)
+        self.expected.checked.add(self.name)
         names = inspect.signature(self.hook).parameters
         trees = {
-            name: own
-            for name, own in zip(names, given, strict=False)
-            if isinstance(own, dict | Tensor)
+            name: argument
+            for name, argument in zip(names, arguments, strict=False)
+            if isinstance(argument, dict | Tensor)
         }
-        before = tensor_versions(trees)
+        old_versions = tensor_versions(trees)
+        answer = self._call_hook(arguments, trees)
+        require_unchanged(trees, old_versions, self.name)
         try:
-            answer = self.hook(*given)
-        except RuntimeError as error:
-            if not (instead := vmap_advice(error)):
-                raise
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise MethodError(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
-        except KeyError as error:
-            if not (instead := self._foreign()) or not isinstance(own := trees.get("params"), dict):
-                raise
-            has = f"the tree that is trained, which has {', '.join(own)}"
-            raise MethodError(f"{self.name} looks for {error} in {has}: {instead}") from error
-        require_unchanged(trees, before, self.name)
-        try:
-            fault = next(self.rule.faults(answer, self.about, *given), "")
+            fault = next(self.rule.faults(answer, self.expected, *arguments), "")
         except RecursionError:
             fault = "a tree that contains itself"
         if fault:
             raise MethodError(
-                f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)"
+                f"{self.name} returned {fault}; it must return {self.rule.must} "
+                "(docs/design.md#a-method)"
             )
-        return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
+        if self.rule.faults is _phases:
+            return [self._with_checked_functions(phase) for phase in answer]
+        return answer
 
-    def _foreign(self) -> str:
-        """Say what to override where FedAvg's hooks give others a tree that is not theirs; "" where
-        they do not.
-        """
-        default, hook = self.about.default, self.name.rpartition(".")[2]
-        if hook == "loss" and default("loss"):
+    def _call_hook(self, arguments: tuple[Any, ...], trees: dict[str, Any]) -> Any:
+        """Return the hook's answer, its errors explained where they are known."""
+        try:
+            return self.hook(*arguments)
+        except RuntimeError as error:
+            advice = vmap_advice(error)
+            if not advice:
+                raise
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise MethodError(f"{self.name} {advice} ({frame.filename}:{frame.lineno})") from error
+        except KeyError as error:
+            advice = self._advice_for_missing_entry()
+            params = trees.get("params")
+            if not advice or not isinstance(params, dict):
+                raise
+            raise MethodError(
+                f"{self.name} looks for {error} in the tree that is trained, which has "
+                f"{', '.join(params)}: {advice}"
+            ) from error
+
+    def _advice_for_missing_entry(self) -> str:
+        """Return what to override where FedAvg's hooks meet a tree that is not theirs, or ""."""
+        is_default = self.expected.default
+        hook_name = self.name.rpartition(".")[2]
+        if hook_name == "loss" and is_default("loss"):
             return "override `loss`, as FedAvg's asks `predict` of all that is trained"
-        if hook == "predict" and default("evaluated"):
+        if hook_name == "predict" and is_default("evaluated"):
             return "override `evaluated`, which returns the part of it that `predict` takes"
         return ""
 
-    def _functions(self, phase: Phase) -> Phase:
-        """A phase whose own functions are asked in the same way."""
-        new: dict[str, Any] = {}
-        for name, rule in {"loss": LOSS, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
-            if hook := getattr(phase, name):
-                of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
-                new[name] = CheckedHook(hook, of, rule, self.about)
-        return phase._replace(**new)
+    def _with_checked_functions(self, phase: Phase) -> Phase:
+        """Return a phase whose own functions are checked in the same way."""
+        method_name = type(self.expected.method).__name__
+        rules = {"loss": LOSS, "step": STEP, "after_gradient": AFTER_GRADIENT}
+        checked_functions: dict[str, Any] = {}
+        for key, rule in rules.items():
+            function = getattr(phase, key)
+            if function:
+                function_name = getattr(function, "__name__", "phases")
+                checked_functions[key] = CheckedHook(
+                    hook=function,
+                    name=f"{method_name}.{function_name} (Phase.{key})",
+                    rule=rule,
+                    expected=self.expected,
+                )
+        return phase._replace(**checked_functions)
 
 
-def tensor_versions(shown: Tree) -> dict[str, tuple[int, int]]:
+def tensor_versions(shown_trees: Tree) -> dict[str, tuple[int, int]]:
     """Return which tensors a method is shown, by name, and how often each was changed in place."""
     return {
         name: (id(leaf), leaf._version)
-        for name, leaf in tree.items(shown)
+        for name, leaf in tree.items(shown_trees)
         if isinstance(leaf, Tensor)
     }
 
 
-def require_unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
-    """Raise MethodError where what `who` is shown has other `versions` than before."""
-    if after := tensor_versions(shown).items() ^ before.items():
+def require_unchanged(
+    shown_trees: Tree, old_versions: dict[str, tuple[int, int]], name: str
+) -> None:
+    """Raise MethodError where `name` has changed a tree that it was shown in place."""
+    changes = tensor_versions(shown_trees).items() ^ old_versions.items()
+    if changes:
         raise MethodError(
-            f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given"
+            f"{name} changed its argument {min(changes)[0]} in place; return new trees, "
+            "leave those given"
         )
 
 
@@ -241,12 +286,14 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _tree(value: Any, about: Expected, *given: Any, at: str = "", ragged: bool = False) -> Faults:
+def _tree(
+    value: Any, expected: Expected, *arguments: Any, at: str = "", ragged: bool = False
+) -> Faults:
     """A tree has tensors for leaves, and strings for names. ragged: and may have what is Ragged,
     not completed yet.
     """
     if ragged and isinstance(value, tree.Ragged):
-        yield from _tree(value.values, about, at=at)
+        yield from _tree(value.values, expected, at=at)
         if len({leaf.shape[:1] or None for leaf in tree.leaves(value.values)} | {None}) != 2:
             yield f"{at} as tree.Ragged, whose leaves have no first axis of one length"
         return
@@ -259,19 +306,19 @@ def _tree(value: Any, about: Expected, *given: Any, at: str = "", ragged: bool =
     for name, own in value.items():
         if not isinstance(name, str):
             yield f"an entry named {name!r}, which is no string"
-        yield from _tree(own, about, at=f"{at}.{name}" if at else name, ragged=ragged)
+        yield from _tree(own, expected, at=f"{at}.{name}" if at else name, ragged=ragged)
 
 
-def _dict(value: Any, about: Expected, *given: Any) -> Faults:
+def _dict(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
-    yield from _tree(value, about)
+    yield from _tree(value, expected)
 
 
-def _found(value: Any, about: Expected, *given: Any) -> Faults:
+def _found(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
-    yield from _tree(value, about, ragged=True)
+    yield from _tree(value, expected, ragged=True)
 
 
 def _pair(value: Any) -> Faults:
@@ -279,80 +326,84 @@ def _pair(value: Any) -> Faults:
         yield _kind(value)
 
 
-def _model(value: Any, about: Expected, *given: Any) -> Faults:
+def _model(value: Any, expected: Expected, *arguments: Any) -> Faults:
     """Where FedAvg's `predict` has it, a tree holds the whole network."""
-    yield from _tree(value, about)
-    if about.net is not None:
+    yield from _tree(value, expected)
+    if expected.net is not None:
         named = value if isinstance(value, dict) else {}
-        for name, leaf in about.net.params.items():
+        for name, leaf in expected.net.params.items():
             if name not in named:
                 yield f"a model without the network's {name}"
             if named[name].shape != leaf.shape:
                 yield f"{name} of shape {list(named[name].shape)}, which the network has as {list(leaf.shape)}"
 
 
-def _start(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from (_model if about.default("evaluated", "predict", "loss") else _tree)(value, about)
+def _start(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from (_model if expected.default("evaluated", "predict", "loss") else _tree)(
+        value, expected
+    )
 
 
-def _judged(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from (_model if about.default("predict") else _tree)(value, about)
+def _judged(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from (_model if expected.default("predict") else _tree)(value, expected)
 
 
-def _states(value: Any, about: Expected, *given: Any) -> Faults:
+def _states(value: Any, expected: Expected, *arguments: Any) -> Faults:
     """The server's and a client's, or an upload and a client's."""
     yield from _pair(value)
-    yield from _tree(value[0], about)
-    yield from _dict(value[1], about)
+    yield from _tree(value[0], expected)
+    yield from _dict(value[1], expected)
 
 
-def _init(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from _states(value, about)
+def _init(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _states(value, expected)
     if known := [name for name in FACTS if name in value[1]]:
         yield f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave it out here"
 
 
 def _before_turn(
-    value: Any, about: Expected, server: Any, clients: dict[str, Tree], *given: Any
+    value: Any, expected: Expected, server: Any, clients: dict[str, Tree], *arguments: Any
 ) -> Faults:
-    yield from _dict(value, about)
+    yield from _dict(value, expected)
     cohort = len(clients["number"])
     for name, leaf in tree.items(value):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"{name} as a tensor {list(leaf.shape)} for {cohort} clients"
 
 
-def _finish(value: Any, about: Expected, *given: Any) -> Faults:
+def _finish(value: Any, expected: Expected, *arguments: Any) -> Faults:
     ragged: list[tree.Ragged] = []
-    yield from _states(value, about)
+    yield from _states(value, expected)
     tree.at_ragged(ragged.append, value[0])
     if ragged:
         yield "an upload with a tree.Ragged in it; what goes up has one form for all"
-    if about.client is not None and (
-        told := describe_form_change(persistent_entries(value[1], about.client), about.client)
+    if expected.client is not None and (
+        change := describe_form_change(
+            persistent_entries(value[1], expected.client), expected.client
+        )
     ):
-        yield f"a client state in another form than init's, {told}"
+        yield f"a client state in another form than init's, {change}"
 
 
-def _aggregate(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from _states(value, about)
-    cohort = len(given[4])
+def _aggregate(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _states(value, expected)
+    cohort = len(arguments[4])
     for name, leaf in tree.items(value[1]):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
 
 
-def _init_clients(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from _dict(value, about)
-    known = dict(tree.items(about.client))
+def _init_clients(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict(value, expected)
+    known = dict(tree.items(expected.client))
     for name, leaf in tree.items(value):
         if name not in known:
             yield f"{name}, which init's client state does not have"
-        if leaf.shape != (given[0], *known[name].shape):
-            yield f"{name} of shape {list(leaf.shape)} for {given[0]} clients that have {list(known[name].shape)} each"
+        if leaf.shape != (arguments[0], *known[name].shape):
+            yield f"{name} of shape {list(leaf.shape)} for {arguments[0]} clients that have {list(known[name].shape)} each"
 
 
-def _buffers(value: Any, about: Expected, *given: Any) -> Faults:
+def _buffers(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     for where in value.values():
@@ -361,15 +412,15 @@ def _buffers(value: Any, about: Expected, *given: Any) -> Faults:
 
 
 def _turns(
-    value: Any, about: Expected, played: int, cohort: list[int], clients: int, *given: Any
+    value: Any, expected: Expected, played: int, cohort: list[int], clients: int, *arguments: Any
 ) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
     for turn in value:
         if not isinstance(turn, Turn):
             yield f"a list with {_kind(turn)} in it"
-        if turn.survey and (told := argument_order_fault(turn.survey, ORDER["survey"])):
-            yield f"a turn whose survey takes {told}"
+        if turn.survey and (change := argument_order_fault(turn.survey, ORDER["survey"])):
+            yield f"a turn whose survey takes {change}"
         if wrong := [
             number
             for number in turn.clients
@@ -388,10 +439,10 @@ def _turns(
         yield "no turn in which clients train"
 
 
-def _phases(value: Any, about: Expected, *given: Any) -> Faults:
+def _phases(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
-    params = next(own for own in (*given[2:3], given[0]) if isinstance(own, dict | Tensor))
+    params = next(own for own in (*arguments[2:3], arguments[0]) if isinstance(own, dict | Tensor))
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
@@ -400,9 +451,9 @@ def _phases(value: Any, about: Expected, *given: Any) -> Faults:
                 yield f"a phase of {count!r} {name}"
         for name in ("loss", "step", "after_gradient"):
             if (asked := getattr(phase, name)) and (
-                told := argument_order_fault(asked, ORDER[name])
+                change := argument_order_fault(asked, ORDER[name])
             ):
-                yield f"a phase whose {name} takes {told}"
+                yield f"a phase whose {name} takes {change}"
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
             yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
@@ -425,7 +476,7 @@ def _mask(mask: Tree, params: Tree) -> Faults:
             yield f"a phase whose mask has shape {list(own.shape)} for {name}, which is {list(leaf.shape)}"
 
 
-def _scalar(value: Any, *given: Any) -> Faults:
+def _scalar(value: Any, *arguments: Any) -> Faults:
     if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
         yield _kind(value)
 
@@ -441,12 +492,12 @@ def _detached(value: Tensor, params: Tree) -> Faults:
 
 
 def _loss(
-    value: Any, about: Expected, server: Any, client: Any, net: Any, params: Tree, batch: Batch
+    value: Any, expected: Expected, server: Any, client: Any, net: Any, params: Tree, batch: Batch
 ) -> Faults:
     """A loss, and perhaps a tree of what is kept of each sample beside it."""
     if isinstance(value, tuple):
         yield from _pair(value)
-        yield from _tree(value[1], about)
+        yield from _tree(value[1], expected)
         for name, leaf in tree.items(value[1]):
             if not leaf.dim() or len(leaf) != len(batch.x):
                 yield f"beside the loss {_kind(leaf)} as {name or 'a tree'} for {len(batch.x)} samples"
@@ -455,53 +506,53 @@ def _loss(
     yield from _detached(value, params)
 
 
-def _step(value: Any, about: Expected, *given: Any) -> Faults:
+def _step(value: Any, expected: Expected, *arguments: Any) -> Faults:
     yield from _pair(value)
-    yield from _tree(value[0], about)
-    if told := describe_form_change(value[0], given[3]):
-        yield f"a trained tree in another form, {told}"
+    yield from _tree(value[0], expected)
+    if change := describe_form_change(value[0], arguments[3]):
+        yield f"a trained tree in another form, {change}"
     yield from _scalar(value[1])
 
 
-def _after_gradient(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from _dict(value, about)
-    if told := describe_form_change(value, given[1]):
-        yield f"a client state in another form, {told}"
+def _after_gradient(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict(value, expected)
+    if change := describe_form_change(value, arguments[1]):
+        yield f"a client state in another form, {change}"
 
 
-def _updated(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from _dict(value, about)
+def _updated(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict(value, expected)
     for role, own in value.items():
-        if role not in about.method.buffers():
+        if role not in expected.method.buffers():
             yield f"statistics of {role}, which `buffers` does not name"
         if wrong := [name for name, leaf in tree.items(own) if leaf.dtype != torch.bool]:
             yield f"{role}.{wrong[0]}, which is not bool"
-        if about.net is not None and (
-            wrong := sorted(dict(tree.items(own)).keys() ^ about.net.buffers.keys())
+        if expected.net is not None and (
+            wrong := sorted(dict(tree.items(own)).keys() ^ expected.net.buffers.keys())
         ):
             yield f"{role}.{wrong[0]} too many or too few"
 
 
-def _predict(value: Any, about: Expected, net: Any, params: Tree, batch: Batch) -> Faults:
-    if about.default("predict"):
+def _predict(value: Any, expected: Expected, net: Any, params: Tree, batch: Batch) -> Faults:
+    if expected.default("predict"):
         return  # what the network answers is no matter of the method
     yield from _detached(value, params) if isinstance(value, Tensor) else ()
     if (
         not isinstance(value, Tensor)
         or not value.is_floating_point()
-        or value.shape != (len(batch.x), about.classes)
+        or value.shape != (len(batch.x), expected.classes)
     ):
-        yield f"{_kind(value)} for {len(batch.x)} samples of {about.classes} classes"
+        yield f"{_kind(value)} for {len(batch.x)} samples of {expected.classes} classes"
 
 
-def _metrics(value: Any, about: Expected, *given: Any) -> Faults:
-    yield from _dict(value, about)
+def _metrics(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict(value, expected)
     for name, leaf in tree.items(value):
         if leaf.dim():
             yield f"{_kind(leaf)} as {name}"
 
 
-def _masks(value: Any, about: Expected, *given: Any) -> Faults:
+def _masks(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     for mask in value.values():
