@@ -47,62 +47,78 @@ from fedpfl.runner import dry_run, session, trials
 from fedpfl.runner.faults import EXIT_STATUS, TrialPruned, user_errors
 
 DRY_RUN = "--dry-run"
-_begun: list[bool] = []  # whether a job was reached
-_full: list[bool] = []  # whether the user asked for tracebacks
+_reached_jobs: list[bool] = []  # not empty once a job was reached
+_wants_tracebacks: list[bool] = []  # not empty where the user asked for tracebacks
 
 
 @hydra.main(config_path=CONF, config_name="train", version_base="1.3")
 def job(cfg: DictConfig) -> str | None:
-    """Run one job, alone or of a sweep; what a search gave up says so."""
-    _begun.append(True)
+    """Run one job, alone or of a sweep; one that a search gave up returns so."""
+    _reached_jobs.append(True)
     hydra_cfg = HydraConfig.get()
-    path, alone = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.RUN
+    path = Path(hydra_cfg.runtime.output_dir)
+    is_single_run = hydra_cfg.mode == RunMode.RUN
     try:
+        # ---- Step 1: what only the command line can get wrong.
         if hydra_cfg.job.chdir and ranks.is_launched_by_torchrun():
             raise FedpflError(
-                "hydra.job.chdir must be false under torchrun: one process alone has the run directory"
+                "hydra.job.chdir must be false under torchrun: one process alone has the run "
+                "directory"
             )
-        if alone and (dropped := overrides.find_dropped_sweeps(hydra_cfg)):
-            _one_run_of_several(hydra_cfg, dropped)
-        trial = None if alone else trials.find_trial(hydra_cfg.sweeper, hydra_cfg.job.num)
-        with user_errors(cfg, path, keep_traceback=bool(_full)):
+        trial = None
+        if is_single_run:
+            _check_dropped_sweeps(hydra_cfg)
+        else:
+            trial = trials.find_trial(hydra_cfg.sweeper, hydra_cfg.job.num)
+
+        # ---- Step 2: play the run, whose rounds a command does not look at.
+        with user_errors(cfg, path, keep_traceback=bool(_wants_tracebacks)):
             require_run_directory(cfg, path)
             experiment = hydra_cfg.runtime.choices.get("experiment")
             for _ in session.play_session(cfg, path, experiment=experiment, trial=trial):
                 pass
     except TrialPruned:
         return trials.PRUNED
-    except FedpflError as fault:
-        if alone:
-            _give_up(fault)
+    except FedpflError as error:
+        if is_single_run:
+            _give_up(error)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
         if not console.run_label.get():  # else the sweeper tells
-            _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
-        raise fault from None
+            _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {error}")
+        raise error from None
     except Exception:
         if ranks.should_report_error():
             raise
         sys.exit(1)
     finally:
         # A single run's begin was noted; in a sweep Hydra has made this folder.
-        tidy.remove_empty_directories(path, otherwise=None if alone else Path(hydra_cfg.sweep.dir))
+        sweep_folder = None if is_single_run else Path(hydra_cfg.sweep.dir)
+        tidy.remove_empty_directories(path, otherwise=sweep_folder)
     return None
 
 
-def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
-    """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run
-    is asked for.
+def _check_dropped_sweeps(hydra_cfg: HydraConf) -> None:
+    """Say which keys an experiment sets for a sweep's jobs alone.
+
+    Raises:
+        FedpflError: unless one run is asked for.
     """
-    name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
-    source = f"experiment={name}" if name else "the configuration"
+    dropped_keys = overrides.find_dropped_sweeps(hydra_cfg)
+    if not dropped_keys:
+        return
+    experiment = hydra_cfg.runtime.choices.get("experiment")
+    source = f"experiment={experiment}" if experiment else "the configuration"
+    keys_text = ", ".join(dropped_keys)
     if "hydra.mode=RUN" not in sys.argv:  # Hydra's own record of the command always has it
-        each = " ".join(f"{key}=..." for key in dropped)
+        values_text = " ".join(f"{key}=..." for key in dropped_keys)
         raise FedpflError(
-            f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
+            f"{source} sweeps over {keys_text}, and this is one run: add -m, or give one value of "
+            f"each: {values_text}"
         )
     if ranks.is_main_process():
         print_notice(
-            f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it"
+            f"{source} sweeps over {keys_text}, which this one run (hydra.mode=RUN) has as they "
+            "are without it"
         )
 
 
@@ -111,10 +127,10 @@ def _give_up(error: Exception) -> NoReturn:
     sys.exit(EXIT_STATUS.get(type(error), 2))
 
 
-def _rehearse(words: Sequence[str]) -> None:
+def _rehearse(arguments: Sequence[str]) -> None:
     """Say what a command would run, and run nothing."""
     try:
-        dry_run.print_dry_run(words)
+        dry_run.print_dry_run(arguments)
     except FedpflError as error:
         _give_up(error)
 
@@ -124,9 +140,9 @@ def _tell(text: str) -> None:
         print_notice(text)
 
 
-def run_command(words: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """Do as the command line with these words, and return its exit status."""
-    sys.argv[1:] = words
+    sys.argv[1:] = arguments
     try:
         main()
     except SystemExit as end:
@@ -137,30 +153,32 @@ def run_command(words: Sequence[str]) -> int:
 def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
     interrupts.install_handler(interrupts.raise_interrupt)
-    _begun.clear()
+    _reached_jobs.clear()
     try:
         register_resolver()
         logging.captureWarnings(True)
-        _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
+        _wants_tracebacks[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
         ranks.join_process_group()
         is_dry_run = DRY_RUN in sys.argv
         sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
         try:
-            words = overrides.move_options_first(sys.argv[1:])
+            arguments = overrides.move_options_first(sys.argv[1:])
             plugins.load_plugins(
-                overrides.read_list_value(words, "plugins")
+                overrides.read_list_value(arguments, "plugins")
             )  # so that Hydra knows what they add
         except FedpflError as error:
             _give_up(error)
-        if {"-h", "--help"} & {*words}:
-            print(help_page.format_help(words))
+        if {"-h", "--help"} & {*arguments}:
+            print(help_page.format_help(arguments))
             return
-        words = overrides.adapt_for_sweeps(words, GROUPS)
+        arguments = overrides.adapt_for_sweeps(arguments, GROUPS)
         if is_dry_run:
-            _rehearse(words)
+            _rehearse(arguments)
             return
-        sys.argv[1:] = words if ranks.is_main_process() else overrides.disable_hydra_files(words)
+        sys.argv[1:] = (
+            arguments if ranks.is_main_process() else overrides.disable_hydra_files(arguments)
+        )
         job()
         ranks.leave_process_group()
     except FedpflError as error:  # from a sweep; its lines are told
@@ -168,7 +186,7 @@ def main() -> None:
     except KeyboardInterrupt as error:
         interrupts.exit_interrupted(error, _tell)
     except Exception as error:
-        if _begun and not isinstance(error, HydraException | OmegaConfBaseException):
+        if _reached_jobs and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
         # Composing the configuration and making the directory: the command line's faults, which
         # Hydra may not name.
