@@ -183,15 +183,7 @@ def play_round(
 
         # ---- Step 5: statistics and early stopping follow those who took part.
         state = _store_statistics(state, trained)
-        if setup.stopping and state.stopping:
-            stopped = update_stopping(
-                stopping=setup.stopping,
-                state=state,
-                federation=setup.federation,
-                clients=trained.clients,
-                participation=trained.participation,
-            )
-            state = replace(state, stopping=stopped)
+        state = _stop_clients(setup, state, trained)
         results.append(_make_turn_result(state, trained, load, client_states))
 
     # ---- Step 6: what happened, in the cohort's order.
@@ -477,7 +469,21 @@ def _store_statistics(state: State, trained: _TrainedTurn) -> State:
     return replace(state, server_buffers=shared_statistics)
 
 
-# ---- what is told of a round
+def _stop_clients(setup: RoundSetup, state: State, trained: _TrainedTurn) -> State:
+    """Return the state after early stopping has looked at those who took part."""
+    if not setup.stopping or not state.stopping:
+        return state
+    stopping_state = update_stopping(
+        stopping=setup.stopping,
+        state=state,
+        federation=setup.federation,
+        clients=trained.clients,
+        participation=trained.participation,
+    )
+    return replace(state, stopping=stopping_state)
+
+
+# ---- the outcome of a round
 
 
 def empty_outcome(metrics: Iterable[str]) -> Outcome:
