@@ -96,9 +96,9 @@ def test_of_what_processes_collect_so_many_clients_are_compared(
     state = record_rounds(method, tiny(), make_federation(), COHORTS)[0][-1]
     state.rows.is_stored_here = lambda client: True
     given: list[Any] = []
-    monkeypatch.setattr(masks.ranks, "collect", lambda own: given.extend(own) or own)
+    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given.extend(own) or own)
     whole = engine.compare_masks(method, state)
-    monkeypatch.setattr(masks.ranks, "collect", lambda own: given[1::2] + given[::2])
+    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given[1::2] + given[::2])
     assert engine.compare_masks(method, state) == whole
     monkeypatch.setattr(masks, "MOST", 3)
     assert engine.compare_masks(method, state)["clients"] == TOOK_PART[:3]
