@@ -53,6 +53,16 @@ def test_what_is_packed_comes_back(share: float):
     )
 
 
+@pytest.mark.parametrize("unselected", [0, 1, 2, 11])
+def test_every_selection_of_few_entries_comes_back(unselected: int):
+    values = {"w": torch.arange(1.0, 13.0)}
+    sent = {"masked": Masked(values, {"w": torch.arange(12) >= unselected})}
+    _, found = wire.unpack_message(wire.pack_message({}, sent))
+    assert torch.equal(
+        tree.unmask_received(found["masked"])["w"], tree.unmask_received(sent["masked"])["w"]
+    )
+
+
 def assert_bits(found, known):
     for own, other in zip(found, known, strict=True):
         assert (own.dtype, own.shape, 0 in own.stride()) == (

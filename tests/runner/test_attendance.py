@@ -176,8 +176,8 @@ def told_in(counts, rounds):
     """The rounds after which something is told, and what."""
     said = {}
     for number, (cohort, trained, drawn, columns) in enumerate(rounds, 1):
-        counts.count(outcome(cohort, trained), drawn, columns)
-        for line in counts.warning(number == len(rounds)):
+        counts.count_round(outcome(cohort, trained), drawn, columns)
+        for line in counts.make_warnings(number == len(rounds)):
             said[number] = line
     return said
 
