@@ -62,6 +62,18 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
             shared_words.append(word)
 
     # ---- Step 2: what can be refused before anything runs.
+    _require_searchable(methods, shared_words)
+    return TuningRequest(
+        methods=list(dict.fromkeys(methods)),
+        trials=counts["trials"],
+        seeds=counts["seeds"],
+        folder=folder,
+        shared_words=shared_words,
+    )
+
+
+def _require_searchable(methods: Sequence[str], shared_words: Sequence[str]) -> None:
+    """Refuse unknown methods, and words that say what the search says itself. Raises FedpflError."""
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
     plugins.load_plugins(overrides.read_list_value(shared_words, "plugins"))
@@ -78,13 +90,6 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
             raise FedpflError(
                 f"{word}: tune searches with one seed, and takes the next ones to judge by"
             )
-    return TuningRequest(
-        methods=list(dict.fromkeys(methods)),
-        trials=counts["trials"],
-        seeds=counts["seeds"],
-        folder=folder,
-        shared_words=shared_words,
-    )
 
 
 def run_or_exit(options: Sequence[str], words: Sequence[str], accepted_status: int = 0) -> None:

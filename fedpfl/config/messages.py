@@ -47,14 +47,8 @@ def format_error(error: Exception) -> str:
         return text
     if ours := _find_own_message(error):
         return ours
-    if isinstance(error, MissingConfigException):
-        group, name = _group_and_choice(str(error.missing_cfg_file))
-        extra = next((extra for start, extra in EXTRAS.items() if name.startswith(start)), "")
-        if group == "hydra/launcher" and extra:
-            return f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
-        # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
-        if known := list_choices(group) or error.options:
-            return f"{group} must be {choices_text(known, name)}"
+    if isinstance(error, MissingConfigException) and (missing := _explain_missing_choice(error)):
+        return missing
     if isinstance(error, OverrideParseException):
         return _explain_unreadable(str(error.override), text)
     if swept := re.match(
@@ -69,7 +63,29 @@ def format_error(error: Exception) -> str:
         if match := re.match(pattern, text):
             return match.expand(words)
     if isinstance(error, OSError) and error.filename:
-        return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
+        return (
+            f"cannot make {error.filename}: {error.strerror}; "
+            "choose another place with hydra.run.dir=..."
+        )
+    return _strip_noise(error)
+
+
+def _explain_missing_choice(error: MissingConfigException) -> str:
+    """Return what a group has to choose from, or which package is missing; "" if unknown."""
+    group, name = _group_and_choice(str(error.missing_cfg_file))
+    extra = next((extra for start, extra in EXTRAS.items() if name.startswith(start)), "")
+    if group == "hydra/launcher" and extra:
+        return (
+            f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
+        )
+    # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
+    known = list_choices(group) or error.options
+    return f"{group} must be {choices_text(known, name)}" if known else ""
+
+
+def _strip_noise(error: Exception) -> str:
+    """Return a message of Hydra's or OmegaConf's on one line, without what helps nobody."""
+    text, cause = str(error), error.__cause__
     if isinstance(cause, OmegaConfBaseException):
         text = f"{text}\n{cause}"
     if text.startswith("RecursionError raised while resolving interpolation"):

@@ -87,7 +87,7 @@ class Experiment(NamedTuple):
     skipped: list[str]
 
 
-def write_pages(
+def write_pages(  # noqa: PLR0913 - its arguments are words of the command line
     roots: Sequence[Path],
     out: Path,
     select: str = "last",

@@ -399,7 +399,7 @@ def poison_unsent(method: Method, first: Tree, server: Tree, client: dict[str, T
     )
 
 
-def take_first_step(
+def take_first_step(  # noqa: PLR0913 - what one step needs
     method: Method,
     phase: Any,
     bound: Any,

@@ -135,7 +135,7 @@ def as_engine(name: Engine | str) -> Engine:
     return Engine(backend, precision=precision or "fp32")  # type: ignore[arg-type]
 
 
-def play_rounds(
+def play_rounds(  # noqa: PLR0913 - what one step needs
     method: Method,
     net: Net,
     federation: Federation,
@@ -164,7 +164,7 @@ def play_rounds(
     return states, outcomes
 
 
-def participate(
+def participate(  # noqa: PLR0913 - what one step needs
     method: Method,
     net: Net,
     federation: Federation,

@@ -43,7 +43,7 @@ DATA_SETS = find_readers()
 """The reader of each data set. Its arguments beside the Source are the data set's options."""
 
 
-def load_samples(
+def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     name: str,
     data_dir: Path,
     *,

@@ -21,7 +21,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 
-def groups(
+def groups(  # noqa: PLR0913 - its arguments are keys of the configuration
     y: np.ndarray,
     clients: int,
     seed: int,
@@ -124,7 +124,7 @@ def _choose_groups(
     return large_groups
 
 
-def shuffled_shards(
+def shuffled_shards(  # noqa: PLR0913 - its arguments are keys of the configuration
     y: np.ndarray,
     clients: int,
     seed: int,

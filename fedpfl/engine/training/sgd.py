@@ -488,7 +488,7 @@ def _minibatches_per_epoch(samples: int, batch_size: int) -> int:
     return samples // batch_size + (samples % batch_size > 1)
 
 
-def plan_steps(
+def plan_steps(  # noqa: PLR0913 - what one step needs
     phase: Phase,
     epochs: range,
     batch_size: int,
