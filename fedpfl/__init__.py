@@ -19,7 +19,8 @@ if (
     find_spec("hydra") is None
 ):  # the first command in a clone, given to another Python than its environment's
     raise ModuleNotFoundError(
-        f"{sys.executable} lacks packages that fedpfl needs; in a clone give `make setup`, then use .venv/bin/python",
+        f"{sys.executable} lacks packages that fedpfl needs; in a clone give `make setup`, then use"
+        " .venv/bin/python",
         name=__name__,  # by which `python -m` makes one line of it
     )
 

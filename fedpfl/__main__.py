@@ -43,7 +43,8 @@ def main() -> None:
         runpy.run_module(f"fedpfl.{name}", run_name="__main__", alter_sys=True)
     else:
         _refuse(
-            f"{name or 'an empty word'} is no command; there are {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}"
+            f"{name or 'an empty word'} is no command; there are"
+            f" {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}"
         )
 
 

@@ -39,20 +39,31 @@ def main(words: list[str] | None = None) -> int:
     """Print, for each choice, a line for each promise; return the exit status."""
     parser = Parser(
         prog="fedpfl check",
-        description="Try methods, models, data sets and partitions, your own or built-in ones, for what they must keep "
-        "to. A line for each promise: ok, or what is wrong, by how much, and what to do.",
-        epilog="Examples: fedpfl check mine.py; fedpfl check mine.py partition=equal dataset=stripes; fedpfl check "
-        "dataset=npz path=mine.npz",
+        description=(
+            "Try methods, models, data sets and partitions, your own or built-in ones, for what"
+            " they must keep to. A line for each promise: ok, or what is wrong, by how much, and"
+            " what to do."
+        ),
+        epilog=(
+            "Examples: fedpfl check mine.py; fedpfl check mine.py partition=equal dataset=stripes;"
+            " fedpfl check dataset=npz path=mine.npz"
+        ),
     )
     parser.add_argument(
         "what",
-        help="a Python file (docs/extend.md), or a name of fedpfl's own, where need be as dataset=NAME",
+        help=(
+            "a Python file (docs/extend.md), or a name of fedpfl's own, where need be as"
+            " dataset=NAME"
+        ),
     )
     parser.add_argument(
         "values",
         nargs="*",
         metavar="KEY=VALUE",
-        help="options in place of the defaults; method=NAME, model=NAME, dataset=NAME or partition=NAME try this alone",
+        help=(
+            "options in place of the defaults; method=NAME, model=NAME, dataset=NAME or"
+            " partition=NAME try this alone"
+        ),
     )
     parser.add_argument(
         "--quick", action="store_true", help="on one of the backends, and in this process alone"
@@ -137,7 +148,8 @@ def _find_choice(word: str) -> Choice:
     if not kinds:
         every = {name for group in REGISTRIES for name in choice_names(group)}
         raise FedpflError(
-            f"{word} is no file, and no method, model, data set or partition{did_you_mean(word, every)}"
+            f"{word} is no file, and no method, model, data set or"
+            f" partition{did_you_mean(word, every)}"
         )
     if len(kinds) > 1:
         either = " and ".join(KIND_TITLES[group] for group in kinds)

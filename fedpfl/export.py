@@ -94,7 +94,8 @@ def _app(folder: Path, words: Sequence[str]) -> int:
         print_notice(error)
         return 2
     print(
-        f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your SuperLink"
+        f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your"
+        " SuperLink"
     )
     return 0
 

@@ -43,7 +43,8 @@ class LockstepLauncher(Launcher):
             raise ValueError(f"hydra.launcher.jobs must be 1 or more, got {self._jobs}")
         if config.hydra.job.chdir:
             raise ValueError(
-                "hydra.job.chdir must be false with hydra/launcher=lockstep, whose jobs share a process"
+                "hydra.job.chdir must be false with hydra/launcher=lockstep, whose jobs share a"
+                " process"
             )
         self._context = hydra_context
         self._task = task_function

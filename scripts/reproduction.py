@@ -28,7 +28,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE, FIGURE = DOCS / "reproduction.md", DOCS / "figures" / "public_logs.png"
 BEGIN, END = "<!-- {}: made by scripts/reproduction.py -->", "<!-- to here -->"
 HALVES = {"accuracy_pooled": "before fine-tuning", "ft_accuracy_pooled": "fine-tuned"}
-FIFTY = "FedOBP FedAvg FedPer FLOCO FedRep LG-FedAvg Local-Only pFedFDA APFL FedALA FLUTE FedDPA FedRoD FedPAC Ditto"
+FIFTY = (
+    "FedOBP FedAvg FedPer FLOCO FedRep LG-FedAvg Local-Only pFedFDA APFL FedALA FLUTE FedDPA FedRoD"
+    " FedPAC Ditto"
+)
 CALLED = {
     "FedAvg (momentum=0.7)": "FedAvg",
     "FedAvg (momentum=0.0)": "FedAvg, momentum 0",

@@ -358,7 +358,8 @@ def in_turns(task: Task, names: list[str], repeats: int, limit: float, out: Path
                     program = peer.program(task, method)
                     row |= {"lines": program.lines, **measured(program, told, limit)}
                     print(
-                        f"{peer.name}, {method}: {row['seconds']:.2f} s a round, {row['accuracy']:.2f} %",
+                        f"{peer.name}, {method}: {row['seconds']:.2f} s a round,"
+                        f" {row['accuracy']:.2f} %",
                         flush=True,
                     )
                 except Failed as error:
@@ -388,7 +389,10 @@ def table(results: Path) -> str:
         rows = list(csv.DictReader(file))
     first, loads = rows[0], sorted(float(row["load"]) for row in rows)
     where = f"{first['cores']} cores, {first['machine']}, {first['device']}, torch {first['torch']}"
-    head = f"Measured on {first['date']} ({where}, Python {first['python']}), {first['rounds']} rounds, "
+    head = (
+        f"Measured on {first['date']} ({where}, Python {first['python']}), {first['rounds']}"
+        " rounds, "
+    )
     head += (
         f"load before a process {loads[0]:.1f} to {loads[-1]:.1f}; medians, least and greatest.\n\n"
     )

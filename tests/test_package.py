@@ -108,8 +108,10 @@ AGAIN = ("fedpfl.train", "fedpfl.check")
         (
             ("trian",),
             2,
-            "fedpfl: trian is no command; there are train, check, report, export, federate, board, tune; "
-            "did you mean train?",
+            (
+                "fedpfl: trian is no command; there are train, check, report, export, federate,"
+                " board, tune; did you mean train?"
+            ),
         ),
         (("-sc",), 2, "fedpfl: -sc takes one of install=bash"),
         (("-sc", "install=tcsh"), 2, "fedpfl: -sc takes one of install=bash"),
@@ -257,7 +259,10 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     run(program, "export", path, "models", cwd=tmp_path)
     assert "  all is kept" in run(program, "check", ROOT / "docs/mine.py", "--quick", cwd=tmp_path)
     assert len([*tmp_path.glob("models/client*.pt")]) == 4
-    code = f"import fedpfl; print(fedpfl.run('method=fedobp', {', '.join(map(repr, TINY))}, progress=False).status)"
+    code = (
+        f"import fedpfl; print(fedpfl.run('method=fedobp', {', '.join(map(repr, TINY))},"
+        " progress=False).status)"
+    )
     assert run(installed / "python", "-c", code, cwd=tmp_path).splitlines()[-1] == "finished"
 
 

@@ -144,12 +144,14 @@ def _read_seeds(word: str) -> list[int]:
         or len(seeds) > MOST_SEEDS
     ):
         raise FedpflError(
-            f"the row's command must end in seed=NUMBER,NUMBER,... (at most {MOST_SEEDS}), got {word!r}"
+            f"the row's command must end in seed=NUMBER,NUMBER,... (at most {MOST_SEEDS}), got"
+            f" {word!r}"
         )
     return [int(seed) for seed in seeds]
 
 
 def _refusal(word: str, why: str) -> FedpflError:
     return FedpflError(
-        f"the row's command is not run: {word!r} {why}; a row may hold known keys and groups with plain values alone"
+        f"the row's command is not run: {word!r} {why}; a row may hold known keys and groups with"
+        " plain values alone"
     )

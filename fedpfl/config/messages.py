@@ -26,11 +26,16 @@ NOISE = (
 )
 """How lines of Hydra's and OmegaConf's messages begin that help nobody."""
 KNOWN = {
-    r"Multiple values for (.*?)\. To override": r"\1 has a value, which \1=... replaces; leave out the +",
-    "Input config does not have a `_target_` field": "hydra.launcher and hydra.sweeper are groups of keys; choose by "
-    "hydra/launcher=... and hydra/sweeper=...",
-    ".* does not support sweep type": "interval is no sweep over values; name them, as in seed=1,2,3 or "
-    "seed=range(1,4)",
+    r"Multiple values for (.*?)\. To override": (
+        r"\1 has a value, which \1=... replaces; leave out the +"
+    ),
+    "Input config does not have a `_target_` field": (
+        "hydra.launcher and hydra.sweeper are groups of keys; choose by "
+        "hydra/launcher=... and hydra/sweeper=..."
+    ),
+    ".* does not support sweep type": (
+        "interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)"
+    ),
 }
 """What to say instead of messages of Hydra's that begin so."""
 HIDDEN_KEYS = ("name", "title", "groups", "table")

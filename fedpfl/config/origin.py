@@ -85,17 +85,24 @@ def trace_origin(
     count, total = int(leaked.sum()), len(evaluated_hashes)
     if count and not overlap:
         raise FedpflError(
-            f"model.weights: {weights.path} was trained on {count:,} of the {total:,} samples that are tested or "
-            "held out here, so that accuracies would flatter; give the seed, partition, validation and unseen that "
-            "it had, or model.overlap=true, which goes on and says so in tables"
+            f"model.weights: {weights.path} was trained on {count:,} of the {total:,} samples that"
+            " are tested or held out here, so that accuracies would flatter; give the seed,"
+            " partition, validation and unseen that it had, or model.overlap=true, which goes on"
+            " and says so in tables"
         )
     line_text = (
         f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
     )
     caveat = ""
     if count:
-        caveat = f"{weights.path} was trained on {count:,} of the {total:,} samples that are tested or held out here"
-        line_text = f"it {caveat.removeprefix(weights.path).strip()}: accuracies flatter (model.overlap=true)"
+        caveat = (
+            f"{weights.path} was trained on {count:,} of the {total:,} samples that are tested or"
+            " held out here"
+        )
+        line_text = (
+            f"it {caveat.removeprefix(weights.path).strip()}: accuracies flatter"
+            " (model.overlap=true)"
+        )
     elif source.unrecorded:
         names = _list_names(source.unrecorded)
         caveat = (
@@ -112,13 +119,15 @@ def _check_privacy(place: str, source: Provenance, everybody: np.ndarray, privac
     seen_count = int(source.are_seen(everybody).sum())
     if seen_count:
         raise FedpflError(
-            f"privacy=client: model.weights={place} was trained on {seen_count:,} samples of these clients, and gives them "
-            "away beyond what is accounted for; start from public weights, or go on with a private run by extend"
+            f"privacy=client: model.weights={place} was trained on {seen_count:,} samples of these"
+            " clients, and gives them away beyond what is accounted for; start from public"
+            " weights, or go on with a private run by extend"
         )
     if source.unrecorded and not privacy.public_weights:
         raise FedpflError(
-            f"privacy=client: nobody knows whether {_list_names(source.unrecorded)} was trained on samples of these "
-            "clients; where you know that it was not, privacy.public_weights=true"
+            f"privacy=client: nobody knows whether {_list_names(source.unrecorded)} was trained on"
+            " samples of these clients; where you know that it was not,"
+            " privacy.public_weights=true"
         )
 
 

@@ -195,8 +195,8 @@ def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
     epochs = local.get("epochs")
     if isinstance(epochs, float) and epochs > 0 and epochs % 1:
         raise FedpflError(
-            f"local.epochs must be a whole number or null, got {epochs}; to train less than an epoch, "
-            "count minibatches: local.epochs=null local.steps=..."
+            f"local.epochs must be a whole number or null, got {epochs}; to train less than an"
+            " epoch, count minibatches: local.epochs=null local.steps=..."
         )
 
 
@@ -410,8 +410,8 @@ def _note_unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
         return []
     count = len(samples.group_names) or int(samples.groups.max()) + 1
     return [
-        f"partition: the samples are from {count:,} groups (persons, sites or domains), and partition={scheme} mixes "
-        "them; partition=groups makes clients of them"
+        f"partition: the samples are from {count:,} groups (persons, sites or domains), and"
+        f" partition={scheme} mixes them; partition=groups makes clients of them"
     ]
 
 
@@ -470,7 +470,8 @@ def _make_privacy(
             method.server_sees, "more"
         )
         raise FedpflError(
-            f"{name}: its server would see {sees}, not a {SEES[0]} alone, which is all that is protected"
+            f"{name}: its server would see {sees}, not a {SEES[0]} alone, which is all that is"
+            " protected"
         )
     if stopping.early:
         raise FedpflError(
@@ -478,11 +479,13 @@ def _make_privacy(
         )
     if settings.validation:
         raise FedpflError(
-            f"{also} what is chosen by held-out samples gives them away, unaccounted; use validation=0"
+            f"{also} what is chosen by held-out samples gives them away, unaccounted; use"
+            " validation=0"
         )
     if own.sampling == "poisson" and type(method).aggregate is not Method.aggregate:
         raise FedpflError(
-            f"{name}: its server may go by how many clients take part, which privacy.sampling=poisson hides; use fixed"
+            f"{name}: its server may go by how many clients take part, which"
+            " privacy.sampling=poisson hides; use fixed"
         )
     own.check_clients(settings.clients - settings.newcomers)
     return own
@@ -497,8 +500,8 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Non
         return None
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
-            "privacy=client: the server would average BatchNorm statistics as they are; use method.statistics=local, "
-            "or a network without BatchNorm"
+            "privacy=client: the server would average BatchNorm statistics as they are; use"
+            " method.statistics=local, or a network without BatchNorm"
         )
     server, client = method.init(net.params, net.parts)
     engine.untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
@@ -620,8 +623,9 @@ def require_run_directory(cfg: DictConfig, path: Path) -> None:
         values: Any = OmegaConf.to_container(cfg)
         asking = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
         raise FedpflError(
-            f"{', '.join(asking) or 'where the run belongs'}: where the run belongs follows from its keys, and one of "
-            "them asks Hydra (${hydra:...}) for what is not known then; give it a plain value, or set hydra.run.dir"
+            f"{', '.join(asking) or 'where the run belongs'}: where the run belongs follows from"
+            " its keys, and one of them asks Hydra (${hydra:...}) for what is not known then;"
+            " give it a plain value, or set hydra.run.dir"
         )
 
 
@@ -651,8 +655,8 @@ def register_resolver() -> None:
     def subdir(*, _root_: DictConfig, _node_: Node) -> str:
         if inside.get() or OmegaConf.select(_root_, "hydra") is None:
             raise FedpflError(
-                f"{_node_._get_full_key(None)}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of "
-                "them may ask for it"
+                f"{_node_._get_full_key(None)}: ${{fedpfl.run_subdir:}} follows from all keys of"
+                " the run, so none of them may ask for it"
             )
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
         token = inside.set(True)

@@ -109,7 +109,8 @@ def load_plugins(files: Iterable[str]) -> list[str]:
         if not any(added.values()) and not _callbacks(path):
             known = ", ".join(PLUGIN_KINDS)
             raise FedpflError(
-                f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values, or a list CALLBACKS"
+                f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values,"
+                " or a list CALLBACKS"
             )
         for name, choices in added.items():
             for key, value in choices.items():
@@ -271,7 +272,8 @@ def check_search_space(space: Any) -> dict[str, Any]:
     """
     if not isinstance(space, Mapping):
         raise FedpflError(
-            f"a search space must be of keys and values such as method.mu: choice(0.1, 1), got {space!r}"
+            "a search space must be of keys and values such as method.mu: choice(0.1, 1), got"
+            f" {space!r}"
         )
     for key, text in space.items():
         if key == LIMITS:
@@ -298,7 +300,8 @@ def _require_limits(limits: Any) -> None:
     for kind, _, bound in bounds:
         if kind not in COMPARISONS or not (bound in ("layers", "epochs") or bound.isdecimal()):
             raise FedpflError(
-                f"{LIMITS}: must be such as 'above 0, below layers', got {f'{kind} {bound}'.strip()!r}"
+                f"{LIMITS}: must be such as 'above 0, below layers', got"
+                f" {f'{kind} {bound}'.strip()!r}"
             )
 
 
@@ -306,7 +309,8 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
     """Let `tune` search the keys that a plugin names of its methods. Raises FedpflError."""
     if not isinstance(spaces, Mapping):
         raise FedpflError(
-            f"plugins: {file}: SPACES must be a dictionary of methods' names and spaces, got {spaces!r}"
+            f"plugins: {file}: SPACES must be a dictionary of methods' names and spaces, got"
+            f" {spaces!r}"
         )
     for name, space in spaces.items():
         if name not in methods:
@@ -322,11 +326,13 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
 def _default_values(kind: Kind, value: Any) -> dict[str, Any]:
     """Return what it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
     return {
-        key: "???"
-        if one.default is one.empty
-        else list(one.default)
-        if isinstance(one.default, tuple)
-        else one.default
+        key: (
+            "???"
+            if one.default is one.empty
+            else list(one.default)
+            if isinstance(one.default, tuple)
+            else one.default
+        )
         for key, one in inspect.signature(value).parameters.items()
         if key not in kind.given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }

@@ -41,8 +41,8 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
             f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items()
         )
         raise FedpflError(
-            f"{group_values.get('title') or f'{group}.table'} has no {key} for dataset {name} with alpha {alpha}; "
-            f"it has {available}; set {group}.{key}=..."
+            f"{group_values.get('title') or f'{group}.table'} has no {key} for dataset {name} with"
+            f" alpha {alpha}; it has {available}; set {group}.{key}=..."
         )
     return value
 

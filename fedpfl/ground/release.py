@@ -29,8 +29,8 @@ def require_readable(folder: Path, summary: Mapping[str, Any]) -> None:
         if numbers and (int(numbers[1]), int(numbers[2])) >= OLDEST_READABLE:
             continue
         raise FedpflError(
-            f"{folder}: fedpfl {version} wrote this run, and fedpfl {__version__} does not read it; "
-            f"use fedpfl {version}, or run it anew with restart=true"
+            f"{folder}: fedpfl {version} wrote this run, and fedpfl {__version__} does not read it;"
+            f" use fedpfl {version}, or run it anew with restart=true"
         )
 
 

@@ -194,7 +194,10 @@ def _trace_head(
         trace = Trace([], "", error_text(error, with_class=True)[:120])
     facts: dict[str, Any] = {"order": tuple(trace.order), "head_layer": trace.head}
     if trace.unclear:
-        message = f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by model.head=NAME"
+        message = (
+            f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by"
+            " model.head=NAME"
+        )
         facts["unclear"] = message
     return facts
 

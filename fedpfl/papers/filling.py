@@ -284,8 +284,8 @@ def _notes(filled: FilledCells) -> Iterator[str]:
     yield from filled.empty_notes(_distinct(filled.part_groups[part] for part in empty_parts))
     if filled.ambiguous_titles:
         yield (
-            f"Several configurations fit {join_few(filled.ambiguous_titles)}; shown is the one nearest "
-            "to the paper's, then the longest."
+            f"Several configurations fit {join_few(filled.ambiguous_titles)}; shown is the one"
+            " nearest to the paper's, then the longest."
         )
     if filled.unfinished:
         progress = join_few(dict.fromkeys(filled.unfinished.values()))
@@ -369,8 +369,9 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
     # ---- Say how it went
     label = filled.layout.rows[last_row].label
     if not seed_counts:
-        return different_cells, (
-            f"No paired test against {label}: no two of its seeds were run with another method."
+        return (
+            different_cells,
+            f"No paired test against {label}: no two of its seeds were run with another method.",
         )
     test_title = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
     fewest, most = min(seed_counts), max(seed_counts)
@@ -378,9 +379,12 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
     warning = ""
     if fewest < MIN_PAIRS[test]:
         warning = f" (never met with fewer than {MIN_PAIRS[test]})"
-    return different_cells, (
-        f"† differs from {label}: paired {test_title} over {seeds_text} seeds, "
-        f"p < {SIGNIFICANCE}{warning}, not corrected for many."
+    return (
+        different_cells,
+        (
+            f"† differs from {label}: paired {test_title} over {seeds_text} seeds, "
+            f"p < {SIGNIFICANCE}{warning}, not corrected for many."
+        ),
     )
 
 

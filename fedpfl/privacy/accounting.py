@@ -70,9 +70,9 @@ class Account:
             > privacy.epsilon
         ):
             raise FedpflError(
-                f"privacy.epsilon={privacy.epsilon:g} (delta {self.delta:.2g}) is out of reach in {self.rounds} rounds of "
-                f"{self.cohort:g} of {self.clients} clients by any noise on updates; raise it or, with quantile, "
-                "count_noise"
+                f"privacy.epsilon={privacy.epsilon:g} (delta {self.delta:.2g}) is out of reach in"
+                f" {self.rounds} rounds of {self.cohort:g} of {self.clients} clients by any noise"
+                " on updates; raise it or, with quantile, count_noise"
             )
         bracket = dp.LowerEndpointAndGuess(SMALLEST_NOISE, 1.0)
         if (
@@ -113,8 +113,9 @@ class Account:
             return
         noises = "noise" if self.privacy.quantile is None else "noise or count_noise"
         raise FedpflError(
-            f"privacy.noise={self.noise:g} comes to epsilon {epsilon:.3g} in {self.rounds} rounds, which protects "
-            f"nobody (the most is {MOST_EPSILON:g}); raise {noises}, or take noise=0 to see what clipping alone costs"
+            f"privacy.noise={self.noise:g} comes to epsilon {epsilon:.3g} in {self.rounds} rounds,"
+            f" which protects nobody (the most is {MOST_EPSILON:g}); raise {noises}, or take"
+            " noise=0 to see what clipping alone costs"
         )
 
     def _make_accountant(self) -> Any:
@@ -158,10 +159,11 @@ class Account:
         else:
             neighbour = "had one client more or less"
         return (
-            f"({self.epsilon(self.rounds):.3g}, {self.delta:.2g})-differentially private after {self.rounds} rounds "
-            f"({privacy.accounting.upper()}, noise {self.noise:.3g}): whoever sees all models that a trusted server sends "
-            f"in this run, and nothing else of it, hardly tells it from a federation that {neighbour}; clients' own models, "
-            "measured accuracies, settings chosen by them, and other runs on these clients are not covered"
+            f"({self.epsilon(self.rounds):.3g}, {self.delta:.2g})-differentially private after"
+            f" {self.rounds} rounds ({privacy.accounting.upper()}, noise {self.noise:.3g}): whoever"
+            " sees all models that a trusted server sends in this run, and nothing else of it,"
+            f" hardly tells it from a federation that {neighbour}; clients' own models, measured"
+            " accuracies, settings chosen by them, and other runs on these clients are not covered"
         )
 
 
@@ -173,7 +175,8 @@ def import_dp_accounting() -> ModuleType:
         import dp_accounting.rdp
     except ModuleNotFoundError as error:
         raise FedpflError(
-            f"privacy=client needs dp-accounting ({error.name} is not installed): pip install 'fedpfl[privacy]'"
+            f"privacy=client needs dp-accounting ({error.name} is not installed): pip install"
+            " 'fedpfl[privacy]'"
         ) from None
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each order that it leaves out
     return dp_accounting

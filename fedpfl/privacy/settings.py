@@ -62,8 +62,8 @@ class Privacy(Checked):
             )
         if self.delta is not None and self.delta * clients >= 1:
             raise FedpflError(
-                f"privacy.delta must be below 1 / clients, here {1 / clients:.3g}, got {self.delta:g}: with it, what "
-                "gives one client away whole would count as private"
+                f"privacy.delta must be below 1 / clients, here {1 / clients:.3g}, got"
+                f" {self.delta:g}: with it, what gives one client away whole would count as private"
             )
 
 

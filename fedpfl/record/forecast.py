@@ -39,7 +39,8 @@ class Remaining(NamedTuple):
         parts = [f"{pluralize(self.rounds, 'round')} of {_format_seconds(forecast.round)}"]
         if self.evaluations:
             parts.append(
-                f"{pluralize(self.evaluations, 'evaluation')} of {_format_seconds(forecast.evaluation)}"
+                f"{pluralize(self.evaluations, 'evaluation')} of"
+                f" {_format_seconds(forecast.evaluation)}"
             )
         if self.tuned_evaluations:
             seconds = _format_seconds(forecast.tuned_evaluation)

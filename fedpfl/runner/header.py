@@ -142,14 +142,20 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
     if console.run_label.get():
         lines.append(f"of a sweep  {console.run_label.get()}")
     lines += [
-        f"data set    {federation.name}: {len(federation.y):,} samples {shape}, "
-        f"{federation.classes} classes",
-        f"clients     {federation.clients}, {run.cohort} per round; samples min/median/max "
-        f"{spread}{_describe_absent_clients(run)}",
+        (
+            f"data set    {federation.name}: {len(federation.y):,} samples {shape}, "
+            f"{federation.classes} classes"
+        ),
+        (
+            f"clients     {federation.clients}, {run.cohort} per round; samples min/median/max "
+            f"{spread}{_describe_absent_clients(run)}"
+        ),
         f"partition   {describe_choice(run.config['partition'])}",
         f"method      {describe_choice(run.config['method'])}",
-        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "
-        f"{_describe_head(run.net)}{_describe_frozen(run.net)}",
+        (
+            f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "
+            f"{_describe_head(run.net)}{_describe_frozen(run.net)}"
+        ),
     ]
     if run.clock:
         lines.append(f"devices     {describe_choice(run.config['system'])}")

@@ -378,8 +378,8 @@ class Trained(Models):
         run = build_run(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} ({FINGERPRINTED_PARTS}); give data_dir=... where "
-                "they are"
+                f"the data are not those of run {self.path} ({FINGERPRINTED_PARTS}); give"
+                " data_dir=... where they are"
             )
         code = resume.digest_code(run)
         if any(code != recorded_code for recorded_code in self.summary.get("code", [])):

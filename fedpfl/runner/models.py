@@ -93,8 +93,8 @@ class Models(ABC):
                 (f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x)
             )
             raise FedpflError(
-                f"samples must be {expected_form[0]} [samples, {str(expected_form[1])[1:]} as those of data set "
-                f"{run.federation.name}, got {given_form[0]} {list(x.shape)}"
+                f"samples must be {expected_form[0]} [samples, {str(expected_form[1])[1:]} as those"
+                f" of data set {run.federation.name}, got {given_form[0]} {list(x.shape)}"
             )
         if not len(x):
             return torch.empty(0, run.federation.classes)
@@ -131,7 +131,8 @@ class Models(ABC):
         values = collect_server_parameters(run, self._state)
         if not values:
             raise FedpflError(
-                f"method={run.config['method']['name']} has no global model: all stays with the clients"
+                f"method={run.config['method']['name']} has no global model: all stays with the"
+                " clients"
             )
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
         values = _copy_to_cpu(run.net.state_dict({**run.net.frozen, **values, **buffers}))

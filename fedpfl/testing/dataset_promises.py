@@ -118,7 +118,10 @@ class DatasetTrial:
 DATASET_PROMISES: list[Promise] = []
 promise = promise_in(DATASET_PROMISES)
 
-SORTED = "sort what folders, sets and dictionaries of files list, and give `open` an encoding and whole paths"
+SORTED = (
+    "sort what folders, sets and dictionaries of files list, and give `open` an encoding and whole"
+    " paths"
+)
 OWN_GENERATOR = "draw from a generator that the reader makes: np.random.default_rng(0)"
 
 
@@ -223,7 +226,8 @@ def scales_to_finite_numbers(trial: DatasetTrial) -> None:
 
 @promise(
     "its test part is not its training part",
-    "`test_from` is where the original test part begins: training samples come first, each sample once",
+    "`test_from` is where the original test part begins: training samples come first, each sample"
+    " once",
 )
 def tests_on_other_samples(trial: DatasetTrial) -> None:
     """Coincidences are noted below; this is what a wrong test_from or a part read twice makes."""
@@ -269,7 +273,8 @@ def has_all_classes(trial: DatasetTrial) -> None:
     trained = torch.bincount(samples.y[: samples.test_from], minlength=samples.classes)
     if missing := (trained == 0).nonzero().flatten().tolist():
         raise Unkept(
-            f"{len(missing)} of {samples.classes} classes are in the test part alone: {_shorten(missing)}"
+            f"{len(missing)} of {samples.classes} classes are in the test part alone:"
+            f" {_shorten(missing)}"
         )
 
 

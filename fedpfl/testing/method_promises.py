@@ -61,18 +61,20 @@ METHOD_PROMISES: list[Promise] = []
 promise = promise_in(METHOD_PROMISES)
 
 STATEFUL = (
-    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module; keep it in "
-    "the client's state. Or something draws from a generator of its own that nobody seeds"
+    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the"
+    " module; keep it in the client's state. Or something draws from a generator of its own that"
+    " nobody seeds"
 )
 PADDED = (
-    "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches are padded on the "
-    "batched backend, so use batch.mean, batch.sum and batch.cross_entropy"
+    "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches"
+    " are padded on the batched backend, so use batch.mean, batch.sum and batch.cross_entropy"
 )
 AMPLIFIED = (
-    "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend differs from itself as "
-    "much. What divides by small gradients (a step or server of the method's own with Adam) amplifies it, and so does "
-    "a cut at a threshold. Try plain SGD, or no cut, in its place: backends then agree, unless short batches are "
-    "averaged otherwise than by batch.mean, batch.sum and batch.cross_entropy"
+    "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend differs"
+    " from itself as much. What divides by small gradients (a step or server of the method's own"
+    " with Adam) amplifies it, and so does a cut at a threshold. Try plain SGD, or no cut, in its"
+    " place: backends then agree, unless short batches are averaged otherwise than by batch.mean,"
+    " batch.sum and batch.cross_entropy"
 )
 
 
@@ -89,7 +91,8 @@ def keeps_form(trial: MethodTrial, engine: str) -> None:
 
 @promise(
     "nothing is stored on the method",
-    "hyperparameters alone are fields; what a round finds out goes into the client's or the server's state",
+    "hyperparameters alone are fields; what a round finds out goes into the client's or the"
+    " server's state",
 )
 def is_frozen(trial: MethodTrial) -> None:
     """A method is a frozen, hashable dataclass of hyperparameters, also after two rounds."""
@@ -103,7 +106,8 @@ def is_frozen(trial: MethodTrial) -> None:
     )
     if again != method or hash(again) != hash(method):
         raise Unkept(
-            "two methods of equal hyperparameters are not equal, or not hashable; use @dataclass(frozen=True)"
+            "two methods of equal hyperparameters are not equal, or not hashable; use"
+            " @dataclass(frozen=True)"
         )
 
 
@@ -266,8 +270,8 @@ def clients_are_apart(trial: MethodTrial) -> None:
 
 @promise(
     "training sees of the server what download sends",
-    "`loss` or a Phase's function uses entries of the server's state that `download` does not send; send them, or keep "
-    "them in the client's state",
+    "`loss` or a Phase's function uses entries of the server's state that `download` does not send;"
+    " send them, or keep them in the client's state",
 )
 def sees_what_was_sent(trial: MethodTrial) -> None:
     """With nan in the rest of the server's state, nothing changes."""
@@ -314,7 +318,8 @@ def sees_what_it_says(trial: MethodTrial) -> None:
 
 @promise(
     "what the server mixes before a turn it mixes with BatchNorm's statistics",
-    "return the same mixture of `statistics`, or tell users that they stay as they are (docs/design.md#a-method)",
+    "return the same mixture of `statistics`, or tell users that they stay as they are"
+    " (docs/design.md#a-method)",
     binding=False,
 )
 def statistics_are_mixed(trial: MethodTrial) -> None:
@@ -332,7 +337,8 @@ def statistics_are_mixed(trial: MethodTrial) -> None:
 
 @promise(
     "bf16 is near fp32",
-    "training amplifies rounding; a model that is cut at a threshold does, and then use engine.precision=fp32",
+    "training amplifies rounding; a model that is cut at a threshold does, and then use"
+    " engine.precision=fp32",
     engines=BACKENDS,
     binding=False,
 )

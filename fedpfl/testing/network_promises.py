@@ -187,7 +187,8 @@ def is_built_from_seed(trial: NetworkTrial) -> None:
 
 @network_promise(
     "loop equals a plain PyTorch loop step for step",
-    "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a clock or a file",
+    "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a clock"
+    " or a file",
 )
 def equals_plain_loop(trial: NetworkTrial) -> None:
     """A client's local training, dropout's numbers included, gives the parameters and buffers of

@@ -177,7 +177,8 @@ def repeats(trial: PartitionTrial) -> None:
 
 @promise(
     "deals otherwise for another seed",
-    "where the data alone decide who holds what, all is well; else draw from np.random.default_rng(seed)",
+    "where the data alone decide who holds what, all is well; else draw from"
+    " np.random.default_rng(seed)",
     binding=False,
 )
 def follows_the_seed(trial: PartitionTrial) -> None:
@@ -186,7 +187,8 @@ def follows_the_seed(trial: PartitionTrial) -> None:
         others = [trial.deal(clients, seed) for seed in SEEDS[1:]]
         if all(_held(parts) == _held(other) for other in others):
             raise Unkept(
-                f"who of {clients} clients holds what is the same for the seeds {', '.join(map(str, SEEDS))}"
+                f"who of {clients} clients holds what is the same for the seeds"
+                f" {', '.join(map(str, SEEDS))}"
             )
 
 

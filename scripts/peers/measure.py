@@ -144,7 +144,8 @@ def measured(program: Program, environment: dict[str, str], limit: float) -> dic
     ears.join(5)
     if process.returncode:
         raise Failed(
-            f"ended with status {process.returncode}: {complaint(chr(10).join(line for _, line in lines))}"
+            f"ended with status {process.returncode}:"
+            f" {complaint(chr(10).join(line for _, line in lines))}"
         )
     seconds, accuracy, first = program.read(lines)
     return {"seconds": seconds, "accuracy": accuracy, "first": first, "peak_mib": peak}

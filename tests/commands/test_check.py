@@ -176,8 +176,11 @@ FAULTS = {
         return batch.cross_entropy(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
         """,
         {"keeps_form"},
-        "batched: Mine.loss calls one_hot, which looks at the values of a tensor, but it is asked about many clients "
-        "at once: write (y[:, None] == torch.arange(classes, device=y.device)).float() (",
+        (
+            "batched: Mine.loss calls one_hot, which looks at the values of a tensor, but it is"
+            " asked about many clients at once: write (y[:, None] == torch.arange(classes,"
+            " device=y.device)).float() ("
+        ),
     ),
     "takes its own row": (
         """
@@ -200,8 +203,10 @@ FAULTS = {
         return params["net"]
         """,
         {"keeps_form"},
-        "Mine.loss looks for 'conv.weight' in the tree that is trained, which has net, more: override `loss`, as "
-        "FedAvg's asks `predict` of all that is trained",
+        (
+            "Mine.loss looks for 'conv.weight' in the tree that is trained, which has net, more:"
+            " override `loss`, as FedAvg's asks `predict` of all that is trained"
+        ),
     ),
     "judges more than it predicts by": (
         """
@@ -213,8 +218,10 @@ FAULTS = {
         return net(params["own"], batch.x)
         """,
         {"keeps_form"},
-        "Mine.predict looks for 'own' in the tree that is trained, which has net, more: override `evaluated`, which "
-        "returns the part of it that `predict` takes",
+        (
+            "Mine.predict looks for 'own' in the tree that is trained, which has net, more:"
+            " override `evaluated`, which returns the part of it that `predict` takes"
+        ),
     ),
     "divides by small gradients": (
         """
@@ -226,7 +233,10 @@ FAULTS = {
         return tree.map(lambda own, grad: own - 1e-3 * grad / (grad.abs() + 1e-8), params, grads), loss
         """,
         {"backends_agree_with_norm"},
-        "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend differs from itself",
+        (
+            "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend"
+            " differs from itself"
+        ),
     ),
     "misses an entry": (
         """
@@ -247,13 +257,16 @@ FAULTS = {
     ),
 }
 RIGHT = {
-    "measures a spread, which one sample alone has not": """
+    "measures a spread, which one sample alone has not": (
+        """
     def loss(self, server, client, net, params, batch):
         losses = batch.losses(net(params, batch.x))
         far = losses - batch.mean(losses)
         return batch.mean(losses) + 0.01 * batch.sum(far.square()) / (batch.samples.sum() - 1)
-        """,
-    "has room for a minibatch": """
+        """
+    ),
+    "has room for a minibatch": (
+        """
     def init(self, params, parts):
         return params, {"last": torch.zeros(32)}
     def phases(self, server, client, params, epochs):
@@ -261,16 +274,20 @@ RIGHT = {
     def _note(self, server, client, params, grads, batch, loss, kept):
         rest = torch.zeros(32 - len(batch.y))
         return {**client, "last": torch.cat([batch.y * batch.samples, rest])}
-        """,
-    "is judged by what it has found out": """
+        """
+    ),
+    "is judged by what it has found out": (
+        """
     def before_evaluation(self, server, client, net, shard):
         return {"seen": tree.Ragged(shard.data.x.flatten(1))}
     def personal(self, server, client):
         own = client["seen"]
         mean = (own.values.mean(1) * own.real).sum() / own.real.sum()
         return {**server, "classifier.bias": server["classifier.bias"] + 0.01 * mean}
-        """,
-    "learns from its cohort": """
+        """
+    ),
+    "learns from its cohort": (
+        """
     def init(self, params, parts):
         return params, {"own": params}
     def before_turn(self, server, clients, others, generator):
@@ -281,7 +298,8 @@ RIGHT = {
         return client["mixed"]
     def finish(self, server, client, start, end):
         return end, {"own": end}
-        """,
+        """
+    ),
 }
 """What no promise forbids."""
 ALARMED = {"sees_what_was_sent", "bf16_is_near", "order_does_not_matter", "clients_are_apart"}
@@ -393,23 +411,30 @@ DATA_FAULTS = {
     ),
     "reads as folders are listed": (
         READER,
-        "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y = made(); "
-        "return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])",
+        (
+            "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y ="
+            " made(); return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])"
+        ),
         {"ignores_surroundings"},
         "with folders listed in another order: y differs in",
     ),
     "reads by a glob": (
         READER,
-        "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y = made(); "
-        "return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])",
+        (
+            "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y ="
+            " made(); return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])"
+        ),
         {"ignores_surroundings"},
         "with folders listed in another order: y differs in",
     ),
     "caches what it lists": (
         READER,
-        "file = source.folder / 'raw'; file.exists() or file.touch(); x, y = made(); "
-        "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; "
-        "return read_cached(source, {}, [file], lambda: Raw(x, y[[int(name) for name in os.listdir(FOLDER)]]))",
+        (
+            "file = source.folder / 'raw'; file.exists() or file.touch(); x, y = made();"
+            " FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; return"
+            " read_cached(source, {}, [file], lambda: Raw(x, y[[int(name) for name in"
+            " os.listdir(FOLDER)]]))"
+        ),
         {"ignores_surroundings"},
         "with folders listed in another order: y differs in",
     ),
@@ -421,8 +446,10 @@ DATA_FAULTS = {
     ),
     "reads text as it comes": (
         READER,
-        "file = FOLDER.with_name('t.txt'); file.write_text('\\u00fc', 'utf-8'); x, y = made(); x[0] = len(open(file)"
-        ".read()); return Raw(x, y)",
+        (
+            "file = FOLDER.with_name('t.txt'); file.write_text('\\u00fc', 'utf-8'); x, y = made();"
+            " x[0] = len(open(file).read()); return Raw(x, y)"
+        ),
         {"ignores_surroundings"},
         "in another locale: ",
     ),
@@ -470,33 +497,46 @@ DATA_FAULTS = {
     ),
     "a sample twice": (
         DEAL,
-        "train, test = dealt(np.arange(len(y)), clients); train[0] = np.append(train[0], train[0][0]); "
-        "return Partition(tuple(train), tuple(test))",
+        (
+            "train, test = dealt(np.arange(len(y)), clients); train[0] = np.append(train[0],"
+            " train[0][0]); return Partition(tuple(train), tuple(test))"
+        ),
         {"has_the_form"},
         "with 10 clients: client 0 has a train sample twice",
     ),
     "tests on what another trains on": (
         DEAL,
-        "train, test = dealt(np.arange(len(y)), clients); return Partition(tuple(train), tuple(train[::-1]))",
+        (
+            "train, test = dealt(np.arange(len(y)), clients); return Partition(tuple(train),"
+            " tuple(train[::-1]))"
+        ),
         {"has_the_form"},
         "is for training and for testing or validation too",
     ),
     "out of range": (
         DEAL,
-        "train, test = dealt(np.arange(len(y)) + 1, clients); return Partition(tuple(train), tuple(test))",
+        (
+            "train, test = dealt(np.arange(len(y)) + 1, clients); return Partition(tuple(train),"
+            " tuple(test))"
+        ),
         {"has_the_form"},
         "client 9 has sample 10000, and the data set has 10000",
     ),
     "no whole numbers": (
         DEAL,
-        "train, test = dealt(np.arange(len(y)) / 1, clients); return Partition(tuple(train), tuple(test))",
+        (
+            "train, test = dealt(np.arange(len(y)) / 1, clients); return Partition(tuple(train),"
+            " tuple(test))"
+        ),
         {"has_the_form"},
         "has train samples that are no array of whole numbers",
     ),
     "nobody's samples": (
         DEAL,
-        "train, test = dealt(np.arange(len(y)), clients); train[1] = train[1][:0]; "
-        "return Partition(tuple(train), tuple(test))",
+        (
+            "train, test = dealt(np.arange(len(y)), clients); train[1] = train[1][:0]; "
+            "return Partition(tuple(train), tuple(test))"
+        ),
         {"has_the_form"},
         "client 1 has no training samples",
     ),
@@ -514,67 +554,92 @@ DATA_FAULTS = {
     ),
     "fails for many": (
         DEAL,
-        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients))) "
-        "if clients < 40 else {}[clients]",
+        (
+            "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)),"
+            " clients))) if clients < 40 else {}[clients]"
+        ),
         {"has_the_form"},
         "with 40 clients it raised KeyError: 40 (",
     ),
     "ignores the seed": (
         DEAL,
-        "return Partition(*map(tuple, dealt(np.random.default_rng(0).permutation(len(y)), clients)))",
+        (
+            "return Partition(*map(tuple, dealt(np.random.default_rng(0).permutation(len(y)),"
+            " clients)))"
+        ),
         {"follows_the_seed"},
         "who of 10 clients holds what is the same for the seeds 0, 1, 2",
     ),
     "deals unseeded": (
         DEAL,
-        "return Partition(*map(tuple, dealt(np.random.default_rng().permutation(len(y)), clients)))",
+        (
+            "return Partition(*map(tuple, dealt(np.random.default_rng().permutation(len(y)),"
+            " clients)))"
+        ),
         {"repeats", "ignores_surroundings"},
         "10 clients dealt to again: client 0 has other train samples, or in another order",
     ),
     "deals by np.random": (
         DEAL,
-        "np.random.seed(seed); return Partition(*map(tuple, dealt(np.random.permutation(len(y)), clients)))",
+        (
+            "np.random.seed(seed); return Partition(*map(tuple,"
+            " dealt(np.random.permutation(len(y)), clients)))"
+        ),
         {"draws_nothing_global"},
         "draws from the generators of the process, or seeds them: numpy",
     ),
     "changes the labels": (
         DEAL,
-        "y[0] = 1 - min(y[0], 1); "
-        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))",
+        (
+            "y[0] = 1 - min(y[0], 1); return Partition(*map(tuple,"
+            " dealt(np.random.default_rng(seed).permutation(len(y)), clients)))"
+        ),
         {"leaves_its_arguments"},
         "changes 1 of the 10000 labels that it is given",
     ),
     "changes the groups": (
         "def mine(y, clients, seed, groups=None):",
-        "groups is None or groups.sort(); "
-        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))",
+        (
+            "groups is None or groups.sort(); return Partition(*map(tuple,"
+            " dealt(np.random.default_rng(seed).permutation(len(y)), clients)))"
+        ),
         {"leaves_its_arguments"},
         "of the 10000 groups that it is given",
     ),
     "leaves some below the minimum": (
         "def mine(y, clients, seed, min_samples: int = 300):",
-        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))",
+        (
+            "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)),"
+            " clients)))"
+        ),
         {"keeps_the_minimum"},
         "client 0 of 40 has 250 samples, min_samples=300",
     ),
     "shares samples": (
         DEAL,
-        "train, test = dealt(np.random.default_rng(seed).permutation(len(y)), clients); "
-        "train[-1] = np.append(train[-1], train[0][: 3 * (clients > 1)]); return Partition(tuple(train), tuple(test))",
+        (
+            "train, test = dealt(np.random.default_rng(seed).permutation(len(y)), clients);"
+            " train[-1] = np.append(train[-1], train[0][: 3 * (clients > 1)]); return"
+            " Partition(tuple(train), tuple(test))"
+        ),
         {"shares_nothing"},
         "with 10 clients, samples are dealt 3 times more to another client",
     ),
     "fails where samples are few": (
         DEAL,
-        "order = np.random.default_rng(seed).permutation(len(y)); order[99]; "
-        "return Partition(*map(tuple, dealt(order, clients)))",
+        (
+            "order = np.random.default_rng(seed).permutation(len(y)); order[99]; "
+            "return Partition(*map(tuple, dealt(order, clients)))"
+        ),
         {"refuses_in_one_line"},
         "12 clients of 12 samples: it raised IndexError",
     ),
     "deals as threads are": (
         DEAL,
-        "order = np.random.default_rng([seed, torch.get_num_threads()]).permutation(len(y)); "
-        "return Partition(*map(tuple, dealt(order, clients)))",
+        (
+            "order = np.random.default_rng([seed, torch.get_num_threads()]).permutation(len(y)); "
+            "return Partition(*map(tuple, dealt(order, clients)))"
+        ),
         {"ignores_surroundings"},
         "on more threads: client 0 has other train samples",
     ),
@@ -587,8 +652,10 @@ ELSEWHERE = {
         "another process reads other samples",
     ),
     "PARTITIONS": (
-        "order = np.random.default_rng([seed, hash('name') % 2**32]).permutation(len(y)); "
-        "return Partition(*map(tuple, dealt(order, clients)))",
+        (
+            "order = np.random.default_rng([seed, hash('name') % 2**32]).permutation(len(y)); "
+            "return Partition(*map(tuple, dealt(order, clients)))"
+        ),
         {"repeats_in_another_process"},
         "another process deals otherwise to 10 clients",
     ),
@@ -790,13 +857,17 @@ def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
     assert (status, lines[1:]) == (
         2,
         [
-            "fedpfl: partition=shards: partition.classes_per_client must be at most the number of classes, 10, got 11",
+            (
+                "fedpfl: partition=shards: partition.classes_per_client must be at most the number"
+                " of classes, 10, got 11"
+            ),
         ],
     )
     assert told("digit") == (
         2,
         [
-            "fedpfl: digit is no file, and no method, model, data set or partition; did you mean digits?"
+            "fedpfl: digit is no file, and no method, model, data set or partition; did you mean"
+            " digits?"
         ],
     )
     monkeypatch.setitem(MODELS, "digits", MODELS["mlp"])
@@ -848,7 +919,10 @@ def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
 
 def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path: Path, told):
     """By itself made samples, which it may not be for."""
-    body = "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300: 300}[len(y)]), clients)))"
+    body = (
+        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300:"
+        " 300}[len(y)]), clients)))"
+    )
     reader = "x, y = made(); return Raw(x, y)"
     file = write_plugin(tmp_path / "mine.py", DATASETS=(READER, reader), PARTITIONS=(DEAL, body))
     for words_given in (["partition=mine"], []):
@@ -875,12 +949,18 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
         (
             "from fedpfl import Callback\nclass Mine(Callback): pass\nCALLBACKS = [Mine]",
             (),
-            "fedpfl: {} has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names and",
+            (
+                "fedpfl: {} has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS,"
+                " PARTITIONS of names and"
+            ),
         ),
         (
             "docs",
             ("shere=0.2", "method=halfway"),
-            "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?",
+            (
+                "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics;"
+                " did you mean share?"
+            ),
         ),
         ("docs", ("shere=0.2",), "fedpfl: shere is not a key here; did you mean share?"),
         (
@@ -897,7 +977,10 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
         (
             "docs",
             ("share=0.1,0.2",),
-            "fedpfl: method=halfway: share=0.1,0.2 is several values; give it one, or a list as share=[a,b]",
+            (
+                "fedpfl: method=halfway: share=0.1,0.2 is several values; give it one, or a list as"
+                " share=[a,b]"
+            ),
         ),
         ("docs", ("share",), "fedpfl: share is not KEY=VALUE"),
         (

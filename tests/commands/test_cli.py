@@ -57,12 +57,17 @@ BAD: dict[str, list[Any]] = {
         ("+foo=1", "foo is not a key"),
         (
             "method.foo=1",
-            "method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope, classifier_only, ema, "
-            "cold_start, statistics\n",
+            (
+                "method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope,"
+                " classifier_only, ema, cold_start, statistics\n"
+            ),
         ),
         (
             "local.foo=1",
-            "local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay, ",
+            (
+                "local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr,"
+                " decay, "
+            ),
         ),
         ("lamda=1 method=ditto", "lamda is not a key here; did you mean method.lam?"),
         ("quantile.foo=1", "quantile.foo is not a key here; known keys: q, otherwise"),
@@ -92,7 +97,10 @@ BAD: dict[str, list[Any]] = {
         ),
         (
             "partition=foo",
-            "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural, published, shards",
+            (
+                "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural,"
+                " published, shards"
+            ),
         ),
         ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
         ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
@@ -102,7 +110,10 @@ BAD: dict[str, list[Any]] = {
         ),
         (
             "quantile=foo",
-            "quantile must be one of ablation, ablation_cls, as_published, auto, figure6, paper, tuned, got 'foo'",
+            (
+                "quantile must be one of ablation, ablation_cls, as_published, auto, figure6,"
+                " paper, tuned, got 'foo'"
+            ),
         ),
         ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
         ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
@@ -112,7 +123,10 @@ BAD: dict[str, list[Any]] = {
         ),
         (
             "experiment=foo",
-            "experiment must be one of adapters/cifar100, demo, fedobp/all_methods, fedobp/alpha_sweep, ",
+            (
+                "experiment must be one of adapters/cifar100, demo, fedobp/all_methods,"
+                " fedobp/alpha_sweep, "
+            ),
         ),
         ("method.name=xyz", "method.name must be one of apfl"),
         ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
@@ -169,11 +183,17 @@ BAD: dict[str, list[Any]] = {
         ),
         (
             "seed=1,2",
-            "seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as",
+            (
+                "seed=1,2 is a sweep, which needs -m; if it is one value, write a list as"
+                " seed=[1,2], a text as"
+            ),
         ),
         (
             "method.score=opb",
-            "method.score must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got 'opb'",
+            (
+                "method.score must be one of obp, obp_as_published, gradient, fisher, fisher_batch,"
+                " got 'opb'"
+            ),
         ),
         (
             "score.name=fisher_bacth",
@@ -381,7 +401,10 @@ BAD: dict[str, list[Any]] = {
     "impossible together": [
         (
             "method=scaffold method.clients=600",
-            "method.clients is not a key here; known keys of method=scaffold: server_lr, statistics",
+            (
+                "method.clients is not a key here; known keys of method=scaffold: server_lr,"
+                " statistics"
+            ),
         ),
         ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
         (
@@ -390,7 +413,10 @@ BAD: dict[str, list[Any]] = {
         ),
         (
             "clients=100",
-            "clients=100 with partition.samples_per_client=24 need 2400 samples, the data set has 1797",
+            (
+                "clients=100 with partition.samples_per_client=24 need 2400 samples, the data set"
+                " has 1797"
+            ),
         ),
         (
             "partition=shards partition.classes_per_client=11",
@@ -399,7 +425,10 @@ BAD: dict[str, list[Any]] = {
         ("partition=published partition.max_attempts=1 clients=90", "found no split in 1 attempts"),
         (
             "quantile=paper",
-            "quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)",
+            (
+                "quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has"
+                " cifar10 (0.1, 0.5)"
+            ),
         ),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
         pytest.param(
@@ -525,11 +554,17 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
             ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
             (
                 "-m hydra/launcher=joblb",
-                "hydra/launcher must be one of basic, joblib, lockstep, got 'joblb'; did you mean joblib?",
+                (
+                    "hydra/launcher must be one of basic, joblib, lockstep, got 'joblb'; did you"
+                    " mean joblib?"
+                ),
             ),
             (
                 "hydra.run.dir=file/run",
-                "cannot make file/run: Not a directory; choose another place with hydra.run.dir=...",
+                (
+                    "cannot make file/run: Not a directory; choose another place with"
+                    " hydra.run.dir=..."
+                ),
             ),
         ],
     ),
@@ -641,7 +676,10 @@ def test_long_values_are_cut_and_sentences_are_not() -> None:
         told = str(FedpflError(f"local.lr must be a number, got {value} by --help"))
         assert told.startswith(f"local.lr must be a number, got {value[:60]} ... ")
         assert told.endswith(f"{value[-20:]} by --help")
-    fine = f"the server's {'long ' * 50} state is the client's, in {'/folder' * 50}, [1, 2] 'a' {{'b'}} {'c' * 100}"
+    fine = (
+        f"the server's {'long ' * 50} state is the client's, in {'/folder' * 50}, [1, 2] 'a'"
+        f" {{'b'}} {'c' * 100}"
+    )
     assert str(FedpflError(fine)) == fine
 
 
@@ -659,7 +697,10 @@ class Greedy(FedAvg):
         ),
         (
             MemoryError(),
-            "not enough memory for what Greedy.start makes (MemoryError); make the model, its cohort or",
+            (
+                "not enough memory for what Greedy.start makes (MemoryError); make the model, its"
+                " cohort or"
+            ),
         ),
     ],
     ids=["threads", "memory"],
@@ -696,11 +737,17 @@ def test_what_the_machine_lacks_is_one_line(
         ),
         (
             "engine/backends/loop.py",
-            "not enough memory for a cohort in training (MemoryError); make the model, its cohort or",
+            (
+                "not enough memory for a cohort in training (MemoryError); make the model, its"
+                " cohort or"
+            ),
         ),
         (
             "elsewhere.py",
-            "not enough memory for a cohort in training (MemoryError); make the model, its cohort or",
+            (
+                "not enough memory for a cohort in training (MemoryError); make the model, its"
+                " cohort or"
+            ),
         ),
     ],
 )
@@ -900,9 +947,10 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
         result = run_command(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
-    assert (result.code, played) == (130, [1, 2, 2]), (
-        result
-    )  # an interrupt saves what is left to save
+    assert (result.code, played) == (
+        130,
+        [1, 2, 2],
+    ), result  # an interrupt saves what is left to save
 
 
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
@@ -1180,7 +1228,8 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     told = result.err.splitlines()[-2:]
     assert (
         told[0]
-        == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these again"
+        == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these"
+        " again"
     )
     assert "clients=5000" in told[1]
     assert told[1].endswith("got 5000 (nothing was written)")

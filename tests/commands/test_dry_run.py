@@ -39,7 +39,10 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
     )
     assert lines[2].startswith("local       epochs=1 batch_size=32 ")
     number = r"[\d.e+-]+"
-    kinds = f"8 rounds of {number} s, 1 evaluation of {number} s, 2 evaluations with fine-tuning of {number} s"
+    kinds = (
+        f"8 rounds of {number} s, 1 evaluation of {number} s, 2 evaluations with fine-tuning of"
+        f" {number} s"
+    )
     assert re.search(rf"\ntime        about 0:00:\d\d: {kinds}\n", told)
     split = re.search(
         r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told
@@ -92,8 +95,8 @@ def test_a_sweep_has_a_line_a_run_and_a_total(
     runs = [(method, seed) for method in ends for seed in (1, 2)]
     for number, (method, seed) in enumerate(runs, 1):
         assert (
-            f"\nrun {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of 1 s\n"
-            in told
+            f"\nrun {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of"
+            " 1 s\n" in told
         )
     assert "\nsweep       4 runs: about 0:01:40 one after another\n" in told
     assert timed == ["fedavg", "ditto"]  # seeds take as long

@@ -104,7 +104,8 @@ def test_what_cannot_be_measured_says_why(text, limit, why):
 
 def test_lines_are_counted_without_docstrings_comments_and_layout(tmp_path):
     (tmp_path / "own.py").write_text(
-        '"""Told."""\n# said\nx = [\n    1,\n    2,\n]\n\n\ndef f():\n    """Told."""\n    return 1\n'
+        '"""Told."""\n# said\nx = [\n    1,\n    2,\n]\n\n\ndef f():\n    """Told."""\n   '
+        " return 1\n"
     )
     assert measure.written(tmp_path / "own.py") == 3
 

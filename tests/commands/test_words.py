@@ -120,7 +120,10 @@ REFUSED = [
     # values
     (
         "train metrics=[accuracy]",
-        "metrics must be a list of values, each one of f1, balanced, auroc, ece, got ['accuracy']\n",
+        (
+            "metrics must be a list of values, each one of f1, balanced, auroc, ece, got"
+            " ['accuracy']\n"
+        ),
     ),
     ("train local.epochs=0.5", "count minibatches: local.epochs=null local.steps=..."),
     (
@@ -177,7 +180,8 @@ def test_keys_that_are_given_twice_are_told():
     ]
     assert (
         replaced_words(words)
-        == "given twice, and the last one counts: a=1, then +a=2; rounds=2, then rounds=3; rounds=3, then rounds=4"
+        == "given twice, and the last one counts: a=1, then +a=2; rounds=2, then rounds=3;"
+        " rounds=3, then rounds=4"
     )
     assert replaced_words(["rounds=2", "rounds=2"]) == ""
 
@@ -266,7 +270,10 @@ def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
             result = run_command(*words, *given, cwd=tmp_path)
             assert result.code == 2
             each = " ".join(f"{key}=..." for key in keys.split(", "))
-            about = f"experiment=mine sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
+            about = (
+                f"experiment=mine sweeps over {keys}, and this is one run: add -m, or give one"
+                f" value of each: {each}"
+            )
             assert result.err == f"fedpfl: {about}\n"
         play.assert_not_called()
         assert run_command(*words, "seed=3", "local.lr=1", cwd=tmp_path).err == ""

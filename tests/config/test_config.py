@@ -82,7 +82,10 @@ def key_of(*overrides: str) -> str:
 
 
 def test_the_groups_are_the_designs() -> None:
-    first = "adapter augment dataset debug engine experiment logger method model norm paper partition privacy"
+    first = (
+        "adapter augment dataset debug engine experiment logger method model norm paper partition"
+        " privacy"
+    )
     assert [*first.split(), "quantile", "score", "system"] == GROUPS
 
 
@@ -509,7 +512,10 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
         ("local.decay=linear", "local.decay must be a number or cosine, got 'linear'"),
         (
             "method=pfedme local.optimizer=adam",
-            "local.optimizer=adam has no part in method=pfedme, which makes its own steps; leave it at sgd",
+            (
+                "local.optimizer=adam has no part in method=pfedme, which makes its own steps;"
+                " leave it at sgd"
+            ),
         ),
         (
             "method=per_fedavg local.decay=cosine",
@@ -662,7 +668,8 @@ def test_no_key_of_a_run_asks_where_the_run_belongs(key, tmp_path):
     result = run_command(*TINY, f"{key}='${{fedpfl.run_subdir:}}'", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
-        f"fedpfl: {key}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of them may ask for it"
+        f"fedpfl: {key}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of them"
+        " may ask for it"
     ]
 
 

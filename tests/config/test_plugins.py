@@ -299,7 +299,10 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         (None, "plugins: {}: No such file or directory; name a Python file that there is"),
         (
             "x = 1",
-            "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names",
+            (
+                "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS,"
+                " PARTITIONS of names"
+            ),
         ),
         ("a = 1\nb = c", "plugins: {}:2: NameError: name 'c' is not defined"),
         ("a = 1\nraise SystemExit(0)", "plugins: {}:2: SystemExit: 0"),
@@ -324,26 +327,41 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         ),
         (  # of the contract as it once was
             METHOD.format("def start(self, server, client): return server"),
-            "plugins: {}:3: Mine.start takes (server, client) where the contract has (received, client); change",
+            (
+                "plugins: {}:3: Mine.start takes (server, client) where the contract has (received,"
+                " client); change"
+            ),
         ),
         (
             METHOD.format("def loss(self, net, params, batch, server, client): pass"),
-            "plugins: {}:3: Mine.loss takes (net, params, batch, server, client) where the contract has (server, ",
+            (
+                "plugins: {}:3: Mine.loss takes (net, params, batch, server, client) where the"
+                " contract has (server, "
+            ),
         ),
         (
             METHOD.format("def sample(self, generator, server): return {{}}"),
-            "plugins: {}:3: Mine.sample takes (generator, server) where the contract has (server, generator); change",
+            (
+                "plugins: {}:3: Mine.sample takes (generator, server) where the contract has"
+                " (server, generator); change"
+            ),
         ),
         (
             METHOD.format("def predict(self, net, params, x): return net(params, x)"),
-            "plugins: {}:3: Mine.predict takes (net, params, x) where the contract has (net, params, batch); change",
+            (
+                "plugins: {}:3: Mine.predict takes (net, params, x) where the contract has (net,"
+                " params, batch); change"
+            ),
         ),
         (
             METHOD.format(
                 "def aggregate(self, server, clients, uploads, weight): return server, clients"
             ),
-            "plugins: {}:3: Mine.aggregate takes (server, clients, uploads, weight) where the contract has (server, "
-            "clients, net, uploads, weight, generator); change its arguments, and calls of it",
+            (
+                "plugins: {}:3: Mine.aggregate takes (server, clients, uploads, weight) where the"
+                " contract has (server, clients, net, uploads, weight, generator); change its"
+                " arguments, and calls of it"
+            ),
         ),
     ],
 )

@@ -565,12 +565,12 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps({"x": 1}) if name.endswith("pkl") else b"a,b\n1,2\n")
     message = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / name))
     assert (
-        f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as np.savez"
-        in message
+        f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as"
+        " np.savez" in message
     )
     assert (
-        "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y integers [samples], x "
-        in message
+        "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y integers"
+        " [samples], x " in message
     )
 
 

@@ -802,9 +802,14 @@ def test_what_is_not_there_is_named_with_its_place(tmp_path):
         },
         "cinic10": "CINIC-10.tar.gz (or CINIC-10/, unpacked)",
         "ag_news": ag_news.PLACE,
-        "speech_commands": "speech_commands_v0.02.tar.gz (or SpeechCommands/speech_commands_v0.02/, unpacked)",
+        "speech_commands": (
+            "speech_commands_v0.02.tar.gz (or SpeechCommands/speech_commands_v0.02/, unpacked)"
+        ),
         "mnist": "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
-        "femnist": "LEAF's femnist/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)",
+        "femnist": (
+            "LEAF's femnist/data/ with train/ and test/, or all_data/, of .json files"
+            " (https://leaf.cmu.edu)"
+        ),
     }
     for name, place in places.items():
         assert f"put {place} there" in one_line(

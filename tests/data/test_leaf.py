@@ -245,14 +245,14 @@ def test_users_twice_and_folders_without_files(tmp_path):
     write(tmp_path, files | {one.replace("train_9", "train_8"): files[one]})
     said = one_line(lambda: load_samples("femnist", tmp_path))
     assert (
-        "train_9.json is not as published: it has user f0001_41, whom all_data_f1_niid_0_keep_0_train_8.json"
-        in said
+        "train_9.json is not as published: it has user f0001_41, whom"
+        " all_data_f1_niid_0_keep_0_train_8.json" in said
     )
     write(tmp_path / "other", {one: files[one]})
     said = one_line(lambda: load_samples("femnist", tmp_path / "other"))
     assert (
-        "femnist/data is not as published: there are .json files neither in train/ and test/ nor in all_dat"
-        in said
+        "femnist/data is not as published: there are .json files neither in train/ and test/ nor in"
+        " all_dat" in said
     )
 
 

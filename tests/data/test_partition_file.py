@@ -138,7 +138,10 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     for split in ("train", "test", "validation"):
         pairs = zip(*(getattr(run.federation, split) for run in runs), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
-    message = r"^validation must be 0, as the partition holds samples out itself, got 0\.1; set validation=0$"
+    message = (
+        r"^validation must be 0, as the partition holds samples out itself, got 0\.1; set"
+        r" validation=0$"
+    )
     with pytest.raises(FedpflError, match=message):
         build_run(
             check_config(compose_once(*keys, "model=mlp", "partition=file", path, "validation=0.1"))

@@ -159,7 +159,10 @@ def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(
                 "groups": np.repeat(range(5), 400),
                 "group_names": tuple("abcde"),
             },
-            "partition=groups: group d leaves client 6 no training samples, as the data set's own split has it",
+            (
+                "partition=groups: group d leaves client 6 no training samples, as the data set's"
+                " own split has it"
+            ),
         ),
     ],
 )

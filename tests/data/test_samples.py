@@ -314,7 +314,10 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
     message = one_line(
         lambda: models.build_network("cnn4", federation.shape, federation.classes, 0)
     )
-    says = "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set npz)"
+    says = (
+        "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set"
+        " npz)"
+    )
     assert message == f"{says}; {TABLE}; models that take these: lstm, text, transformer"
 
 
@@ -324,7 +327,10 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
         (
             "mlp",
             TOKENS,
-            f"takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}",
+            (
+                "takes images, signals or features, got token ids of shape [7] (data set npz);"
+                f" {TABLE}"
+            ),
         ),
         ("text", FEATURES, "takes token ids [length], got signals of shape [11] (data set npz)"),
         ("text", SIGNALS, "takes token ids [length], got signals of shape [3, 16] (data set npz)"),
@@ -336,7 +342,10 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
         (
             "cnn4",
             GREY,
-            f"takes images [channels, height, width], got signals of shape [28, 28] (data set npz); {AXIS}",
+            (
+                "takes images [channels, height, width], got signals of shape [28, 28] (data set"
+                f" npz); {AXIS}"
+            ),
         ),
     ],
 )

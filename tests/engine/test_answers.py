@@ -142,7 +142,10 @@ WRONG = {
             lambda self, played, cohort, clients, generator: [
                 Turn([0], survey=lambda server, uploads, clients: (server, clients))
             ],
-            "a turn whose survey takes (server, uploads, clients) where the contract has (server, clients, uploads)",
+            (
+                "a turn whose survey takes (server, uploads, clients) where the contract has"
+                " (server, clients, uploads)"
+            ),
         ),
     ],
     "before_turn": [
@@ -219,7 +222,10 @@ WRONG = {
             lambda self, server, client, params, epochs: [
                 Phase(1, step=lambda net, params, batch, server, client: 0)
             ],
-            "a phase whose step takes (net, params, batch, server, client) where the contract has (server, client, net",
+            (
+                "a phase whose step takes (net, params, batch, server, client) where the contract"
+                " has (server, client, net"
+            ),
         ),
     ],
     "loss": [
@@ -270,7 +276,10 @@ WRONG = {
         ),
         (
             lambda self, server, clients, net, uploads, weight, generator: (uploads, clients),
-            "another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]",
+            (
+                "another form than init's, classifier.bias was torch.float32 [5] and is"
+                " torch.float32 [3, 5]"
+            ),
         ),
         (
             lambda self, server, clients, net, uploads, weight, generator: (
@@ -503,16 +512,15 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path):
         plugins.load_plugins([])
     assert result.code == 1
     assert result.complaints == [
-        "fedpfl: method=mine: Mine.finish returned a dict; it must return two things: the upload, a tree, and the "
-        "client's state, a dict in the form of init's (docs/design.md#a-method)"
+        "fedpfl: method=mine: Mine.finish returned a dict; it must return two things: the upload, a"
+        " tree, and the client's state, a dict in the form of init's (docs/design.md#a-method)"
     ]
     assert "mine" not in METHODS
 
 
 def test_looking_at_values_in_a_later_round_is_told_too(tmp_path: Path):
     """Where nothing is looked at any more, by where it failed."""
-    (tmp_path / "mine.py").write_text(
-        """
+    (tmp_path / "mine.py").write_text("""
 import torch
 from fedpfl.methods import FedAvg
 PLAYED = [0]
@@ -525,8 +533,7 @@ class Mine(FedAvg):
     def finish(self, server, client, start, end):
         return end, {"n": client["n"] + 1 if PLAYED[0] == 0 or client["n"] > 5 else client["n"]}
 METHODS = {"mine": Mine}
-"""
-    )
+""")
     try:
         result = run_command(
             "plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path

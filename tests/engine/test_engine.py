@@ -624,9 +624,10 @@ class Sparse(Method):
         return Masked(end, chosen), client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        return tree.where(
-            tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server
-        ), clients
+        return (
+            tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server),
+            clients,
+        )
 
     def metrics(self, server, client):
         return {"constant": torch.tensor(3.0), "size": torch.tensor(tree.size(server))}

@@ -633,7 +633,10 @@ def absent(*given): raise FedpflError("no data here")
 if os.environ["RANK"] == "1": train.session.build = absent
 train.main()
 """
-OTHER = "import os, sys\nif os.environ['RANK'] == '1': sys.argv.append('{}')\nfrom fedpfl import train\ntrain.main()"
+OTHER = (
+    "import os, sys\nif os.environ['RANK'] == '1': sys.argv.append('{}')\nfrom fedpfl import"
+    " train\ntrain.main()"
+)
 
 
 @pytest.mark.parametrize(

@@ -263,8 +263,8 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
     result = run_command(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
-        "fedpfl: the states of the 4 clients that will train take up to 15 MiB, and this machine's memory has 2; use "
-        "state.device=disk"
+        "fedpfl: the states of the 4 clients that will train take up to 15 MiB, and this machine's"
+        " memory has 2; use state.device=disk"
     ]
     assert os.listdir(tmp_path) == []
     assert run_command(*LARGE, "hydra.run.dir=run", "state.device=disk", cwd=tmp_path).code == 0
@@ -283,8 +283,8 @@ def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch)
         in result.err
     )
     assert (
-        "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is"
-        in result.err
+        "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new"
+        " one is" in result.err
     )
     result = run_command(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
     assert "tight: client states" not in result.err

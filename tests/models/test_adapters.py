@@ -43,9 +43,12 @@ cases = pytest.mark.parametrize("name", NETWORKS)
 def built(name, adapter="none", **options):
     shape, own, layers, x = NETWORKS[name]
     more = {"layers": layers, **options} if adapter == "lora" else options
-    return models.build_network(
-        name.partition("-")[0], shape, 5, 0, adapter=partial(ADAPTERS[adapter], **more), **own
-    ), x
+    return (
+        models.build_network(
+            name.partition("-")[0], shape, 5, 0, adapter=partial(ADAPTERS[adapter], **more), **own
+        ),
+        x,
+    )
 
 
 def logits(net, params, x):

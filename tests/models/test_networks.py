@@ -147,7 +147,10 @@ IMAGES = (
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("shape", [(561,), (9, 128), (1, 2, 3, 4)])
 def test_networks_for_images_say_so(name, shape):
-    says = rf"model={name}: takes images \[channels, height, width\], got samples of shape \[{shape[0]}"
+    says = (
+        rf"model={name}: takes images \[channels, height, width\], got samples of shape"
+        rf" \[{shape[0]}"
+    )
     with pytest.raises(FedpflError, match=says):
         models.build_network(name, shape, 10, 0)
 
@@ -349,8 +352,8 @@ def test_on_the_command_line(tmp_path):
 
 
 DIGITS = (
-    "images of shape [1, 28, 28] (data set digits); models that take these: cnn4, fedspu_cifar10, fedspu_emnist, "
-    "fedspu_speech, lenet5, mlp, resnet8, resnet10, resnet18, vit"
+    "images of shape [1, 28, 28] (data set digits); models that take these: cnn4, fedspu_cifar10,"
+    " fedspu_emnist, fedspu_speech, lenet5, mlp, resnet8, resnet10, resnet18, vit"
 )
 
 
@@ -366,8 +369,10 @@ DIGITS = (
         (("model=har_cnn",), f"model=har_cnn: takes signals [channels, length], got {DIGITS}"),
         (
             ("model=mlp", "model.hidden=[1000000000]"),
-            "model=mlp: its parameters, held twice, would take 5,923.2 GiB, this machine has 16.0 GiB; "
-            "lower model.hidden",
+            (
+                "model=mlp: its parameters, held twice, would take 5,923.2 GiB, this machine has"
+                " 16.0 GiB; lower model.hidden"
+            ),
         ),
     ],
 )

@@ -204,7 +204,8 @@ def test_on_the_command_line(tmp_path):
     assert (result.code, result.complaints) == (
         2,
         [
-            "fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full path"
+            "fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full"
+            " path"
         ],
     )
 

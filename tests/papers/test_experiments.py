@@ -49,9 +49,11 @@ def swept(cfg: DictConfig) -> dict[str, list[str]]:
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         return {
-            override.key_or_group: list(override.sweep_string_iterator())
-            if override.is_sweep_override()
-            else [override.get_value_element_as_str()]
+            override.key_or_group: (
+                list(override.sweep_string_iterator())
+                if override.is_sweep_override()
+                else [override.get_value_element_as_str()]
+            )
             for override in parser.parse_overrides(
                 [f"{k}={v}" for k, v in (cfg.hydra.sweeper.params or {}).items()]
             )

@@ -531,8 +531,10 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     # Down 10,000 values and three times 6,000, up four times 10,000: 68,000.
     volume = both(tmp_path, "fedspu/table3", "FedSPU (volume)", "CIFAR10", "500 rounds")
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
-    assert fill_table("fedspu/table3", []).notes[0] == (
-        "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's; transfers count."
+    assert (
+        fill_table("fedspu/table3", []).notes[0]
+        == "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's;"
+        " transfers count."
     )
     assert fill_table("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
@@ -1063,7 +1065,9 @@ def test_shares_of_layers_by_hand(root: Path) -> None:
 def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
     with pytest.raises(
         FedpflError,
-        match=r"no runs for fedobp/figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`",
+        match=(
+            r"no runs for fedobp/figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`"
+        ),
     ):
         FIGURES["fedobp/figure4"].draw("fedobp/figure4", groups(runs(root)), root, Selection())
 
@@ -1130,10 +1134,20 @@ def test_tables_and_figures_at_once(
 
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, told in {
-        "table9": "table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3",
-        "table3": "table3 is in several papers; name one of fedobp/table3, fedpurin/table3, fedselect/table3, fedspu",
-        "fedobp/figure4": "no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n",
-        "q_sweep": "no runs for fedobp/q_sweep; run `python -m fedpfl.train experiment=fedobp/q_sweep`\n",
+        "table9": (
+            "table9 is neither a folder nor a table or figure; there are fedobp/table2,"
+            " fedobp/table3"
+        ),
+        "table3": (
+            "table3 is in several papers; name one of fedobp/table3, fedpurin/table3,"
+            " fedselect/table3, fedspu"
+        ),
+        "fedobp/figure4": (
+            "no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n"
+        ),
+        "q_sweep": (
+            "no runs for fedobp/q_sweep; run `python -m fedpfl.train experiment=fedobp/q_sweep`\n"
+        ),
     }.items():
         assert main(["paper", name, str(root)]) == 2
         shown = capsys.readouterr().err

@@ -53,7 +53,10 @@ FEDPURIN = f"{SMALL} {PURIN_CIFAR100}"
 CHOSEN = "fedpurin/norm fedpurin/tau"
 VARIANTS = "fedpurin/fmnist_ablation fedpurin/cifar10_ablation fedpurin/cifar100_ablation"
 COMPARING = "fedpurin/fmnist fedpurin/cifar10 fedpurin/cifar100"
-LABELS = "subflot/cifar10 subflot/cifar100 subflot/tiny_imagenet subflot/ag_news subflot/ablation subflot/scalability"
+LABELS = (
+    "subflot/cifar10 subflot/cifar100 subflot/tiny_imagenet subflot/ag_news subflot/ablation"
+    " subflot/scalability"
+)
 ABLATION = "subflot/ablation subflot/ablation_digit5"
 SUBFLOT = f"{LABELS} subflot/har subflot/digit5 subflot/pacs subflot/ablation_digit5"
 WHOLE = f"{SUBFLOT} -subflot/ablation -subflot/ablation_digit5 -subflot/scalability"
@@ -877,10 +880,14 @@ def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
 
 QUOTED = {
     "fedselect/cifar10": "82.25 77.65 77.20 75.45 75.40 75.30 74.60 72.75 67.60 27.70",  # Table 1
-    "fedselect/alpha": "80.10 82.25 82.20 81.40 68.30 70.60 72.05 71.40 37.60 37.84 38.69 34.51 "
-    "78.46 80.51 76.08 76.65",  # Table 2
-    "fedselect/ablation": "79.87 79.73 79.96 78.36 79.24 78.08 64.20 61.12 65.76 62.81 64.82 62.50 "
-    "35.65 33.28 35.43 32.74 33.33 34.91 78.23 76.33 77.06 79.08 79.64 79.11",  # Table 3
+    "fedselect/alpha": (  # Table 2
+        "80.10 82.25 82.20 81.40 68.30 70.60 72.05 71.40 37.60 37.84 38.69 34.51 "
+        "78.46 80.51 76.08 76.65"
+    ),
+    "fedselect/ablation": (  # Table 3
+        "79.87 79.73 79.96 78.36 79.24 78.08 64.20 61.12 65.76 62.81 64.82 62.50 "
+        "35.65 33.28 35.43 32.74 33.33 34.91 78.23 76.33 77.06 79.08 79.64 79.11"
+    ),
     "fedselect/cifar10c": "72.05 69.50 69.50 68.55 66.65 21.35",
     "fedselect/mini_imagenet": "38.69 37.72 36.68 34.98 30.78 8.06",
     "fedselect/office_home": "80.51 80.07 78.75 77.99 75.60 74.35",
@@ -889,13 +896,23 @@ QUOTED = {
     "fedspu/speech": "39.1 34.06 32.03 21.5 21.08 11.20",
     # Table 1
     "fedpurin/fmnist": "96.55 92.15 89.50 96.80 92.12 89.42 97.17 92.80 90.23 95.65 88.52 85.30",
-    "fedpurin/cifar10": "85.90 71.53 65.50 86.48 71.10 63.23 85.52 69.47 62.62 84.75 67.38 61.97 81.97 60.78 52.42",
-    "fedpurin/cifar100": "83.07 54.23 34.92 82.87 52.47 33.73 82.63 54.98 34.78 82.07 52.93 31.55 83.60 51.47 33.67 "
-    "81.32 46.93 23.43",
+    "fedpurin/cifar10": (
+        "85.90 71.53 65.50 86.48 71.10 63.23 85.52 69.47 62.62 84.75 67.38 61.97 81.97 60.78 52.42"
+    ),
+    "fedpurin/cifar100": (
+        "83.07 54.23 34.92 82.87 52.47 33.73 82.63 54.98 34.78 82.07 52.93 31.55 83.60 51.47 33.67 "
+        "81.32 46.93 23.43"
+    ),
     # Table 2
-    "fedpurin/fmnist_ablation": "96.50 92.08 89.27 96.55 92.15 89.50 96.48 92.30 89.60 96.57 92.27 89.62",
-    "fedpurin/cifar10_ablation": "85.27 72.13 65.08 85.90 71.53 65.50 85.62 70.77 65.27 86.27 71.45 65.63",
-    "fedpurin/cifar100_ablation": "82.33 53.48 33.05 83.07 54.23 34.92 82.25 53.42 32.58 82.55 54.03 34.87",
+    "fedpurin/fmnist_ablation": (
+        "96.50 92.08 89.27 96.55 92.15 89.50 96.48 92.30 89.60 96.57 92.27 89.62"
+    ),
+    "fedpurin/cifar10_ablation": (
+        "85.27 72.13 65.08 85.90 71.53 65.50 85.62 70.77 65.27 86.27 71.45 65.63"
+    ),
+    "fedpurin/cifar100_ablation": (
+        "82.33 53.48 33.05 83.07 54.23 34.92 82.25 53.42 32.58 82.55 54.03 34.87"
+    ),
     "subflot/cifar10": "86.89 85.13 84.54 83.78",
     "subflot/cifar100": "44.88 35.27 58.37 49.21 40.95",
     "subflot/tiny_imagenet": "29.30 22.23 19.68",

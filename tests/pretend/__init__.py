@@ -286,7 +286,8 @@ class Graph:
                 time.sleep(0.002)
             if outliving:
                 raise Refused(
-                    f"made in a capture and held after it, where each replay overwrites it: {outliving[0]}"
+                    "made in a capture and held after it, where each replay overwrites it:"
+                    f" {outliving[0]}"
                 )
         for key, (_, where) in self.read.items():
             if key not in _live:

@@ -53,12 +53,24 @@ QUICK = ("fedobp-q=0.9", False)
 
 REASONS = {
     "engine/round.py _outcome: copy from cuda to cpu": "what the round has measured, all at once",
-    "engine/backends/programs.py Program.run: copy from cuda to cpu": "which clients leave a phase out",
-    "engine/backends/programs.py Program._records: copy from cuda to cpu": "how many samples were kept of each step",
-    "methods/shared/neurons.py statistics_masks: _local_scalar_dense": "the number of the neuron that is always active",
-    "methods/fedcac.py FedCAC.aggregate: _local_scalar_dense": "the round by which collaboration ends",
-    "methods/shared/critical.py collaboration_mask: a mask as an index": "pairs of different clients",
-    "methods/fedpac.py FedPAC.aggregate: copy from cuda to cpu": "a quadratic program, which is solved on the CPU",
+    "engine/backends/programs.py Program.run: copy from cuda to cpu": (
+        "which clients leave a phase out"
+    ),
+    "engine/backends/programs.py Program._records: copy from cuda to cpu": (
+        "how many samples were kept of each step"
+    ),
+    "methods/shared/neurons.py statistics_masks: _local_scalar_dense": (
+        "the number of the neuron that is always active"
+    ),
+    "methods/fedcac.py FedCAC.aggregate: _local_scalar_dense": (
+        "the round by which collaboration ends"
+    ),
+    "methods/shared/critical.py collaboration_mask: a mask as an index": (
+        "pairs of different clients"
+    ),
+    "methods/fedpac.py FedPAC.aggregate: copy from cuda to cpu": (
+        "a quadratic program, which is solved on the CPU"
+    ),
     "methods/fedpac.py FedPAC.aggregate: copy from cpu to cuda": "its solution",
 }
 """Why the host waits in a round."""
@@ -81,7 +93,9 @@ BRANCHES = {
     "methods/heterofl.py HeteroFL.before_training": "counts labels",
     "methods/pfedfda.py": "leaves small classes out",
     "methods/shared/gaussian.py": "counts labels, decomposes covariances and searches",
-    "methods/shared/pruned.py PrunedSubmodel.before_training": "asks whether its neurons are ranked",
+    "methods/shared/pruned.py PrunedSubmodel.before_training": (
+        "asks whether its neurons are ranked"
+    ),
     "methods/shared/transport.py": "solves linear programs on the CPU",
     "methods/subflot.py SubFLOT.before_training": "asks whether there is a model to transport",
 }

@@ -105,7 +105,10 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
 
 
 def test_neither_columns_nor_the_reader_load_torch():
-    code = "import sys, fedpfl.record.columns, fedpfl.record.rounds; print({'torch', 'pandas', 'numpy'} & {*sys.modules})"
+    code = (
+        "import sys, fedpfl.record.columns, fedpfl.record.rounds; print({'torch', 'pandas',"
+        " 'numpy'} & {*sys.modules})"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True

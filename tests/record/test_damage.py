@@ -354,7 +354,10 @@ def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_
         run, code=code, environment={**read_summary(run)["environment"], "fedpfl": "0.1.0"}
     )
     before = snapshot(run)
-    said = f"{run}: fedpfl 0.1.0 wrote this run, and fedpfl {fedpfl.__version__} does not read it; use fedpfl 0.1.0"
+    said = (
+        f"{run}: fedpfl 0.1.0 wrote this run, and fedpfl {fedpfl.__version__} does not read it; use"
+        " fedpfl 0.1.0"
+    )
     assert refusal(run, *RUN).startswith(said)
     assert (
         said
@@ -493,7 +496,8 @@ def test_without_its_lock_a_run_writes_nothing_more(
         patch.setattr(rundir.RunDirectory, "row", lost)
         told = refusal(run, *RUN)
     assert told.startswith(
-        f"{run}/run.lock was removed or replaced while the run went on, so another process may write"
+        f"{run}/run.lock was removed or replaced while the run went on, so another process may"
+        " write"
     )
     now = snapshot(run)
     assert {name for name in now if now[name] != left[0].get(name)} == {"run.log"}
@@ -602,8 +606,8 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) 
     overwritten(path)[what]()
     told = refusal(run, *own)
     assert told.startswith(
-        f"{run} was begun with other data (samples, labels, groups, scaling, who holds which, or initial weights); "
-        "restart=true"
+        f"{run} was begun with other data (samples, labels, groups, scaling, who holds which, or"
+        " initial weights); restart=true"
     )
     assert snapshot(run) == before
     assert "resumed" not in play_run(run, *own, "restart=true")

@@ -142,7 +142,10 @@ def test_another_identity_is_refused_and_changes_nothing(tmp_path):
     }
     with pytest.raises(
         FedpflError,
-        match=r"holds a different run \(.* there, .* here\); choose another with hydra\.run\.dir=\.\.\. or remove",
+        match=(
+            r"holds a different run \(.* there, .* here\); choose another with"
+            r" hydra\.run\.dir=\.\.\. or remove"
+        ),
     ):
         opened(tmp_path, "xyz", "other: 1\n")
     assert before == {
@@ -171,8 +174,9 @@ def test_a_finished_run_keeps_its_config(tmp_path):
 
 def test_lock_held_by_another_process(tmp_path):
     code = (
-        "import sys\nfrom fedpfl.record.rundir import RunDirectory\n"
-        "directory = RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held', flush=True)\nsys.stdin.read()"
+        "import sys\nfrom fedpfl.record.rundir import RunDirectory\ndirectory ="
+        " RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held',"
+        " flush=True)\nsys.stdin.read()"
     )
     holder = python(code, tmp_path, stdin=subprocess.PIPE)
     try:
@@ -193,7 +197,10 @@ def test_lock_held_by_this_process(tmp_path):
         with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
             opened(tmp_path)
         # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
-        code = "import sys\nfrom fedpfl.record.rundir import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
+        code = (
+            "import sys\nfrom fedpfl.record.rundir import"
+            " RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
+        )
         other = python(code, tmp_path)
         assert "in use by process" in other.communicate()[1]
     opened(tmp_path).close()
@@ -592,7 +599,10 @@ def test_commit_of_tracked_source_only(tmp_path):
 
 
 def test_import_stays_light():
-    code = "import sys, fedpfl.record\nprint([m for m in ('matplotlib', 'wandb', 'pandas', 'rich', 'hydra', 'omegaconf') "
+    code = (
+        "import sys, fedpfl.record\nprint([m for m in ('matplotlib', 'wandb', 'pandas', 'rich',"
+        " 'hydra', 'omegaconf') "
+    )
     code += "if m in sys.modules])\nprint([m for m in sys.modules if m.startswith('fedpfl.')])"
     out = python(code).communicate()[0].splitlines()
     assert out[0] == "[]"
@@ -652,7 +662,10 @@ def test_console_plain_lines(tmp_path):
     ]
     assert lines[0] == "data set    digits"
     assert lines[1] == "round 1/20  cohort 16.67 -> 66.67 %  0.10 s  ETA 0:00:38 + evaluations"
-    tuned = "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s  ETA 0:00:27"
+    tuned = (
+        "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s "
+        " ETA 0:00:27"
+    )
     assert tuned in lines
     assert lines[-3] == "round 20/20  cohort 16.67 -> 66.67 %  2.00 s"
     assert lines[-2] == "a [bold]note[/bold]"

@@ -359,7 +359,12 @@ def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, m
     mirror.on_end("failed", {"error": "ValueError: x", "traceback": "long", "hours": 2.0})
     assert (
         server.summary.items()
-        >= {**table, "status": "failed", "error": "ValueError: x", "hours": 2.0}.items()
+        >= {
+            **table,
+            "status": "failed",
+            "error": "ValueError: x",
+            "hours": 2.0,
+        }.items()
     )
     assert "traceback" not in server.summary
 

@@ -168,7 +168,8 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     assert "Only in B: seeds 3." in notes(compared)
     assert any(
         note.startswith(
-            "2 pairs of seeds are too few for the paired t-test, which takes the differences as normal: from"
+            "2 pairs of seeds are too few for the paired t-test, which takes the differences as"
+            " normal: from"
         )
         for note in notes(compared)
     )
@@ -205,17 +206,26 @@ def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
         (
             3,
             "t",
-            "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided",
+            (
+                "p: the paired t-test, which takes the differences as normal, of the 3 pairs of"
+                " seeds, two-sided"
+            ),
         ),
         (
             3,
             "wilcoxon",
-            "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall ",
+            (
+                "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot"
+                " fall "
+            ),
         ),
         (
             5,
             "wilcoxon",
-            "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot fall below 0.06",
+            (
+                "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot"
+                " fall below 0.06"
+            ),
         ),
         (
             6,
@@ -465,9 +475,10 @@ def test_more_than_one_configuration_is_one_clear_line(
 ) -> None:
     root = ab[0].parent
     assert main(["compare", str(root), str(ab[1])]) == 2
-    assert capsys.readouterr().err == (
-        f"fedpfl: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1) ({root / 'a'}); "
-        f"FedOBP on FMNIST, Dir(0.1) ({root / 'b'})\n"
+    assert (
+        capsys.readouterr().err
+        == f"fedpfl: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1)"
+        f" ({root / 'a'}); FedOBP on FMNIST, Dir(0.1) ({root / 'b'})\n"
     )
 
 

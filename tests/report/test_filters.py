@@ -77,7 +77,10 @@ def test_what_is_let_through(filters: str, kept: str) -> None:
         ("local=1", "local is a group; name a key of it: local.lr, local.betas"),
         (
             "method=fedopb",
-            "method=fedopb: no such run here; there are: fedavg, fedobp, lg_fedavg; did you mean fedobp?",
+            (
+                "method=fedopb: no such run here; there are: fedavg, fedobp, lg_fedavg; did you"
+                " mean fedobp?"
+            ),
         ),
         (
             "method=fedavg,ditto",
@@ -166,15 +169,16 @@ def test_every_command_takes_filters(root: Path, capsys: pytest.CaptureFixture) 
     )
     err = shown(capsys, "compare", root, code=2)[1]
     assert (
-        f"fedpfl: {root} holds 3 configurations, name two of them, or choose two by filters: FedPer on Digits"
-        in err
+        f"fedpfl: {root} holds 3 configurations, name two of them, or choose two by filters: FedPer"
+        " on Digits" in err
     )
     assert "compare takes two paths" in shown(capsys, "compare", "one", "two", "three", code=2)[1]
     for command in ("tables", "figures", "html", "ls", "compare", "paper", "clean"):
         out, err = shown(capsys, command, root, "method=fedpre", code=2)
         assert out == ""
         assert err.endswith(
-            "fedpfl: method=fedpre: no such run here; there are: fedavg, fedper; did you mean fedper?\n"
+            "fedpfl: method=fedpre: no such run here; there are: fedavg, fedper; did you mean"
+            " fedper?\n"
         )
     found = runs(root, where=["method=fedper"], warn=lambda _: None)
     assert [run.path.parts[-4] for run in found] == ["one", "two", "two"]

@@ -336,19 +336,21 @@ BROKEN = {
     "no summary.json": lambda folder: (folder / "summary.json").unlink(),
     "no config.yaml": lambda folder: (folder / "config.yaml").unlink(),
     "no rounds.csv": lambda folder: (folder / "rounds.csv").unlink(),
-    "config.yaml cannot be read: ParserError": lambda folder: (folder / "config.yaml").write_text(
-        "a: 1\nb: }"
+    "config.yaml cannot be read: ParserError": (
+        lambda folder: (folder / "config.yaml").write_text("a: 1\nb: }")
     ),
-    "summary.json cannot be read: JSONDecodeError": lambda folder: (
-        folder / "summary.json"
-    ).write_text('{"status": '),
+    "summary.json cannot be read: JSONDecodeError": (
+        lambda folder: (folder / "summary.json").write_text('{"status": ')
+    ),
     "must hold keys and values": lambda folder: (folder / "config.yaml").write_text("- 1"),
     "lacks dataset.name": lambda folder: (folder / "config.yaml").write_text("seed: 1"),
-    "no usable value: KeyError: 'seed'": lambda folder: (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text().replace("seed:", "weed:")
+    "no usable value: KeyError: 'seed'": (
+        lambda folder: (folder / "config.yaml").write_text(
+            (folder / "config.yaml").read_text().replace("seed:", "weed:")
+        )
     ),
-    "rounds.csv lacks the column accuracy": lambda folder: (folder / "rounds.csv").write_text(
-        "round\n1\n"
+    "rounds.csv lacks the column accuracy": (
+        lambda folder: (folder / "rounds.csv").write_text("round\n1\n")
     ),
     "rounds.csv cannot be read": lambda folder: (folder / "rounds.csv").write_text(""),
     "UnicodeDecodeError": lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"),
@@ -388,7 +390,10 @@ def test_what_the_table_shows(root: Path) -> None:
     assert lines[0].startswith(
         "| data set | partition | method | before mean | before pooled | before worst 10% |"
     )
-    shown = r"| FMNIST | Dir(0.1) | FedAvg | <u>87.00</u> | <u>88.00</u> | <u>67.00</u> | <u>89.00</u> | <u>90.00</u> |"
+    shown = (
+        r"| FMNIST | Dir(0.1) | FedAvg | <u>87.00</u> | <u>88.00</u> | <u>67.00</u> | <u>89.00</u>"
+        r" | <u>90.00</u> |"
+    )
     assert lines[2].startswith(f"{shown} 700 | 1k |")
     assert "| FedOBP | **95.00(1.41)** | **96.00(1.41)** |" in lines[3]
     assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
@@ -397,8 +402,8 @@ def test_what_the_table_shows(root: Path) -> None:
     )
     assert "Before: personal models as they stand; mean: over clients; pooled: over all" in lines[5]
     assert (
-        "fine-tuned: after 5 local epochs more; values and bits: per client and round; s/round: median."
-        in lines[5]
+        "fine-tuned: after 5 local epochs more; values and bits: per client and round; s/round:"
+        " median." in lines[5]
     )
     assert "over different seeds: 0 (FedAvg); 0, 1 (FedOBP)" in lines[5]
 
@@ -574,11 +579,11 @@ def test_no_runs_is_one_line_and_exit_code_2(
 
 def test_what_cannot_be_printed_is_one_line(root: Path) -> None:
     code = (
-        "import os, sys; from fedpfl.report.__main__ import main; root = sys.argv[1]\n"
-        "for words in (['figures'], ['ls', '--format', 'json'], ['ls'], ['paper', 'fedobp/table4'], ['tables'],\n"
-        "              ['tables', '--fairness', 'seed=0', 'method=fedobp']):\n"
-        "    os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
-        "    print(main([*words, root]), file=sys.stderr)\n"
+        "import os, sys; from fedpfl.report.__main__ import main; root = sys.argv[1]\nfor words in"
+        " (['figures'], ['ls', '--format', 'json'], ['ls'], ['paper', 'fedobp/table4'],"
+        " ['tables'],\n              ['tables', '--fairness', 'seed=0', 'method=fedobp']):\n   "
+        " os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n    print(main([*words, root]),"
+        " file=sys.stderr)\n"
     )
     env = os.environ | {"MPLBACKEND": "nope"}
     for unbuffered in ("", "1"):
@@ -597,7 +602,10 @@ def test_what_cannot_be_printed_is_one_line(root: Path) -> None:
 
 
 def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
-    command = f"{shlex.join([sys.executable, '-m', 'fedpfl.report', 'tables', str(root)])} | true; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"{shlex.join([sys.executable, '-m', 'fedpfl.report', 'tables', str(root)])} | true; exit"
+        " ${PIPESTATUS[0]}"
+    )
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
 
@@ -637,9 +645,10 @@ def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_report_needs_no_torch_and_loads_matplotlib_late() -> None:
     code = (
-        "import sys, fedpfl.report, fedpfl.report.tables, fedpfl.report.figures, fedpfl.report.__main__;"
-        "print([name for name in ('torch', 'matplotlib', 'hydra') if name in sys.modules],"
-        "sorted({name.split('.')[1] for name in sys.modules if name.startswith('fedpfl.')}))"
+        "import sys, fedpfl.report, fedpfl.report.tables, fedpfl.report.figures,"
+        " fedpfl.report.__main__;print([name for name in ('torch', 'matplotlib', 'hydra') if name"
+        " in sys.modules],sorted({name.split('.')[1] for name in sys.modules if"
+        " name.startswith('fedpfl.')}))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[] ['ground', 'papers', 'record', 'report']"

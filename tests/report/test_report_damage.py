@@ -113,12 +113,12 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
     out = " ".join(out.split())
     assert (
-        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, "
-        in out
+        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST,"
+        " Dir(0.5)), lr=0.01, " in out
     )
     assert (
-        "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5))."
-        in out
+        "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST,"
+        " Dir(0.5))." in out
     )
     assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
     assert (
@@ -185,8 +185,8 @@ def test_a_column_of_the_paper_says_what_is_not_alike_in_it(
         write_run(tmp_path / str(number), method={"name": method}, **changes)
     text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert (
-        "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30, rounds=12)."
-        in text
+        "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30,"
+        " rounds=12)." in text
     )
 
 
@@ -247,7 +247,10 @@ def test_seeds_that_draw_their_splits_are_one_group(
 
 def test_the_seeds_of_a_sweep_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for seed in (1, 2):
-        words = f"method=fedavg seed={seed} rounds=1 clients=4 participation=0.5 local.epochs=1 eval.every=1"
+        words = (
+            f"method=fedavg seed={seed} rounds=1 clients=4 participation=0.5 local.epochs=1"
+            " eval.every=1"
+        )
         assert run_command(*words.split(), f"hydra.run.dir=runs/{seed}", cwd=tmp_path).code == 0
     splits = {
         json.loads((tmp_path / f"runs/{seed}/summary.json").read_text())["data"] for seed in (1, 2)
@@ -338,21 +341,27 @@ HOSTILE: dict[str, Any] = {
         for name in ("summary.json", "rounds.csv")
     },
     "an alias bomb": bomb,
-    "deep YAML": lambda folder: (folder / "config.yaml").write_text(
-        "a: " + "[" * 5000 + "]" * 5000
+    "deep YAML": (
+        lambda folder: (folder / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
     ),
     "deep JSON": lambda folder: (folder / "summary.json").write_text("[" * 100_000),
-    "a huge number": lambda folder: (folder / "summary.json").write_text(
-        '{"status": "finished", "cohort": 1e999}'
+    "a huge number": (
+        lambda folder: (folder / "summary.json").write_text(
+            '{"status": "finished", "cohort": 1e999}'
+        )
     ),
-    "digits without end": lambda folder: (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text().replace("rounds: 4", "rounds: " + "9" * 5000)
+    "digits without end": (
+        lambda folder: (folder / "config.yaml").write_text(
+            (folder / "config.yaml").read_text().replace("rounds: 4", "rounds: " + "9" * 5000)
+        )
     ),
-    "no such date": lambda folder: (folder / "config.yaml").write_text(
-        "when: 2024-13-45 00:00:00\n"
+    "no such date": (
+        lambda folder: (folder / "config.yaml").write_text("when: 2024-13-45 00:00:00\n")
     ),
-    "keys of two kinds": lambda folder: (folder / "config.yaml").write_text(
-        yaml.safe_dump(config() | {"method": {"name": "fedavg", 1: 2}})
+    "keys of two kinds": (
+        lambda folder: (folder / "config.yaml").write_text(
+            yaml.safe_dump(config() | {"method": {"name": "fedavg", 1: 2}})
+        )
     ),
     "words for numbers": lambda folder: edit(
         folder, "rounds.csv", lambda row: row.update(accuracy="good")
@@ -361,8 +370,10 @@ HOSTILE: dict[str, Any] = {
     "a round without end": lambda folder: edit(
         folder, "rounds.csv", lambda row: row.update(round="inf")
     ),
-    "a list for a method": lambda folder: (folder / "config.yaml").write_text(
-        yaml.safe_dump(config() | {"method": {"name": "fedavg", "ema": [1]}})
+    "a list for a method": (
+        lambda folder: (folder / "config.yaml").write_text(
+            yaml.safe_dump(config() | {"method": {"name": "fedavg", "ema": [1]}})
+        )
     ),
     "a strange status": lambda folder: amend(folder, status=["finished"]),
 }
@@ -540,7 +551,10 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(
     unfinite(tmp_path / "a")
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["round"]) == ("", "4")  # not the 80 of round 2
-    note = "Empty, as a model was not finite or no client has test samples: FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
+    note = (
+        "Empty, as a model was not finite or no client has test samples: FedAvg on FMNIST, Dir(0.1)"
+        " (seed 0, round 4)."
+    )
     assert note in text_of(shown(capsys, "tables", tmp_path)[0])
     text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert note in text

@@ -294,7 +294,8 @@ def test_latex() -> None:
         r"Ditto & \underline{9.50$^\circ$$^\dagger$} &  &  &  \\",
         r"{\scriptsize published} & {\scriptsize 96.89 $-$0.56} &  &  &  \\",
         *(r"\bottomrule", r"\end{tabular}"),
-        r"\par\smallskip{\footnotesize Method: x; all: said once; mean: x; $\Delta$: x; down: x; place: x. "
+        r"\par\smallskip{\footnotesize Method: x; all: said once; mean: x; $\Delta$: x; down: x;"
+        r" place: x. "
         "Bold: best; underlined:",
         r"second of its block, finished runs first. A note: FedAvg\par}",
         r"\end{table}",

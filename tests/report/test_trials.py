@@ -125,7 +125,10 @@ def test_the_list_says_of_which_search_a_trial_is(outputs, capsys):
 def test_a_folder_of_trials_alone_is_one_line(name, outputs, capsys):
     assert main([name, str(outputs / "trials")]) == 2
     out, err = capsys.readouterr()
-    told = f"fedpfl: {outputs / 'trials'}: there are no runs but 6 trials of searches; --trials shows them\n"
+    told = (
+        f"fedpfl: {outputs / 'trials'}: there are no runs but 6 trials of searches; --trials shows"
+        " them\n"
+    )
     assert (out, err) == ("", told)
 
 

@@ -41,8 +41,8 @@ def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
     log = (run.path / "run.log").read_text()
     assert f"{TRAINED:,} parameters, " in log
     assert (
-        f"of them the head (classifier); {FROZEN:,} frozen ones, 0 MiB to send once, are not counted"
-        in log
+        f"of them the head (classifier); {FROZEN:,} frozen ones, 0 MiB to send once, are not"
+        " counted" in log
     )
     models = fedpfl.load(run.path)
     for values in (models.personal(0), models.global_model()):
@@ -71,8 +71,8 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     result = run_command(*words, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1), result
     assert (
-        "was begun with other data (samples, labels, groups, scaling, who holds which, or initial weights)"
-        in (result.complaints[0])
+        "was begun with other data (samples, labels, groups, scaling, who holds which, or initial"
+        " weights)" in (result.complaints[0])
     )
     prints = [
         [build_run(plan("partition.seed=0", f"seed={s}", *w)).fingerprint for s in (1, 2)]

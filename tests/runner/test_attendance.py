@@ -112,8 +112,8 @@ def test_phases_that_train_nothing_make_no_step(tmp_path):
         plugins.load_plugins([])
     assert result.code == 0, result.err
     assert (
-        "15 took part without a step, for lack of samples or as nothing moves in the method's phases"
-        in result.err
+        "15 took part without a step, for lack of samples or as nothing moves in the method's"
+        " phases" in result.err
     )
     assert read_summary(tmp_path / "run")["trained"] == 0
     assert {row["accuracy"] for row in read_table(tmp_path / "run/rounds.csv")} == {""}
@@ -186,8 +186,10 @@ def test_almost_nobody_is_a_tenth_of_the_planned_participations(attended):
     few = ([3], [True], 10, {"dropped": 9, "late": 9})
     more = ([3, 4], [True, True], 10, {"dropped": 8, "late": 8})
     assert told_in(attended(deadline=0.5), [few] * 6) == {
-        3: "almost nobody trains: 3 of 30 planned participations made a step in 3 rounds: 27 came late, raise "
-        "system.deadline=0.5"
+        3: (
+            "almost nobody trains: 3 of 30 planned participations made a step in 3 rounds: 27 came"
+            " late, raise system.deadline=0.5"
+        )
     }
     assert not told_in(attended(deadline=0.5), [more, few, few, few])  # 5 of 40
     assert [*told_in(attended(), [few])] == [1]  # it is the last round
@@ -208,7 +210,10 @@ def test_who_stopped_early_was_not_planned_and_an_empty_poisson_cohort_was(atten
 
 def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path):
     words = ("model=mlp", "method=fedavg", *TINY, "clients=20", "participation=0.1", "rounds=1")
-    line = "almost nobody will train: 2 of 20 clients are drawn in 1 round; raise rounds or participation"
+    line = (
+        "almost nobody will train: 2 of 20 clients are drawn in 1 round; raise rounds or"
+        " participation"
+    )
     told = play_run(tmp_path / "run", *words).splitlines()
     assert told.index(line) < next(at for at, one in enumerate(told) if one.startswith("round 1/1"))
     assert sum("almost nobody" in one for one in told) == 1
@@ -258,7 +263,10 @@ def mixed(tmp_path):
 
 def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, monkeypatch):
     nobody = "No accuracy, as no client has made a step: FedPer on FMNIST, Dir(0.1) (seed 0)."
-    few = "Almost nobody trained: Ditto on FMNIST, Dir(0.1) (seed 0: 4 of 40 planned participations took place)."
+    few = (
+        "Almost nobody trained: Ditto on FMNIST, Dir(0.1) (seed 0: 4 of 40 planned participations"
+        " took place)."
+    )
     made = accuracy_table(runs(mixed))
     assert made.notes[:2] == (nobody, few)
     assert not any("No evaluation to judge yet" in note for note in made.notes)

@@ -299,8 +299,8 @@ def test_a_checkpoint_of_another_form_is_one_line(
     result = run_command(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
-        f"fedpfl: {run}/state.pt holds {whose} of another form than the method now has; restart=true removes "
-        "the run's files and runs it from the beginning"
+        f"fedpfl: {run}/state.pt holds {whose} of another form than the method now has;"
+        " restart=true removes the run's files and runs it from the beginning"
     ]
 
 
@@ -363,8 +363,8 @@ def test_a_corrupt_checkpoint_is_one_line_and_kept(
     result = run_command(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
     assert (
-        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning"
-        in result.err
+        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the"
+        " beginning" in result.err
     )
     told = ("run/summary.json", "run/run.sums")
     assert {k: v for k, v in snapshot(tmp_path).items() if k not in told} == {

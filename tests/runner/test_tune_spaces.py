@@ -45,7 +45,8 @@ def folder(tmp_path):
         (tmp_path / "my_conf" / name).mkdir(parents=True)
     (tmp_path / "my_conf" / "method" / "halfway.yaml").write_text("name: halfway\nshare: 0.4\n")
     (tmp_path / "my_conf" / "experiment" / "mine.yaml").write_text(
-        "# @package _global_\nlocal:\n  batch_size: 7\nhydra:\n  sweeper:\n    params:\n      clients: 4,5\n"
+        "# @package _global_\nlocal:\n  batch_size: 7\nhydra:\n  sweeper:\n    params:\n     "
+        " clients: 4,5\n"
     )
     return tmp_path / "my_conf"
 
@@ -111,7 +112,8 @@ def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
     found = searched("method=fedavg,fedprox,moon", f"method.mu={value}")
     told = [line for line in capsys.readouterr().err.splitlines() if "method.mu" in line]
     assert told == [
-        f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods alone"
+        f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods"
+        " alone"
     ]
     for place in (0, 1):
         own = {
@@ -155,14 +157,18 @@ def test_what_no_method_can_do_is_one_line(words, told, tmp_path):
 
 
 WRONG = {
-    "method.share: choise(0.1, 0.2)": "'choise(0.1, 0.2)' is no choice(...), range(...) or interval(...)",
+    "method.share: choise(0.1, 0.2)": (
+        "'choise(0.1, 0.2)' is no choice(...), range(...) or interval(...)"
+    ),
     "method.share: choice(0.1": "'choice(0.1' is no choice",
     "method.share: [0.1, 0.2]": "must be a text such as 'choice(0.1, 1)', got [0.1, 0.2]",
     "method.share:": "must be a text such as",
     "- method.share": "a search space must be of keys and values",
     "method.share: [": "while parsing",
     "limits: 3": "limits: must be of keys and limits",
-    "limits: {method.share: over 3}": "limits: must be such as 'above 0, below layers', got 'over 3'",
+    "limits: {method.share: over 3}": (
+        "limits: must be such as 'above 0, below layers', got 'over 3'"
+    ),
 }
 
 

@@ -137,7 +137,8 @@ def _make_images(
     if images.shape != (IMAGES_PER_SEVERITY, 32, 32, 3) or images.dtype != np.uint8:
         raise not_as_published(
             path,
-            f"dataset.made needs CIFAR-10's {IMAGES_PER_SEVERITY:,} test images after the training images",
+            f"dataset.made needs CIFAR-10's {IMAGES_PER_SEVERITY:,} test images after the training"
+            " images",
         )
     digest = hashlib.blake2b(images.tobytes(), digest_size=8).hexdigest()
 

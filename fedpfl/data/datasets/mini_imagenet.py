@@ -12,7 +12,10 @@ from fedpfl.data.datasets.shared.source import (
     require_count,
 )
 
-PLACE = "mini-imagenet/ with images/, train.csv, val.csv and test.csv (split of Ravi and Larochelle; no address)"
+PLACE = (
+    "mini-imagenet/ with images/, train.csv, val.csv and test.csv (split of Ravi and Larochelle; no"
+    " address)"
+)
 SIZE = 60_000
 
 

@@ -4,7 +4,10 @@ from fedpfl.data.datasets.shared.images import Side, read_domains
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, find_folder
 
-PLACE = "OfficeHomeDataset_10072016/ with Art, Clipart, Product and 'Real World' (https://www.hemanthdv.org, OfficeHome)"
+PLACE = (
+    "OfficeHomeDataset_10072016/ with Art, Clipart, Product and 'Real World'"
+    " (https://www.hemanthdv.org, OfficeHome)"
+)
 SIZES = {"Art": 2_427, "Clipart": 4_365, "Product": 4_439, "Real World": 4_357}
 
 

@@ -156,8 +156,8 @@ def require_same_facts(**facts: Any) -> None:
         for name, value in own.items():
             if value != everyone[0][name]:
                 raise FedpflError(
-                    f"process {number} has {name} {value}, process 0 {everyone[0][name]}; give all the same command, "
-                    "files and packages"
+                    f"process {number} has {name} {value}, process 0 {everyone[0][name]}; give all"
+                    " the same command, files and packages"
                 )
 
 
@@ -174,9 +174,11 @@ def broadcast_value(value: T, source: int = 0) -> T:
         return value
     gives = dist.get_rank() == source
     told = [
-        tree.map(lambda leaf: _Form.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
-        if gives
-        else None
+        (
+            tree.map(lambda leaf: _Form.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
+            if gives
+            else None
+        )
     ]
     with _together():
         dist.broadcast_object_list(told, source)
@@ -298,13 +300,14 @@ class DistributedBackend(Backend):
             (rank for rank, digest in enumerate(digests) if digest != digests[0]), None
         ):
             return FedpflError(
-                f"after round {call.state.round} process {parted} has another server state than process 0; take "
-                "processors of one kind, which round alike"
+                f"after round {call.state.round} process {parted} has another server state than"
+                " process 0; take processors of one kind, which round alike"
             )
         forms = [form for form in told if form is not None]
         if any(form != forms[0] for form in forms):  # in whatever order
             return FedpflError(
-                f"{type(call.method).__name__} brings back trees of different forms from its clients"
+                f"{type(call.method).__name__} brings back trees of different forms from its"
+                " clients"
             )
         return self._gathered(forms[0], dealt, mine)
 

@@ -66,7 +66,8 @@ def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
     lines = []
     if on.type == "cpu" and engine.backend == "batched":
         lines.append(
-            "slow: batched is for GPUs, and on a CPU mostly slower than loop; use engine.backend=auto"
+            "slow: batched is for GPUs, and on a CPU mostly slower than loop; use"
+            " engine.backend=auto"
         )
     return lines
 

@@ -34,13 +34,13 @@ VMAP_ERRORS = (
 )
 """What PyTorch says where a vectorised function asks for the values of a tensor."""
 ONE_HOT_ADVICE = (
-    "calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write "
-    "(y[:, None] == torch.arange(classes, device=y.device)).float()"
+    "calls one_hot, which looks at the values of a tensor, but it is asked about many clients at"
+    " once: write (y[:, None] == torch.arange(classes, device=y.device)).float()"
 )
 VMAP_ADVICE = (
-    "looks at the values of a tensor (if, while, int(), .item(), x[mask], x[number]), but it is asked about many "
-    "clients at once: use torch.where, x[number[None]][0], or find it out in before_training or after_training, "
-    "which may look"
+    "looks at the values of a tensor (if, while, int(), .item(), x[mask], x[number]), but it is"
+    " asked about many clients at once: use torch.where, x[number[None]][0], or find it out in"
+    " before_training or after_training, which may look"
 )
 
 
@@ -335,7 +335,10 @@ def _model(value: Any, expected: Expected, *arguments: Any) -> Faults:
             if name not in named:
                 yield f"a model without the network's {name}"
             if named[name].shape != leaf.shape:
-                yield f"{name} of shape {list(named[name].shape)}, which the network has as {list(leaf.shape)}"
+                yield (
+                    f"{name} of shape {list(named[name].shape)}, which the network has as"
+                    f" {list(leaf.shape)}"
+                )
 
 
 def _start(value: Any, expected: Expected, *arguments: Any) -> Faults:
@@ -358,7 +361,10 @@ def _states(value: Any, expected: Expected, *arguments: Any) -> Faults:
 def _init(value: Any, expected: Expected, *arguments: Any) -> Faults:
     yield from _states(value, expected)
     if known := [name for name in FACTS if name in value[1]]:
-        yield f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave it out here"
+        yield (
+            f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave"
+            " it out here"
+        )
 
 
 def _before_turn(
@@ -400,7 +406,10 @@ def _init_clients(value: Any, expected: Expected, *arguments: Any) -> Faults:
         if name not in known:
             yield f"{name}, which init's client state does not have"
         if leaf.shape != (arguments[0], *known[name].shape):
-            yield f"{name} of shape {list(leaf.shape)} for {arguments[0]} clients that have {list(known[name].shape)} each"
+            yield (
+                f"{name} of shape {list(leaf.shape)} for {arguments[0]} clients that have"
+                f" {list(known[name].shape)} each"
+            )
 
 
 def _buffers(value: Any, expected: Expected, *arguments: Any) -> Faults:
@@ -473,7 +482,10 @@ def _mask(mask: Tree, params: Tree) -> Faults:
         if not isinstance(own, bool) and not (isinstance(own, Tensor) and own.dtype == torch.bool):
             yield f"a phase whose mask has {_kind(own)} for {name}"
         if isinstance(own, Tensor) and own.shape != leaf.shape:
-            yield f"a phase whose mask has shape {list(own.shape)} for {name}, which is {list(leaf.shape)}"
+            yield (
+                f"a phase whose mask has shape {list(own.shape)} for {name}, which is"
+                f" {list(leaf.shape)}"
+            )
 
 
 def _scalar(value: Any, *arguments: Any) -> Faults:
@@ -500,7 +512,10 @@ def _loss(
         yield from _tree(value[1], expected)
         for name, leaf in tree.items(value[1]):
             if not leaf.dim() or len(leaf) != len(batch.x):
-                yield f"beside the loss {_kind(leaf)} as {name or 'a tree'} for {len(batch.x)} samples"
+                yield (
+                    f"beside the loss {_kind(leaf)} as {name or 'a tree'} for {len(batch.x)}"
+                    " samples"
+                )
         value = value[0]
     yield from _scalar(value)
     yield from _detached(value, params)

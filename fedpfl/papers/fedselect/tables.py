@@ -121,9 +121,11 @@ _make_layout = partial(
     Layout,
     metric="personalized accuracy, final round (%)",
     rule=Selection("cohort_after", published=True),
-    about="the paper judges the last round's models right after local training, here over all "
-    "test samples of the clients, FedAvg's before it and FedAvg+FT's and FedBABU's after "
-    "fine-tuning",
+    about=(
+        "the paper judges the last round's models right after local training, here over all "
+        "test samples of the clients, FedAvg's before it and FedAvg+FT's and FedBABU's after "
+        "fine-tuning"
+    ),
     setup={"rounds": 200, "participation": 1.0, "local.epochs": 3, "model.name": "resnet18"},
 )
 TABLES = {
@@ -166,8 +168,10 @@ TABLES = {
             *_alpha_rows(0.3, 0.5),
         ),
         COLUMNS_OF_ONE_EXPERIMENT,
-        note="Which layers the paper calls A to D is not stated: here the stem and the first "
-        "convolutions of 128, 256 and 512 channels.",
+        note=(
+            "Which layers the paper calls A to D is not stated: here the stem and the first "
+            "convolutions of 128, 256 and 512 channels."
+        ),
     ),
 }
 
