@@ -30,9 +30,10 @@ test-all: setup ## The same with all products: methods by settings by engines, f
 smoke: setup ## The quickest end-to-end check: a few rounds of every method on digits
 	$(BIN)/python -m fedpfl.train experiment=smoke
 
-lint: setup ## Style, formatting and types
+lint: setup ## Style, formatting, spelling and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
 types: setup ## Types only
