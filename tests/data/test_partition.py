@@ -31,6 +31,8 @@ DEFAULTS = {
     "published": {"alpha": 1.0},
     "iid": {},
     "shards": {"classes_per_client": 2},
+    "quantity": {},
+    "extended_dirichlet": {"classes_per_client": 2},
 }
 
 
@@ -307,7 +309,9 @@ def test_seeds(name):
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_one_client_holds_everything(name):
-    options = DEFAULTS[name] | ({"classes_per_client": 10} if name == "shards" else {})
+    options = DEFAULTS[name] | (
+        {"classes_per_client": 10} if "classes_per_client" in DEFAULTS[name] else {}
+    )
     check(SCHEMES[name](Y, 1, 0, **options), 1, len(Y))
 
 

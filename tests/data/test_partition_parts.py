@@ -342,6 +342,8 @@ USUAL: dict[str, dict] = {
     "published": {"alpha": 1.0, "max_attempts": 20},
     "iid": {},
     "shards": {"classes_per_client": 2},
+    "quantity": {},
+    "extended_dirichlet": {"max_attempts": 20},
     "groups": {"groups": GROUPS},
     "shuffled_shards": {"classes_per_client": 2, "test_from": TEST_FROM},
     "fixed_dirichlet": {
@@ -390,6 +392,8 @@ PINNED = {
     "groups test_from": "05b727c0",
     "shuffled_shards": "859eb8ac",
     "fixed_dirichlet": "551474ff",
+    "extended_dirichlet": "a3279943",
+    "quantity": "03393cbc",
 }
 MORE = {"samples_per_client": 30, "test_from": TEST_FROM}
 

@@ -17,6 +17,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.partition.common import Indices, Partition, check_partition
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
+from fedpfl.data.partition.sizes import extended_dirichlet, quantity
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
 from fedpfl.ground.errors import FedpflError
 
@@ -37,6 +38,8 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
         published,
         iid,
         shards,
+        quantity,
+        extended_dirichlet,
         groups,
         shuffled_shards,
         fixed_dirichlet,

@@ -94,6 +94,37 @@ def deal_shards(
     return clients
 
 
+def deal_by_proportions(
+    y: np.ndarray, sizes: Sequence[int], alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Deal each client so many samples by class proportions ~ Dir(alpha) of its own.
+
+    The proportions are restricted to the classes that have samples left.
+    """
+    classes = indices_by_class(y)
+    for indices in classes:
+        rng.shuffle(indices)
+    remaining = np.array([len(indices) for indices in classes])
+    holdings = []
+    for needed in sizes:
+        proportions = rng.dirichlet(np.full(len(classes), alpha))
+        pieces = []
+        # Each pass but the first has exhausted a class, so there are at most `classes` passes.
+        while needed:
+            proportions = np.where(remaining > 0, proportions, 0.0)
+            if proportions.sum() <= 0:
+                proportions = remaining.astype(float)
+            drawn_counts = rng.multinomial(needed, proportions / proportions.sum())
+            counts = np.minimum(drawn_counts, remaining)
+            for label in np.flatnonzero(counts):
+                stop = remaining[label]
+                pieces.append(classes[label][stop - counts[label] : stop])
+            remaining -= counts
+            needed -= int(counts.sum())
+        holdings.append(np.concatenate(pieces))
+    return holdings
+
+
 def split_clients(
     clients: Sequence[Indices], test_fraction: float, rng: Generator, attempts: int = 1
 ) -> Partition:

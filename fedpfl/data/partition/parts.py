@@ -21,7 +21,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 
-def groups(  # noqa: PLR0913 - its arguments are keys of the configuration
+def groups(
     y: np.ndarray,
     clients: int,
     seed: int,
@@ -124,7 +124,7 @@ def _choose_groups(
     return large_groups
 
 
-def shuffled_shards(  # noqa: PLR0913 - its arguments are keys of the configuration
+def shuffled_shards(
     y: np.ndarray,
     clients: int,
     seed: int,

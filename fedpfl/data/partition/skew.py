@@ -13,6 +13,7 @@ from fedpfl.data.partition.common import (
     Indices,
     Partition,
     PositiveInt,
+    deal_by_proportions,
     deal_shards,
     indices_by_class,
     require_enough_samples,
@@ -48,7 +49,7 @@ def dirichlet(
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
-        holdings = _deal_fixed_sizes(y, clients, alpha, samples_per_client, rng)
+        holdings = deal_by_proportions(y, [samples_per_client] * clients, alpha, rng)
         return split_clients(holdings, test_fraction, rng)
 
     require_enough_samples(len(y), clients, "min_samples", min_samples)
@@ -227,36 +228,4 @@ def _fill_small_clients(holdings: list[Indices], minimum: int) -> list[Indices]:
             holdings[donor] = holdings[donor][:-count]
             sizes[client] += count
             sizes[donor] -= count
-    return holdings
-
-
-def _deal_fixed_sizes(
-    y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator
-) -> list[Indices]:
-    """Deal `samples` to each client by class proportions ~ Dir(alpha).
-
-    The proportions are restricted to the classes that have samples left.
-    """
-    classes = indices_by_class(y)
-    for indices in classes:
-        rng.shuffle(indices)
-    remaining = np.array([len(indices) for indices in classes])
-    holdings = []
-    for _ in range(clients):
-        proportions = rng.dirichlet(np.full(len(classes), alpha))
-        pieces = []
-        needed = samples
-        # Each pass but the first has exhausted a class, so there are at most `classes` passes.
-        while needed:
-            proportions = np.where(remaining > 0, proportions, 0.0)
-            if proportions.sum() <= 0:
-                proportions = remaining.astype(float)
-            drawn_counts = rng.multinomial(needed, proportions / proportions.sum())
-            counts = np.minimum(drawn_counts, remaining)
-            for label in np.flatnonzero(counts):
-                stop = remaining[label]
-                pieces.append(classes[label][stop - counts[label] : stop])
-            remaining -= counts
-            needed -= int(counts.sum())
-        holdings.append(np.concatenate(pieces))
     return holdings

@@ -1,0 +1,146 @@
+"""Schemes in which clients differ in how much they have, or in which classes they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+
+from fedpfl.data.partition.common import (
+    Alpha,
+    Fraction,
+    Indices,
+    Partition,
+    PositiveInt,
+    deal_by_proportions,
+    indices_by_class,
+    require_enough_samples,
+    split_clients,
+)
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast, AtMost
+
+Spread = Annotated[float, AtLeast(0), AtMost(100)]
+
+
+def quantity(
+    y: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    sizes: Literal["lognormal", "power"] = "lognormal",
+    spread: Spread = 1.0,
+    alpha: Alpha | None = None,
+    min_samples: PositiveInt = 10,
+    test_fraction: Fraction = 0.25,
+) -> Partition:
+    """Give clients unequal numbers of samples, beside any skew of labels.
+
+    Every sample is dealt. A client has `min_samples`, and of the rest a share by its weight:
+    exp(spread z) with z ~ N(0, 1) (lognormal), or
+    rank^-spread with ranks 1 to `clients` in random order (a power law). With alpha, a client draws
+    class proportions p ~ Dir(alpha, ..., alpha) and takes its samples by them, restricted to the
+    classes that are left; without, it takes random ones.
+
+    Raises:
+        FedpflError: There are too few samples.
+    """
+    require_enough_samples(len(y), clients, "min_samples", min_samples)
+    rng = np.random.default_rng(seed)
+    if sizes == "lognormal":
+        logarithms = spread * rng.standard_normal(clients)
+    else:
+        logarithms = -spread * np.log(rng.permutation(np.arange(1, clients + 1)))
+    weights = np.exp(logarithms - logarithms.max())
+    counts = min_samples + apportion(weights, len(y) - clients * min_samples)
+    if alpha is None:
+        pieces = np.split(rng.permutation(len(y)), np.cumsum(counts)[:-1])
+        return split_clients(pieces, test_fraction, rng)
+    return split_clients(deal_by_proportions(y, counts.tolist(), alpha, rng), test_fraction, rng)
+
+
+def apportion(weights: np.ndarray, total: int) -> np.ndarray:
+    """Return whole numbers in proportion to weights, which sum to `total` (largest remainders)."""
+    exact = weights / weights.sum() * total
+    counts = np.floor(exact).astype(np.int64)
+    remainders = exact - counts
+    largest = np.argsort(-remainders, kind="stable")[: total - counts.sum()]
+    counts[largest] += 1
+    return counts
+
+
+def extended_dirichlet(
+    y: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: PositiveInt = 2,
+    alpha: Alpha = 1.0,
+    min_samples: PositiveInt = 10,
+    max_attempts: PositiveInt = 1000,
+    test_fraction: Fraction = 0.25,
+) -> Partition:
+    """Deal each client C classes, and cut each class by Dir(alpha) over its holders.
+
+    ExDir(C, alpha) of Li and Lyu (Convergence Analysis of Sequential Federated Learning on
+    Heterogeneous Data, NeurIPS 2023, appendix). Classes are dealt in turn, those dealt least often
+    first and ties at random, so that each has a holder where clients x C reaches the classes.
+    Proportions are drawn again until every client has `min_samples`.
+
+    Raises:
+        FedpflError: There are fewer classes than C, too few samples, or no split in
+            `max_attempts` draws.
+    """
+    require_enough_samples(len(y), clients, "min_samples", min_samples)
+    rng = np.random.default_rng(seed)
+    pools = [index for index in indices_by_class(y) if len(index)]
+    if classes_per_client > len(pools):
+        raise FedpflError(
+            f"partition.classes_per_client must be at most the number of classes, {len(pools)}, "
+            f"got {classes_per_client}"
+        )
+    holders = _deal_classes(len(pools), clients, classes_per_client, rng)
+    for attempt in range(1, max_attempts + 1):
+        holdings = _cut_over_holders(pools, holders, clients, alpha, rng)
+        if min(map(len, holdings)) >= min_samples:
+            return replace(split_clients(holdings, test_fraction, rng), attempts=attempt)
+    raise FedpflError(
+        f"partition=extended_dirichlet found no split in {max_attempts} attempts in which each of "
+        f"clients={clients} has partition.min_samples={min_samples} samples; lower it, or raise "
+        "partition.alpha or partition.classes_per_client"
+    )
+
+
+def _deal_classes(
+    classes: int, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Return the clients that hold each class."""
+    dealt_often = np.zeros(classes, np.int64)
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    for client in range(clients):
+        hand = np.lexsort((rng.random(classes), dealt_often))[:classes_per_client]
+        dealt_often[hand] += 1
+        for label in hand:
+            holders[label].append(client)
+    return holders
+
+
+def _cut_over_holders(
+    pools: Sequence[Indices],
+    holders: Sequence[Sequence[int]],
+    clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Cut each class by Dir(alpha) over its holders; a class that nobody holds is left out."""
+    pieces: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(clients)]
+    for pool, owners in zip(pools, holders, strict=True):
+        if not owners:
+            continue
+        proportions = rng.dirichlet(np.full(len(owners), alpha))
+        cuts = (np.cumsum(proportions) * len(pool)).astype(int)[:-1]
+        for client, piece in zip(owners, np.split(rng.permutation(pool), cuts), strict=True):
+            pieces[client].append(piece)
+    return [np.concatenate(parts) for parts in pieces]

@@ -1,0 +1,113 @@
+"""Clients of unequal sizes, and of a few classes cut by Dir(alpha): against their definitions."""
+
+import numpy as np
+import pytest
+
+from fedpfl.data.heterogeneity import gini_coefficient, measure_heterogeneity
+from fedpfl.data.partition import SCHEMES
+from fedpfl.data.partition.sizes import apportion
+from fedpfl.ground.errors import FedpflError
+
+Y = np.random.default_rng(0).integers(0, 10, 2_000)
+CLIENTS = 20
+quantity, extended_dirichlet = SCHEMES["quantity"], SCHEMES["extended_dirichlet"]
+
+
+def holdings(parts) -> list[np.ndarray]:
+    return [np.concatenate(pair) for pair in zip(parts.train, parts.test, strict=True)]
+
+
+def sizes(parts) -> np.ndarray:
+    return np.array([len(indices) for indices in holdings(parts)])
+
+
+def test_sizes_follow_a_power_law():
+    found = sizes(quantity(Y, CLIENTS, 3, sizes="power", spread=1.5, min_samples=5))
+    weights = np.arange(1, CLIENTS + 1) ** -1.5
+    exact = 5 + (len(Y) - 5 * CLIENTS) * weights / weights.sum()
+    assert np.abs(np.sort(found)[::-1] - exact).max() < 1
+    assert found.sum() == len(Y)
+
+
+def test_sizes_are_lognormal():
+    """The logarithm of what is above the least has the standard deviation that was asked for."""
+    y = np.zeros(2_000_000, int)
+    found = sizes(quantity(y, 2_000, 0, spread=0.7, min_samples=1))
+    logarithms = np.log(found - 1 + 1e-9)
+    assert logarithms.std() == pytest.approx(0.7, rel=0.05)
+    centred = (logarithms - logarithms.mean()) / logarithms.std()
+    assert abs((centred**3).mean()) < 0.15  # no skew: a normal distribution
+    assert found.sum() == len(y)
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "power"])
+def test_without_spread_all_have_one_size(kind):
+    found = sizes(quantity(Y, CLIENTS, 1, sizes=kind, spread=0.0))
+    assert set(found) == {len(Y) // CLIENTS}
+
+
+def test_sizes_do_not_depend_on_the_label_skew():
+    plain, skewed = (quantity(Y, CLIENTS, 4, alpha=alpha) for alpha in (None, 0.1))
+    assert np.array_equal(sizes(plain), sizes(skewed))
+    by_alpha = [measure_heterogeneity(Y, part.train).label_skew for part in (plain, skewed)]
+    assert by_alpha[0] < 0.25 < 0.5 < by_alpha[1]
+    everything = np.concatenate(holdings(skewed))
+    assert np.array_equal(np.sort(everything), np.arange(len(Y)))
+
+
+def test_whole_numbers_are_apportioned_by_largest_remainders():
+    assert apportion(np.array([5.0, 3.0, 2.0]), 7).tolist() == [4, 2, 1]  # 3.5, 2.1, 1.4
+    assert apportion(np.array([1.0, 1.0, 1.0]), 2).tolist() == [1, 1, 0]
+
+
+def test_each_client_holds_its_number_of_classes():
+    parts = extended_dirichlet(Y, CLIENTS, 2, classes_per_client=3, alpha=5.0)
+    assert all(len(np.unique(Y[indices])) <= 3 for indices in holdings(parts))
+    assert np.array_equal(np.sort(np.concatenate(holdings(parts))), np.arange(len(Y)))
+    holders = [sum(label in Y[indices] for indices in holdings(parts)) for label in range(10)]
+    assert set(holders) == {CLIENTS * 3 // 10}  # classes are dealt equally often
+
+
+def test_a_large_alpha_cuts_classes_into_equal_shards():
+    parts = extended_dirichlet(Y, CLIENTS, 2, classes_per_client=1, alpha=1e6)
+    for indices in holdings(parts):
+        (label,) = np.unique(Y[indices])
+        assert len(indices) == pytest.approx((label == Y).sum() / 2, abs=2)
+
+
+def test_a_small_alpha_gives_a_class_to_one_holder():
+    parts = extended_dirichlet(Y, 5, 2, classes_per_client=10, alpha=1e-3, min_samples=1)
+    shares = [max(np.bincount(Y[i], minlength=10)[c] for i in holdings(parts)) for c in range(10)]
+    assert np.mean(shares / np.bincount(Y)) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"classes_per_client": 11},
+            "classes_per_client must be at most the number of classes, 10",
+        ),
+        ({"min_samples": 200}, "with partition.min_samples=200 need 4000 samples"),
+        ({"alpha": 0.01, "min_samples": 90, "max_attempts": 5}, "found no split in 5 attempts"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(options, text):
+    with pytest.raises(FedpflError, match=text):
+        extended_dirichlet(Y, CLIENTS, 0, **options)
+
+
+def test_heterogeneity_by_hand():
+    y = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    apart = measure_heterogeneity(y, [np.arange(4), np.arange(4, 8)])
+    assert (apart.label_skew, apart.size_gini) == (0.5, 0)
+    alike = measure_heterogeneity(y, [np.array([0, 4]), np.array([1, 5]), np.array([], int)])
+    assert (alike.label_skew, alike.size_gini) == (0, 0)
+    unequal = measure_heterogeneity(y, [np.arange(1), np.arange(1, 4)])
+    assert unequal.size_gini == pytest.approx(0.25)  # |1 - 3| over 2 x 2 clients x mean 2
+
+
+def test_ginis_coefficient_is_the_mean_difference_of_pairs():
+    values = np.random.default_rng(1).exponential(size=50)
+    pairs = np.abs(values[:, None] - values[None]).mean()
+    assert gini_coefficient(values) == pytest.approx(pairs / (2 * values.mean()))
