@@ -287,10 +287,12 @@ def test_a_run_records_what_was_chosen(tmp_path):
 
 
 def test_it_is_not_the_papers(tmp_path):
-    method = {"name": "fedobp", "score": "obp", "norm": "global"}
+    method = {"score": "obp", "norm": "global"}
     one, other = (
-        read_started_run(write_run(tmp_path / str(place), {2: 90.0}, method={**method, "q": q}))
-        for place, q in enumerate((0.9, [0.5, 0.9]))
+        read_started_run(
+            write_run(tmp_path / name, {2: 90.0}, method={**method, "name": name, "q": q})
+        )
+        for name, q in (("fedobp", 0.9), ("fedobp_adaptive", [0.5, 0.9]))
     )
     assert is_paper_fedobp(one)
     assert not is_paper_fedobp(other)

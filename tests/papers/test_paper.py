@@ -847,7 +847,7 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
             }
         return []
 
-    monkeypatch.setattr(f"{FIGURES[name].paint.__module__}.panels", panels)
+    monkeypatch.setattr(f"{FIGURES[name].paint.__module__}.draw_panels", panels)
     FIGURES[name].draw(name, groups(runs(root)), root, Selection())
     return found
 

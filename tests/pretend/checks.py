@@ -52,7 +52,7 @@ QUICK = ("fedobp-q=0.9", False)
 """The case that `make test` plays, and whether with BatchNorm; `make test-all` plays all."""
 
 REASONS = {
-    "engine/round.py _outcome: copy from cuda to cpu": "what the round has measured, all at once",
+    "engine/round.py _summarize_turns: copy from cuda to cpu": "what the round has measured, all at once",
     "engine/backends/programs.py Program.run: copy from cuda to cpu": (
         "which clients leave a phase out"
     ),
@@ -213,7 +213,9 @@ def test_an_evaluation_is_fetched_at_once():
     assert summarize_accuracy(counts)["accuracy"] > 0
     assert not non_finite_clients(counts)
     assert len(accuracy_per_client(counts)["accuracy"]) == 10
-    assert seen.waits == {"engine/backend.py Backend.judge: copy from cuda to cpu": 1}
+    assert seen.waits == {
+        "engine/backends/backend.py Backend.evaluate_splits: copy from cuda to cpu": 1
+    }
 
 
 @pytest.mark.full

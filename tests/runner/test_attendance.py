@@ -284,7 +284,7 @@ def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, mon
     labels = []
     monkeypatch.setitem(
         accuracy_figure.__globals__,
-        "_save",
+        "_save_figure",
         lambda figure, path: labels.append(_legend(figure)) or [],
     )
     accuracy_figure(runs(mixed), mixed / "figure")

@@ -319,7 +319,7 @@ def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):
 
 
 def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch):
-    monkeypatch.setattr(Console, "_spoken", {})
+    monkeypatch.setattr(Console, "_print_times", {})
     told = []
     for seconds in (1.0, 10.0):
         stream = io.StringIO()
