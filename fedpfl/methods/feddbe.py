@@ -1,6 +1,4 @@
-"""FedDBE: FedAvg whose clients keep the bias of their representations to themselves (Domain Bias
-Eliminator).
-"""
+"""FedDBE: FedAvg whose clients keep their representations' bias (Domain Bias Eliminator)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -41,27 +39,34 @@ class FedDBE(Method):
 
     def init(self, params, parts):
         """Keep vectors of the head's width under the name of its weight."""
-        zero = {name: torch.zeros_like(params[name][0]) for name in [parts.head_weight]}
-        return {"model": params, "mean": zero, "known": flag(params)}, {"u": zero, "mean": zero}
+        zero = {parts.head_weight: torch.zeros_like(params[parts.head_weight][0])}
+        server = {"model": params, "mean": zero, "known": flag(params)}
+        return server, {"u": zero, "mean": zero}
 
     def turns(self, played, cohort, clients, generator):
         """Ask all clients for their means first."""
-        first = Turn(list(range(clients)), self._consensus, trains=self.mean == "training")
-        return [Turn(cohort)] if played else [first, Turn(cohort)]
+        if played:
+            return [Turn(cohort)]
+        everyone = list(range(clients))
+        survey = Turn(everyone, self._average_means, trains=self.mean == "training")
+        return [survey, Turn(cohort)]
 
-    def _consensus(self, server, clients, uploads):
-        """Average the means by samples."""
-        found, samples = uploads["found"].values["mean"], uploads["found"].values["samples"]
-        mean = tree.mean(found, samples / samples.sum().clamp(min=1))
-        clients = {**clients, "mean": tree.repeat(mean, len(samples))}
-        return {**server, "mean": mean, "known": ~server["known"]}, clients
+    def _average_means(self, server, clients, uploads):
+        """Average the means by samples: zbar."""
+        found = uploads["found"].values
+        samples = found["samples"]
+        zbar = tree.mean(found["mean"], samples / samples.sum().clamp(min=1))
+        clients = {**clients, "mean": tree.repeat(zbar, len(samples))}
+        return {**server, "mean": zbar, "known": ~server["known"]}, clients
 
     def before_training(self, server, client, net, shard):
-        """Begin the running mean at zero; before round 1 count samples, and find what `mean=data`
-        wants.
+        """Begin the running mean s at zero.
+
+        Before round 1 count samples, and find what `mean=data` wants.
         """
         ((name, u),) = client["u"].items()
-        mean, samples = torch.zeros_like(u), 0 if server["known"] else len(shard.data.y)
+        mean = torch.zeros_like(u)
+        samples = 0 if server["known"] else len(shard.data.y)
         if self.mean == "data" and samples:
             mean = shard.features(net.still(), server["model"]).mean(0)
         elif samples == 1:
@@ -69,44 +74,46 @@ class FedDBE(Method):
         return {"running": {name: mean}, "samples": u.new_full((), samples)}
 
     def download(self, server, client):
-        """Return the model, and once the consensual mean."""
-        return {
-            "model": server["model"],
-            "mean": _if(server["known"] & ~client["participated"], server["mean"]),
-        }
+        """Return the model, and once the consensual mean zbar."""
+        needs_mean = server["known"] & ~client["participated"]
+        return {"model": server["model"], "mean": _send_if(needs_mean, server["mean"])}
 
     def start(self, received, client):
-        """Return the model, and zeros that stand where u_i's gradient and the batch's mean are to
-        be read off.
+        """Return the model, and probes for two gradients.
+
+        Probes are zeros that stand where u_i's gradient and the batch's mean are to be read off.
         """
         zero = tree.full_like(client["u"], 0.0)
         return {"model": received["model"], "probe": {"u": zero, "mean": zero}}
 
     def phases(self, server, client, params, epochs):
         """Train the model; u_i and the running mean move beside it."""
-        still = tree.full_like(params["probe"], False)
-        return [Phase(epochs, {"model": True, "probe": still}, after_gradient=self._advance)]
+        no_probe = tree.full_like(params["probe"], False)
+        mask = {"model": True, "probe": no_probe}
+        return [Phase(epochs, mask, after_gradient=self._advance)]
 
     def loss(self, server, client, net, params, batch):
-        """Shift the representations by u_i, and regularise their mean."""
-        model, probe = params["model"], params["probe"]
+        """Return CE(head(z + u_i), y) + kappa/2 mean((s - zbar)^2)."""
+        model = params["model"]
+        probe = params["probe"]
         logits, z = net.features(model, batch.x)
-        loss = batch.cross_entropy(
-            logits + _shift(model, tree.map(torch.add, client["u"], probe["u"]))
-        )
-        mean = (z * batch.samples[:, None]).sum(0) / batch.samples.sum()
+        u = tree.map(torch.add, client["u"], probe["u"])
+        loss = batch.cross_entropy(logits + _shift_logits(model, u))
+        batch_mean = (z * batch.samples[:, None]).sum(0) / batch.samples.sum()
         for name, zbar in client["mean"].items():
-            loss = loss + (probe["mean"][name] * mean.detach()).sum()
-            running = (1 - self.rho) * client["running"][name] + self.rho * mean
-            loss = loss + torch.where(
-                server["known"], self.kappa / 2 * (running - zbar).square().mean(), 0.0
-            )
+            # The gradient of this product, which is zero, is the batch's mean.
+            loss = loss + (probe["mean"][name] * batch_mean.detach()).sum()
+            # s <- (1 - rho) s + rho (the batch's mean), earlier batches' part given
+            s = (1 - self.rho) * client["running"][name] + self.rho * batch_mean
+            regulariser = self.kappa / 2 * (s - zbar).square().mean()
+            loss = loss + torch.where(server["known"], regulariser, 0.0)
         return loss
 
     def _advance(self, server, client, params, grads, batch, loss, aux):
         """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
-        rate, slope = torch.where(server["known"], self.bias_lr, 0.0), grads["probe"]
-        u = tree.map(lambda own, g: own - rate * g, client["u"], slope["u"])
+        rate = torch.where(server["known"], self.bias_lr, 0.0)
+        slope = grads["probe"]
+        u = tree.map(lambda u, g: u - rate * g, client["u"], slope["u"])
         running = tree.map(
             lambda old, new: (1 - self.rho) * old + self.rho * new, client["running"], slope["mean"]
         )
@@ -115,14 +122,16 @@ class FedDBE(Method):
     def finish(self, server, client, start, params):
         """Send the model up, or before round 1 the mean; keep u_i."""
         found = {"mean": client["running"], "samples": client["samples"]}
-        return {
-            "model": _if(server["known"], params["model"]),
-            "found": _if(~server["known"], found),
-        }, client
+        upload = {
+            "model": _send_if(server["known"], params["model"]),
+            "found": _send_if(~server["known"], found),
+        }
+        return upload, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""
-        return {**server, "model": tree.mean(uploads["model"].values, weight)}, clients
+        model = tree.mean(uploads["model"].values, weight)
+        return {**server, "model": model}, clients
 
     def evaluated(self, server, client, params):
         """Return the model and u_i."""
@@ -130,14 +139,14 @@ class FedDBE(Method):
 
     def predict(self, net, params, batch):
         """Return the logits of the shifted representations."""
-        return net(params["model"], batch.x) + _shift(params["model"], params["u"])
+        return net(params["model"], batch.x) + _shift_logits(params["model"], params["u"])
 
 
-def _shift(model, u):
+def _shift_logits(model, u):
     """Return what u adds to a linear head's logits, `[classes]`."""
-    return sum((model[name] * own).sum(1) for name, own in u.items())
+    return sum((model[name] * vector).sum(1) for name, vector in u.items())
 
 
-def _if(known, values):
-    """Return what travels if both sides know so."""
-    return Agreed(values, tree.map(lambda leaf: known.expand(leaf.shape), values))
+def _send_if(condition, values):
+    """Return values that travel where a condition holds which both sides know."""
+    return Agreed(values, tree.map(lambda leaf: condition.expand(leaf.shape), values))

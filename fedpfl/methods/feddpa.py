@@ -10,6 +10,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import fisher, importance
+from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.by_mask import PersonalByMask
 from fedpfl.methods.shared.method import Phase
 
@@ -51,7 +52,7 @@ class FedDPA(PersonalByMask):
         if self.rule == "value":
             scores = importance.rescale_scores(client["score"])
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
-        else:  # which rescaling cannot change
+        else:  # rescaling a tensor cannot change which entries lie above its quantile
             mask = tree.map(
                 lambda leaf: importance.mask_above_quantile(leaf, self.threshold), client["score"]
             )
@@ -61,28 +62,33 @@ class FedDPA(PersonalByMask):
         """Train as `train` says; the second phase draws the batches that FedAvg would."""
         if self.train == "joint":
             return [Phase(epochs)]
+        personal = client["mask"]
         return [
-            Phase(epochs, client["mask"], "personal", self._personal_loss),
-            Phase(epochs, tree.invert(client["mask"]), loss=self._shared_loss),
+            Phase(epochs, personal, stream="personal", loss=self._personal_loss),
+            Phase(epochs, tree.invert(personal), loss=self._shared_loss),
         ]
 
     def _personal_loss(self, server, client, net, params, batch):
+        """Return CE + lam1 / 2 |theta - theta_g|, a pull to the global model."""
         loss = self.loss(server, client, net, params, batch)
-        return loss + self.lam1 / 2 * _distance(params, server)
+        return loss + self.lam1 / 2 * _summed_distance(params, server)
 
     def _shared_loss(self, server, client, net, params, batch):
+        """Return CE + lam2 / 2 ||theta - theta_g| - clip|, which holds the distance near clip."""
         loss = self.loss(server, client, net, params, batch)
-        return loss + self.lam2 / 2 * (_distance(params, server) - self.clip).abs()
+        excess = (_summed_distance(params, server) - self.clip).abs()
+        return loss + self.lam2 / 2 * excess
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Return Fisher scores of the trained model, which serve until the client's next
-        participation.
+        """Return Fisher scores of the trained model.
+
+        They serve until the client's next participation.
         """
-        return {
-            "score": fisher.fisher_scores(
-                net, lambda scored, batch: self.predict(net, scored, batch), params, shard
-            )
-        }
+
+        def logits(scored: Tree, batch: Batch) -> Tensor:
+            return self.predict(net, scored, batch)
+
+        return {"score": fisher.fisher_scores(net, logits, params, shard)}
 
     def finish(self, server, client, start, params):
         """Return all entries, and keep model and scores."""
@@ -93,7 +99,7 @@ class FedDPA(PersonalByMask):
         return {"personal": tree.ravel(client["mask"]).sum()}
 
 
-def _distance(params: Tree, server: Tree) -> Tensor:
-    """Sum |params - server| over tensors; where the two are equal its gradient is taken as zero."""
-    norms = tree.map(lambda own, shared: torch.linalg.vector_norm(own - shared), params, server)
+def _summed_distance(params: Tree, server: Tree) -> Tensor:
+    """Sum |params - server| over tensors; where the two are equal its gradient is zero."""
+    norms = tree.map(lambda local, shared: torch.linalg.vector_norm(local - shared), params, server)
     return torch.stack(tree.leaves(norms)).sum()

@@ -42,54 +42,58 @@ class FedDyn(Method):
         return "client states" if self.judge == "all" else "mean of uploads"
 
     def init(self, params, parts):
-        """Set all duals to zero."""
+        """Set all duals lam_i to zero."""
         dual = tree.full_like(params, 0.0)
-        clients = tree.leaves(params)[0].new_full((), parts.clients)
-        server, client = {"model": params, "dual": dual, "clients": clients}, {"dual": dual}
+        server = {
+            "model": params,
+            "dual": dual,
+            "clients": tree.leaves(params)[0].new_full((), parts.clients),
+        }
+        client = {"dual": dual}
         if self.judge != "cloud":
             server["judged"] = params
-        return server, {**client, "last": params} if self.judge == "all" else client
+        if self.judge == "all":
+            client["last"] = params
+        return server, client
 
     def download(self, server, client):
         """Return the global model."""
         return server["model"]
 
     def loss(self, server, client, net, params, batch):
-        """Add both terms to FedAvg's objective."""
+        """Return CE(x) + alpha/2 |x - th|^2 + alpha <lam_i, x>."""
         loss = super().loss(server, client, net, params, batch)
         if not self.alpha:
             return loss
-        linear = sum(tree.leaves(tree.map(lambda x, own: (own * x).sum(), params, client["dual"])))
-        return (
-            loss
-            + self.alpha / 2 * tree.squared_distance(params, server["model"])
-            + self.alpha * linear
-        )
+        products = tree.map(lambda x, dual: (dual * x).sum(), params, client["dual"])
+        linear = sum(tree.leaves(products))
+        quadratic = tree.squared_distance(params, server["model"])
+        return loss + self.alpha / 2 * quadratic + self.alpha * linear
 
     def finish(self, server, client, start, params):
-        """Send the model up; the dual grows by the way it went."""
-        return params, {
-            **client,
-            "dual": tree.map(lambda own, a, b: own + (b - a), client["dual"], start, params),
-        }
+        """Send the model up; lam_i <- lam_i + th_i - th."""
+        dual = tree.map(lambda dual, th, th_i: dual + (th_i - th), client["dual"], start, params)
+        return params, {**client, "dual": dual}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Return the uniform mean and, on top of it, the mean of all clients' duals."""
+        """Return the uniform mean and, on top of it, the mean M of all clients' duals."""
         uniform = torch.full_like(weight, 1 / len(weight))
-        mean, part = tree.mean(uploads, uniform), len(weight) / server["clients"]
-        dual = tree.map(
-            lambda own, a, b: own + part * (b - a), server["dual"], server["model"], mean
-        )
-        new = {**server, "model": tree.map(torch.add, mean, dual), "dual": dual}
+        mean = tree.mean(uploads, uniform)
+        # What the cohort's mean moved, a mean over ALL clients moves by this part.
+        part = len(weight) / server["clients"]
+
+        def move_mean(total_mean, before, after):
+            return total_mean + part * (after - before)
+
+        dual = tree.map(move_mean, server["dual"], server["model"], mean)
+        updated = {**server, "model": tree.map(torch.add, mean, dual), "dual": dual}
         if self.judge == "cohort":
-            new["judged"] = mean
+            updated["judged"] = mean
         if self.judge == "all":
-            before = tree.mean(clients["last"], uniform)
-            new["judged"] = tree.map(
-                lambda own, a, b: own + part * (b - a), server["judged"], before, mean
-            )
+            last_mean = tree.mean(clients["last"], uniform)
+            updated["judged"] = tree.map(move_mean, server["judged"], last_mean, mean)
             clients = {**clients, "last": uploads}
-        return new, clients
+        return updated, clients
 
     def personal(self, server, client):
         """Return the model that `judge` names."""

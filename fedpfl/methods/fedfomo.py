@@ -63,79 +63,108 @@ class FedFomo(ModelPool):
     def init(self, params, parts):
         """Begin with the initial model twice, and without affinities."""
         server, client = super().init(params, parts)
-        old = {"model": params, "statistics": tree.to(parts.statistics, server["pool"].device)}
-        return server, {
-            **client,
-            "old": old,
-            "affinity": torch.zeros_like(server["pool"], dtype=torch.float64),
-        }
+        device = server["pool"].device
+        old = {"model": params, "statistics": tree.to(parts.statistics, device)}
+        affinity = torch.zeros_like(server["pool"], dtype=torch.float64)
+        return server, {**client, "old": old, "affinity": affinity}
 
     def before_turn(self, server, clients, read_states, generator):
-        """Choose the candidates, and return their models and numbers; where there are too few,
-        flags say so.
+        """Choose the candidates, and return their models and numbers.
+
+        Where there are too few, flags say so.
         """
         if generator is None or not self.candidates:  # clients are evaluated by their own models
             return {}
-        pool, device = server["pool"].cpu(), server["pool"].device
-        rate = self.explore - self.decay * int(server["played"])
+        pool = server["pool"].cpu()
+        rate = self.explore - self.decay * int(server["played"])  # eps_t
+        # A generator for each client, so that candidates do not depend on the rest of the cohort.
         seeds = torch.randint(2**62, (len(pool),), generator=generator).tolist()
-        numbers, there = [], []
-        known = (
+        numbers = []
+        is_candidate = []
+        for number, participated, affinity in zip(
             clients["number"].tolist(),
             clients["participated"].tolist(),
             clients["affinity"].cpu(),
-        )
-        for i, again, affinity in zip(*known, strict=True):
-            draws, most = torch.Generator().manual_seed(seeds[i]), self.candidates if again else 0
-            chosen = choose_candidates(pool, affinity, i, most, rate, draws)
-            there.append([place < len(chosen) for place in range(self.candidates)])
-            numbers += chosen + [i] * there[-1].count(False)
+            strict=True,
+        ):
+            candidates = choose_candidates(
+                pool=pool,
+                affinity=affinity,
+                number=number,
+                count=self.candidates if participated else 0,
+                rate=rate,
+                generator=torch.Generator().manual_seed(seeds[number]),
+            )
+            missing = self.candidates - len(candidates)
+            numbers += candidates + [number] * missing  # the client's own model as padding
+            is_candidate.append([True] * len(candidates) + [False] * missing)
         states = read_states(numbers)
-        sent = {
+        models = {
             "model": states["model"],
             "statistics": states["statistics"]["main"],
             "number": states["number"],
         }
-        sent = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), sent)
-        return {"sent": sent, "there": torch.tensor(there, device=device)}
+        by_client = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), models)
+        there = torch.tensor(is_candidate, device=server["pool"].device)
+        return {"sent": by_client, "there": there}
 
     def before_training(self, server, client, net, shard):
-        """Return the model that training starts from, with its statistics, the weights, and the new
-        affinities.
+        """Return the model that training starts from, the weights and the new affinities.
+
+        The model comes with its statistics.
         """
-        models = [{"model": client["model"], "statistics": client["statistics"]["main"]}]
-        old, start, affinity = client["old"], models[0], client["affinity"].clone()
-        gains = affinity.new_zeros(self.candidates + 1)
+        old = client["old"]
+        start = {"model": client["model"], "statistics": client["statistics"]["main"]}
+        affinity = client["affinity"].clone()
+        gains = affinity.new_zeros(self.candidates + 1)  # w_n, that of the own model first
         if bool(client["participated"]) and len(shard.validation.y):
-            before, places = validation_loss(net, **old, shard=shard), [0]
+            # ---- Candidates: the own model, and those that were sent.
+            models = {0: start}
             if self.candidates:
-                places += (1 + client["there"].nonzero()[:, 0]).tolist()
-                models += [tree.take(client["sent"], place - 1) for place in places[1:]]
-            for place, one in zip(places, models, strict=True):
-                gain = before - validation_loss(net, one["model"], one["statistics"], shard)
-                gains[place] = gain_per_distance(gain, one["model"], old["model"])
-            for place, one in zip(places[1:], models[1:], strict=True):
-                affinity[one["number"]] += gains[place]
-            shares = gains[places].clamp(min=0)
-            start = old if self.fallback == "baseline" else start
-            if bool(shares.any()):
-                helpful = shares.nonzero()[:, 0]
-                stacked = tree.stack(
-                    [tree.select(models[place], old) for place in helpful.tolist()]
-                )
-                start = tree.average_statistics(stacked, (shares / shares.sum())[helpful].float())
-        found = {"begun": start, "affinity": affinity, "gains": gains.float()}
-        return {**found, "statistics": {"main": start["statistics"]}}
+                for row in client["there"].nonzero()[:, 0].tolist():
+                    models[1 + row] = tree.take(client["sent"], row)
+
+            # ---- w_n = (L_i(th_i^old) - L_i(th_n)) / |th_n - th_i^old|
+            old_loss = validation_loss(net, **old, shard=shard)
+            for row, candidate in models.items():
+                loss = validation_loss(net, candidate["model"], candidate["statistics"], shard)
+                gains[row] = gain_per_distance(old_loss - loss, candidate["model"], old["model"])
+
+            # ---- P_in <- P_in + w_n
+            for row, candidate in models.items():
+                if row > 0:
+                    affinity[candidate["number"]] += gains[row]
+
+            start = self._mix_models(models, gains, old)
+        return {
+            "begun": start,
+            "affinity": affinity,
+            "gains": gains.float(),
+            "statistics": {"main": start["statistics"]},
+        }
+
+    def _mix_models(self, models, gains, old):
+        """Return sum_n w+_n th_n, w+ = max(w, 0) / sum max(w, 0); else what `fallback` says."""
+        rows = list(models)
+        positive = gains[rows].clamp(min=0)
+        if not bool(positive.any()):
+            return old if self.fallback == "baseline" else models[0]
+        helpful = positive.nonzero()[:, 0]
+        stacked = tree.stack([tree.select(models[rows[i]], old) for i in helpful.tolist()])
+        shares = (positive / positive.sum())[helpful].float()
+        return tree.average_statistics(stacked, shares)
 
     def download(self, server, client):
         """Return the candidates."""
         if not self.candidates:
             return {}
-        sent, there = tree.drop(client["sent"], ["number"]), client["there"]
-        return Agreed(
-            sent,
-            tree.map(lambda leaf: there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape), sent),
-        )
+        models = tree.drop(client["sent"], ["number"])
+        there = client["there"]
+
+        def expand_flags(leaf):
+            return there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape)
+
+        return Agreed(models, tree.map(expand_flags, models))
 
     def start(self, received, client):
         """Return the mixture."""

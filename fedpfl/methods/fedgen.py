@@ -1,6 +1,4 @@
-"""FedGen: a generator of features, taught by all clients' heads, shows each client the classes it
-lacks.
-"""
+"""FedGen: a generator of features, taught by all clients' heads, shows clients classes they lack."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -57,24 +55,31 @@ class FedGen(Method):
 
     @property
     def randoms(self) -> int:
-        """Return how many numbers a sample needs: noise for its own label and for another, which
-        the last one draws.
+        """Return how many numbers a sample needs.
+
+        They are noise for its own label and for another label, which the last number draws.
         """
         return 2 * self.noise + 1
 
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
-        weight = params[parts.head_weight]
-        made = features.init_generator(
-            self.noise, self.hidden, weight, seeded_generator(parts.seed)
-        )
-        told = {"counts": weight.new_zeros(len(weight)), "rounds": weight.new_zeros(())}
-        told |= {"body": tree.drop(params, parts.head), "head": tree.select(params, parts.head)}
-        return {**told, "generator": made, "adam": features.init_adam(made["learned"])}, {}
+        head_weight = params[parts.head_weight]
+        random = seeded_generator(parts.seed)
+        generator = features.init_generator(self.noise, self.hidden, head_weight, random)
+        server = {
+            "counts": head_weight.new_zeros(len(head_weight)),
+            "rounds": head_weight.new_zeros(()),
+            "body": tree.drop(params, parts.head),
+            "head": tree.select(params, parts.head),
+            "generator": generator,
+            "adam": features.init_adam(generator["learned"]),
+        }
+        return server, {}
 
     def before_training(self, server, client, net, shard):
         """Count the samples of each class."""
-        return {"counts": torch.bincount(shard.data.y, minlength=len(server["counts"])).float()}
+        counts = torch.bincount(shard.data.y, minlength=len(server["counts"]))
+        return {"counts": counts.float()}
 
     def download(self, server, client):
         """Return model, generator and how often labels were told of; everybody counts rounds."""
@@ -85,40 +90,44 @@ class FedGen(Method):
         return {**received["body"], **received["head"]}
 
     def loss(self, server, client, net, params, batch):
-        """Add what the generator teaches; before it is taught itself, with a weight of 0."""
-        head, random, logits = (
-            tree.select(params, server["head"]).values(),
-            batch.random,
-            net(params, batch.x),
-        )
-        loss, taught, faded = (
-            batch.cross_entropy(logits),
-            server["rounds"] > 0,
-            self.decay ** server["rounds"],
-        )
+        """Add what the generator teaches to the cross-entropy.
+
+        Before the generator is taught itself, this counts with a weight of 0.
+        """
+        head = tree.select(params, server["head"]).values()
+        logits = net(params, batch.x)
+        loss = batch.cross_entropy(logits)
+        is_taught = server["rounds"] > 0
+        fading = self.decay ** server["rounds"]
         with torch.autocast(logits.device.type, enabled=False):
             if self.alpha:
-                shares = (
-                    server["counts"]
-                    if self.labels == "frequency"
-                    else (server["counts"] > 0).float()
-                )
-                other = features.draw_labels(shares, random[:, -1])
-                z = features.generate_features(
-                    server["generator"], other, random[:, self.noise : -1]
-                )
-                lesson = batch._replace(y=other).cross_entropy(F.linear(z, *head))
-                loss = (
-                    loss + torch.where(taught, (self.alpha * faded).clamp(min=1e-4), 0.0) * lesson
-                )
+                lesson = self._lesson_of_other_labels(server, head, batch)
+                weight = (self.alpha * fading).clamp(min=1e-4)
+                loss = loss + torch.where(is_taught, weight, 0.0) * lesson
             if self.beta:
-                z = features.generate_features(
-                    server["generator"], batch.y, random[:, : self.noise]
-                )
-                target = F.linear(z, *head).detach().softmax(1)
-                apart = batch.mean(F.kl_div(logits.log_softmax(1), target, reduction="none").sum(1))
-                loss = loss + torch.where(taught, (self.beta * faded).clamp(min=1e-4), 0.0) * apart
+                divergence = self._divergence_from_generator(server, head, batch, logits)
+                weight = (self.beta * fading).clamp(min=1e-4)
+                loss = loss + torch.where(is_taught, weight, 0.0) * divergence
         return loss
+
+    def _lesson_of_other_labels(self, server, head, batch):
+        """Return CE(h(G(y')), y'), y' being labels that clients have told of."""
+        if self.labels == "frequency":
+            shares = server["counts"]
+        else:
+            shares = (server["counts"] > 0).float()
+        y = features.draw_labels(shares, batch.random[:, -1])
+        noise = batch.random[:, self.noise : -1]
+        z = features.generate_features(server["generator"], y, noise)
+        return batch._replace(y=y).cross_entropy(F.linear(z, *head))
+
+    def _divergence_from_generator(self, server, head, batch, logits):
+        """Return KL(softmax h(G(y)) || softmax h(f(x))), h(G(y)) being given."""
+        noise = batch.random[:, : self.noise]
+        z = features.generate_features(server["generator"], batch.y, noise)
+        target = F.linear(z, *head).detach().softmax(1)
+        divergence = F.kl_div(logits.log_softmax(1), target, reduction="none")
+        return batch.mean(divergence.sum(1))
 
     def finish(self, server, client, start, params):
         """Send the model and the counts up."""
@@ -126,39 +135,44 @@ class FedGen(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models; teach the generator."""
-        model, counts = tree.mean(uploads["model"], weight), uploads["counts"]
-        model = {name: tree.select(model, server[name]) for name in ("body", "head")}
-        made, adam, lr = (
-            server["generator"],
-            server["adam"],
-            self.lr * self.decay ** server["rounds"],
-        )
-        heads, known = tree.select(uploads["model"], server["head"]), (counts.sum(0) > 0).float()
+        mean = tree.mean(uploads["model"], weight)
+        counts = uploads["counts"]
+
+        # ---- Teach: each step on labels and noise of its own.
+        heads = tree.select(uploads["model"], server["head"])
+        cohort_labels = (counts.sum(0) > 0).float()
+        lr = self.lr * self.decay ** server["rounds"]
         random = torch.rand(self.steps, self.batch, 1 + self.noise, generator=generator)
+        learned, statistics = server["generator"]["learned"], server["generator"]["moved"]
+        adam = server["adam"]
         for numbers in tree.send(random, counts.device):
-            y, noise = features.draw_labels(known, numbers[:, 0]), numbers[:, 1:]
-            slope = torch.func.grad(partial(self._lesson, heads, counts, y, noise), has_aux=True)
-            grads, moved = slope(made["learned"], made["moved"])
-            learned, adam = features.adam_step(made["learned"], grads, adam, lr, self.weight_decay)
-            made = {"learned": learned, "moved": moved}
-        told = {
+            y = features.draw_labels(cohort_labels, numbers[:, 0])
+            objective = partial(self._lesson, heads, counts, y, numbers[:, 1:])
+            grads, statistics = torch.func.grad(objective, has_aux=True)(learned, statistics)
+            learned, adam = features.adam_step(learned, grads, adam, lr, self.weight_decay)
+
+        server = {
+            "body": tree.select(mean, server["body"]),
+            "head": tree.select(mean, server["head"]),
             "counts": server["counts"] + counts.sum(0),
             "rounds": server["rounds"] + 1,
             "adam": adam,
+            "generator": {"learned": learned, "moved": statistics},
         }
-        return {**model, **told, "generator": made}, clients
+        return server, clients
 
-    def _lesson(self, heads, counts, y, noise, learned, moved):
+    def _lesson(self, heads, counts, y, noise, learned, statistics):
         """Return the generator's loss, and its statistics afterwards."""
-        z, moved = features.generate_in_training(learned, moved, y, noise)
-        logits = torch.stack([F.linear(z, *head) for head in zip(*heads.values(), strict=True)])
+        z, statistics = features.generate_in_training(learned, statistics, y, noise)
+        head_list = zip(*heads.values(), strict=True)
+        logits = torch.stack([F.linear(z, *head) for head in head_list])
         if self.teacher == "mean_logits":
-            return F.cross_entropy(logits.mean(0), y) + self.eta * features.diversity_loss(
-                z, noise
-            ), moved
-        shares = counts[:, y] / counts[:, y].sum(0)
-        loss = (
-            shares
-            * F.cross_entropy(logits.transpose(1, 2), y.expand(shares.shape), reduction="none")
-        ).sum(0)
-        return loss.mean() + self.eta * features.diversity_loss(z, noise), moved
+            lesson = F.cross_entropy(logits.mean(0), y)
+        else:
+            # sum_i w_i(y) CE(h_i(G(y)), y)
+            shares = counts[:, y] / counts[:, y].sum(0)
+            losses = F.cross_entropy(
+                logits.transpose(1, 2), y.expand(shares.shape), reduction="none"
+            )
+            lesson = (shares * losses).sum(0).mean()
+        return lesson + self.eta * features.diversity_loss(z, noise), statistics

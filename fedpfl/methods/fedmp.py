@@ -16,4 +16,5 @@ class FedMP(PrunedSubmodel):
     """FedMP (Jiang et al., IEEE TMC 2023), pruned once by the L1 norms of filters and rows."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
+        """Return |w|, whose sum over a neuron's weights is their L1 norm."""
         return tree.map(torch.abs, model)

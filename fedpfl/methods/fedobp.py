@@ -18,29 +18,31 @@ class FedOBP(PersonalByMask):
     """FedOBP (Chen et al. 2026, arXiv:2604.16574, Algorithm 1).
 
     A client that takes part
-    1. scores each entry of theta_i, its last trained model, against the global model theta_g (eq.
-    19),
+    1. scores each entry of theta_i, its last trained model, against the global model theta_g
+       (eq. 19),
     2. takes the q-quantile of all scores (eq. 7),
-    3. masks the entries above it (eq. 8): these it takes from theta_i, the others from theta_g (eq.
-    9),
+    3. masks the entries above it (eq. 8): these it takes from theta_i, the others from theta_g
+       (eq. 9),
     4. trains all of them,
-    5. uploads all of them, and the server takes the mean. Departures from the paper's text: the
-    mean's weights sum to 1 (eq. 11 divides by the cohort once more), and the quantile is the order
-    statistic of rank floor(q (N - 1)), which gives the counts of Table II.
+    5. uploads all of them, and the server takes the mean.
+
+    Departures from the paper's text: the mean's weights sum to 1 (eq. 11 divides by the cohort once
+    more), and the quantile is the order statistic of rank floor(q (N - 1)), which gives the counts
+    of Table II.
 
     q: quantile in [0, 1]; 1 is FedAvg, 0 keeps everything but the least important entries.
     norm: normalisation of the scores before the quantile: none, layer (per tensor) or global (same
-    mask as none).
+        mask as none).
     score: obp = (theta_i - theta_g)^2 (eq. 19); obp_as_published = |(theta_i - theta_g) theta_i|,
         behind the authors' result files; gradient = |start - end| of the client's last training
         (eq. 5); fisher = mean over the client's training samples of the squared gradient of log p
         at theta_i; fisher_batch = square of the full-batch mean gradient (eq. 6 to the letter). The
         last three are zero, so nothing is personal, until the client has trained.
     scope: one quantile over `all` scored entries, or one per `tensor` (as in the published Fisher
-    and gradient curves).
+        and gradient curves).
     classifier_only: only the classifier's entries can be personal; q then counts over these.
     ema: weight of the past in an exponential moving average of the scores, advanced once per
-    participation; 0 is off.
+        participation; 0 is off.
     cold_start: a client that never trained compares the initial model with the global one (`paper`:
         the entries that moved furthest fall back to their initial values) or has no personal
         entries (`global`).
@@ -56,78 +58,81 @@ class FedOBP(PersonalByMask):
 
     @property
     def server_sees(self) -> str:  # type: ignore[override]
-        """Return a mean where clients score, by Fisher information; else the server scores their
-        models.
+        """Return a mean where clients score, by Fisher information.
+
+        Else the server scores the clients' models.
         """
         return "mean of uploads" if self.score.startswith("fisher") else "client states"
 
     def init(self, params, parts):
-        """Let theta_g and theta_i start equal; of theta_i only what is scored is kept, and scores
-        from training.
+        """Let theta_g and theta_i start equal.
+
+        Of theta_i only what is scored is kept, beside scores that come from training.
         """
-        model = tree.select(params, parts.head) if self.classifier_only else params
-        kept = {"score": not self.score.startswith("obp"), "average": self.ema > 0}
-        return params, {
-            "model": model,
-            **{name: tree.full_like(model, 0.0) for name, there in kept.items() if there},
-        }
+        theta_i = tree.select(params, parts.head) if self.classifier_only else params
+        client = {"model": theta_i}
+        if not self.score.startswith("obp"):
+            client["score"] = tree.full_like(theta_i, 0.0)
+        if self.ema > 0:
+            client["average"] = tree.full_like(theta_i, 0.0)
+        return params, client
 
     def prepare(self, server, client):
-        """Score, quantile, mask."""
+        """Steps 1 to 3: score, quantile, mask."""
         score = self._score(server, client)
-        client = {**client, "average": score} if self.ema else client
+        if self.ema:
+            client = {**client, "average": score}
         return {**client, **self._masks(score, client)}
 
     def _score(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return how important each entry of theta_i is, with `ema` on average over time."""
-        model = client["model"]
+        """Step 1: return how important each entry of theta_i is, with `ema` on average over time."""
+        theta_i = client["model"]
+        theta_g = tree.select(server, theta_i)
         if self.score == "obp":
-            score = importance.obp_score(model, tree.select(server, model))
+            score = importance.obp_score(theta_i, theta_g)
         elif self.score == "obp_as_published":
-            score = importance.published_obp_score(model, tree.select(server, model))
+            score = importance.published_obp_score(theta_i, theta_g)
         else:
-            score = client["score"]
+            score = client["score"]  # from the client's last training
         if not self.ema:
             return score
-        blend = tree.map(
+        average = tree.map(
             lambda now, past: (1 - self.ema) * now + self.ema * past, score, client["average"]
         )
-        return tree.where(client["participated"], blend, score)
+        return tree.where(client["participated"], average, score)
 
     def _masks(self, score: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
         """Return the mask of the personal entries."""
-        return {"mask": self._above(score, self.q, client)}
+        return {"mask": self._mask_above(score, self.q, client)}
 
-    def _above(self, score: Tree, q: float, client: dict[str, Tree]) -> Tree:
-        """Return which entries lie above the q-quantile."""
+    def _mask_above(self, score: Tree, q: float, client: dict[str, Tree]) -> Tree:
+        """Steps 2 and 3: return which entries lie above the q-quantile."""
         if self.scope == "all":
             mask = importance.mask_above_quantile(score, q, self.norm)
         else:  # normalising a tensor cannot change its own quantile's mask
             mask = tree.map(lambda leaf: importance.mask_above_quantile(leaf, q), score)
-        return (
-            mask
-            if self.cold_start == "paper"
-            else tree.map(lambda leaf: leaf & client["participated"], mask)
-        )
+        if self.cold_start == "global":
+            mask = tree.map(lambda leaf: leaf & client["participated"], mask)
+        return mask
 
     def download(self, server, client):
-        """Return what is not personal; what is by a Fisher score, the client alone knows, so it
-        needs everything.
+        """Return the entries that are not personal.
+
+        Which ones are by a Fisher score, the client alone knows, so it needs everything.
         """
         if self.score.startswith("fisher"):
             return {"whole": server, "shared": {}}
         mask = client["mask"]
-        return {
-            "whole": tree.drop(server, mask),
-            "shared": Masked(tree.select(server, mask), tree.invert(mask)),
-        }
+        shared = Masked(tree.select(server, mask), tree.invert(mask))
+        return {"whole": tree.drop(server, mask), "shared": shared}
 
     def start(self, received, client):
-        """Return the personal entries of theta_i among the others of theta_g."""
-        return super().start({**received["whole"], **received["shared"]}, client)
+        """Return the personal entries of theta_i among the others of theta_g (eq. 9)."""
+        theta_g = {**received["whole"], **received["shared"]}
+        return super().start(theta_g, client)
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Return Fisher scores at the new theta_i, which take one more pass over the client's data."""
+        """Return Fisher scores at the new theta_i, which take one more pass over the data."""
         if not self.score.startswith("fisher"):
             return {}
 
@@ -135,21 +140,16 @@ class FedOBP(PersonalByMask):
             return self.predict(net, {**params, **scored}, batch)
 
         scored = tree.select(params, client["model"])
-        return {
-            "score": fisher.fisher_scores(
-                net, logits, scored, shard, by_sample=self.score == "fisher"
-            )
-        }
+        by_sample = self.score == "fisher"
+        return {"score": fisher.fisher_scores(net, logits, scored, shard, by_sample=by_sample)}
 
     def finish(self, server, client, start, params):
-        """Send all entries up, personal ones too, and keep theta_i."""
-        model = tree.select(params, client["model"])
-        score = (
-            {"score": importance.movement_score(tree.select(start, model), model)}
-            if self.score == "gradient"
-            else {}
-        )
-        return params, {**client, **score, "model": model}
+        """Step 5: send all entries up, personal ones too, and keep theta_i."""
+        theta_i = tree.select(params, client["model"])
+        client = {**client, "model": theta_i}
+        if self.score == "gradient":
+            client["score"] = importance.movement_score(tree.select(start, theta_i), theta_i)
+        return params, client
 
     def metrics(self, server, client):
         """Count the personal entries of each layer (the paper's Figure 6)."""

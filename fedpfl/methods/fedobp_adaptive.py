@@ -1,6 +1,4 @@
-"""FedOBP with an adaptive quantile: each client chooses its q from a list, by its validation
-samples.
-"""
+"""FedOBP with an adaptive quantile: each client chooses its q by its validation samples."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -19,8 +17,7 @@ from fedpfl.models import Bound
 
 @dataclass(frozen=True)
 class FedOBPAdaptive(FedOBP):
-    """FedOBP with the adaptive quantile that its authors leave to future work; the algorithm is
-    ours.
+    """FedOBP with an adaptive quantile, which its authors leave to future work; the algorithm is ours.
 
     Each client that is about to train or to be evaluated chooses its q by its validation samples
     V_i:
@@ -31,12 +28,12 @@ class FedOBPAdaptive(FedOBP):
        cross-entropy of that model on V_i, without training and with BatchNorm's statistics as they
        are;
     3. it takes the q of most hits, of these that of least cross-entropy, of these the largest; so
-    does who has no V_i;
+       does who has no V_i;
     4. it starts from that model, and beside theta_i it sends a bit for each q but the least:
-    whether it is its choice.
+       whether it is its choice.
 
     q: the list, ascending. All else as FedOBP; of what it lacks a client knows no score, so with
-    the obp scores there is neither `ema` nor norm=layer.
+        the obp scores there is neither `ema` nor norm=layer.
     """
 
     q: tuple[Annotated[float, Between(0, 1)], ...]  # type: ignore[assignment]
@@ -45,24 +42,19 @@ class FedOBPAdaptive(FedOBP):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(self.q == tuple(sorted({*self.q})) != (), "q", "one or more, ascending")
+        is_ascending = self.q == tuple(sorted({*self.q}))
+        self.check(is_ascending and self.q != (), "q", "one or more, ascending")
         if len(self.q) > 1 and self.score.startswith("obp"):
-            self.check(not self.ema, "ema", f"0 with several q and score={self.score}")
-            self.check(
-                self.norm != "layer",
-                "norm",
-                f"none or global with several q and score={self.score}",
-            )
+            with_several = f"with several q and score={self.score}"
+            self.check(not self.ema, "ema", f"0 {with_several}")
+            self.check(self.norm != "layer", "norm", f"none or global {with_several}")
 
     def init(self, params, parts):
         """Begin with the largest q."""
         server, client = super().init(params, parts)
-        return server, {
-            **client,
-            "q": torch.tensor(
-                self.q[-1], dtype=torch.float64, device=tree.leaves(params)[0].device
-            ),
-        }
+        device = tree.leaves(params)[0].device
+        q = torch.tensor(self.q[-1], dtype=torch.float64, device=device)
+        return server, {**client, "q": q}
 
     def before_training(self, server, client, net, shard):
         """Choose q."""
@@ -75,34 +67,38 @@ class FedOBPAdaptive(FedOBP):
     def _choice(
         self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
     ) -> dict[str, Tree]:
+        """Return the q of most hits, of these that of least loss, of these the largest."""
         score = self._score(server, client)
-        judged = []
+        results = []
         for q in self.q:
-            mine = {**client, "mask": self._above(score, q, client)}
-            model = self.start({"whole": server, "shared": {}}, mine)
-            judged.append(self._judged(net.still(), model, shard.validation))
-        best = max(
+            mask = self._mask_above(score, q, client)
+            model = self.start({"whole": server, "shared": {}}, {**client, "mask": mask})
+            results.append(self._hits_and_loss(net.still(), model, shard.validation))
+        ranked = [
             (hits, -loss, q)
-            for (hits, loss), q in zip(torch.stack(judged).tolist(), self.q, strict=True)
-        )
-        return {"q": torch.full_like(client["q"], best[-1])}
+            for (hits, loss), q in zip(torch.stack(results).tolist(), self.q, strict=True)
+        ]
+        best_q = max(ranked)[-1]
+        return {"q": torch.full_like(client["q"], best_q)}
 
-    def _judged(self, net: Bound, model: Tree, data: Data) -> Tensor:
+    def _hits_and_loss(self, net: Bound, model: Tree, data: Data) -> Tensor:
         """Return hits and summed cross-entropy, `[2]`."""
         total = torch.zeros(2, dtype=torch.float64, device=data.y.device)
         with torch.no_grad():
             for batch in data.chunks():
                 logits = self.predict(net, model, batch)
+                hits = (logits.argmax(1) == batch.y).sum()
                 loss = F.cross_entropy(logits, batch.y, reduction="sum")
-                total += torch.stack([(logits.argmax(1) == batch.y).sum(), loss])
+                total += torch.stack([hits, loss])
         return total
 
     def _masks(self, score, client):
-        """Return the mask of the chosen q, and what is withheld: that of the largest."""
-        *others, mask = (self._above(score, q, client) for q in self.q)
-        withheld = mask
-        for q, other in zip(self.q[:-1], others, strict=True):
-            mask = tree.where(client["q"] == q, other, mask)
+        """Return the mask of the client's q, and what is withheld: the mask of the largest q."""
+        masks = [self._mask_above(score, q, client) for q in self.q]
+        withheld = masks[-1]
+        mask = withheld
+        for q, candidate in zip(self.q[:-1], masks[:-1], strict=True):
+            mask = tree.where(client["q"] == q, candidate, mask)
         return {"mask": mask, "withheld": withheld}
 
     def download(self, server, client):
@@ -110,12 +106,10 @@ class FedOBPAdaptive(FedOBP):
         return super().download(server, {**client, "mask": client["withheld"]})
 
     def finish(self, server, client, start, params):
-        """Send the choice up too."""
+        """Send the choice up too, a bit for each q but the least."""
         upload, client = super().finish(server, client, start, params)
-        return {
-            "model": upload,
-            "chosen": torch.stack([client["q"] == q for q in self.q])[1:],
-        }, client
+        is_choice = torch.stack([client["q"] == q for q in self.q])
+        return {"model": upload, "chosen": is_choice[1:]}, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""

@@ -16,4 +16,5 @@ class Hermes(PrunedSubmodel):
     """Hermes (Li et al., MobiCom 2021), pruned once by the L2 norms of filters and rows."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
+        """Return w^2, whose sum over a neuron's weights ranks as their L2 norm."""
         return tree.map(torch.square, model)

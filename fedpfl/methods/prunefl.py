@@ -15,11 +15,14 @@ from fedpfl.methods.shared.pruned import PrunedSubmodel
 
 @dataclass(frozen=True)
 class PruneFL(PrunedSubmodel):
-    """PruneFL (Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326), pruned once by the L2 norms of the
-    gradients, added up over the ranking epochs, of filters and rows.
+    """PruneFL (Jiang et al., IEEE TNNLS 2022, arXiv:1909.12326), pruned once by gradients.
+
+    Neurons are ranked by the L2 norms of the gradients, added up over the ranking epochs, of
+    filters and rows.
     """
 
     ranking_epochs: Annotated[int, AtLeast(1)] = 1  # none would have no gradients
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
+        """Return g^2, whose sum over a neuron's weights ranks as their L2 norm."""
         return tree.map(torch.square, gradients)
