@@ -115,7 +115,9 @@ def test_a_zero_weight_and_a_perfect_one_have_finite_gradients():
 
 def replied(method, state, part):
     weight = torch.full((len(part.uploads["present"]),), 1 / len(part.uploads["present"]))
-    return method.aggregate(state.server, part.clients, None, part.uploads, weight, None)[1]["head"]
+    return method.aggregate(state.server, part.client_states, None, part.uploads, weight, None)[1][
+        "head"
+    ]
 
 
 def test_the_servers_step(net, federation):
