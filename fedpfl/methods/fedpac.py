@@ -1,6 +1,4 @@
-"""FedPAC: features are aligned to common class prototypes, and each client's head is a mixture of
-all heads.
-"""
+"""FedPAC: features are aligned to class prototypes, and each head is a mixture of all heads."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.by_name import PersonalByName, train_all_but, train_only
 from fedpfl.methods.shared.method import Phase
 
-LEAST = 1e-3  # shares below this are dropped from a mixture
+MIN_SHARE = 1e-3  # shares below this are dropped from a mixture
 
 
 @dataclass(frozen=True)
@@ -53,28 +51,29 @@ class FedPAC(PersonalByName):
     def init(self, params, parts):
         """Begin without prototypes."""
         body, client = super().init(params, parts)
-        weight = params[parts.head_weight]
+        head_weight = params[parts.head_weight]
         prototypes = {
-            "mean": torch.zeros_like(weight),
-            "seen": weight.new_zeros(len(weight), dtype=torch.bool),
+            "mean": torch.zeros_like(head_weight),
+            "seen": head_weight.new_zeros(len(head_weight), dtype=torch.bool),
         }
         return {"body": body, "prototypes": prototypes}, client
 
     def before_training(self, server, client, net, shard):
-        """Return class means of the features under the received body, and what they say of a head's
-        error.
-        """
+        """Return class means under the received body, and what they say of a head's error."""
+        y = shard.data.y
         z = shard.features(net.still(), {**server["body"], **client["head"]}).double()
         classes = len(server["prototypes"]["seen"])
-        counts = torch.bincount(shard.data.y, minlength=classes)
-        mean = _class_sums(z, shard.data.y, classes) / counts.clamp(min=1)[:, None]
-        square = _class_sums(z.square().sum(1, keepdim=True), shard.data.y, classes)[
-            :, 0
-        ] / counts.clamp(min=1)
-        share = counts / counts.sum().clamp(min=1)
-        variance = (
-            share * square - share.square() * mean.square().sum(1)
-        ).sum() / counts.sum().clamp(min=1)
+        counts = torch.bincount(y, minlength=classes)
+        divisor = counts.clamp(min=1)
+        mean = _class_sums(z, y, classes) / divisor[:, None]
+        square_norms = z.square().sum(1, keepdim=True)
+        mean_square = _class_sums(square_norms, y, classes)[:, 0] / divisor
+
+        # ---- H = p_c E[z | c]; v = the variance of its estimate.
+        samples = counts.sum().clamp(min=1)
+        share = counts / samples
+        spread = (share * mean_square - share.square() * mean.square().sum(1)).sum()
+        variance = spread / samples
         found = {
             "own": mean,
             "counts": counts,
@@ -85,9 +84,12 @@ class FedPAC(PersonalByName):
 
     def download(self, server, client):
         """Return body, head, and the prototypes that there are."""
-        seen = server["prototypes"]["seen"][:, None].expand_as(server["prototypes"]["mean"])
-        prototypes = Masked({"mean": server["prototypes"]["mean"]}, {"mean": seen})
-        return {"model": {**server["body"], **client["head"]}, "prototypes": prototypes}
+        mean = server["prototypes"]["mean"]
+        seen = server["prototypes"]["seen"][:, None].expand_as(mean)
+        return {
+            "model": {**server["body"], **client["head"]},
+            "prototypes": Masked({"mean": mean}, {"mean": seen}),
+        }
 
     def start(self, received, client):
         """Return the latest body under the client's head."""
@@ -95,50 +97,61 @@ class FedPAC(PersonalByName):
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""
-        head, body = train_only(params, client["head"]), train_all_but(params, client["head"])
-        sgd = {} if self.head_lr is None else {"lr": self.head_lr}
-        last = epochs if self.body_epochs is None else self.body_epochs
-        return [Phase(self.head_epochs, head, loss=self._head_loss, sgd=sgd), Phase(last, body)]
+        head = train_only(params, client["head"])
+        body = train_all_but(params, client["head"])
+        head_sgd = {} if self.head_lr is None else {"lr": self.head_lr}
+        body_epochs = epochs if self.body_epochs is None else self.body_epochs
+        return [
+            Phase(self.head_epochs, head, loss=self._head_loss, sgd=head_sgd),
+            Phase(body_epochs, body),
+        ]
 
     def loss(self, server, client, net, params, batch):
-        """Add the alignment to the cross-entropy."""
+        """Return CE + lam * mean squared distance of features from their classes' prototypes."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits)
         if not self.lam:
             return loss
-        seen, mean = server["prototypes"]["seen"], server["prototypes"]["mean"]
-        targets = torch.where(seen[:, None], mean, client["own"])[batch.y]
-        aligned = batch.mean((z - targets).square().mean(1))
-        return loss + self.lam * torch.where(seen.any(), aligned, 0.0)
+        seen = server["prototypes"]["seen"]
+        # A class without a global prototype has the client's own from before training.
+        prototypes = torch.where(seen[:, None], server["prototypes"]["mean"], client["own"])
+        distance = batch.mean((z - prototypes[batch.y]).square().mean(1))
+        # In the first round there are none, and nothing is aligned.
+        return loss + self.lam * torch.where(seen.any(), distance, 0.0)
 
     def after_training(self, server, client, net, params, shard, aux):
         """Return class means of the features under the trained body."""
         counts = client["counts"]
-        sums = [
-            F.one_hot(batch.y, len(counts)).float().T @ net.features(params, batch.x)[1]
-            for batch in shard.data.chunks()
-        ]
+        sums = []
+        for batch in shard.data.chunks():
+            one_hot = F.one_hot(batch.y, len(counts)).float()
+            _, z = net.features(params, batch.x)
+            sums.append(one_hot.T @ z)
         return {"mean": sum(sums) / counts.clamp(min=1)[:, None]}
 
     def finish(self, server, client, start, params):
         """Send model, prototypes and statistics up; keep the head until the server's reply."""
-        body, kept = super().finish(server, client, start, params)
-        return {"body": body, **kept, **tree.select(client, ("mean", "counts", "H", "v"))}, kept
+        body, head = super().finish(server, client, start, params)
+        statistics = tree.select(client, ("mean", "counts", "H", "v"))
+        return {"body": body, **head, **statistics}, head
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8
-        of the paper).
-        """
+        """Average bodies by samples and prototypes by class counts; mix heads (eq. 8)."""
+        # ---- Prototypes
         counts = uploads["counts"]
         total = counts.sum(0)
-        mean = (counts[:, :, None] * uploads["mean"]).sum(0) / total.clamp(min=1)[:, None]
-        seen, old = total > 0, server["prototypes"]
+        class_sums = (counts[:, :, None] * uploads["mean"]).sum(0)
+        mean = class_sums / total.clamp(min=1)[:, None]
+        seen = total > 0
         if self.keep_prototypes:
-            mean, seen = torch.where(seen[:, None], mean, old["mean"]), seen | old["seen"]
+            old = server["prototypes"]
+            mean = torch.where(seen[:, None], mean, old["mean"])
+            seen = seen | old["seen"]
         server = {
             "body": tree.mean(uploads["body"], weight),
             "prototypes": {"mean": mean, "seen": seen},
         }
+        # ---- Heads: each client's is the mixture of least estimated error.
         if self.combine:
             shares = mixture_shares(uploads["H"].double().cpu(), uploads["v"].double().cpu())
             mixed = tree.map(
@@ -154,34 +167,34 @@ def mixture_shares(means: Tensor, variance: Tensor) -> Tensor:
     means: H, `[clients, classes, features]`. variance: v, `[clients]`.
     """
     rows = []
-    for own in means:
-        apart = (own - means).flatten(1)
-        shares = minimal_shares(torch.diag(variance) + apart @ apart.T)
-        shares = torch.where(shares < LEAST, 0, shares)
+    for own_mean in means:
+        bias = (own_mean - means).flatten(1)
+        quadratic = torch.diag(variance) + bias @ bias.T
+        shares = minimal_shares(quadratic)
+        shares = torch.where(shares < MIN_SHARE, 0, shares)
         rows.append(shares / shares.sum())
     return torch.stack(rows)
 
 
 def minimal_shares(quadratic: Tensor) -> Tensor:
-    """Return the shares a `[n]` >= 0 with sum 1 that minimise a^T Q a; Q is positive semidefinite,
-    float64, on the CPU.
+    """Return the shares a `[n]` >= 0 with sum 1 that minimise a^T Q a.
 
-    With Q = R^T R the least squares problem |R y - R^-T 1| over y >= 0 has the same optimality
-    conditions, up to a factor; so a = y / sum(y).
+    Q is positive semidefinite, float64, on the CPU. With Q = R^T R the least squares problem
+    |R y - R^-T 1| over y >= 0 has the same optimality conditions, up to a factor; so a = y / sum(y).
     """
     from scipy import optimize  # takes a while to import
 
     scale = quadratic.diagonal().amax()
     ones = torch.ones(len(quadratic), 1, dtype=quadratic.dtype)
-    if (
-        not 0 < scale < math.inf
-    ):  # no error at all, or training that diverged, which is reported elsewhere
+    # No error at all, or training that diverged, which is reported elsewhere.
+    if not 0 < scale < math.inf:
         return ones[:, 0] / len(ones)
     ridge = 1e-12 * torch.eye(len(quadratic), dtype=quadratic.dtype)
     upper = torch.linalg.cholesky(quadratic / scale + ridge).T
     target = torch.linalg.solve_triangular(upper.T, ones, upper=False)[:, 0]
-    answer = torch.from_numpy(optimize.nnls(upper.numpy(), target.numpy())[0])
-    return answer / answer.sum()
+    solution, _ = optimize.nnls(upper.numpy(), target.numpy())
+    shares = torch.from_numpy(solution)
+    return shares / shares.sum()
 
 
 def _class_sums(rows: Tensor, y: Tensor, classes: int) -> Tensor:

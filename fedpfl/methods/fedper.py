@@ -14,7 +14,7 @@ class FedPer(PersonalByName):
     """Federated learning with personalization layers (Arivazhagan et al., arXiv:1912.00818).
 
     layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all
-    of them Local-Only.
+        of them Local-Only.
     head_init: what a client that was never sampled has there: the `initial` head (the paper:
         personal layers never leave a client) or the `server_average` of uploaded ones (FL-bench;
         the personal layers then travel too).
@@ -26,25 +26,32 @@ class FedPer(PersonalByName):
     _key: ClassVar[str] = "head"
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
+        """Return the names in the last `layers` layers."""
         return top_layer_names(parts, self.layers)
 
     @property
-    def _averaged(self) -> bool:
+    def _averages_heads(self) -> bool:
+        """Whether heads travel and are averaged too."""
         return self.head_init == "server_average"
 
     def init(self, params, parts):
-        """Give the server the body (with averaged heads: everything), the head to the client."""
+        """Give the server the body (with averaged heads: everything), the client the head."""
         body, client = super().init(params, parts)
-        return params if self._averaged else body, client
+        server = params if self._averages_heads else body
+        return server, client
 
     def start(self, received, client):
-        """Return the server's body under the client's head; who has no trained one takes the
-        averaged head.
+        """Return the server's body under the client's head.
+
+        With averaged heads a client that has none of its own takes the average.
         """
         model = super().start(received, client)
-        return tree.where(client["participated"], model, received) if self._averaged else model
+        if self._averages_heads:
+            model = tree.where(client["participated"], model, received)
+        return model
 
     def finish(self, server, client, start, params):
         """Send the body up (with averaged heads: everything), keep the head."""
-        body, kept = super().finish(server, client, start, params)
-        return params if self._averaged else body, kept
+        body, client = super().finish(server, client, start, params)
+        upload = params if self._averages_heads else body
+        return upload, client

@@ -47,9 +47,8 @@ class FedPHP(Method):
     def init(self, params, parts):
         """Begin with the initial model as everybody's private one."""
         count = torch.zeros_like(flag(params), dtype=torch.float32)
-        expected = count + max(
-            1, int(self.participation * parts.rounds + 1e-9)
-        )  # 0.29 * 100 is 28.999...
+        # Without the summand int(0.29 * 100), of 28.999..., would be 28.
+        expected = count + max(1, int(self.participation * parts.rounds + 1e-9))
         return {"model": params, "expected": expected}, {"hpm": params, "count": count}
 
     def buffers(self):
@@ -58,15 +57,16 @@ class FedPHP(Method):
 
     def before_training(self, server, client, net, shard):
         """Return the teacher's statistics, and by which the client is evaluated."""
-        return {"teacher": net.buffers["q"], **self.before_evaluation(server, client, net, shard)}
+        evaluation = self.before_evaluation(server, client, net, shard)
+        return {"teacher": net.buffers["q"], **evaluation}
 
     def before_evaluation(self, server, client, net, shard):
         """Return the global model's statistics for a client without a private model."""
-        own = tree.where(client["participated"], net.buffers["q"], net.buffers["w"])
-        return {"statistics": {**net.buffers, "q": own}}
+        private = tree.where(client["participated"], net.buffers["q"], net.buffers["w"])
+        return {"statistics": {**net.buffers, "q": private}}
 
     def prepare(self, server, client):
-        """Return how much of the private model stays."""
+        """Return mu = momentum * min(1, s / max(1, int(C T)))."""
         share = (client["count"] / server["expected"]).clamp(max=1)
         return {**client, "mu": self.momentum * share, "done": flag(client)}
 
@@ -75,33 +75,35 @@ class FedPHP(Method):
         return server["model"]
 
     def loss(self, server, client, net, params, batch):
-        """Mix FedAvg's objective with the distance from the private model."""
-        logits, features = net.features(params, batch.x, "w")
+        """Return (1 - lam) CE(w) + lam R(q_i, w)."""
+        logits, z = net.features(params, batch.x, "w")
         loss = batch.cross_entropy(logits)
         if not self.lam:
             return loss
-        wanted, known = net.still({"q": client["teacher"]}).features(client["hpm"], batch.x, "q")
-        apart = -(F.softmax(wanted / 4, 1) * F.log_softmax(logits, 1)).sum(1)
-        extra = (
-            batch.mean(apart)
-            if self.transfer == "kd"
-            else squared_mmd(features, known, batch.samples)
-        )
-        return (1 - self.lam) * loss + self.lam * extra
+        teacher = net.still({"q": client["teacher"]})
+        teacher_logits, teacher_z = teacher.features(client["hpm"], batch.x, "q")
+        if self.transfer == "kd":
+            target = F.softmax(teacher_logits / 4, 1)
+            transfer = batch.mean(-(target * F.log_softmax(logits, 1)).sum(1))
+        else:
+            transfer = squared_mmd(z, teacher_z, batch.samples)
+        return (1 - self.lam) * loss + self.lam * transfer
 
     def after_training(self, server, client, net, params, shard, aux):
         """Tell that training is over; mix the private model's statistics."""
-        own = _mixed(client["mu"], client["teacher"], net.buffers["w"])
-        return {"done": ~flag(params), "statistics": {**net.buffers, "q": own}}
+        inherited = _inherit(client["mu"], client["teacher"], net.buffers["w"])
+        return {"done": ~flag(params), "statistics": {**net.buffers, "q": inherited}}
 
     def evaluated(self, server, client, params):
         """Return the private model, after training the next one; without one, the global model."""
         before = tree.where(client["participated"], client["hpm"], params)
-        return tree.where(client["done"], _mixed(client["mu"], client["hpm"], params), before)
+        after = _inherit(client["mu"], client["hpm"], params)
+        return tree.where(client["done"], after, before)
 
     def finish(self, server, client, start, params):
         """Send the model up, and let the private one inherit from it."""
-        return params, {"hpm": self.evaluated(server, client, params), "count": client["count"] + 1}
+        private = self.evaluated(server, client, params)
+        return params, {"hpm": private, "count": client["count"] + 1}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""
@@ -116,22 +118,29 @@ class FedPHP(Method):
         return net(params, batch.x, "q")
 
 
-def _mixed(mu: Tensor, old: Tree, new: Tree) -> Tree:
-    """Return mu of `old` and the rest of `new`, whose counters count."""
-    return tree.map(lambda a, b: mu * a + (1 - mu) * b if b.is_floating_point() else b, old, new)
+def _inherit(mu: Tensor, old: Tree, new: Tree) -> Tree:
+    """Return mu q + (1 - mu) w; the counters of BatchNorm are those of w."""
+
+    def mix(q: Tensor, w: Tensor) -> Tensor:
+        return mu * q + (1 - mu) * w if w.is_floating_point() else w
+
+    return tree.map(mix, old, new)
 
 
 def squared_mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
-    """Return the squared maximum mean discrepancy of rows `f` and `g` `[batch, features]`;
-    `samples`: 0 for padding.
+    """Return the squared maximum mean discrepancy of rows `f` and `g` `[batch, features]`.
+
+    samples: 1 for samples and 0 for padding, `[batch]`.
     """
-    both, weight = (
-        torch.cat([f, g]).double(),
-        torch.cat([samples, samples]).double(),
-    )  # double is not rounded to bf16
-    squares, pairs, n = both.square().sum(1), weight[:, None] * weight, weight.sum()
-    gaps = (squares[:, None] + squares - 2 * both @ both.T).clamp(min=0)
-    width = (gaps * pairs).sum().detach() / (n * n - n) + 1e-8
-    kernel = sum(torch.exp(-gaps / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
+    # In float64, which no autocast rounds to bf16.
+    rows = torch.cat([f, g]).double()
+    weight = torch.cat([samples, samples]).double()
+    n = weight.sum()
+    pair_weight = weight[:, None] * weight
+    squares = rows.square().sum(1)
+    distance = (squares[:, None] + squares - 2 * rows @ rows.T).clamp(min=0)
+    # Five kernels around the mean squared distance.
+    width = (distance * pair_weight).sum().detach() / (n * n - n) + 1e-8
+    kernel = sum(torch.exp(-distance / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
     sign = torch.cat([samples, -samples]).double() / (n / 2)
     return (kernel * sign[:, None] * sign).sum().float()

@@ -47,13 +47,15 @@ class FedProto(LocalOnly):
         """Begin without prototypes; the model is the client's."""
         _, client = super().init(params, parts)
         mean = torch.zeros_like(params[parts.head_weight])
-        return {"mean": mean, "seen": torch.zeros_like(mean[:, 0], dtype=torch.bool)}, client
+        seen = torch.zeros_like(mean[:, 0], dtype=torch.bool)
+        return {"mean": mean, "seen": seen}, client
 
     def before_training(self, server, client, net, shard):
         """Return which classes the client has."""
         if self.judge != "nearest_own":
             return {}
-        return {"own": torch.bincount(shard.data.y, minlength=len(server["seen"])) > 0}
+        counts = torch.bincount(shard.data.y, minlength=len(server["seen"]))
+        return {"own": counts > 0}
 
     def before_evaluation(self, server, client, net, shard):
         """Return which classes the client has."""
@@ -61,78 +63,98 @@ class FedProto(LocalOnly):
 
     def download(self, server, client):
         """Return the prototypes that there are."""
-        return Masked(
-            {"mean": server["mean"]}, {"mean": server["seen"][:, None].expand_as(server["mean"])}
-        )
+        mean = server["mean"]
+        seen = server["seen"][:, None].expand_as(mean)
+        return Masked({"mean": mean}, {"mean": seen})
 
     def start(self, received, client):
         """Return the client's model."""
         return client["model"]
 
     def loss(self, server, client, net, params, batch):
-        """Add the pull of the prototypes to the cross-entropy, and keep the features."""
+        """Return CE + lam * mean of (z - P_y)^2, and beside it the features."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits)
         if self.lam:
-            apart = (z - server["mean"][batch.y]).square().mean(1)
-            loss = loss + self.lam * batch.mean(torch.where(server["seen"][batch.y], apart, 0.0))
+            distance = (z - server["mean"][batch.y]).square().mean(1)
+            pull = torch.where(server["seen"][batch.y], distance, 0.0)
+            loss = loss + self.lam * batch.mean(pull)
         return loss, {"z": z.detach(), "y": batch.y}
 
     def after_training(self, server, client, net, params, shard, aux):
         """Return the client's prototypes, and the weights of those that there are."""
-        own = shard.data.y
+        labels = shard.data.y
+        classes = len(server["mean"])
+        # ---- Features, of which the prototypes are means.
         if self.prototypes == "final":
-            aux = {"z": shard.features(net, params), "y": own}
-        epoch = len(own) - (
-            len(own) % shard.batch_size == 1
-        )  # what is met in one: a lone sample is not
-        met = slice(-epoch, None) if self.prototypes == "last_epoch" else slice(None)
-        z, y = (
-            (aux["z"][met], aux["y"][met]) if aux else (server["mean"][:0], own[:0])
-        )  # no step was made
+            aux = {"z": shard.features(net, params), "y": labels}
+        if aux:
+            rows = slice(None)
+            if self.prototypes == "last_epoch":
+                has_lone_sample = len(labels) % shard.batch_size == 1  # it is met in no minibatch
+                rows = slice(-(len(labels) - has_lone_sample), None)
+            z = aux["z"][rows]
+            y = aux["y"][rows]
+        else:  # no step was made
+            z = server["mean"][:0]
+            y = labels[:0]
         mean = class_means(z, y, torch.zeros_like(server["mean"]), min_samples=1)
-        labels = own if self.weights == "counts" else torch.arange(len(mean), device=y.device)
-        counts = torch.bincount(labels, minlength=len(mean)) * (
-            torch.bincount(y, minlength=len(mean)) > 0
-        )
+        # ---- Weights: 0 for classes without a prototype.
+        if self.weights == "counts":
+            counts = torch.bincount(labels, minlength=classes)
+        else:
+            counts = torch.bincount(torch.arange(classes, device=y.device), minlength=classes)
+        counts = counts * (torch.bincount(y, minlength=classes) > 0)
         return {"mean": mean, "counts": counts}
 
     def finish(self, server, client, start, params):
         """Send the prototypes of the client's classes (and the counts) up; keep the model."""
-        present = client["counts"] > 0
-        sent, mask = {"mean": client["mean"]}, {"mean": present[:, None].expand_as(client["mean"])}
+        is_present = client["counts"] > 0
+        upload = {"mean": client["mean"]}
+        mask = {"mean": is_present[:, None].expand_as(client["mean"])}
         if self.weights == "counts":
-            sent, mask = {**sent, "counts": client["counts"]}, {**mask, "counts": present}
-        return Masked(sent, mask), {"model": params}
+            upload["counts"] = client["counts"]
+            mask["counts"] = is_present
+        return Masked(upload, mask), {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average prototypes by class, over the clients that have it."""
-        present = uploads.mask["mean"][:, :, 0]
-        counts = uploads.values["counts"] * present if self.weights == "counts" else present
+        is_present = uploads.mask["mean"][:, :, 0]  # [clients, classes]
+        counts = is_present
+        if self.weights == "counts":
+            counts = uploads.values["counts"] * is_present
         shares = counts / counts.sum(0).clamp(min=1)
-        mean, seen = (shares[:, :, None] * uploads.values["mean"]).sum(0), present.any(0)
-        return {
-            "mean": torch.where(seen[:, None], mean, server["mean"]),
-            "seen": seen | server["seen"],
-        }, clients
+        mean = (shares[:, :, None] * uploads.values["mean"]).sum(0)
+        is_new = is_present.any(0)
+        # A class that nobody in the cohort has keeps its prototype.
+        server = {
+            "mean": torch.where(is_new[:, None], mean, server["mean"]),
+            "seen": is_new | server["seen"],
+        }
+        return server, clients
 
     def evaluated(self, server, client, params):
         """Return the model beside the prototypes that it is judged by."""
-        seen = server["seen"] & client["own"] if "own" in client else server["seen"]
+        seen = server["seen"]
+        if "own" in client:
+            seen = seen & client["own"]
         return {"model": params, "mean": server["mean"], "seen": seen}
 
     def predict(self, net, params, batch):
-        """Return the nearness to each prototype; a class without one is farther than all that have
-        one.
+        """Return the nearness to each prototype.
+
+        A class without one is farther than all that have one.
         """
         logits, z = net.features(params["model"], batch.x)
         if self.judge == "head":
             return logits
-        mean, seen = params["mean"].double(), params["seen"]  # which no autocast rounds
+        mean = params["mean"].double()  # which no autocast rounds
+        seen = params["seen"]
         # -|z - P_c|^2, but for |z|^2, which is the same for all classes
-        near = F.linear(z.double(), 2 * mean, -mean.square().sum(1)).float()
-        farthest = torch.where(seen, near, torch.inf).amin(1, keepdim=True)
-        return torch.where(seen.any(), torch.where(seen, near, farthest - 1), logits)
+        nearness = F.linear(z.double(), 2 * mean, -mean.square().sum(1)).float()
+        farthest = torch.where(seen, nearness, torch.inf).amin(1, keepdim=True)
+        nearness = torch.where(seen, nearness, farthest - 1)
+        return torch.where(seen.any(), nearness, logits)  # without prototypes the head decides
 
     def finetuning(self, params, parts, epochs):
         """Move the model under prototypes that stay."""

@@ -10,16 +10,18 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedProx (Li et al., MLSys 2020, arXiv:1812.06127): each client minimises CE(w) + mu/2 |w -
-    received w|^2.
+    """FedProx (Li et al., MLSys 2020, arXiv:1812.06127): FedAvg with a proximal term.
 
-    mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg. No
-    stragglers.
+    Each client minimises CE(w) + mu/2 |w - received w|^2. There are no stragglers.
+
+    mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg.
     """
 
     mu: Annotated[float, AtLeast(0)] = 0.01
 
     def loss(self, server, client, net, params, batch):
-        """Add the proximal term to FedAvg's objective."""
+        """Return CE(w) + mu/2 |w - received w|^2."""
         loss = super().loss(server, client, net, params, batch)
-        return loss + self.mu / 2 * tree.squared_distance(params, server) if self.mu else loss
+        if not self.mu:
+            return loss
+        return loss + self.mu / 2 * tree.squared_distance(params, server)

@@ -10,12 +10,12 @@ from fedpfl.methods.shared.method import Phase
 
 @dataclass(frozen=True)
 class FedRep(PersonalByName):
-    """FedRep: the personal head is trained first, then the shared body under it (Collins et al.,
-    ICML 2021).
+    """FedRep (Collins et al., ICML 2021): a personal head, trained before the shared body under it.
 
-    body_epochs: E_b, the last of the local epochs. head_epochs: E_h; None: the epochs that are left
-    (FL-bench: 4 + 1). In the head phase the body's BatchNorm layers use their statistics and do not
-    move them.
+    In the head phase the body's BatchNorm layers use their statistics and do not move them.
+
+    body_epochs: E_b, the last of the local epochs.
+    head_epochs: E_h; None: the epochs that are left (FL-bench: 4 + 1).
     """
 
     body_epochs: Annotated[int, AtLeast(0)] = 1
@@ -23,9 +23,15 @@ class FedRep(PersonalByName):
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""
-        first = max(0, epochs - self.body_epochs) if self.head_epochs is None else self.head_epochs
-        head, body = train_only(params, client["own"]), train_all_but(params, client["own"])
-        return [Phase(first, head, loss=self._head_loss), Phase(self.body_epochs, body)]
+        head_epochs = self.head_epochs
+        if head_epochs is None:
+            head_epochs = max(0, epochs - self.body_epochs)
+        head = train_only(params, client["own"])
+        body = train_all_but(params, client["own"])
+        return [
+            Phase(head_epochs, head, loss=self._head_loss),
+            Phase(self.body_epochs, body),
+        ]
 
     def finetuning(self, params, parts, epochs):
         """Move the head alone, as the authors retrain heads in their last round."""

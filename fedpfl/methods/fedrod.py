@@ -36,10 +36,11 @@ class FedRoD(Method):
         return params, {"q": tree.select(params, parts.head)}
 
     def before_training(self, server, client, net, shard):
-        """Return what the balanced softmax adds to the logits."""
+        """Return log n_i^gamma, which the balanced softmax adds to the logits."""
         classes = len(next(iter(client["q"].values())))
         counts = torch.bincount(shard.data.y, minlength=classes).float()
-        return {"prior": torch.where(counts > 0, self.gamma * counts.clamp(min=1).log(), ABSENT)}
+        log_prior = self.gamma * counts.clamp(min=1).log()
+        return {"prior": torch.where(counts > 0, log_prior, ABSENT)}
 
     def start(self, received, client):
         """Return the global model and the personal head side by side."""
@@ -48,9 +49,11 @@ class FedRoD(Method):
     def loss(self, server, client, net, params, batch):
         """Add two objectives without a common variable."""
         generic, z = net.features(params["w"], batch.x)
+        # CE(g(z) + log n_i^gamma, y) for body and generic head
         balanced = generic + client["prior"] if self.gamma else generic
-        both = generic.detach() + _linear(params["q"], z.detach())
-        return batch.cross_entropy(balanced) + batch.cross_entropy(both)
+        # CE(g(z) + q_i(z), y) for the personal head, z and g(z) being given
+        mixed = generic.detach() + _head_logits(params["q"], z.detach())
+        return batch.cross_entropy(balanced) + batch.cross_entropy(mixed)
 
     def finish(self, server, client, start, params):
         """Send the global model up, keep the personal head."""
@@ -58,16 +61,15 @@ class FedRoD(Method):
 
     def evaluated(self, server, client, params):
         """Return both heads; until it is trained, the personal one counts as zero."""
-        return {
-            "w": params["w"],
-            "q": tree.map(lambda q: torch.where(client["trained"], q, 0.0), params["q"]),
-        }
+        personal = tree.map(lambda q: torch.where(client["trained"], q, 0.0), params["q"])
+        return {"w": params["w"], "q": personal}
 
     def predict(self, net, params, batch):
-        """Add both heads' logits."""
+        """Return g(z) + q_i(z)."""
         generic, z = net.features(params["w"], batch.x)
-        return generic + _linear(params["q"], z)
+        return generic + _head_logits(params["q"], z)
 
 
-def _linear(head: Tree, z: Tensor) -> Tensor:
+def _head_logits(head: Tree, z: Tensor) -> Tensor:
+    """Return the logits of a linear head, in float32 under any autocast."""
     return F.linear(z, *head.values()).float()

@@ -14,13 +14,12 @@ from fedpfl.methods.shared.neurons import Rounding
 
 @dataclass(frozen=True)
 class FedRolex(HeteroFL):
-    """FedRolex (Alam et al., NeurIPS 2022, arXiv:2212.01548).
+    """FedRolex (Alam et al., NeurIPS 2022, arXiv:2212.01548): HeteroFL with a window that rolls on.
 
-    HeteroFL, but in round t = 0, 1, ... a client of width r trains the neurons {(t + q) mod M : q =
-    0, ..., floor(r M)
-    - 1} of the M of each hidden layer, the same t for everyone; means are by samples. The authors'
-    code rolls the window backwards, rounds up and weights clients equally; which way it rolls makes
-    no difference in distribution.
+    In round t = 0, 1, ... a client of width r trains the neurons {(t + q) mod M : q = 0, ...,
+    floor(r M) - 1} of the M of each hidden layer, the same t for everyone; means are by samples.
+    The authors' code rolls the window backwards, rounds up and weights clients equally; which way
+    it rolls makes no difference in distribution.
     """
 
     rounding: Rounding = "floor"
@@ -39,6 +38,7 @@ class FedRolex(HeteroFL):
         return super().prepare(server, {**client, "rounds": server["rounds"]})
 
     def _active(self, server, client):
+        """Return the neurons of the client's window."""
         return neurons.rolling_neurons(
             server["plan"], client["width"], client["rounds"], self.rounding
         )

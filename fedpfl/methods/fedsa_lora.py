@@ -9,12 +9,12 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class FedSALoRA(PersonalByName):
-    """FedSA-LoRA (Guo et al., ICLR 2025, arXiv:2410.01463): y = W0 x + (alpha / r) B_i A x with
-    `adapter=lora`.
+    """FedSA-LoRA (Guo et al., ICLR 2025, arXiv:2410.01463): of each low-rank pair A is shared.
 
-    A client trains A, B_i and the head together, and sends A up, which is averaged with sample
-    weights; B_i never leaves it. At first A is the same for all and B_i is zero, so a client that
-    was never sampled has the network without an addition.
+    With `adapter=lora` an adapted layer is y = W0 x + (alpha / r) B_i A x. A client trains A, B_i
+    and the head together, and sends A up, which is averaged with sample weights; B_i never leaves
+    it. At first A is the same for all and B_i is zero, so a client that was never sampled has the
+    network without an addition.
 
     head: `personal`, as in the authors' GLUE configuration, or `averaged`, which compares with
         FFA-LoRA and FedAvg; the paper's description names B alone.
@@ -30,6 +30,8 @@ class FedSALoRA(PersonalByName):
     pairs: ClassVar[int] = 1
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
-        """Return all B, and the head if it is one."""
-        own = tuple(name for name in parts.body if name.endswith(".lora_B"))
-        return (*own, *parts.head) if self.head == "personal" else own
+        """Return the names of all B, and of the head if it is personal."""
+        names = tuple(name for name in parts.body if name.endswith(".lora_B"))
+        if self.head == "personal":
+            names = (*names, *parts.head)
+        return names

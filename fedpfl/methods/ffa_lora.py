@@ -11,14 +11,13 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class FFALoRA(Method):
-    """FFA-LoRA (Sun et al., ICLR 2024, arXiv:2403.12313): y = W0 x + (alpha / r) B A0 x with
-    `adapter=lora`.
+    """FFA-LoRA (Sun et al., ICLR 2024, arXiv:2403.12313): of each low-rank pair A never moves.
 
-    A0 is what A was drawn as, the same for all, who have it from the beginning. Clients train B,
-    and the server
-    averages: sum a_i (B_i A0) = (sum a_i B_i) A0, so the average of the adapted weights is exact,
-    which it is not where both factors are averaged. One model for all; `eval.finetune_epochs` moves
-    what training does.
+    With `adapter=lora` an adapted layer is y = W0 x + (alpha / r) B A0 x. A0 is what A was drawn
+    as, the same for all, who have it from the beginning. Clients train B, and the server averages:
+    sum a_i (B_i A0) = (sum a_i B_i) A0, so the average of the adapted weights is exact, which it is
+    not where both factors are averaged. One model for all; `eval.finetune_epochs` moves what
+    training does.
 
     head: `averaged`, as in FedSA-LoRA's comparison, or `frozen` as it began. What the paper does
         with it could not be checked.
@@ -32,9 +31,14 @@ class FFALoRA(Method):
 
     def init(self, params, parts):
         """Set apart what never moves."""
-        fixed = [name for name in parts.body if name.endswith(".lora_A")]
-        fixed += parts.head if self.head == "frozen" else ()
-        return {"model": tree.drop(params, fixed), "fixed": tree.select(params, fixed)}, {}
+        fixed_names = [name for name in parts.body if name.endswith(".lora_A")]
+        if self.head == "frozen":
+            fixed_names += parts.head
+        server = {
+            "model": tree.drop(params, fixed_names),
+            "fixed": tree.select(params, fixed_names),
+        }
+        return server, {}
 
     def download(self, server, client):
         """Return B and the head; A was known from the beginning."""
@@ -58,4 +62,5 @@ class FFALoRA(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
-        return [Phase(epochs, train_only(params, self.init(params, parts)[0]["model"]))]
+        server, _ = self.init(params, parts)
+        return [Phase(epochs, train_only(params, server["model"]))]
