@@ -69,133 +69,176 @@ class FedSelect(PersonalByMask):
         return {"main": "local"}
 
     def init(self, params, parts):
-        """Make nothing personal, or a layer; the mask has the names of the tensors in which
-        something can be.
+        """Make nothing personal, or a layer.
+
+        The mask has the names of the tensors in which something can be personal.
         """
-        own = tree.select(params, self._candidates(parts))
+        candidates = tree.select(params, self._candidates(parts))
+        is_layer = self.personalise not in BY_MOVEMENT
         client = {
             "model": params,
-            "own": own,
-            "mask": tree.full_like(own, self.personalise not in BY_MOVEMENT),
+            "own": candidates,
+            "mask": tree.full_like(candidates, is_layer),
         }
         if self.delta == "window":
-            client |= {"reference": own, "played": flag(params).long()}
+            client |= {"reference": candidates, "played": flag(params).long()}
         return params, client
 
     def sample(self, server, generator):
         """Return random scores, where the choice is random."""
         if self.personalise != "random":
             return {}
-        return {
-            "chance": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator), server)
-        }
+
+        def draw(leaf: Tensor) -> Tensor:
+            return torch.rand(leaf.shape, generator=generator)
+
+        return {"chance": tree.map(draw, server)}
 
     def download(self, server, client):
         """Return the shared entries; the server knows the mask."""
-        return Agreed(server, _shared(server, client["mask"]))
+        return Agreed(server, _shared_mask(server, client["mask"]))
 
     def phases(self, server, client, params, epochs):
-        """Pass twice over each epoch: for the personal entries, and on FedAvg's batches for the
-        shared ones.
+        """Pass twice over each epoch: for the personal entries, then for the shared ones.
+
+        The shared ones train on FedAvg's batches.
         """
         mask = client["mask"]
         personal = {name: mask.get(name, False) for name in params}
         shared = {name: ~mask[name] if name in mask else True for name in params}
-        lr_v, lr_u = ({} if lr is None else {"lr": lr} for lr in (self.lr_v, self.lr_u))
-        return [Phase(1, personal, "personal", sgd=lr_v), Phase(1, shared, sgd=lr_u)] * epochs
+        personal_sgd = {} if self.lr_v is None else {"lr": self.lr_v}
+        shared_sgd = {} if self.lr_u is None else {"lr": self.lr_u}
+        epoch = [
+            Phase(1, personal, stream="personal", sgd=personal_sgd),
+            Phase(1, shared, sgd=shared_sgd),
+        ]
+        return epoch * epochs
 
     def finish(self, server, client, start, params):
         """Return the entries shared so far and, if it is another, the next mask."""
         mask = client["mask"]
-        own = tree.select(params, mask)
-        kept = {"model": params, "own": own}
+        candidates = tree.select(params, mask)
+        next_client = {"model": params, "own": candidates}
+
+        # ---- The next mask: some of the entries that moved most become personal.
         if self.delta == "round":
-            kept["mask"] = self._grown(mask, self._scores(tree.select(start, mask), own, client))
+            scores = self._scores(tree.select(start, mask), candidates, client)
+            next_client["mask"] = self._extend_mask(mask, scores)
         else:
-            due = (client["played"] > 0) & (client["played"] % self.every == 0)
-            grown = self._grown(mask, self._scores(client["reference"], own, client))
-            kept |= {
-                "mask": tree.where(due, grown, mask),
-                "reference": tree.where(due, own, client["reference"]),
-                "played": client["played"] + 1,
-            }
-        changed = tree.ravel(tree.map(torch.logical_xor, mask, kept["mask"])).any()
-        news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
-        return {"model": Agreed(params, _shared(params, mask)), "mask": news}, kept
+            played = client["played"]
+            is_due = (played > 0) & (played % self.every == 0)
+            scores = self._scores(client["reference"], candidates, client)
+            extended = self._extend_mask(mask, scores)
+            next_client["mask"] = tree.where(is_due, extended, mask)
+            next_client["reference"] = tree.where(is_due, candidates, client["reference"])
+            next_client["played"] = played + 1
+
+        # ---- Uploads: by the mask from before, as the server averages.
+        difference = tree.map(torch.logical_xor, mask, next_client["mask"])
+        has_changed = tree.ravel(difference).any()
+        sends_mask = tree.map(lambda leaf: has_changed.expand_as(leaf), mask)
+        upload = {
+            "model": Agreed(params, _shared_mask(params, mask)),
+            "mask": Agreed(next_client["mask"], sends_mask),
+        }
+        return upload, next_client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average each entry over those who share it, with equal weights; what nobody shares stays.
+        """Average each entry over those who share it, with equal weights.
 
-        Clients take the mean of what they shared in this round, also where it will be personal from
-        now on.
+        What nobody shares stays. Clients take the mean of what they shared in this round, also
+        where it will be personal from now on.
         """
-        model, equal = uploads["model"], torch.full_like(weight, 1 / len(weight))
-        server = tree.masked_mean(server, model.values, model.mask, equal)
-        end, shared = (tree.select(part, clients["own"]) for part in model)
-        return server, {
-            **clients,
-            "own": tree.where(shared, tree.select(server, clients["own"]), end),
-        }
+        trained, shared = uploads["model"]
+        equal = torch.full_like(weight, 1 / len(weight))
+        server = tree.masked_mean(server, trained, shared, equal)
+        names = clients["own"]
+        candidates = tree.where(
+            tree.select(shared, names), tree.select(server, names), tree.select(trained, names)
+        )
+        return server, {**clients, "own": candidates}
 
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""
         return client["model"]
 
     def _candidates(self, parts: Parts) -> list[str]:
-        """Name the tensors that can have personal entries."""
-        layers, which = parts.layers, self.personalise
-        if which in BY_MOVEMENT:
+        """Name the tensors that can have personal entries.
+
+        Raises:
+            FedpflError: where `personalise` names no choice and no layer of the network.
+        """
+        layers = parts.layers
+        choice = self.personalise
+        if choice in BY_MOVEMENT:
             return [name for layer in layers for name in layer if name.endswith("weight")]
-        if isinstance(which, int):
-            if not -len(layers) <= which < len(layers):
+        if isinstance(choice, int):
+            if not -len(layers) <= choice < len(layers):
                 raise FedpflError(
-                    f"method.personalise: the network has layers 0 to {len(layers) - 1}, got {which}"
+                    f"method.personalise: the network has layers 0 to {len(layers) - 1}, "
+                    f"got {choice}"
                 )
             _ = parts.head  # raises where the layers' order is not clear
-            return [*layers[which]]
+            return [*layers[choice]]
         for layer in layers:
-            if which in layer or which in {name.rpartition(".")[0] for name in layer}:
+            module_names = {name.rpartition(".")[0] for name in layer}
+            if choice in layer or choice in module_names:
                 return [*layer]
-        known = ", ".join((*BY_MOVEMENT, *(layer[0].rpartition(".")[0] for layer in layers)))
+        layer_names = [layer[0].rpartition(".")[0] for layer in layers]
+        choices = ", ".join((*BY_MOVEMENT, *layer_names))
         raise FedpflError(
-            f"method.personalise must be one of {known}, or a layer's number, got {which}"
+            f"method.personalise must be one of {choices}, or a layer's number, got {choice}"
         )
 
     def _scores(self, before, after, client):
-        """Return what is selected by, the largest first."""
+        """Return the scores of which the largest are selected."""
         if self.personalise == "random":
             return tree.select(client["chance"], after)
-        moved = tree.map(lambda old, new: (new - old).abs(), before, after)
-        return moved if self.personalise == "most" else tree.map(torch.neg, moved)
+        distance = tree.map(lambda old, new: (new - old).abs(), before, after)
+        if self.personalise == "most":
+            return distance
+        return tree.map(torch.neg, distance)
 
-    def _grown(self, mask: Tree, scores: Tree) -> Tree:
+    def _extend_mask(self, mask: Tree, scores: Tree) -> Tree:
+        """Return the mask with more personal entries, within each tensor or of all together."""
         if self.personalise not in BY_MOVEMENT:
             return mask
         if self.scope == "tensor":
-            return tree.map(self._select, mask, scores)
-        return tree.unravel(self._select(tree.ravel(mask), tree.ravel(scores)), mask)
+            return tree.map(self._add_largest, mask, scores)
+        return tree.unravel(self._add_largest(tree.ravel(mask), tree.ravel(scores)), mask)
 
-    def _select(self, mask: Tensor, scores: Tensor) -> Tensor:
-        """Add to `mask` the largest `scores` outside it: the official number of them, whatever ties
-        there are.
+    def _add_largest(self, mask: Tensor, scores: Tensor) -> Tensor:
+        """Add to `mask` the largest `scores` outside it.
+
+        It is the official number of them, whatever ties there are.
         """
-        size, count = mask.numel(), mask.sum()
-        rest = size - count
-        new = rest - torch.round((1 - self.p) * rest.double())
+        # ---- How many: the share p of what is shared, below a personal share of alpha.
+        size = mask.numel()
+        personal_count = mask.sum()
+        shared_count = size - personal_count
+        new_count = shared_count - torch.round((1 - self.p) * shared_count.double())
         if self.clamp:
-            new = torch.minimum(new, math.floor(self.alpha * size + 1e-9) - count).clamp(min=0)
-        share = count.double() / size
-        new = torch.where(share < self.alpha if self.strict else share <= self.alpha, new, 0)
-        order = (
-            torch.where(mask, -torch.inf, scores).flatten().argsort(descending=True, stable=True)
-        )
-        first = torch.arange(size, device=mask.device) < new
-        return mask | torch.zeros_like(first).scatter(0, order, first).view(mask.shape)
+            room = math.floor(self.alpha * size + 1e-9) - personal_count
+            new_count = torch.minimum(new_count, room).clamp(min=0)
+        personal_share = personal_count.double() / size
+        if self.strict:
+            is_below = personal_share < self.alpha
+        else:
+            is_below = personal_share <= self.alpha
+        new_count = torch.where(is_below, new_count, 0)
+
+        # ---- Which ones
+        candidates = torch.where(mask, -torch.inf, scores).flatten()
+        order = candidates.argsort(descending=True, stable=True)
+        is_selected = torch.arange(size, device=mask.device) < new_count
+        selected = torch.zeros_like(is_selected).scatter(0, order, is_selected)
+        return mask | selected.view(mask.shape)
 
 
-def _shared(like: Tree, mask: Tree) -> Tree:
-    """Tell which entries of `like` are shared: those outside the mask, and all of a tensor without
-    one.
+def _shared_mask(like: Tree, mask: Tree) -> Tree:
+    """Return which entries of `like` are shared.
+
+    They are those outside the mask, and all of a tensor without one.
     """
     return {
         name: ~mask[name] if name in mask else torch.ones_like(leaf, dtype=torch.bool)

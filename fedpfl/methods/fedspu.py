@@ -15,6 +15,7 @@ class FedSPU(RandomSubmodel):
     A client keeps a full model. In each of its rounds a random set of neurons, new every time, is
     active: their entries come from the server, train and go back, while the rest of the client's
     model works along, frozen.
+
     Departures from the public code: averages are over samples and by entry (there, clients of full
     width overwrite the others); columns behind the flattening follow their channels.
     """

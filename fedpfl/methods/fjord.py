@@ -46,30 +46,38 @@ class FjORD(Submodel):
         """Give the ordered version its list of widths to draw from."""
         server, client = super().init(params, parts)
         if self.ordered:
-            server["widths"] = torch.tensor(
-                sorted(self.widths), dtype=torch.float64, device=client["width"].device
-            )
+            ascending = sorted(self.widths)
+            device = client["width"].device
+            server["widths"] = torch.tensor(ascending, dtype=torch.float64, device=device)
         return server, client
 
     def _active(self, server, client):
+        """Return the first neurons of each layer, as many as the client's width has."""
         return neurons.prefix_neurons(server["plan"], client["width"], self.rounding)
 
     def loss(self, server, client, net, params, batch):
         """Return the loss of the drawn width, with distillation together with the widest's."""
         if not self.ordered:
             return super().loss(server, client, net, params, batch)
-        widths = server["widths"]
-        held = (widths <= client["width"] + neurons.SLACK).sum()
-        drawn = widths.gather(0, (batch.random[0] * held).long().minimum(held - 1))[0]
-        active = neurons.prefix_neurons(server["plan"], drawn, self.rounding)
-        narrow = self.predict(
-            net, tree.apply_mask(params, neurons.entry_masks(server["plan"], active, params)), batch
-        )
+        narrow_params = self._narrow_params(server, client, params, batch.random[0])
+        narrow = self.predict(net, narrow_params, batch)
         loss = batch.cross_entropy(narrow)
         if not self.distill:
             return loss
         wide = self.predict(net, params, batch)
-        apart = F.kl_div(narrow.log_softmax(1), wide.detach().softmax(1), reduction="none").sum(1)
+        teacher = wide.detach().softmax(1)
+        divergence = F.kl_div(narrow.log_softmax(1), teacher, reduction="none").sum(1)
         return (
-            batch.cross_entropy(wide) + (1 - self.distill) * loss + self.distill * batch.mean(apart)
+            batch.cross_entropy(wide)
+            + (1 - self.distill) * loss
+            + self.distill * batch.mean(divergence)
         )
+
+    def _narrow_params(self, server, client, params, random):
+        """Return the sub-model of a width drawn uniformly from those that the device can hold."""
+        widths = server["widths"]
+        width_count = (widths <= client["width"] + neurons.SLACK).sum()
+        index = (random * width_count).long().minimum(width_count - 1)
+        width = widths.gather(0, index)[0]
+        active = neurons.prefix_neurons(server["plan"], width, self.rounding)
+        return tree.apply_mask(params, neurons.entry_masks(server["plan"], active, params))

@@ -57,25 +57,31 @@ class FlexFL(PartialModel):
 
     def __post_init__(self):
         super().__post_init__()
-        ascending = all(low < high for low, high in pairwise(self.levels))
-        self.check(len(self.levels) > 0 and ascending, "levels", "one or more, ascending")
+        is_ascending = all(low < high for low, high in pairwise(self.levels))
+        self.check(len(self.levels) > 0 and is_ascending, "levels", "one or more, ascending")
         self.check(len(self.devices) == len(self.levels), "devices", "as many numbers as levels")
         self.check(sum(self.devices) > 0, "devices", "0 or more, and not all 0")
 
     def init(self, params, parts):
-        """Add each level's neurons at the server, what the client's device can hold, and the level
-        of its model.
-        """
+        """Add each level's neurons, what the client's device can hold, and its model's level."""
         server, client = super().init(params, parts)
-        plan, wiring = server["plan"], parts.wiring
-        worth = levels.group_worths(params, wiring, self.apoz)
-        counts = [
-            levels.level_neuron_counts(params, wiring, level, worth, self.tolerance, self.rounding)
-            for level in self.levels
-        ]
-        active = [neurons.first_neurons(plan, count.to(plan["group"].device)) for count in counts]
-        most = torch.full_like(plan["group"][0], len(self.levels) - 1)
-        return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
+        plan = server["plan"]
+        wiring = parts.wiring
+        worths = levels.group_worths(params, wiring, self.apoz)
+        active = []
+        for level in self.levels:
+            counts = levels.level_neuron_counts(
+                params=params,
+                wiring=wiring,
+                level=level,
+                worths=worths,
+                tolerance=self.tolerance,
+                rounding=self.rounding,
+            )
+            active.append(neurons.first_neurons(plan, counts.to(plan["group"].device)))
+        highest = torch.full_like(plan["group"][0], len(self.levels) - 1)
+        server = {**server, "levels": torch.stack(active)}
+        return server, {**client, "device": highest, "level": highest}
 
     def init_clients(self, clients, generator):
         """Return what devices can hold."""
@@ -83,9 +89,9 @@ class FlexFL(PartialModel):
         if self.assign == "random":
             device = torch.multinomial(shares, clients, replacement=True, generator=generator)
         else:
-            ends = (shares / shares.sum()).cumsum(0)[:-1]
-            place = torch.arange(clients, dtype=torch.float64) / clients
-            device = (ends <= place[:, None] + neurons.SLACK).sum(1)
+            boundaries = (shares / shares.sum()).cumsum(0)[:-1]
+            position = torch.arange(clients, dtype=torch.float64) / clients
+            device = (boundaries <= position[:, None] + neurons.SLACK).sum(1)
         return {"device": device, "level": device}
 
     def sample(self, server, generator):
@@ -93,25 +99,26 @@ class FlexFL(PartialModel):
         return {"sent": torch.randint(len(self.levels), (), generator=generator)}
 
     def _active(self, server, client):
+        """Return the neurons of the client's level."""
         return server["levels"].index_select(0, client["level"].view(1))[0]
 
     def prepare(self, server, client):
         """Settle on the level that is sent, or the largest that the device can hold."""
-        return super().prepare(
-            server, {**client, "level": torch.minimum(client["sent"], client["device"])}
-        )
+        level = torch.minimum(client["sent"], client["device"])
+        return super().prepare(server, {**client, "level": level})
 
     def download(self, server, client):
         """Send all entries of the level that was drawn."""
-        sent = self._active(server, {"level": client["sent"]})
-        return Agreed(server["model"], neurons.entry_masks(server["plan"], sent, server["model"]))
+        active = self._active(server, {"level": client["sent"]})
+        mask = neurons.entry_masks(server["plan"], active, server["model"])
+        return Agreed(server["model"], mask)
 
     def start(self, received, client):
         """Return what the device can hold of it."""
         return tree.apply_mask(received, client["mask"])
 
     def loss(self, server, client, net, params, batch):
-        """Return the cross-entropy with self-distillation."""
+        """Return the cross-entropy with self-distillation from the lower levels."""
         logits = net(params, batch.x)
         loss = batch.cross_entropy(logits)
         if not self.gamma:
@@ -119,12 +126,12 @@ class FlexFL(PartialModel):
         level = client["level"]
         student = (logits / self.temperature).log_softmax(1)
         for lower in range(len(self.levels) - 1):
-            inside = neurons.entry_masks(server["plan"], server["levels"][lower], params)
+            mask = neurons.entry_masks(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
-                teacher = (
-                    net.aside(tree.apply_mask(params, inside), batch.x) / self.temperature
-                ).softmax(1)
-            apart = F.kl_div(student, teacher, reduction="none").mean(1)
-            share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
-            loss = loss + share * self.temperature**2 * batch.sum(apart) / batch.samples.sum()
+                lower_logits = net.aside(tree.apply_mask(params, mask), batch.x)
+                teacher = (lower_logits / self.temperature).softmax(1)
+            divergence = F.kl_div(student, teacher, reduction="none").mean(1)
+            # gamma / k for the levels below the client's own k, 0 for the others
+            weight = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
+            loss = loss + weight * self.temperature**2 * batch.sum(divergence) / batch.samples.sum()
         return loss

@@ -51,57 +51,72 @@ class Floco(Method):
     def init(self, params, parts):
         """Put the endpoints under the name of the weight they replace, and beta at the centre."""
         name = parts.head_weight
-        weight = params[name]
-        ends = [weight] + [
-            draw_endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)
-        ]
-        server = {"shared": tree.drop(params, [name]), "endpoints": {name: torch.stack(ends)}}
-        return server, {
-            "beta": weight.new_full((self.endpoints,), 1 / self.endpoints),
-            "projected": flag(params),
+        head_weight = params[name]
+        endpoints = [head_weight]  # V_1 is the network's own head
+        for number in range(1, self.endpoints):
+            endpoints.append(draw_endpoint(head_weight, parts.seed, number))
+        server = {
+            "shared": tree.drop(params, [name]),
+            "endpoints": {name: torch.stack(endpoints)},
         }
+        centre = head_weight.new_full((self.endpoints,), 1 / self.endpoints)
+        return server, {"beta": centre, "projected": flag(params)}
 
     def turns(self, played, cohort, clients, generator):
-        """Survey all clients once, before the round after `tau`; a single endpoint has no regions."""
+        """Survey all clients once, before the round after `tau`.
+
+        A single endpoint has no regions.
+        """
         if played != self.tau or self.endpoints == 1:
             return [Turn(cohort)]
-        return [Turn(list(range(clients)), survey=self._centres), Turn(cohort)]
+        everyone = list(range(clients))
+        return [Turn(everyone, survey=self._assign_centres), Turn(cohort)]
 
-    def _centres(self, server, clients, uploads):
+    def _assign_centres(self, server, clients, uploads):
         """Give every client its centre; nothing else changes."""
-        points = torch.cat([leaf.flatten(1) for leaf in uploads["endpoints"].values()], 1).double()
+        endpoints = [leaf.flatten(1) for leaf in uploads["endpoints"].values()]
+        points = torch.cat(endpoints, 1).double()
         if not points.isfinite().all():
             raise FedpflError(
-                "training diverged: FLOCO's projection got numbers that are not finite; lower local.lr"
+                "training diverged: FLOCO's projection got numbers that are not finite; "
+                "lower local.lr"
             )
         beta = client_centres(points, self.endpoints).to(clients["beta"])
-        return server, {**clients, "beta": beta, "projected": torch.ones_like(clients["projected"])}
+        projected = torch.ones_like(clients["projected"])
+        return server, {**clients, "beta": beta, "projected": projected}
 
     def download(self, server, client):
         """Return the simplex and, once there is one, the client's centre."""
-        known = client["projected"].expand_as(client["beta"])
-        return {"model": server, "beta": Masked({"beta": client["beta"]}, {"beta": known})}
+        has_centre = client["projected"].expand_as(client["beta"])
+        return {"model": server, "beta": Masked({"beta": client["beta"]}, {"beta": has_centre})}
 
     def start(self, received, client):
         """Return the simplex."""
         return received["model"]
 
     def loss(self, server, client, net, params, batch):
-        """Return the cross-entropy at a random point."""
-        return batch.cross_entropy(net(params_at(params, self._point(batch, client)), batch.x))
+        """Return the cross-entropy at a random point alpha."""
+        alpha = self._point(batch, client)
+        return batch.cross_entropy(net(params_at(params, alpha), batch.x))
 
     def _point(self, batch, client):
         """Return the step's alpha `[endpoints]`."""
-        drawn = batch.random[0]
-        numbers, radius = drawn[: self.endpoints], self.rho * drawn[self.endpoints]
-        least = torch.finfo(numbers.dtype).tiny  # numbers may be 0, a sum of them must not be
-        exponentials = -torch.log1p(-numbers).clamp(max=-least)
-        anywhere = exponentials / exponentials.sum()
+        random = batch.random[0]
+        numbers = random[: self.endpoints]
+        radius = self.rho * random[self.endpoints]
+        tiny = torch.finfo(numbers.dtype).tiny  # numbers may be 0, a sum of them must not be
+
+        # ---- Before the projection: uniform on the simplex, by normalised exponentials.
+        exponentials = -torch.log1p(-numbers).clamp(max=-tiny)
+        uniform = exponentials / exponentials.sum()
+
+        # ---- After it: beta_i + r u, |u|_1 = 1.
         direction = 2 * numbers - 1
-        nearby = client["beta"] + radius * direction / direction.abs().sum().clamp(min=least)
+        length = direction.abs().sum().clamp(min=tiny)
+        nearby = client["beta"] + radius * direction / length
         if self.stay_inside:
             nearby = project_to_simplex(nearby)
-        return torch.where(client["projected"], nearby, anywhere)
+        return torch.where(client["projected"], nearby, uniform)
 
     def evaluated(self, server, client, params):
         """Return the client's own point of the simplex."""

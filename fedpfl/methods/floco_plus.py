@@ -1,4 +1,4 @@
-"""FLOCO+: FLOCO, and beside it a private simplex that stays near the common one, as Ditto's model."""
+"""FLOCO+: FLOCO, and a private simplex that stays near the common one, as Ditto's model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -38,31 +38,33 @@ class FlocoPlus(Floco):
 
     def start(self, received, client):
         """Return both side by side, without a private one as `cold_start` says."""
-        model, own = super().start(received, client), client["v"]
+        w = super().start(received, client)
+        v = client["v"]
         if self.cold_start == "global":
-            own = tree.where(client["participated"], own, model)
-        return {"w": model, "v": own}
+            v = tree.where(client["participated"], v, w)
+        return {"w": w, "v": v}
 
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
-        own = epochs if self.pers_epochs is None else self.pers_epochs
-        return two_model_phases(epochs, own, self._global_loss, self._personal_loss)
+        personal_epochs = epochs if self.pers_epochs is None else self.pers_epochs
+        return two_model_phases(epochs, personal_epochs, self._global_loss, self._personal_loss)
 
     def loss(self, server, client, net, params, batch):
         """Add the two objectives, at the same point."""
-        own = self._personal_loss(server, client, net, params, batch)
-        return self._global_loss(server, client, net, params, batch) + own
+        personal_loss = self._personal_loss(server, client, net, params, batch)
+        return self._global_loss(server, client, net, params, batch) + personal_loss
 
     def _global_loss(self, server, client, net, params, batch):
+        """Return FLOCO's loss of the common simplex."""
         return super().loss(server, client, net, params["w"], batch)
 
     def _personal_loss(self, server, client, net, params, batch):
-        loss = batch.cross_entropy(
-            net(params_at(params["v"], self._point(batch, client)), batch.x, "v")
-        )
-        return (
-            loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
-        )
+        """Return CE(v) + lam/2 |v - received|^2."""
+        v = params_at(params["v"], self._point(batch, client))
+        loss = batch.cross_entropy(net(v, batch.x, "v"))
+        if not self.lam:
+            return loss
+        return loss + self.lam / 2 * tree.squared_distance(params["v"], server)
 
     def finish(self, server, client, start, params):
         """Send the common simplex up, keep the private one."""

@@ -1,6 +1,4 @@
-"""FLUTE: personal heads, which the server and a regulariser push towards an even spread of the
-client's classes.
-"""
+"""FLUTE: personal heads, which the server and a regulariser push towards neural collapse."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -44,12 +42,13 @@ class FLUTE(PersonalByName):
     _key: ClassVar[str] = "head"
 
     def before_training(self, server, client, net, shard):
-        """Return which classes there are."""
-        return {"present": torch.bincount(shard.data.y, minlength=len(_weight(client["head"]))) > 0}
+        """Return u, which classes there are."""
+        classes = len(_head_weight(client["head"]))
+        return {"present": torch.bincount(shard.data.y, minlength=classes) > 0}
 
     def download(self, server, client):
         """Return the body, and the head's weight, which the server has changed."""
-        return {"body": server, "weight": _weight(client["head"])}
+        return {"body": server, "weight": _head_weight(client["head"])}
 
     def start(self, received, client):
         """Return the received body under the client's head."""
@@ -57,23 +56,30 @@ class FLUTE(PersonalByName):
 
     def phases(self, server, client, params, epochs):
         """Train the head, then everything."""
-        head, last = train_only(params, client["head"]), min(epochs, self.rep_epochs)
+        head = train_only(params, client["head"])
         everything = head if self.variant == "as_published" else None
-        return [Phase(epochs - last, head, loss=self._head_loss), Phase(last, everything)]
+        rep_epochs = min(epochs, self.rep_epochs)
+        return [
+            Phase(epochs - rep_epochs, head, loss=self._head_loss),
+            Phase(rep_epochs, everything),
+        ]
 
     def loss(self, server, client, net, params, batch):
-        """Add the head's regularisers and the size of the features to the cross-entropy."""
+        """Return CE + l1 NC + l2 |W|^2 + l3 |Z|^2."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits) + self._regularisers(params, client)
-        return loss + self.l3 * batch.sum(z.square().sum(1)) if self.l3 else loss
+        if not self.l3:
+            return loss
+        return loss + self.l3 * batch.sum(z.square().sum(1))
 
     def _head_loss(self, server, client, net, params, batch):
-        return super()._head_loss(server, client, net, params, batch) + self._regularisers(
-            params, client
-        )
+        """Return CE + l1 NC + l2 |W|^2, on the features of a frozen body."""
+        loss = super()._head_loss(server, client, net, params, batch)
+        return loss + self._regularisers(params, client)
 
     def _regularisers(self, params, client):
-        weight = _weight(tree.select(params, client["head"]))
+        """Return l1 NC(W, u) + l2 |W|^2."""
+        weight = _head_weight(tree.select(params, client["head"]))
         total: Tensor | float = 0.0
         if self.l1:
             total = total + self.l1 * collapse_distance(weight, client["present"])
@@ -83,35 +89,46 @@ class FLUTE(PersonalByName):
 
     def finish(self, server, client, start, params):
         """Send everything up; keep the head until the server's reply."""
-        body, kept = super().finish(server, client, start, params)
-        return {"body": body, **kept, "present": client["present"]}, kept
+        body, head = super().finish(server, client, start, params)
+        return {"body": body, **head, "present": client["present"]}, head
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average the bodies; make a step on the weight of each head, whose bias is as it came."""
+        """Average the bodies; make a step on the weight of each head.
+
+        The head's bias is as it came.
+        """
         head = uploads["head"]
         if self.server_lr:
-            weights = _weight(head)
+            weights = _head_weight(head)
             slopes = vmap(grad(collapse_distance))(weights, uploads["present"])
-            head = {**head, next(iter(head)): weights - self.server_lr / len(weights) * slopes}
+            # The step is on the mean NC over the cohort, hence the division.
+            stepped = weights - self.server_lr / len(weights) * slopes
+            weight_name = next(iter(head))
+            head = {**head, weight_name: stepped}
         return tree.mean(uploads["body"], weight), {"head": head}
 
 
 def collapse_distance(weight: Tensor, present: Tensor) -> Tensor:
-    """Return NC(W, u) of a head's weight `[classes, features]` and its client's classes
-    `[classes]`, bool.
+    """Return NC(W, u), the distance from neural collapse.
+
+    weight: the head's W, `[classes, features]`. present: the client's classes u, bool `[classes]`.
     """
     classes = len(weight)
     with torch.autocast(weight.device.type, enabled=False):
         gram = weight @ weight.T
-    target = (torch.eye(classes, device=weight.device) - 1 / classes) * (present[:, None] & present)
-    return _norm(gram / _norm(gram).clamp(min=1e-30) - target / max(1, classes - 1) ** 0.5)
+    identity = torch.eye(classes, device=weight.device)
+    target = (identity - 1 / classes) * (present[:, None] & present)
+    scaled_gram = gram / _frobenius_norm(gram).clamp(min=1e-30)
+    return _frobenius_norm(scaled_gram - target / max(1, classes - 1) ** 0.5)
 
 
-def _norm(matrix: Tensor) -> Tensor:
+def _frobenius_norm(matrix: Tensor) -> Tensor:
     """Return the Frobenius norm; where it is zero, its gradient counts as zero."""
     square = matrix.square().sum()
-    return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
+    safe_square = torch.where(square > 0, square, 1.0)
+    return torch.where(square > 0, safe_square.sqrt(), 0.0)
 
 
-def _weight(head: Tree) -> Tensor:
+def _head_weight(head: Tree) -> Tensor:
+    """Return the weight of a head, its first entry."""
     return next(iter(head.values()))

@@ -1,6 +1,4 @@
-"""GPFL: a valve turns each sample's features into global ones, led by class embeddings, and into
-personal ones.
-"""
+"""GPFL: a valve makes global features, led by class embeddings, and personal ones of each sample."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -15,7 +13,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import train_all_but
 from fedpfl.methods.shared.method import Method, Phase
 
-LEAST = torch.finfo(torch.float32).tiny  # below a root, whose slope at 0 is infinite
+TINY = torch.finfo(torch.float32).tiny  # below a root, whose slope at 0 is infinite
 
 
 @dataclass(frozen=True)
@@ -46,16 +44,20 @@ class GPFL(Method):
     def init(self, params, parts):
         """Draw E from N(0, 1), and V as torch initialises linear and normalising layers."""
         head = tree.select(params, parts.head)
-        weight, generator = head[parts.head_weight], Generator().manual_seed(parts.seed)
-        classes, width = weight.shape
+        head_weight = head[parts.head_weight]
+        classes, width = head_weight.shape
+        generator = Generator().manual_seed(parts.seed)
+        embeddings = torch.randn(classes, width, generator=generator).to(head_weight)
+        valve = {}
+        for part in ("gamma", "beta"):
+            valve[part] = tree.to(_init_layer(width, generator), head_weight.device)
         server = {
             "body": tree.select(params, parts.body),
-            "embeddings": torch.randn(classes, width, generator=generator).to(weight),
-            "valve": {
-                part: tree.to(_layer(width, generator), weight.device) for part in ("gamma", "beta")
-            },
+            "embeddings": embeddings,
+            "valve": valve,
         }
-        return server, {"head": head, "frequencies": weight.new_full((classes,), 1 / classes)}
+        uniform = head_weight.new_full((classes,), 1 / classes)
+        return server, {"head": head, "frequencies": uniform}
 
     def before_training(self, server, client, net, shard):
         """Return the frequencies of the client's labels."""
@@ -71,64 +73,73 @@ class GPFL(Method):
         return {**received, "head": client["head"]}
 
     def loss(self, server, client, net, params, batch):
-        """Add the losses of both ways through the valve."""
-        received, valve = server["embeddings"], params["valve"]
+        """Return CE(h_i(z_P), y) + CE(cos(z_G, E), y) + lam * distance + mu/2 |(E, V)|^2."""
+        received = server["embeddings"]
+        valve = params["valve"]
         z = net.features({**params["body"], **params["head"]}, batch.x)[1]
-        own = _through(valve, z, client["frequencies"] @ received)
-        logits = F.linear(own, *params["head"].values()).float()
-        common = _through(valve, z, received.mean(0))
+
+        # ---- Personal features z_P = V(f(x); p_i)
+        personal = _apply_valve(valve, z, client["frequencies"] @ received)
+        logits = F.linear(personal, *params["head"].values()).float()
+
+        # ---- Global features z_G = V(f(x); g), and their distance to the received E_y
+        common = _apply_valve(valve, z, received.mean(0))
         cosines = F.normalize(common) @ F.normalize(params["embeddings"]).T
-        apart = (common - received[batch.y]).square().sum(1)
+        squared = (common - received[batch.y]).square().sum(1)
         if self.guidance == "frobenius":
-            distance = batch.sum(apart).clamp(min=LEAST).sqrt()
+            distance = batch.sum(squared).clamp(min=TINY).sqrt()
         else:
-            distance = batch.mean(apart.clamp(min=LEAST).sqrt())
-        decayed = sum(
-            leaf.square().sum()
-            for leaf in tree.leaves(tree.select(params, ("embeddings", "valve")))
-        )
-        told = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
-        return told + self.lam * distance + self.mu / 2 * decayed
+            distance = batch.mean(squared.clamp(min=TINY).sqrt())
+
+        decaying = tree.leaves(tree.select(params, ("embeddings", "valve")))
+        decay = sum(leaf.square().sum() for leaf in decaying)
+        loss = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
+        return loss + self.lam * distance + self.mu / 2 * decay
 
     def finish(self, server, client, start, params):
         """Send all but the head up."""
-        return tree.select(params, server), {
-            "head": params["head"],
-            "frequencies": client["frequencies"],
-        }
+        upload = tree.select(params, server)
+        return upload, {"head": params["head"], "frequencies": client["frequencies"]}
 
     def evaluated(self, server, client, params):
-        """Return the way of the personal features."""
+        """Return the parts that make personal features, and their condition p_i."""
         condition = client["frequencies"] @ server["embeddings"]
         return {**tree.select(params, ("body", "head", "valve")), "condition": condition}
 
     def predict(self, net, params, batch):
         """Return the head's logits of personal features."""
         z = net.features({**params["body"], **params["head"]}, batch.x)[1]
-        own = _through(params["valve"], z, params["condition"])
-        return F.linear(own, *params["head"].values()).float()
+        personal = _apply_valve(params["valve"], z, params["condition"])
+        return F.linear(personal, *params["head"].values()).float()
 
     def finetuning(self, params, parts, epochs):
         """Move everything but the condition."""
         return [Phase(epochs, train_all_but(params, ["condition"]))]
 
 
-def _layer(width: int, generator: Generator) -> Tree:
-    weight, bias = (
-        (2 * torch.rand(shape, generator=generator) - 1) / width**0.5
-        for shape in ((width, width), (width,))
-    )
-    return {"weight": weight, "bias": bias, "scale": torch.ones(width), "shift": torch.zeros(width)}
+def _init_layer(width: int, generator: Generator) -> Tree:
+    """Return the initial values of a linear and a normalising layer, as torch draws them."""
+
+    def draw(*shape: int) -> Tensor:
+        return (2 * torch.rand(shape, generator=generator) - 1) / width**0.5
+
+    return {
+        "weight": draw(width, width),
+        "bias": draw(width),
+        "scale": torch.ones(width),
+        "shift": torch.zeros(width),
+    }
 
 
-def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
-    """Return V(z; condition) `[batch, features]`."""
-    # Not by F.linear: in bf16, on a CPU, products of one row are not the same bit for bit again.
-    maps = [
-        (own, (own["weight"] * condition[None]).sum(1) + own["bias"])
-        for own in (valve["gamma"], valve["beta"])
-    ]
-    gamma, beta = (
-        F.layer_norm(out.relu()[None], out.shape, own["scale"], own["shift"]) for own, out in maps
-    )
+def _apply_valve(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
+    """Return V(z; condition) = ReLU(z (gamma + 1) + beta), `[batch, features]`."""
+    gamma = _condition_layer(valve["gamma"], condition)
+    beta = _condition_layer(valve["beta"], condition)
     return torch.relu(z * (gamma + 1) + beta)
+
+
+def _condition_layer(layer: Tree, condition: Tensor) -> Tensor:
+    """Return LayerNorm(ReLU(A u + c)) of a condition u, `[1, features]`."""
+    # Not by F.linear: in bf16, on a CPU, products of one row are not the same bit for bit again.
+    linear = (layer["weight"] * condition[None]).sum(1) + layer["bias"]
+    return F.layer_norm(linear.relu()[None], linear.shape, layer["scale"], layer["shift"])

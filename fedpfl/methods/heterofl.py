@@ -52,83 +52,89 @@ class HeteroFL(Submodel):
     server_sees = "each upload"
 
     def init(self, params, parts):
-        """Add the names of scaled entries and of those with a row per class, and the client's
-        classes.
+        """Add the names of scaled entries and of those with a row per class.
+
+        The client has its classes besides.
         """
         server, client = super().init(params, parts)
-        own = torch.ones_like(server["plan"]["group"][0])
         axes = parts.wiring.axes
-        convolutions = [
-            name
-            for layer in parts.layers
-            for name in layer
-            if params[layer[0]].dim() > 2
-            and axes[layer[0]][0] is not None
-            and name not in parts.normalisation
-        ]
-        server |= {
-            "scaled": dict.fromkeys(convolutions, own),
-            "classes": dict.fromkeys(parts.head, own),
-        }
+        scaled_names = []
+        for layer in parts.layers:
+            weight_name = layer[0]
+            is_convolution = params[weight_name].dim() > 2
+            if is_convolution and axes[weight_name][0] is not None:
+                scaled_names += [name for name in layer if name not in parts.normalisation]
+        # Only the names matter; trees want tensors as leaves.
+        marker = torch.ones_like(server["plan"]["group"][0])
+        server["scaled"] = dict.fromkeys(scaled_names, marker)
+        server["classes"] = dict.fromkeys(parts.head, marker)
         if self.masked:
-            head = params[parts.head_weight]
-            client["labels"] = torch.ones(len(head), dtype=torch.bool, device=head.device)
+            head_weight = params[parts.head_weight]
+            client["labels"] = torch.ones(
+                len(head_weight), dtype=torch.bool, device=head_weight.device
+            )
         return server, client
 
     def sample(self, server, generator):
         """Draw a width for the round if widths are dynamic."""
         if not self.dynamic:
             return {}
-        chosen = torch.randint(len(self.widths), (), generator=generator)
-        return {"width": torch.tensor(self.widths, dtype=torch.float64)[chosen]}
+        index = torch.randint(len(self.widths), (), generator=generator)
+        return {"width": torch.tensor(self.widths, dtype=torch.float64)[index]}
 
     def before_training(self, server, client, net, shard):
         """Return the classes that the client has, if logits are masked."""
-        return (
-            {"labels": torch.bincount(shard.data.y, minlength=len(client["labels"])) > 0}
-            if self.masked
-            else {}
-        )
+        if not self.masked:
+            return {}
+        counts = torch.bincount(shard.data.y, minlength=len(client["labels"]))
+        return {"labels": counts > 0}
 
     def _active(self, server, client):
+        """Return the first neurons of each layer, as many as the client's width has."""
         return neurons.prefix_neurons(server["plan"], client["width"], self.rounding)
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with scaled activations and masked logits."""
         if self.scaler:
             width = client["width"]
-            scaled = {
-                name: leaf / width.to(leaf.dtype) if name in server["scaled"] else leaf
-                for name, leaf in params.items()
-            }
+            scaled = dict(params)
+            for name in server["scaled"]:
+                scaled[name] = params[name] / width.to(params[name].dtype)
             logits = net.aside(scaled, batch.x)
+            # Statistics are collected without the scaler, as evaluation is.
             if net.buffers.get("main"):
-                with torch.no_grad():  # moves statistics
+                with torch.no_grad():
                     net(params, batch.x)
         else:
             logits = net(params, batch.x)
-        return batch.cross_entropy(self._masked(logits, client))
+        return batch.cross_entropy(self._mask_logits(logits, client))
 
     def finish(self, server, client, start, params):
         """Upload the trained entries, and which classes the client has."""
         upload, client = super().finish(server, client, start, params)
-        return {**upload, "labels": client["labels"]} if self.masked else upload, client
+        if self.masked:
+            upload = {**upload, "labels": client["labels"]}
+        return upload, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each class's rows of the head over the clients that have the class."""
         if self.weighting == "equal":
             weight = torch.full_like(weight, 1 / len(weight))
-        sent = uploads["model"]
+        uploaded = uploads["model"]
         if self.masked:
-            mask, labels = dict(sent.mask), uploads["labels"]
+            labels = uploads["labels"]  # [clients, classes]
+            mask = dict(uploaded.mask)
             for name in server["classes"]:
-                mask[name] = mask[name] & labels.view(*labels.shape, *[1] * (mask[name].dim() - 2))
-            sent = sent._replace(mask=mask)
-        return super().aggregate(server, clients, net, {"model": sent}, weight, generator)
+                trailing_axes = [1] * (mask[name].dim() - 2)
+                mask[name] = mask[name] & labels.view(*labels.shape, *trailing_axes)
+            uploaded = uploaded._replace(mask=mask)
+        return super().aggregate(server, clients, net, {"model": uploaded}, weight, generator)
 
     def evaluated(self, server, client, params):
         """Add the client's classes, by which logits are masked."""
-        return {"model": params, "labels": client["labels"]} if self.masked else params
+        if not self.masked:
+            return params
+        return {"model": params, "labels": client["labels"]}
 
     def before_evaluation(self, server, client, net, shard):
         """Return the client's classes even if it has not trained yet."""
@@ -136,15 +142,17 @@ class HeteroFL(Submodel):
 
     def predict(self, net, params, batch):
         """Return masked logits, without the scaler."""
-        return (
-            self._masked(net(params["model"], batch.x), params)
-            if self.masked
-            else net(params, batch.x)
-        )
+        if not self.masked:
+            return net(params, batch.x)
+        return self._mask_logits(net(params["model"], batch.x), params)
 
     def finetuning(self, params, parts, epochs):
         """Train the model, and leave the classes beside it alone."""
-        return [Phase(epochs, {"model": True, "labels": False} if self.masked else None)]
+        mask = {"model": True, "labels": False} if self.masked else None
+        return [Phase(epochs, mask)]
 
-    def _masked(self, logits: Tensor, own: Tree) -> Tensor:
-        return torch.where(own["labels"], logits, 0.0) if self.masked else logits
+    def _mask_logits(self, logits: Tensor, client: Tree) -> Tensor:
+        """Return the logits, with 0 for classes that the client lacks."""
+        if not self.masked:
+            return logits
+        return torch.where(client["labels"], logits, 0.0)

@@ -48,39 +48,44 @@ class IFCA(Method):
     def init(self, params, parts):
         """Shuffle the initial values for all models but the first."""
         names = params if self.layers is None else top_layer_names(parts, self.layers)
-        first, shared = tree.select(params, names), tree.drop(params, names)
-        models = tree.stack(
-            [first, *(_shuffled(first, parts.seed, j) for j in range(1, self.clusters))]
-        )
-        statistics = tree.to(
-            tree.repeat(parts.statistics, self.clusters), tree.leaves(params)[0].device
-        )
-        return {"shared": shared, "models": models, "statistics": statistics}, {}
+        first_model = tree.select(params, names)
+        models = [first_model]
+        for number in range(1, self.clusters):
+            models.append(_shuffle_entries(first_model, parts.seed, number))
+        device = tree.leaves(params)[0].device
+        server = {
+            "shared": tree.drop(params, names),
+            "models": tree.stack(models),
+            "statistics": tree.to(tree.repeat(parts.statistics, self.clusters), device),
+        }
+        return server, {}
 
     def buffers(self):
         """Move statistics with the models, by the method's own hands."""
         return {"main": "local"}
 
     def before_training(self, server, client, net, shard):
-        """Return s_i, and the statistics of that model."""
+        """Return s_i, the number of the model of least loss, and that model's statistics."""
         losses = []
-        for j in range(self.clusters):
-            still = net.still({"main": tree.take(server["statistics"], j)})
-            model = self._model(server, torch.tensor(j))
-            with torch.no_grad():
-                sums = [
-                    batch.losses(still(model, batch.x)).double().sum()
-                    for batch in shard.data.chunks()
-                ]
-            losses.append(float(sum(sums)))
-        chosen = min(
-            range(self.clusters), key=lambda j: losses[j] if math.isfinite(losses[j]) else math.inf
-        )
-        statistics = {"main": tree.take(server["statistics"], chosen)}
+        for cluster in range(self.clusters):
+            statistics = tree.take(server["statistics"], cluster)
+            loss = self._summed_loss(server, cluster, net.still({"main": statistics}), shard)
+            losses.append(loss if math.isfinite(loss) else math.inf)
+        best = min(range(self.clusters), key=lambda cluster: losses[cluster])
         return {
-            "cluster": torch.full((), chosen, device=shard.data.y.device),
-            "statistics": statistics,
+            "cluster": torch.full((), best, device=shard.data.y.device),
+            "statistics": {"main": tree.take(server["statistics"], best)},
         }
+
+    def _summed_loss(self, server, cluster, net, shard):
+        """Return the cross-entropy of a cluster's model, summed over the training samples."""
+        model = self._model(server, torch.tensor(cluster))
+        sums = []
+        with torch.no_grad():
+            for batch in shard.data.chunks():
+                logits = net(model, batch.x)
+                sums.append(batch.losses(logits).double().sum())
+        return float(sum(sums))
 
     def before_evaluation(self, server, client, net, shard):
         """Do the same."""
@@ -92,39 +97,48 @@ class IFCA(Method):
 
     def finish(self, server, client, start, params):
         """Send the model up, and a flag for each cluster."""
-        member = torch.arange(self.clusters, device=client["cluster"].device) == client["cluster"]
-        return {
+        cluster = client["cluster"]
+        is_member = torch.arange(self.clusters, device=cluster.device) == cluster
+        upload = {
             "model": params,
-            "member": member,
+            "member": is_member,
             "statistics": client["statistics"]["main"],
-        }, client
+        }
+        return upload, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each cluster's models, and over all clients what is shared."""
-        models, statistics = [], []
-        for j, member in enumerate(uploads["member"].T):
-            own, counts = (tree.take(server[part], j) for part in ("models", "statistics"))
-            rows = member.nonzero()[:, 0]
-            if len(rows):
-                share = weight if member.all() else weight[rows] / weight[rows].sum()
-                own = tree.mean(tree.take(tree.select(uploads["model"], own), rows), share)
-                counts = tree.average_statistics(tree.take(uploads["statistics"], rows), share)
-            models.append(own)
-            statistics.append(counts)
-        shared = (
-            tree.mean(tree.select(uploads["model"], server["shared"]), weight)
-            if server["shared"]
-            else {}
-        )
-        return {
+        models = []
+        statistics = []
+        for cluster, is_member in enumerate(uploads["member"].T):
+            model = tree.take(server["models"], cluster)
+            model_statistics = tree.take(server["statistics"], cluster)
+            rows = is_member.nonzero()[:, 0]
+            if len(rows):  # a model that nobody took stays
+                # Over everybody the weights are as they are: dividing by their sum would round.
+                share = weight if is_member.all() else weight[rows] / weight[rows].sum()
+                uploaded = tree.take(tree.select(uploads["model"], model), rows)
+                model = tree.mean(uploaded, share)
+                uploaded_statistics = tree.take(uploads["statistics"], rows)
+                model_statistics = tree.average_statistics(uploaded_statistics, share)
+            models.append(model)
+            statistics.append(model_statistics)
+        shared = {}
+        if server["shared"]:
+            shared = tree.mean(tree.select(uploads["model"], server["shared"]), weight)
+        server = {
             "shared": shared,
             "models": tree.stack(models),
             "statistics": tree.stack(statistics),
-        }, clients
+        }
+        return server, clients
 
     def metrics(self, server, client):
         """Return the share of the cohort in each cluster."""
-        return {f"cluster_{j + 1}": (client["cluster"] == j).float() for j in range(self.clusters)}
+        return {
+            f"cluster_{number + 1}": (client["cluster"] == number).float()
+            for number in range(self.clusters)
+        }
 
     @staticmethod
     def _model(server: Tree, cluster: Tensor) -> Tree:
@@ -136,7 +150,7 @@ class IFCA(Method):
         return {**server["shared"], **tree.map(pick, server["models"])}
 
 
-def _shuffled(params: Tree, seed: int, number: int) -> Tree:
+def _shuffle_entries(params: Tree, seed: int, number: int) -> Tree:
     """Return the entries of each tensor in another order, a function of seed and number."""
     generator = torch.Generator().manual_seed((1_000_003 * seed + number) % 2**63)
 

@@ -1,6 +1,4 @@
-"""kNN-Per: FedAvg's model, whose predictions each client mixes with those of its own nearest
-training samples.
-"""
+"""kNN-Per: FedAvg's model, mixed with the votes of a client's nearest training samples."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,8 +14,8 @@ from fedpfl.methods.shared.by_name import train_only
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.models import Bound
 
-GRID = tuple(step / 10 for step in range(11))
-LEAST = torch.finfo(torch.float32).tiny  # a probability whose logarithm is finite
+LAM_GRID = tuple(step / 10 for step in range(11))
+TINY = torch.finfo(torch.float32).tiny  # a probability whose logarithm is finite
 
 
 @dataclass(frozen=True)
@@ -72,26 +70,33 @@ class KNNPer(Method):
         return self._memory(net.still(), server, shard)
 
     def _memory(self, net: Bound, params: Tree, shard: Shard) -> dict[str, Tree]:
-        rows = shard.order("memory", 0)[: self.capacity].sort().values.to(shard.data.y.device)
+        """Return features and labels of the client's samples under a model, and its lam."""
+        order = shard.order("memory", 0)
+        rows = order[: self.capacity].sort().values.to(shard.data.y.device)
         memory = {"z": shard.features(net, params)[rows], "y": shard.data.y[rows]}
-        lam = self._tuned(net, params, memory, shard) if self.lam is None else self.lam
-        return {
-            "memory": Ragged(memory),
-            "lam": torch.tensor(lam, dtype=torch.float32, device=rows.device),
-        }
+        lam = self._tune_lam(net, params, memory, shard) if self.lam is None else self.lam
+        lam = torch.tensor(lam, dtype=torch.float32, device=rows.device)
+        return {"memory": Ragged(memory), "lam": lam}
 
-    def _tuned(self, net: Bound, params: Tree, memory: Tree, shard: Shard) -> float:
-        judged = torch.zeros(len(GRID), 2, dtype=torch.float64, device=shard.data.y.device)
+    def _tune_lam(self, net: Bound, params: Tree, memory: Tree, shard: Shard) -> float:
+        """Return the lam of most hits on the validation samples.
+
+        Of several it is the one of least cross-entropy, of these the least.
+        """
+        # For each lam its hits, and the negative cross-entropy: more of either is better.
+        results = torch.zeros(len(LAM_GRID), 2, dtype=torch.float64, device=shard.data.y.device)
         real = torch.ones_like(memory["y"], dtype=torch.bool)
         with torch.no_grad():
             for batch in shard.validation.chunks():
                 logits, z = net.features(params, batch.x)
                 votes = self._votes(z, memory, real, logits.shape[1])
-                for place, lam in enumerate(torch.tensor(GRID, device=z.device)):
-                    mixed = self._mixed(logits, votes, lam)
-                    loss = F.cross_entropy(mixed, batch.y, reduction="sum")
-                    judged[place] += torch.stack([(mixed.argmax(1) == batch.y).sum(), -loss])
-        return GRID[max(range(len(GRID)), key=lambda place: (*judged[place].tolist(), -place))]
+                for row, lam in enumerate(torch.tensor(LAM_GRID, device=z.device)):
+                    mixture = self._mix_votes(logits, votes, lam)
+                    hits = (mixture.argmax(1) == batch.y).sum()
+                    loss = F.cross_entropy(mixture, batch.y, reduction="sum")
+                    results[row] += torch.stack([hits, -loss])
+        best = max(range(len(LAM_GRID)), key=lambda row: (*results[row].tolist(), -row))
+        return LAM_GRID[best]
 
     def evaluated(self, server, client, params):
         """Return the model beside the client's samples."""
@@ -102,35 +107,35 @@ class KNNPer(Method):
         logits, z = net.features(params["model"], batch.x)
         memory, real = params["memory"]
         votes = self._votes(z, memory, real, logits.shape[1])
-        return self._mixed(logits, votes, torch.where(real.any(), params["lam"], 0.0))
+        lam = torch.where(real.any(), params["lam"], 0.0)  # without samples nobody votes
+        return self._mix_votes(logits, votes, lam)
 
     def _votes(self, z: Tensor, memory: Tree, real: Tensor, classes: int) -> Tensor:
         """Return p_knn `[batch, classes]`, in float64, which no autocast rounds."""
-        keys, z = memory["z"].double(), z.double()
-        apart = (z.square().sum(1, keepdim=True) - 2 * z @ keys.T + keys.square().sum(1)).clamp(
-            min=0
-        )
-        apart = (
-            apart / (self.scale * z.shape[1])
-            if self.distance == "squared"
-            else apart.sqrt() / self.scale
-        )
-        far = torch.finfo(apart.dtype).max
-        apart, rows = torch.where(real, apart, far).topk(min(self.k, len(keys)), largest=False)
-        shares = (-apart).softmax(1)  # which sets the least distance to 0: no underflow
-        return (
-            torch.zeros_like(z[:, :1]).expand(-1, classes).scatter_add(1, memory["y"][rows], shares)
-        )
+        z = z.double()
+        keys = memory["z"].double()
+        # ---- Distances to all samples of the memory; padding is farthest.
+        squared = z.square().sum(1, keepdim=True) - 2 * z @ keys.T + keys.square().sum(1)
+        squared = squared.clamp(min=0)
+        if self.distance == "squared":
+            distance = squared / (self.scale * z.shape[1])
+        else:
+            distance = squared.sqrt() / self.scale
+        distance = torch.where(real, distance, torch.finfo(distance.dtype).max)
+        # ---- The k nearest vote with exp(-distance).
+        nearest, rows = distance.topk(min(self.k, len(keys)), largest=False)
+        shares = (-nearest).softmax(1)  # which sets the least distance to 0: no underflow
+        no_votes = torch.zeros_like(z[:, :1]).expand(-1, classes)
+        return no_votes.scatter_add(1, memory["y"][rows], shares)
 
-    def _mixed(self, logits: Tensor, votes: Tensor, lam: Tensor) -> Tensor:
+    def _mix_votes(self, logits: Tensor, votes: Tensor, lam: Tensor) -> Tensor:
+        """Return log(lam p_knn + (1 - lam) softmax(logits)), or what `mix` says."""
         if self.mix == "logits":
             return (lam * votes + (1 - lam) * logits).float()
-        mixed = (
-            (lam * votes + (1 - lam) * logits.double().softmax(1)).clamp(min=LEAST).log().float()
-        )
-        return torch.where(
-            lam > 0, mixed, logits
-        )  # whose order a logarithm's rounding could change
+        probabilities = lam * votes + (1 - lam) * logits.double().softmax(1)
+        log_probabilities = probabilities.clamp(min=TINY).log().float()
+        # Without votes logits are taken as they are: a logarithm's rounding could change the order.
+        return torch.where(lam > 0, log_probabilities, logits)
 
     def finetuning(self, params, parts, epochs):
         """Move the head alone, by the cross-entropy of the model alone."""
@@ -138,4 +143,5 @@ class KNNPer(Method):
         return [Phase(epochs, mask, loss=self._model_loss)]
 
     def _model_loss(self, server, client, net, params, batch):
+        """Return the cross-entropy of the model alone."""
         return self.loss(server, client, net, params["model"], batch)

@@ -25,8 +25,8 @@ class LGFedAvg(PersonalByName):
         return {"main": "local"}
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
-        """Return all layers but the shared ones."""
-        upper = top_layer_names(parts, self.layers)
+        """Return the names in all layers but the shared ones."""
+        shared = top_layer_names(parts, self.layers)
         if self.variant == "as_published":
             return top_layer_names(parts, len(parts.layers) - self.layers)
-        return tuple(name for layer in parts.layers for name in layer if name not in upper)
+        return tuple(name for layer in parts.layers for name in layer if name not in shared)

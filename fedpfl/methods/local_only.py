@@ -21,5 +21,5 @@ class LocalOnly(PersonalByName):
         return {"main": "local"}
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
-        """Return all names."""
+        """Return the names of all parameters."""
         return tuple(name for layer in parts.layers for name in layer)

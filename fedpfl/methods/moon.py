@@ -1,6 +1,4 @@
-"""MOON: representations drawn to the global model's, and away from those of the client's last
-model.
-"""
+"""MOON: representations are drawn to the global model's, and away from the client's last model's."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -50,14 +48,17 @@ class Moon(Method):
         return {"references": net.buffers}
 
     def loss(self, server, client, net, params, batch):
-        """Add the contrast to FedAvg's objective."""
+        """Return CE + mu l(x)."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits)
         if not self.mu:
             return loss
         still = net.still(client["references"])
-        near = F.cosine_similarity(z, still.features(server, batch.x, "main")[1])
-        far = F.cosine_similarity(z, still.features(client["last"], batch.x, "last")[1])
+        _, z_g = still.features(server, batch.x, "main")
+        _, z_p = still.features(client["last"], batch.x, "last")
+        near = F.cosine_similarity(z, z_g)
+        far = F.cosine_similarity(z, z_p)
+        # l = -log(exp(s_g) / (exp(s_g) + exp(s_p))) = softplus(s_p - s_g)
         contrast = batch.mean(F.softplus((far - near) / self.tau))
         return loss + torch.where(client["participated"], self.mu * contrast, 0.0)
 

@@ -48,39 +48,50 @@ class PerFedAvg(Method):
 
     def phases(self, server, client, params, epochs):
         """Take steps on D and D', and D'' for the Hessian-vector product."""
-        return [Phase(epochs, step=self._step, batches=2 if self.version == "fo" else 3)]
+        batches = 2 if self.version == "fo" else 3
+        return [Phase(epochs, step=self._step, batches=batches)]
 
     def _step(self, server, client, net, params, batches):
         """Move the meta-model; the loss is that of the adapted model on D'."""
         gradient = partial(net.gradient, partial(self.loss, server, client))
+
+        # ---- u = w - inner_lr g(w; D); D does not move BatchNorm statistics.
         statistics = net.buffers
-        adapted = _moved(params, gradient(params, batches[0])[0], -self.inner_lr)
+        inner_gradient, _ = gradient(params, batches[0])
+        adapted = _take_step(params, inner_gradient, -self.inner_lr)
         net.buffers = statistics
+
+        # ---- h = g(u; D'), which alone moves them.
         direction, loss = gradient(adapted, batches[1])
         statistics = net.buffers
+
+        # ---- d = h - inner_lr (g(w + delta h; D'') - g(w - delta h; D'')) / (2 delta)
         if self.version == "hf":
-            ahead, behind = (
-                gradient(_moved(params, direction, sign * self.delta), batches[2])[0]
-                for sign in (1, -1)
-            )
+            ahead, _ = gradient(_take_step(params, direction, self.delta), batches[2])
+            behind, _ = gradient(_take_step(params, direction, -self.delta), batches[2])
             scale = self.inner_lr / (2 * self.delta)
             direction = tree.map(lambda h, a, b: h - scale * (a - b), direction, ahead, behind)
         net.buffers = statistics
-        return _moved(params, direction, -self.outer_lr), loss
+        return _take_step(params, direction, -self.outer_lr), loss
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average uniformly."""
-        return tree.mean(uploads, torch.full_like(weight, 1 / len(weight))), clients
+        uniform = torch.full_like(weight, 1 / len(weight))
+        return tree.mean(uploads, uniform), clients
 
     def before_evaluation(self, server, client, net, shard):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
+        if not self.adapt_steps:
+            return {}
         batches = (
             batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch)
         )
-        objective, params = partial(self.loss, server, client), server
+        objective = partial(self.loss, server, client)
+        params = server
         for batch in islice(batches, self.adapt_steps):
-            params = _moved(params, net.gradient(objective, params, batch)[0], -self.inner_lr)
-        return {"adapted": params} if self.adapt_steps else {}
+            gradient, _ = net.gradient(objective, params, batch)
+            params = _take_step(params, gradient, -self.inner_lr)
+        return {"adapted": params}
 
     def personal(self, server, client):
         """Return the adapted model, if it is adapted before it is evaluated; else the meta-model."""
@@ -88,11 +99,14 @@ class PerFedAvg(Method):
 
     def finetuning(self, params, parts, epochs):
         """Adapt: plain gradient descent with the inner step size."""
-        return [Phase(epochs, sgd={"lr": self.inner_lr, "momentum": 0.0})] if self.inner_lr else []
+        if not self.inner_lr:
+            return []
+        return [Phase(epochs, sgd={"lr": self.inner_lr, "momentum": 0.0})]
 
 
-def _moved(params: Tree, direction: Tree, length: float) -> Tree:
-    """Go `length` times the direction, rounded as SGD's steps are and in the parameters' memory
-    layout.
+def _take_step(params: Tree, direction: Tree, length: float) -> Tree:
+    """Go `length` times the direction.
+
+    It is rounded as SGD's steps are, and has the parameters' memory layout.
     """
     return tree.map(lambda p, d: p.clone().add_(d, alpha=length), params, direction)

@@ -60,39 +60,50 @@ class PFedHN(Method):
 
     def init(self, params, parts):
         """Draw embeddings and hypernetwork."""
-        generator, clients = seeded_generator(parts.seed), max(1, parts.clients)
+        generator = seeded_generator(parts.seed)
+        clients = max(1, parts.clients)
         private = tree.select(params, parts.head) if self.variant == "pc" else {}
-        size = self.embedding or int(1 + clients / 4)
-        widths = [size, *[self.hidden] * (1 + self.depth)]
-        made = tree.drop(params, private)
-        last = {
-            name: init_linear(self.hidden, leaf.numel(), generator) for name, leaf in made.items()
-        }
+        generated = tree.drop(params, private)
+
+        # ---- The last layer has a linear map for each tensor that h makes.
+        output_layers = {}
+        for name, leaf in generated.items():
+            output_layers[name] = init_linear(self.hidden, leaf.numel(), generator)
+
+        # ---- Embeddings, and the layers before.
+        embedding_size = self.embedding or int(1 + clients / 4)
+        embeddings = torch.randn(clients, embedding_size, generator=generator)
+        widths = [embedding_size, *[self.hidden] * (1 + self.depth)]
+        mlp = {}
+        for number, (inputs, outputs) in enumerate(pairwise(widths)):
+            mlp[str(number)] = init_linear(inputs, outputs, generator)
+
         learned = {
-            "v": torch.randn(clients, size, generator=generator),
-            "mlp": {
-                str(place): init_linear(*pair, generator)
-                for place, pair in enumerate(pairwise(widths))
+            "v": embeddings,
+            "mlp": mlp,
+            "weight": {name: layer["weight"] for name, layer in output_layers.items()},
+            "bias": {
+                name: layer["bias"].view(generated[name].shape)
+                for name, layer in output_layers.items()
             },
-            "weight": {name: own["weight"] for name, own in last.items()},
-            "bias": {name: own["bias"].view(made[name].shape) for name, own in last.items()},
         }
         learned = tree.to(learned, tree.leaves(params)[0].device)
-        return {"learned": learned, "momentum": tree.full_like(learned, 0.0)}, {"head": private}
+        momentum = tree.full_like(learned, 0.0)
+        return {"learned": learned, "momentum": momentum}, {"head": private}
 
     def turns(self, played, cohort, clients, generator):
         """Take one client after another, or all at once."""
-        return (
-            [Turn([client]) for client in cohort] if self.order == "sequential" else [Turn(cohort)]
-        )
+        if self.order == "sequential":
+            return [Turn([client]) for client in cohort]
+        return [Turn(cohort)]
 
     def download(self, server, client):
-        """Return what the hypernetwork makes for the client."""
-        table = server["learned"]["v"]
-        own = table.index_select(0, client["number"].clamp(max=len(table) - 1).view(1))
-        return tree.take(
-            _made(server["learned"], torch.where(client["newcomer"], table.mean(0, True), own)), 0
-        )
+        """Return what the hypernetwork makes for the client; newcomers have the mean embedding."""
+        embeddings = server["learned"]["v"]
+        number = client["number"].clamp(max=len(embeddings) - 1)
+        embedding = embeddings.index_select(0, number.view(1))
+        embedding = torch.where(client["newcomer"], embeddings.mean(0, True), embedding)
+        return tree.take(_generate_models(server["learned"], embedding), 0)
 
     def start(self, received, client):
         """Return it beside the client's classifier, if that is private."""
@@ -104,38 +115,42 @@ class PFedHN(Method):
         return change, {"head": tree.select(params, client["head"])}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Take a step of SGD along the clients' differences, pulled back through the hypernetwork."""
-        learned, numbers = server["learned"], clients["number"]
+        """Take a step of SGD along the clients' differences, through the hypernetwork."""
+        learned = server["learned"]
+        numbers = clients["number"]
 
-        def along(learned: Tree) -> Tensor:
-            made = _made(learned, learned["v"][numbers])
-            return sum(tree.leaves(tree.map(lambda own, g: (own * g).sum(), made, uploads))) / len(
-                numbers
-            )
+        # ---- The gradient of <h(v_i; phi), g_i> is the product of g with h's Jacobian.
+        def inner_product(learned: Tree) -> Tensor:
+            models = _generate_models(learned, learned["v"][numbers])
+            products = tree.map(lambda theta, g: (theta * g).sum(), models, uploads)
+            return sum(tree.leaves(products)) / len(numbers)
 
-        grads = torch.func.grad(along)(learned)
+        grads = torch.func.grad(inner_product)(learned)
         if self.clip:
             norm = sum(leaf.square().sum() for leaf in tree.leaves(grads)).sqrt()
             grads = tree.map(lambda g: g * (self.clip / (norm + 1e-6)).clamp(max=1.0), grads)
+
+        # ---- torch's SGD: weight decay in the gradient, then momentum.
         grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, learned)
-        speed = tree.map(lambda m, g: self.momentum * m + g, server["momentum"], grads)
-        moved = tree.map(lambda p, m: p - self.lr * m, learned, speed)
-        moved["v"] = learned["v"] - (self.embedding_lr or self.lr) * speed["v"]
+        momentum = tree.map(lambda m, g: self.momentum * m + g, server["momentum"], grads)
+        stepped = tree.map(lambda p, m: p - self.lr * m, learned, momentum)
+        stepped["v"] = learned["v"] - (self.embedding_lr or self.lr) * momentum["v"]
         if self.rows == "sampled":
-            here = torch.zeros(
-                len(learned["v"]), dtype=torch.bool, device=numbers.device
-            ).index_fill(0, numbers, True)
-            speed["v"] = tree.by_row(here, speed["v"], server["momentum"]["v"])
-            moved["v"] = tree.by_row(here, moved["v"], learned["v"])
-        return {"learned": moved, "momentum": speed}, clients
+            nobody = torch.zeros(len(learned["v"]), dtype=torch.bool, device=numbers.device)
+            is_sampled = nobody.index_fill(0, numbers, True)
+            momentum["v"] = tree.by_row(is_sampled, momentum["v"], server["momentum"]["v"])
+            stepped["v"] = tree.by_row(is_sampled, stepped["v"], learned["v"])
+        return {"learned": stepped, "momentum": momentum}, clients
 
 
-def _made(learned: Tree, v: Tensor) -> Tree:
+def _generate_models(learned: Tree, v: Tensor) -> Tree:
     """Return the models that belong to embeddings `[clients, size]`, stacked."""
-    first, *others = learned["mlp"].values()
-    z = F.linear(v, **first)
-    for layer in others:
-        z = F.linear(z.relu(), **layer)
-    return tree.map(
-        lambda w, b: (z @ w.T).view(-1, *b.shape) + b, learned["weight"], learned["bias"]
-    )
+    first_layer, *other_layers = learned["mlp"].values()
+    hidden = F.linear(v, **first_layer)
+    for layer in other_layers:
+        hidden = F.linear(hidden.relu(), **layer)
+
+    def generate(weight: Tensor, bias: Tensor) -> Tensor:
+        return (hidden @ weight.T).view(-1, *bias.shape) + bias
+
+    return tree.map(generate, learned["weight"], learned["bias"])

@@ -48,12 +48,12 @@ class PFedMe(Method):
 
     def __post_init__(self):
         super().__post_init__()
+        bound = 2 / (self.lam or 1)
         for field in ("inner_lr", "outer_lr"):
-            stable = getattr(self, field) * self.lam < 2
             self.check(
-                stable,
+                getattr(self, field) * self.lam < 2,
                 field,
-                f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam",
+                f"below 2 / lam = {bound:.4g}, or it diverges; lower it or lam",
             )
 
     def init(self, params, parts):
@@ -69,24 +69,29 @@ class PFedMe(Method):
         return [Phase(epochs, step=self._step)]
 
     def _step(self, server, client, net, params, batch):
-        """Move th near to the proximal point of w, then w to th; return th's loss before its first
-        step too.
+        """Move th near to the proximal point of w, then w to th.
+
+        The loss is that of th before its first step.
         """
-
-        def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
-            move = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
-            return th.clone().add_(
-                move, alpha=-self.inner_lr
-            )  # in th's memory layout, as SGD would
-
         objective = partial(self.loss, server, client)
-        w, th = params["w"], params["th"]
+        w = params["w"]
+        th = params["th"]
+
+        # ---- th <- th - inner_lr (g(th) + lam (th - w) + mu th), inner_steps times
+        def inner_step(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
+            direction = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
+            # In th's memory layout, as SGD would.
+            return th.clone().add_(direction, alpha=-self.inner_lr)
+
         losses = []
         for _ in range(self.inner_steps):
             grads, loss = net.gradient(objective, th, batch)
-            th = tree.map(inner, th, w, grads)
+            th = tree.map(inner_step, th, w, grads)
             losses.append(loss)
-        w = tree.map(lambda w, th: torch.add(w, w - th, alpha=-self.outer_lr * self.lam), w, th)
+
+        # ---- w <- w - outer_lr lam (w - th)
+        outer_size = -self.outer_lr * self.lam
+        w = tree.map(lambda w, th: torch.add(w, w - th, alpha=outer_size), w, th)
         return {"w": w, "th": th}, losses[0]
 
     def finish(self, server, client, start, params):
@@ -94,12 +99,14 @@ class PFedMe(Method):
         return params["w"], {"th": params["th"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Make a step of length `beta` towards the mean."""
-        share = weight if self.average == "samples" else torch.full_like(weight, 1 / len(weight))
-        mean = tree.mean(uploads, share)
+        """Make a step of length `beta` towards the mean: w <- (1 - beta) w + beta mean(w_i)."""
+        if self.average == "uniform":
+            weight = torch.full_like(weight, 1 / len(weight))
+        mean = tree.mean(uploads, weight)
         if self.beta == 1:
             return mean, clients
-        return tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean), clients
+        stepped = tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean)
+        return stepped, clients
 
     def evaluated(self, server, client, params):
         """Return the private model."""

@@ -44,17 +44,19 @@ class PFedSD(Method):
         return {"teacher_buffers": net.buffers["main"]}
 
     def loss(self, server, client, net, params, batch):
-        """Add the distance from the teacher to FedAvg's objective."""
+        """Return CE(theta) + lam tau^2 KL(softmax(v_i(x) / tau) || softmax(theta(x) / tau))."""
         logits = net(params, batch.x)
         loss = batch.cross_entropy(logits)
         if not self.lam:
             return loss
         if self.teacher == "eval":
-            target = net.still({"main": client["teacher_buffers"]})(client["teacher"], batch.x)
+            teacher = net.still({"main": client["teacher_buffers"]})
+            teacher_logits = teacher(client["teacher"], batch.x)
         else:
-            target = net.aside(client["teacher"], batch.x)
-        extra = self.lam * self.tau**2 * batch.mean(kl_divergence(target, logits, self.tau))
-        return loss + torch.where(client["participated"], extra, 0.0)
+            teacher_logits = net.aside(client["teacher"], batch.x)
+        divergence = batch.mean(kl_divergence(teacher_logits, logits, self.tau))
+        distillation = self.lam * self.tau**2 * divergence
+        return loss + torch.where(client["participated"], distillation, 0.0)
 
     def finish(self, server, client, start, params):
         """Send the model up, and keep it as the next teacher."""
@@ -67,5 +69,6 @@ class PFedSD(Method):
 
 def kl_divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
     """Return KL(teacher || student) of logits `[batch, classes]` over tau, `[batch]`."""
-    wanted, given = F.log_softmax(teacher / tau, 1), F.log_softmax(student / tau, 1)
-    return (wanted.exp() * (wanted - given)).sum(1)
+    log_teacher = F.log_softmax(teacher / tau, 1)
+    log_student = F.log_softmax(student / tau, 1)
+    return (log_teacher.exp() * (log_teacher - log_student)).sum(1)

@@ -12,8 +12,7 @@ from fedpfl.methods.shared.by_mask import PersonalByMask
 
 @dataclass(frozen=True)
 class PSPFL(PersonalByMask):
-    """Update-magnitude personalisation, after PSPFL's selection (Zhou et al., IEEE Trans. Mobile
-    Computing 2024).
+    """Update-magnitude personalisation after PSPFL (Zhou et al., IEEE Trans. Mobile Computing 2024).
 
     A RECONSTRUCTION: neither full text nor code of PSPFL is public, and its abstract describes an
     acceleration over base stations, which is not here. Do not present its numbers as PSPFL's. It is
@@ -23,12 +22,12 @@ class PSPFL(PersonalByMask):
     Entries that moved further than the q-quantile of all entries are personal and start from the
     client's last model, the others from the global one. A client that never trained has no personal
     entries. A client is evaluated by its model right after local training; one that was never
-    sampled, by the global model.
+    sampled, by the global model. BatchNorm statistics stay with the client.
 
     q: quantile in [0, 1]; 1 is FedAvg. In FedOBP's comparison 0.1 was best on CIFAR10, 0.9 on
-    CIFAR100.
+        CIFAR100.
     upload: the `shared` entries, averaged over those who sent them (PSPFL's partial transmission),
-        or `all` (FedOBP's comparison). BatchNorm statistics stay with the client.
+        or `all` (FedOBP's comparison).
     """
 
     q: Annotated[float, Between(0, 1)] = 0.1
@@ -52,8 +51,11 @@ class PSPFL(PersonalByMask):
 
     def finish(self, server, client, start, params):
         """Return what `upload` says; how far each entry moved is the next score."""
-        upload = params if self.upload == "all" else Agreed(params, tree.invert(client["mask"]))
-        return upload, {"model": params, "score": importance.movement_score(start, params)}
+        upload = params
+        if self.upload == "shared":
+            upload = Agreed(params, tree.invert(client["mask"]))
+        score = importance.movement_score(start, params)
+        return upload, {"model": params, "score": score}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what came, entry by entry; what nobody sent stays."""

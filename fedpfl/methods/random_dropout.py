@@ -26,7 +26,7 @@ class RandomDropout(RandomSubmodel):
     def init(self, params, parts):
         """Keep a model at the client only if it is evaluated."""
         server, client = super().init(params, parts)
-        return server, self._kept(client)
+        return server, self._without_unused_model(client)
 
     def buffers(self):
         """Average statistics at the server."""
@@ -35,11 +35,12 @@ class RandomDropout(RandomSubmodel):
     def finish(self, server, client, start, params):
         """Keep the trained model only if it is evaluated."""
         upload, client = super().finish(server, client, start, params)
-        return upload, self._kept(client)
+        return upload, self._without_unused_model(client)
 
     def personal(self, server, client):
         """Return the model that `judge` names."""
         return client["model"] if self.judge == "own" else server["model"]
 
-    def _kept(self, client):
+    def _without_unused_model(self, client):
+        """Return the client's state, with its model only if it is evaluated by that."""
         return client if self.judge == "own" else tree.drop(client, ["model"])

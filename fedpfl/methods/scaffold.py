@@ -12,14 +12,12 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378), option II: local steps follow g +
-    c - c_i.
+    """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378), option II.
 
-    The client's new control is the mean of its raw stochastic gradients g on the way, which is what
-    option II's c_i - c + (x - y) / (T lr) comes to under plain SGD; taken directly it stays so with
-    momentum. The paper has
-    none: local.momentum=0. Averages are uniform over the cohort, without which c would not be the
-    mean of the c_i.
+    Local steps follow g + c - c_i. The client's new control is the mean of its raw stochastic
+    gradients g on the way, which is what option II's c_i - c + (x - y) / (T lr) comes to under
+    plain SGD; taken directly it stays so with momentum. The paper has none: local.momentum=0.
+    Averages are uniform over the cohort, without which c would not be the mean of the c_i.
 
     server_lr: eta_g.
     """
@@ -31,8 +29,9 @@ class Scaffold(Method):
     def init(self, params, parts):
         """Set all controls to zero; keep K, how many clients there are in all."""
         zeros = tree.full_like(params, 0.0)
-        clients = tree.leaves(params)[0].new_tensor(parts.clients, dtype=torch.int64)
-        return {"model": params, "control": zeros, "clients": clients}, {"control": zeros}
+        client_count = tree.leaves(params)[0].new_tensor(parts.clients, dtype=torch.int64)
+        server = {"model": params, "control": zeros, "clients": client_count}
+        return server, {"control": zeros}
 
     def prepare(self, server, client):
         """Make room for this round's sum of gradients, and their number."""
@@ -49,29 +48,30 @@ class Scaffold(Method):
 
     def phases(self, server, client, params, epochs):
         """Train everything, and add up the gradients on the way."""
-        return [Phase(epochs, after_gradient=self._add)]
+        return [Phase(epochs, after_gradient=self._add_gradient)]
 
     def loss(self, server, client, net, params, batch):
         """Return cross-entropy and a linear term whose gradient is c - c_i."""
         terms = tree.map(
-            lambda p, c, own: ((c - own) * p).sum(), params, server["control"], client["control"]
+            lambda y, c, c_i: ((c - c_i) * y).sum(), params, server["control"], client["control"]
         )
-        return super().loss(server, client, net, params, batch) + sum(tree.leaves(terms))
+        correction = sum(tree.leaves(terms))
+        return super().loss(server, client, net, params, batch) + correction
 
     @staticmethod
-    def _add(server, client, params, grads, batch, loss, aux):
-        """Add up the raw gradients."""
-        raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
-        return {
-            **client,
-            "sum": tree.map(torch.add, client["sum"], raw),
-            "steps": client["steps"] + 1,
-        }
+    def _add_gradient(server, client, params, grads, batch, loss, aux):
+        """Add up the raw gradients, which are without the correction."""
+        raw = tree.map(lambda g, c, c_i: g - (c - c_i), grads, server["control"], client["control"])
+        total = tree.map(torch.add, client["sum"], raw)
+        return {**client, "sum": total, "steps": client["steps"] + 1}
 
     def finish(self, server, client, start, params):
-        """Return the changes of model and control; a client without a step keeps its control."""
-        mean = tree.map(lambda total: total / client["steps"].clamp(min=1), client["sum"])
-        control = tree.where(client["steps"] > 0, mean, client["control"])
+        """Return the changes of model and control: dy = y - x and dc = c_i^+ - c_i.
+
+        A client without a step keeps its control.
+        """
+        mean_gradient = tree.map(lambda total: total / client["steps"].clamp(min=1), client["sum"])
+        control = tree.where(client["steps"] > 0, mean_gradient, client["control"])
         changes = {
             "model": tree.map(torch.sub, params, start),
             "control": tree.map(torch.sub, control, client["control"]),
@@ -79,16 +79,10 @@ class Scaffold(Method):
         return changes, {"control": control}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
-        mean = tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
-        part = len(weight) / server["clients"]
-        server = {
-            "model": tree.map(
-                lambda x, change: x + self.server_lr * change, server["model"], mean["model"]
-            ),
-            "control": tree.map(
-                lambda c, change: c + part * change, server["control"], mean["control"]
-            ),
-            "clients": server["clients"],
-        }
-        return server, clients
+        """Return x + eta_g mean(dy) and c + m / K mean(dc), m being the cohort's size."""
+        uniform = torch.full_like(weight, 1 / len(weight))
+        mean = tree.mean(uploads, uniform)
+        model = tree.map(lambda x, dy: x + self.server_lr * dy, server["model"], mean["model"])
+        cohort_share = len(weight) / server["clients"]  # m / K
+        control = tree.map(lambda c, dc: c + cohort_share * dc, server["control"], mean["control"])
+        return {"model": model, "control": control, "clients": server["clients"]}, clients

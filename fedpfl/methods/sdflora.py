@@ -1,6 +1,4 @@
-"""SDFLoRA: a shared low-rank module, stacked over clients and compressed again, beside a private
-one.
-"""
+"""SDFLoRA: a shared low-rank module, stacked and compressed at the server, beside a private one."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 
-RANK = {("A", 3): 1, ("B", 3): 2, ("A", 4): 0, ("B", 4): 1}
+RANK_AXIS = {("A", 3): 1, ("B", 3): 2, ("A", 4): 0, ("B", 4): 1}
 """The axis of the rank, by factor and dimensions: 4 are a convolution's."""
 
 
@@ -54,53 +52,66 @@ class SDFLoRA(Method):
 
     def init(self, params, parts):
         """Cut each pair along its rank."""
-        shared, own = self._cut(params, parts.head if self.head == "personal" else ())
-        return shared, {"own": own}
+        private_names = parts.head if self.head == "personal" else ()
+        shared, private = self._cut(params, private_names)
+        return shared, {"own": private}
 
-    def _cut(self, params: Tree, private: Collection[str]) -> tuple[Tree, Tree]:
+    def _cut(self, params: Tree, private_names: Collection[str]) -> tuple[Tree, Tree]:
         """Return what is shared of a network, and what is not."""
-        shared, own = dict[str, Tensor](), dict[str, Tensor]()
+        shared, private = dict[str, Tensor](), dict[str, Tensor]()
         for name, leaf in params.items():
             if name.endswith((".lora_A", ".lora_B")):
-                axis = RANK[name[-1], leaf.dim()]
-                count = round(self.share * leaf.shape[axis])
-                pieces = leaf.split([count, leaf.shape[axis] - count], axis)
-                for place, piece in zip((shared, own), pieces, strict=True):
-                    if piece.shape[axis]:
-                        place[name] = piece
+                axis = _rank_axis(name, leaf)
+                rank = leaf.shape[axis]
+                shared_rank = round(self.share * rank)
+                shared_piece, private_piece = leaf.split([shared_rank, rank - shared_rank], axis)
+                if shared_rank:
+                    shared[name] = shared_piece
+                if shared_rank < rank:
+                    private[name] = private_piece
+            elif name in private_names:
+                private[name] = leaf
             else:
-                (own if name in private else shared)[name] = leaf
-        return shared, own
+                shared[name] = leaf
+        return shared, private
 
     def start(self, received, client):
         """Return both modules side by side."""
-        own = client["own"]
-        both = {name: (received[name], own[name]) for name in received if name in own}
-        joined = {
-            name: torch.cat(pieces, RANK[name[-1], pieces[0].dim()])
-            for name, pieces in both.items()
-        }
-        return {**received, **own, **joined}
+        private = client["own"]
+        joined = {}
+        for name, shared_piece in received.items():
+            if name in private:
+                pieces = (shared_piece, private[name])
+                joined[name] = torch.cat(pieces, _rank_axis(name, shared_piece))
+        return {**received, **private, **joined}
 
     def finish(self, server, client, start, params):
         """Send the shared module up, keep the private one."""
-        shared, own = self._cut(params, client["own"])
-        return shared, {"own": own}
+        shared, private = self._cut(params, client["own"])
+        return shared, {"own": private}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average, but for low-rank pairs: stack and compress these."""
         merged = tree.mean(uploads, weight)
-        for name in [
-            name for name in merged if name.endswith(".lora_A") and self.merge == "stacked"
-        ]:
-            other = f"{name[:-1]}B"
-            if not (uploads[name].isfinite().all() and uploads[other].isfinite().all()):
-                # Training diverged, as the mean tells; a product that is not finite has no factors
+        if self.merge == "averaged":
+            return merged, clients
+        for name_a in [name for name in merged if name.endswith(".lora_A")]:
+            name_b = f"{name_a[:-1]}B"
+            # Where training diverged, as the mean tells, there are no factors of the product.
+            if not (uploads[name_a].isfinite().all() and uploads[name_b].isfinite().all()):
                 continue
-            a, b = stack_pairs(uploads[name], uploads[other], weight)
-            a, b = compress_pair(a, b, server[other].shape[RANK["B", server[other].dim()]])
-            merged |= {name: a.reshape(server[name].shape), other: b.reshape(server[other].shape)}
+            old_a = server[name_a]
+            old_b = server[name_b]
+            a, b = stack_pairs(uploads[name_a], uploads[name_b], weight)
+            a, b = compress_pair(a, b, rank=old_b.shape[_rank_axis(name_b, old_b)])
+            merged[name_a] = a.reshape(old_a.shape)
+            merged[name_b] = b.reshape(old_b.shape)
         return merged, clients
+
+
+def _rank_axis(name: str, leaf: Tensor) -> int:
+    """Return the axis of a factor's rank."""
+    return RANK_AXIS[name[-1], leaf.dim()]
 
 
 def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,19 +120,22 @@ def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
     """
     if a.dim() == 5:
-        a, b = a.flatten(2).unsqueeze(1), b.flatten(2).unsqueeze(1)
-    scaled = b.double() * weight.double().view(-1, 1, 1, 1)
-    return a.double().movedim(0, 1).flatten(1, 2), scaled.permute(1, 2, 0, 3).flatten(2)
+        a = a.flatten(2).unsqueeze(1)
+        b = b.flatten(2).unsqueeze(1)
+    weighted_b = b.double() * weight.double().view(-1, 1, 1, 1)
+    stacked_a = a.double().movedim(0, 1).flatten(1, 2)
+    stacked_b = weighted_b.permute(1, 2, 0, 3).flatten(2)
+    return stacked_a, stacked_b
 
 
 def compress_pair(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return factors of the nearest matrix of a rank to b a, float32: orthonormal rows, and the
-    rest.
-    """
-    (q, left), (p, right) = torch.linalg.qr(b), torch.linalg.qr(a.mT)
+    """Return factors of the nearest matrix of a rank to b a, float32: A_g = V', B_g = U S."""
+    # b a = q (left right^T) p^T, of which only the middle, which is small, needs an SVD.
+    q, left = torch.linalg.qr(b)
+    p, right = torch.linalg.qr(a.mT)
     u, s, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
-    a, b = v[..., :rank, :] @ p.mT, q @ (u * s.unsqueeze(-2))[..., :rank]
-    sign = a.gather(
-        -1, a.abs().argmax(-1, keepdim=True)
-    ).sign()  # which an algorithm may choose as it likes
+    a = v[..., :rank, :] @ p.mT
+    b = q @ (u * s.unsqueeze(-2))[..., :rank]
+    # Algorithms choose signs as they like; here the largest entry of each row is positive.
+    sign = a.gather(-1, a.abs().argmax(-1, keepdim=True)).sign()
     return (a * sign).float(), (b * sign.mT).float()

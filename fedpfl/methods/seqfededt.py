@@ -1,6 +1,4 @@
-"""SeqFedEDT: a model that goes from client to client, each of which puts back some entries of its
-own.
-"""
+"""SeqFedEDT: a model goes from client to client, each of which puts back some entries of its own."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -53,35 +51,39 @@ class SeqFedEDT(PersonalByMask):
         return {"main": "local"}
 
     def init(self, params, parts):
-        """Return the travelling model as the server's, and theta_i in two parts: what is scored,
-        and the rest.
+        """Return the travelling model as the server's, and theta_i as the client's.
+
+        theta_i is in two parts: what is scored, and the rest.
         """
-        scored = tree.select(params, parts.head if self.classifier_only else params)
+        names = parts.head if self.classifier_only else params
+        scored = tree.select(params, names)
         return params, {"scored": scored, "rest": tree.drop(params, scored)}
 
     def turns(self, played, cohort, clients, generator):
         """Return one client after another, in an order drawn anew each round."""
         order = torch.randperm(len(cohort), generator=generator)
-        return [Turn([cohort[place]]) for place in order.tolist()]
+        return [Turn([cohort[position]]) for position in order.tolist()]
 
     def prepare(self, server, client):
         """Choose the personal entries."""
-        scores = SCORES[self.score](client["scored"], tree.select(server, client["scored"]))
+        theta_i = client["scored"]
+        w = tree.select(server, theta_i)
+        scores = SCORES[self.score](theta_i, w)
         return {**client, "mask": importance.mask_above_quantile(scores, self.q)}
 
     def download(self, server, client):
-        """Return w, which comes from the client before, whose upload it was, and is counted only
-        there.
+        """Return w, which comes from the client before.
+
+        It was that client's upload, and is counted only there.
         """
         return Known(server)
 
     def finish(self, server, client, start, params):
         """Pass the trained model on, and keep it."""
-        scored, rest = (tree.select(params, client[part]) for part in ("scored", "rest"))
-        return params, {"scored": scored, "rest": rest}
+        theta_i = {part: tree.select(params, client[part]) for part in ("scored", "rest")}
+        return params, theta_i
 
     def personal(self, server, client):
         """Return theta_i; without one, w."""
-        return tree.where(
-            client["participated"], {**server, **client["rest"], **client["scored"]}, server
-        )
+        theta_i = {**server, **client["rest"], **client["scored"]}
+        return tree.where(client["participated"], theta_i, server)

@@ -69,10 +69,10 @@ class SubFLOT(PartialModel):
     def init(self, params, parts):
         """Give the client a rate and all neurons, not yet chosen."""
         server, client = super().init(params, parts)
-        rate = torch.zeros((), dtype=torch.float64, device=tree.leaves(params)[0].device)
-        own = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
         server["writers"] = transport.writing_weights(params, parts)
-        return server, {**client, "rate": rate, "own": own}
+        rate = torch.zeros((), dtype=torch.float64, device=tree.leaves(params)[0].device)
+        all_neurons = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
+        return server, {**client, "rate": rate, "own": all_neurons}
 
     def init_clients(self, clients, generator):
         """Return the clients' rates."""
@@ -80,40 +80,50 @@ class SubFLOT(PartialModel):
 
     def sample(self, server, generator):
         """Draw a lot for each neuron, for the first choice."""
-        return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
+        neuron_count = len(server["plan"]["group"])
+        return {"lot": torch.rand(neuron_count, generator=generator)}
 
     def before_training(self, server, client, net, shard):
-        """Return the client's neurons, and W~, which the server works out client by client; no data
-        are looked at.
+        """Return the client's neurons, and W~.
+
+        The server works W~ out client by client; no data are looked at.
         """
-        plan, model, history = server["plan"], server["model"], client["model"]
-        joined = bool(client["participated"])
-        own = client["own"] if joined else self._choice(server, client)
-        active = neurons.append_always_active(own)
+        plan = server["plan"]
+        model = server["model"]
+        history = client["model"]  # H
+        has_joined = bool(client["participated"])
+        own_neurons = client["own"] if has_joined else self._choice(server, client)
+        active = neurons.append_always_active(own_neurons)
         mask = neurons.entry_masks(plan, active, model)
         received = tree.apply_mask(model, mask)
-        if joined:
+        if has_joined:
             if self.otp and self.alpha:
                 small = transport.cut_dense(plan, active, history)
-                found, _ = transport.align_neurons(plan, server["writers"], model, small, self.mode)
-                received = transport.embed_dense(found, mask)
-            elif self.positions == "first":
-                received = transport.embed_dense(
-                    transport.cut_dense(plan, neurons.leading_neurons(plan, active), model), mask
+                aligned, _ = transport.align_neurons(
+                    plan, server["writers"], source=model, target=small, mode=self.mode
                 )
+                received = transport.embed_dense(aligned, mask)
+            elif self.positions == "first":
+                leading = neurons.leading_neurons(plan, active)
+                received = transport.embed_dense(transport.cut_dense(plan, leading, model), mask)
+            # W~ = alpha ALIGN(global -> H) + (1 - alpha) H
             received = tree.map(
                 lambda last, new: torch.lerp(last, new, self.alpha), history, received
             )
-        return {"own": own, "received": received}
+        return {"own": own_neurons, "received": received}
 
     def _choice(self, server, client):
         """Return the neurons that a client begins with."""
-        plan, width = server["plan"], 1 - client["rate"]
+        plan = server["plan"]
+        width = 1 - client["rate"]
         if self.initial == "prefix":
-            return neurons.prefix_neurons(plan, width, "round")[:-1]
-        return neurons.top_neurons(plan, width, client["lot"], "round")[:-1]
+            active = neurons.prefix_neurons(plan, width, "round")
+        else:
+            active = neurons.top_neurons(plan, width, client["lot"], "round")
+        return active[:-1]
 
     def _active(self, server, client):
+        """Return the client's neurons."""
         return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
@@ -121,28 +131,36 @@ class SubFLOT(PartialModel):
         return Agreed(client["received"], client["mask"])
 
     def loss(self, server, client, net, params, batch):
-        """Return the cross-entropy, and the pull to W~, which is stronger for smaller networks."""
+        """Return CE + lam rho |W - W~|^2: the pull is stronger for smaller networks."""
         loss = super().loss(server, client, net, params, batch)
-        if self.sar and self.lam:
-            loss = loss + self.lam * client["rate"].to(loss.dtype) * tree.squared_distance(
-                params, client["received"]
-            )
-        return loss
+        if not (self.sar and self.lam):
+            return loss
+        distance = tree.squared_distance(params, client["received"])
+        return loss + self.lam * client["rate"].to(loss.dtype) * distance
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what has been moved to the global model's neurons."""
         if not self.ota and self.positions == "own":
             return super().aggregate(server, clients, net, uploads, weight, generator)
-        plan, model, found = server["plan"], server["model"], []
-        for row, own in enumerate(clients["own"]):
-            active = neurons.append_always_active(own)
-            small = transport.cut_dense(plan, active, tree.take(uploads["model"].values, row))
-            if self.ota:
-                found.append(
-                    transport.align_neurons(plan, server["writers"], small, model, self.mode)
+        plan = server["plan"]
+        model = server["model"]
+        aligned_models = []
+        covered_masks = []
+        for row, own_neurons in enumerate(clients["own"]):
+            active = neurons.append_always_active(own_neurons)
+            trained = tree.take(uploads["model"].values, row)
+            small = transport.cut_dense(plan, active, trained)
+            if self.ota:  # ALIGN(W -> global)
+                aligned, covered = transport.align_neurons(
+                    plan, server["writers"], source=small, target=model, mode=self.mode
                 )
             else:
-                mask = neurons.entry_masks(plan, neurons.leading_neurons(plan, active), model)
-                found.append((transport.embed_dense(small, mask), mask))
-        aligned, covered = (tree.stack(side) for side in zip(*found, strict=True))
-        return {**server, "model": tree.masked_mean(model, aligned, covered, weight)}, clients
+                leading = neurons.leading_neurons(plan, active)
+                covered = neurons.entry_masks(plan, leading, model)
+                aligned = transport.embed_dense(small, covered)
+            aligned_models.append(aligned)
+            covered_masks.append(covered)
+        mean = tree.masked_mean(
+            model, tree.stack(aligned_models), tree.stack(covered_masks), weight
+        )
+        return {**server, "model": mean}, clients
