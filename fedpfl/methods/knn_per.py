@@ -75,8 +75,8 @@ class KNNPer(Method):
         rows = order[: self.capacity].sort().values.to(shard.data.y.device)
         memory = {"z": shard.features(net, params)[rows], "y": shard.data.y[rows]}
         lam = self._tune_lam(net, params, memory, shard) if self.lam is None else self.lam
-        lam = torch.tensor(lam, dtype=torch.float32, device=rows.device)
-        return {"memory": Ragged(memory), "lam": lam}
+        lam_tensor = torch.tensor(lam, dtype=torch.float32, device=rows.device)
+        return {"memory": Ragged(memory), "lam": lam_tensor}
 
     def _tune_lam(self, net: Bound, params: Tree, memory: Tree, shard: Shard) -> float:
         """Return the lam of most hits on the validation samples.

@@ -117,7 +117,7 @@ def test_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
     """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the
     even number).
     """
-    mask = FedSelect(p=0.5, alpha=1.0)._select(
+    mask = FedSelect(p=0.5, alpha=1.0)._add_largest(
         torch.zeros(size, dtype=torch.bool), torch.arange(float(size))
     )
     assert mask.tolist() == [False] * (size - new) + [True] * new

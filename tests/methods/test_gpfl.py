@@ -8,7 +8,7 @@ import torch
 from fedpfl import models
 from fedpfl.ground import tree
 from fedpfl.methods import GPFL, Batch, FedPer
-from fedpfl.methods.gpfl import _through
+from fedpfl.methods.gpfl import _apply_valve
 from fedpfl.methods.shared.method import Phase
 from tests.conftest import (
     CLASSES,
@@ -69,12 +69,12 @@ def test_past_the_valve_it_is_fedper(backend, federation):
 
 def test_the_valve_says_the_same_of_the_same_condition_and_is_never_negative(started):
     valve, z = started[0]["valve"], drawn(6, 12)
-    out = _through(valve, z, drawn(12, seed=1))
+    out = _apply_valve(valve, z, drawn(12, seed=1))
     assert (out >= 0).all()
-    assert_same(out[:1], _through(valve, z[:1], drawn(12, seed=1)))
-    assert (out - _through(valve, z, drawn(12, seed=2))).abs().max() > 0.1
-    assert_same(_through(open_valve(valve), z, drawn(12)), z.relu())
-    assert _through(valve, z, torch.full((12,), -1e6)).isfinite().all()
+    assert_same(out[:1], _apply_valve(valve, z[:1], drawn(12, seed=1)))
+    assert (out - _apply_valve(valve, z, drawn(12, seed=2))).abs().max() > 0.1
+    assert_same(_apply_valve(open_valve(valve), z, drawn(12)), z.relu())
+    assert _apply_valve(valve, z, torch.full((12,), -1e6)).isfinite().all()
 
 
 def test_a_client_of_one_class_is_led_by_its_embedding_and_one_of_all_by_their_mean(net, started):

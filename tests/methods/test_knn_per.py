@@ -102,10 +102,10 @@ def test_probabilities_and_logits_are_mixed_as_they_say():
         torch.tensor([[0.0, 3.0, -100.0]]),
     )
     lam = torch.tensor(0.5)
-    mixed = KNNPer()._mixed(logits, votes, lam)
+    mixed = KNNPer()._mix_votes(logits, votes, lam)
     assert_close(mixed[0, :2].exp(), (votes[0, :2] + logits[0].softmax(0)[:2]).float() / 2)
     assert mixed.isfinite().all()
-    assert_close(KNNPer(mix="logits")._mixed(logits, votes, lam), (votes + logits).float() / 2)
+    assert_close(KNNPer(mix="logits")._mix_votes(logits, votes, lam), (votes + logits).float() / 2)
 
 
 def test_as_many_samples_are_laid_by_as_there_is_room(net, federation):
