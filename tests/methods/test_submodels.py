@@ -225,7 +225,7 @@ def test_dropout_judges_by_the_global_model_or_the_own_part(net, federation):
         assert_same(a, whole.server["model"])
         if client == 8:  # never drawn but with one step; narrow clients have zeros
             assert b["fc.weight"].any()
-    assert (part.client_states["model"]["fc.weight"][0] == 0).any()
+    assert (part.clients["model"]["fc.weight"][0] == 0).any()
 
 
 def test_widths_come_in_blocks_or_at_random(net):
