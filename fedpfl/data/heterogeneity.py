@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,21 +20,22 @@ class Heterogeneity:
     label_skew: float
     size_gini: float
 
+    def __str__(self) -> str:
+        """Return both numbers in words."""
+        return f"label skew {self.label_skew:.2f}, size Gini {self.size_gini:.2f}"
 
-def measure_heterogeneity(y: np.ndarray, parts: Sequence[np.ndarray]) -> Heterogeneity:
-    """Measure how much the clients' training parts differ.
+
+def measure_heterogeneity(label_counts: np.ndarray) -> Heterogeneity:
+    """Measure how much clients differ in their labels and sizes.
 
     Args:
-        y: Labels of all samples, `[samples]`.
-        parts: The sample numbers of each client; clients without samples are left out.
+        label_counts: Samples by label, `[clients, classes]`; clients without samples are left out.
     """
-    parts = [part for part in parts if len(part)]
-    classes = int(y.max()) + 1
-    counts = np.stack([np.bincount(y[part], minlength=classes) for part in parts]).astype(float)
-    shares = counts / counts.sum(1, keepdims=True)
-    overall = counts.sum(0) / counts.sum()
-    label_skew = float(np.abs(shares - overall).sum(1).mean() / 2)
-    return Heterogeneity(label_skew, gini_coefficient(counts.sum(1)))
+    counts = label_counts[label_counts.sum(1) > 0].astype(float)
+    sizes = counts.sum(1)
+    overall = counts.sum(0) / sizes.sum()
+    distances = np.abs(counts / sizes[:, None] - overall).sum(1) / 2
+    return Heterogeneity(float(distances.mean()), gini_coefficient(sizes))
 
 
 def gini_coefficient(values: np.ndarray) -> float:

@@ -10,6 +10,7 @@ import torch
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
+from fedpfl.data.heterogeneity import measure_heterogeneity
 from fedpfl.record.rundir import RunDirectory
 
 
@@ -65,11 +66,12 @@ class ClientTable:
             for split in ("train", "test", "validation")
         }
         partition_text = describe_choice(run.config["partition"])
+        heterogeneity = measure_heterogeneity(run.federation.label_counts().numpy())
         directory.write_partition(
             indices["train"],
             indices["test"],
             self.label_counts.numpy(),
-            f"{run.federation.name}, {run.settings.clients} clients, {partition_text}",
+            f"{run.federation.name}, {run.settings.clients} clients, {partition_text}: {heterogeneity}",
             indices["validation"],
             run.unseen.partition_numbers if run.unseen else (),
             run.origin.trained,

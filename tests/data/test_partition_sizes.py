@@ -1,5 +1,7 @@
 """Clients of unequal sizes, and of a few classes cut by Dir(alpha): against their definitions."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from fedpfl.data.heterogeneity import gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import SCHEMES
 from fedpfl.data.partition.sizes import apportion
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record import rundir
+from tests.command import TINY, read_summary, run_command
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
 CLIENTS = 20
@@ -19,6 +23,10 @@ def holdings(parts) -> list[np.ndarray]:
 
 def sizes(parts) -> np.ndarray:
     return np.array([len(indices) for indices in holdings(parts)])
+
+
+def label_counts(parts: list[np.ndarray], y: np.ndarray = Y) -> np.ndarray:
+    return np.stack([np.bincount(y[indices], minlength=y.max() + 1) for indices in parts])
 
 
 def test_sizes_follow_a_power_law():
@@ -49,7 +57,9 @@ def test_without_spread_all_have_one_size(kind):
 def test_sizes_do_not_depend_on_the_label_skew():
     plain, skewed = (quantity(Y, CLIENTS, 4, alpha=alpha) for alpha in (None, 0.1))
     assert np.array_equal(sizes(plain), sizes(skewed))
-    by_alpha = [measure_heterogeneity(Y, part.train).label_skew for part in (plain, skewed)]
+    by_alpha = [
+        measure_heterogeneity(label_counts(part.train)).label_skew for part in (plain, skewed)
+    ]
     assert by_alpha[0] < 0.25 < 0.5 < by_alpha[1]
     everything = np.concatenate(holdings(skewed))
     assert np.array_equal(np.sort(everything), np.arange(len(Y)))
@@ -98,16 +108,29 @@ def test_what_cannot_be_dealt_is_refused(options, text):
 
 
 def test_heterogeneity_by_hand():
-    y = np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    apart = measure_heterogeneity(y, [np.arange(4), np.arange(4, 8)])
+    apart = measure_heterogeneity(np.array([[4, 0], [0, 4]]))
     assert (apart.label_skew, apart.size_gini) == (0.5, 0)
-    alike = measure_heterogeneity(y, [np.array([0, 4]), np.array([1, 5]), np.array([], int)])
+    alike = measure_heterogeneity(np.array([[1, 1], [1, 1], [0, 0]]))
     assert (alike.label_skew, alike.size_gini) == (0, 0)
-    unequal = measure_heterogeneity(y, [np.arange(1), np.arange(1, 4)])
+    unequal = measure_heterogeneity(np.array([[1, 0], [3, 0]]))
     assert unequal.size_gini == pytest.approx(0.25)  # |1 - 3| over 2 x 2 clients x mean 2
+    assert str(unequal) == "label skew 0.00, size Gini 0.25"
 
 
 def test_ginis_coefficient_is_the_mean_difference_of_pairs():
     values = np.random.default_rng(1).exponential(size=50)
     pairs = np.abs(values[:, None] - values[None]).mean()
     assert gini_coefficient(values) == pytest.approx(pairs / (2 * values.mean()))
+
+
+def test_header_summary_and_picture_say_how_far_from_iid(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(rundir, "partition_png", lambda counts, title: titles.append(title) or b"")
+    result = run_command(*TINY, "hydra.run.dir=run", "rounds=1", cwd=tmp_path)
+    with np.load(tmp_path / "run" / "partition.npz") as archive:
+        expected = measure_heterogeneity(archive["label_counts"])
+    assert f"from iid    {expected} (0: none)" == (
+        next(line for line in result.err.splitlines() if line.startswith("from iid"))
+    )
+    assert read_summary(tmp_path / "run")["heterogeneity"] == asdict(expected)
+    assert titles[0].endswith(str(expected))
