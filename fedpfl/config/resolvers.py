@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.ground.errors import FedpflError
+
+DEFAULT_TEST_FRACTION = 0.25
 
 
 def choice_folder(choice: str | None) -> str:
@@ -47,5 +51,34 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     return value
 
 
-for _name, _function in (("lookup", look_up_value), ("folder", choice_folder)):
+def count_sites(*, _root_: DictConfig) -> int:
+    """Return how many sites dataset.path holds. Raises FedpflError."""
+    # Data sets load torch, which a command that only composes does not wait for.
+    from fedpfl.data.datasets.sites import list_sites
+
+    return len(list_sites(_sites_folder(_root_)))
+
+
+def sites_test_fraction(*, _root_: DictConfig) -> float | None:
+    """Return the share to test on, None where sites have a test part of their own."""
+    from fedpfl.data.datasets.sites import have_test_parts
+
+    return None if have_test_parts(_sites_folder(_root_)) else DEFAULT_TEST_FRACTION
+
+
+def _sites_folder(config: DictConfig) -> Path:
+    """Return dataset.path. Raises FedpflError where it has no value."""
+    folder = OmegaConf.select(config, "dataset.path")
+    if folder is None:
+        raise FedpflError("dataset.path has no value; set it to the folder of your sites")
+    return Path(folder)
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "lookup": look_up_value,
+    "folder": choice_folder,
+    "count_sites": count_sites,
+    "sites_test_fraction": sites_test_fraction,
+}
+for _name, _function in RESOLVERS.items():
     OmegaConf.register_new_resolver(f"fedpfl.{_name}", _function, replace=True, use_cache=False)

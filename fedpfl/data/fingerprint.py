@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 
 FINGERPRINTED_PARTS = "samples, labels, groups, scaling, who holds which, or initial weights"
 """The parts of a run's data that its fingerprint covers, in words."""
+
+FINGERPRINTED_IF_SET = {"fingerprinted": "if set"}
+"""Metadata of a field of a later release, which leaves the fingerprints of data without it."""
 
 
 def fingerprint(*values: Any) -> str:
@@ -33,7 +36,12 @@ def _byte_pieces(value: Any) -> Iterator[Any]:
         if value.numel():
             yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     elif is_dataclass(value):
-        yield from _byte_pieces(vars(value))
+        left_out = {
+            field.name
+            for field in fields(value)
+            if field.metadata == FINGERPRINTED_IF_SET and not getattr(value, field.name)
+        }
+        yield from _byte_pieces({k: v for k, v in vars(value).items() if k not in left_out})
     elif isinstance(value, Mapping):
         keys_and_values = [part for item in value.items() for part in item]
         yield from _byte_pieces(keys_and_values)

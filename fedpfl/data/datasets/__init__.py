@@ -65,7 +65,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         std: Per channel; None: of the training samples.
         classes: Number of classes; None: the largest label plus one.
         only: Labels of the samples to keep, which are numbered anew in this order.
-        path: An archive that takes the place of the data set's files.
+        path: An archive that takes the place of the data set's files; of `sites`, their folder.
         download: Whether absent files may be downloaded.
         normalize: Whether samples are scaled; otherwise images are only divided by 255.
         options: The data set's options, which an archive has no use for.
@@ -77,8 +77,11 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     source = Source(name, Path(data_dir).expanduser(), download)
     reader = DATA_SETS[name]
     try:
-        archive = _find_archive(source, path)
-        if archive is None:
+        takes_path = "path" in inspect.signature(reader).parameters
+        archive = None if takes_path else _find_archive(source, path)
+        if takes_path:
+            raw = reader(source, path=path, **options)
+        elif archive is None:
             raw = reader(source, **options)
         else:
             raw = read_archive(archive, getattr(reader, "md5", ()))
@@ -86,7 +89,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         samples = check_samples(
             name=name,
             raw=raw,
-            origin=f"{name} in {archive or source.folder}",
+            origin=f"{name} in {archive or (path if takes_path else source.folder)}",
             mean=mean,
             std=std,
             classes=classes,

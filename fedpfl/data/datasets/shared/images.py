@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from fedpfl.data.datasets.shared.source import (
     read_cached,
     require_count,
 )
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -55,12 +56,22 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
     )
 
 
-def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
-    """Read images as uint8 `[images, 3, size, size]`, stretched to a square."""
+def read_images(
+    paths: Sequence[Path],
+    size: int,
+    make_error: Callable[[Path | str, str], FedpflError] = not_as_published,
+) -> np.ndarray:
+    """Read images as uint8 `[images, 3, size, size]`, stretched to a square.
+
+    Args:
+        paths: The files.
+        size: Pixels each way.
+        make_error: Makes the error of a file that cannot be read, from its path and the reason.
+    """
     from PIL import Image
 
     def read_image(path: Path) -> np.ndarray:
-        with explain_read_errors(path, not_as_published):
+        with explain_read_errors(path, make_error):
             with Image.open(path) as image:
                 image.verify()  # a PNG's checksums, which are not all looked at otherwise
             with Image.open(path) as image:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.data.fingerprint import FINGERPRINTED_IF_SET
 from fedpfl.ground.errors import FedpflError
 
 # Counts per client and class, and a classifier, must fit into memory.
@@ -32,6 +33,7 @@ class Samples:
         groups: int64 `[samples]`, the domain or person that each sample is from.
         group_names: The names of the groups.
         test_from: The first sample of the original test part, if there is one.
+        class_names: The names of the classes, empty where they are numbers alone.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Samples:
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     test_from: int | None = None
+    class_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
 
 
 class Raw(NamedTuple):
@@ -53,6 +56,7 @@ class Raw(NamedTuple):
     groups: np.ndarray | None = None  # numbers of `group_names`
     group_names: tuple[str, ...] = ()
     test_from: int | None = None
+    class_names: tuple[str, ...] = ()
 
 
 def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
@@ -125,6 +129,7 @@ def check_samples(
         groups=groups,
         group_names=raw.group_names,
         test_from=raw.test_from,
+        class_names=raw.class_names,
     )
 
 
@@ -156,6 +161,7 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
         classes=len(labels),
         groups=None if samples.groups is None else samples.groups[selected],
         test_from=test_from,
+        class_names=tuple(samples.class_names[label] for label in labels if samples.class_names),
     )
 
 

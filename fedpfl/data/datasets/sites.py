@@ -1,0 +1,394 @@
+"""Sites of your own: every entry of a folder is one, and so a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpfl.data.datasets.shared.archive import read_archive
+from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.source import Source
+from fedpfl.ground.errors import FedpflError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one site holds.
+
+    Attributes:
+        name: The file's name without its ending, or the folder's name.
+        path: Where it was read from, for messages.
+        x: Its samples, `[samples, ...]`.
+        labels: Their labels as they were written, `[samples]`: integers or texts.
+        test_from: Where its test part begins, None where it has none.
+    """
+
+    name: str
+    path: Path
+    x: np.ndarray
+    labels: np.ndarray
+    test_from: int | None = None
+
+
+def sites(
+    source: Source,
+    *,
+    path: Path | None = None,
+    label: str | None = None,
+    categories: tuple[str, ...] = (),
+    size: Side = 64,
+) -> Raw:
+    """Read a folder of sites, all of one kind: archives, tables or folders of images.
+
+    Args:
+        source: Not used; sites lie where `path` says.
+        path: The folder. An `.npz` archive holds `x`, `y` and perhaps `test_from`; a `.csv` or
+            `.parquet` table has a sample a row; a folder has a folder of images per class.
+        label: The column of a table that holds the labels.
+        categories: Columns of a table that are no numbers: each becomes one feature per value.
+        size: Pixels each way to which images are scaled.
+
+    Returns:
+        The samples of all sites, in the order of their names; groups are the sites, classes the
+        union of all labels, sorted. Test parts, if sites have them, come after all training parts.
+
+    Raises:
+        FedpflError: A site cannot be read, or differs from the others.
+    """
+    if path is None:
+        raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
+    entries = list_sites(path)
+    kind = _common_kind(entries)
+    if kind == "table":
+        read_sites = _read_tables(entries, label, categories)
+    else:
+        _refuse_table_options(kind, label, categories)
+        read_sites = _read_archives(entries) if kind == "archive" else _read_folders(entries, size)
+    _require_equal_samples(read_sites)
+    return _merge_sites(read_sites)
+
+
+def list_sites(folder: Path) -> list[Path]:
+    """Return the entries of a folder of sites in the order of their names.
+
+    Raises:
+        FedpflError: It is no folder or has no entry, or two entries have one name.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise FedpflError(
+            f"dataset.path={folder} {what}; give a folder in which every entry is a site"
+        )
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    if not entries:
+        raise FedpflError(f"dataset.path={folder} is empty; every entry of it is to be a site")
+    paths_by_name: dict[str, Path] = {}
+    for entry in entries:
+        other = paths_by_name.setdefault(site_name(entry), entry)
+        if other is not entry:
+            raise FedpflError(
+                f"{entry} and {other.name} are both site {site_name(entry)!r}; rename one of them"
+            )
+    return sorted(entries, key=site_name)
+
+
+def site_name(entry: Path) -> str:
+    """Return what a site is called: a folder's name, or a file's without its ending."""
+    return entry.name if entry.is_dir() else entry.stem
+
+
+# ---- kinds
+
+
+def _kind_of(entry: Path) -> str:
+    """Return archive, table or folder. Raises FedpflError for anything else."""
+    if entry.is_dir():
+        return "folder"
+    kind = {".npz": "archive", ".csv": "table", ".parquet": "table"}.get(entry.suffix.lower())
+    if kind is None or not entry.is_file():
+        raise FedpflError(
+            f"{entry} is no site: a site is an .npz archive, a .csv or .parquet table, or a folder "
+            "with a folder of images per class; take it out of dataset.path"
+        )
+    return kind
+
+
+def _common_kind(entries: Sequence[Path]) -> str:
+    """Return what kind all sites are. Raises FedpflError where they differ."""
+    kind = _kind_of(entries[0])
+    for entry in entries[1:]:
+        if (other := _kind_of(entry)) != kind:
+            raise FedpflError(
+                f"{entry} is of kind {other}, and {entries[0].name} of kind {kind}; "
+                "all sites are to be of one kind"
+            )
+    return kind
+
+
+def _refuse_table_options(kind: str, label: str | None, categories: tuple[str, ...]) -> None:
+    for key, value in (("label", label), ("categories", categories)):
+        if value:
+            raise FedpflError(
+                f"dataset.{key} is for tables, and these sites are of kind {kind}; leave it out"
+            )
+
+
+# ---- archives
+
+
+def _read_archives(entries: Sequence[Path]) -> list[Site]:
+    """Read one .npz archive per site."""
+    read_sites = []
+    for entry in entries:
+        raw = read_archive(entry)
+        if raw.groups is not None:
+            raise FedpflError(f"{entry} has an array groups, and a site is one group; leave it out")
+        labels = raw.y[:, 0] if raw.y.ndim == 2 and raw.y.shape[1] == 1 else raw.y
+        if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+            raise FedpflError(
+                f"{entry}: y must be integers or texts [samples], "
+                f"got {labels.dtype} {list(labels.shape)}"
+            )
+        if len(labels) != len(raw.x):
+            raise FedpflError(f"{entry}: x has {len(raw.x)} samples, and y has {len(labels)}")
+        if raw.test_from is not None and raw.test_from not in range(1, len(labels)):
+            raise FedpflError(
+                f"{entry}: test_from must be from 1 to {len(labels) - 1}, got {raw.test_from}"
+            )
+        read_sites.append(Site(site_name(entry), entry, raw.x, labels, raw.test_from))
+    return read_sites
+
+
+# ---- tables
+
+
+def _read_tables(
+    entries: Sequence[Path], label: str | None, categories: tuple[str, ...]
+) -> list[Site]:
+    """Read one table per site: numeric columns, and others one-hot with the same columns for all."""
+    tables = [_read_table(entry) for entry in entries]
+    if label is None:
+        columns = ", ".join(map(str, tables[0].columns[:NAMES_SHOWN]))
+        raise FedpflError(f"dataset.label must name the column of the labels, such as {columns}")
+    expected = list(tables[0].columns)
+    for entry, table in zip(entries, tables, strict=True):
+        _require_columns(entry, table, label, categories)
+        if set(table.columns) != set(expected):
+            raise FedpflError(
+                f"{entry} differs in its columns from {entries[0].name}: "
+                f"{_describe_difference(table.columns, expected)}"
+            )
+    features = [name for name in expected if name != label]
+    levels = {name: _common_levels(tables, name) for name in features if name in categories}
+    read_sites = []
+    for entry, table in zip(entries, tables, strict=True):
+        inputs: list[np.ndarray] = []
+        for name in features:
+            inputs += _feature_columns(entry, table, name, levels.get(name))
+        if not inputs:
+            raise FedpflError(f"{entry} has no column besides dataset.label={label}")
+        labels = _label_column(entry, table, label)
+        x = np.stack(inputs, 1).astype(np.float32)
+        read_sites.append(Site(site_name(entry), entry, x, labels))
+    return read_sites
+
+
+def _read_table(entry: Path) -> pd.DataFrame:
+    """Read a table. Raises FedpflError where it is none, or has no row."""
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(entry) if entry.suffix.lower() == ".csv" else pd.read_parquet(entry)
+    except ImportError:
+        raise FedpflError(
+            f"{entry} needs a package that is not installed; pip install 'fedpfl[parquet]'"
+        ) from None
+    except (ValueError, OSError) as error:  # pandas' and pyarrow's own errors are ValueErrors
+        reason = " ".join(str(error).split())
+        raise FedpflError(f"{entry} cannot be read as a table: {reason}") from None
+    if table.empty:
+        raise FedpflError(f"{entry} has no row; take it out of dataset.path")
+    return table
+
+
+def _require_columns(entry: Path, table: pd.DataFrame, label: str, rest: Sequence[str]) -> None:
+    """Raise FedpflError where a column that the user names is absent."""
+    for key, names in (("label", (label,)), ("categories", rest)):
+        for name in names:
+            if name not in table.columns:
+                there = ", ".join(map(str, table.columns[:NAMES_SHOWN]))
+                raise FedpflError(
+                    f"{entry} has no column {name!r}, which dataset.{key} names; it has {there}"
+                )
+
+
+def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str:
+    """Say which columns are absent, and which are more."""
+    found_columns, expected_columns = list(columns), list(expected)
+    absent = [str(name) for name in expected_columns if name not in found_columns]
+    additional = [str(name) for name in found_columns if name not in expected_columns]
+    parts = [
+        f"{word} {', '.join(names[:NAMES_SHOWN])}"
+        for word, names in (("it lacks", absent), ("it has also", additional))
+        if names
+    ]
+    return " and ".join(parts)
+
+
+def _common_levels(tables: Sequence[pd.DataFrame], name: str) -> list[str]:
+    """Return the values that a category takes at any site, sorted."""
+    levels = set[str]()
+    for table in tables:
+        levels |= {str(value) for value in table[name].dropna().unique()}
+    return sorted(levels)
+
+
+def _feature_columns(
+    entry: Path, table: pd.DataFrame, name: str, levels: list[str] | None
+) -> list[np.ndarray]:
+    """Return a column as features: as it is if it holds numbers, one-hot if it is a category."""
+    column = table[name]
+    _refuse_missing(entry, column, name)
+    if levels is not None:
+        texts = column.map(str).to_numpy()
+        return [(texts == level).astype(np.float32) for level in levels]
+    if column.dtype.kind not in "biuf":
+        raise FedpflError(
+            f"{entry}: column {name!r} holds {str(column.iloc[0])[:40]!r}, no number; "
+            f"name it in dataset.categories=[{name}], or leave it out"
+        )
+    values = column.to_numpy(np.float64)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        infinite = ~np.isfinite(values.astype(np.float32))
+    if infinite.any():
+        raise FedpflError(f"{entry}: column {name!r} is not finite in row {_row_number(infinite)}")
+    return [values]
+
+
+def _label_column(entry: Path, table: pd.DataFrame, label: str) -> np.ndarray:
+    """Return the labels, integers or texts."""
+    column = table[label]
+    _refuse_missing(entry, column, label)
+    if column.dtype.kind == "f":
+        values = column.to_numpy()
+        if not (values == values.round()).all():
+            row = _row_number(values != values.round())
+            raise FedpflError(
+                f"{entry}: label {values[row - 1]} in row {row} is no class; "
+                "labels are whole numbers or texts"
+            )
+        return values.astype(np.int64)
+    return column.to_numpy() if column.dtype.kind in "iu" else column.map(str).to_numpy(np.str_)
+
+
+def _refuse_missing(entry: Path, column: pd.Series, name: str) -> None:
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise FedpflError(
+            f"{entry}: column {name!r} has no value in row {_row_number(missing)}; "
+            "fill it in, or leave the row out"
+        )
+
+
+def _row_number(faulty: np.ndarray) -> int:
+    """Return the first faulty row, counted from 1 below the header."""
+    return int(np.flatnonzero(faulty)[0]) + 1
+
+
+# ---- folders of images
+
+
+def _read_folders(entries: Sequence[Path], size: int) -> list[Site]:
+    """Read one folder per site, with a folder of images per class."""
+    read_sites = []
+    for entry in entries:
+        files = sorted(
+            file
+            for file in entry.glob("*/*")
+            if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+        )
+        if not files:
+            raise FedpflError(
+                f"{entry} has no image; a site is to have a folder per class, and in it files "
+                f"that end in {', '.join(IMAGE_SUFFIXES)}"
+            )
+        labels = np.array([file.parent.name for file in files], dtype=np.str_)
+        read_sites.append(
+            Site(site_name(entry), entry, read_images(files, size, _image_error), labels)
+        )
+    return read_sites
+
+
+def _image_error(path: Path | str, reason: str) -> FedpflError:
+    return FedpflError(f"{path} cannot be read as an image: {reason}; mend it, or take it out")
+
+
+# ---- all sites
+
+
+def _require_equal_samples(read_sites: Sequence[Site]) -> None:
+    """Raise FedpflError where samples or labels of sites differ in form, or one has no test part."""
+    reference = read_sites[0]
+    for site in read_sites[1:]:
+        if site.x.shape[1:] != reference.x.shape[1:] or site.x.dtype != reference.x.dtype:
+            raise FedpflError(
+                f"{site.path}: samples are {site.x.dtype} {list(site.x.shape[1:])}, and those of "
+                f"{reference.path.name} are {reference.x.dtype} {list(reference.x.shape[1:])}"
+            )
+        if (site.labels.dtype.kind == "U") != (reference.labels.dtype.kind == "U"):
+            raise FedpflError(
+                f"{site.path}: labels are {_label_kind(site)}, and those of "
+                f"{reference.path.name} are {_label_kind(reference)}"
+            )
+        if (site.test_from is None) != (reference.test_from is None):
+            without, other = (site, reference) if site.test_from is None else (reference, site)
+            raise FedpflError(
+                f"{without.path} has no test_from, and {other.path.name} has one; all sites are to "
+                "have a test part, or none"
+            )
+
+
+def _label_kind(site: Site) -> str:
+    return "texts" if site.labels.dtype.kind == "U" else "whole numbers"
+
+
+def _merge_sites(read_sites: Sequence[Site]) -> Raw:
+    """Join sites to one data set: training parts in the order of the sites, then test parts."""
+    names = tuple(site.name for site in read_sites)
+    values, codes = np.unique(
+        np.concatenate([site.labels for site in read_sites]), return_inverse=True
+    )
+    sizes = [len(site.labels) for site in read_sites]
+    groups = np.repeat(np.arange(len(read_sites)), sizes)
+    x = np.concatenate([site.x for site in read_sites])
+    if read_sites[0].test_from is None:
+        return Raw(x, codes, groups, names, class_names=tuple(map(str, values.tolist())))
+    is_test = np.concatenate(
+        [np.arange(len(site.labels)) >= (site.test_from or 0) for site in read_sites]
+    )
+    order = np.argsort(is_test, kind="stable")
+    return Raw(
+        x[order],
+        codes[order],
+        groups[order],
+        names,
+        test_from=int((~is_test).sum()),
+        class_names=tuple(map(str, values.tolist())),
+    )
+
+
+def have_test_parts(folder: Path) -> bool:
+    """Tell whether sites come with a test part of their own, as archives may."""
+    first = list_sites(folder)[0]
+    return first.suffix.lower() == ".npz" and read_archive(first).test_from is not None

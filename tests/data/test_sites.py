@@ -1,0 +1,335 @@
+"""Sites of a user's own: archives, tables and folders of images; what is wrong is one line."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from fedpfl.data import datasets
+from fedpfl.data.fingerprint import fingerprint
+from fedpfl.ground.errors import FedpflError
+from tests.command import run_command
+
+
+def load(folder: Path, **options):
+    return datasets.load_samples("sites", Path("unused"), path=folder, **options)
+
+
+def write_archive(path: Path, samples: int = 6, shape=(1, 5, 5), dtype=np.uint8, **arrays) -> None:
+    rng = np.random.default_rng(len(path.stem))
+    x = (255 * rng.random((samples, *shape))).astype(dtype)
+    np.savez(path, **{"x": x, "y": np.arange(samples) % 3, **arrays})
+
+
+def write_table(path: Path, **columns) -> None:
+    usual = {"age": [1, 2, 3, 4], "dose": [0.5, 1.5, 2.5, 3.5], "ward": list("abab")}
+    pd.DataFrame({**usual, "sick": ["no", "yes", "no", "yes"], **columns}).to_csv(path, index=False)
+
+
+def write_images(folder: Path, classes=("cat", "dog"), count: int = 3) -> None:
+    from PIL import Image
+
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for place in range(count):
+            pixels = np.full((9, 7, 3), 40 * number + place, np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{place}.png")
+
+
+def test_archives_are_joined_in_order_of_names(tmp_path):
+    for name, samples in (("mercy", 6), ("charite", 9)):
+        write_archive(tmp_path / f"{name}.npz", samples)
+    samples = load(tmp_path)
+    assert samples.group_names == ("charite", "mercy")
+    assert samples.groups.tolist() == [0] * 9 + [1] * 6
+    assert samples.y.tolist() == [i % 3 for i in range(9)] + [i % 3 for i in range(6)]
+    assert samples.class_names == ("0", "1", "2")
+    with np.load(tmp_path / "mercy.npz") as archive:
+        assert np.array_equal(samples.x[9:].numpy(), archive["x"])
+
+
+def test_test_parts_come_after_all_training_parts(tmp_path):
+    write_archive(tmp_path / "a.npz", 4, test_from=3, y=np.array([10, 20, 10, 20]))
+    write_archive(tmp_path / "b.npz", 5, test_from=2, y=np.array([20, 30, 10, 10, 30]))
+    samples = load(tmp_path)
+    assert samples.test_from == 5
+    assert samples.groups.tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 1]
+    assert samples.class_names == ("10", "20", "30")
+    assert samples.y.tolist() == [0, 1, 0, 1, 2, 1, 0, 0, 2]
+
+
+def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_path):
+    write_table(tmp_path / "a.csv", ward=list("aacc"))
+    write_table(tmp_path / "b.csv", ward=list("bbbb"), sick=["maybe", "no", "no", "yes"])
+    samples = load(tmp_path, label="sick", categories=("ward",))
+    assert samples.class_names == ("maybe", "no", "yes")
+    assert samples.y.tolist() == [1, 2, 1, 2, 0, 1, 1, 2]
+    assert samples.x.shape == (8, 5)  # age, dose, ward a, b, c
+    assert samples.x[0].tolist() == [1, 0.5, 1, 0, 0]
+    assert samples.x[2].tolist() == [3, 2.5, 0, 0, 1]
+    assert samples.x[4].tolist() == [1, 0.5, 0, 1, 0]
+
+
+def test_columns_may_come_in_another_order(tmp_path):
+    write_table(tmp_path / "a.csv")
+    table = pd.read_csv(tmp_path / "a.csv")
+    table[table.columns[::-1]].to_csv(tmp_path / "b.csv", index=False)
+    samples = load(tmp_path, label="sick", categories=("ward",))
+    assert np.array_equal(samples.x[:4], samples.x[4:])
+
+
+def test_a_parquet_table_is_its_csv(tmp_path):
+    pytest.importorskip("pyarrow")
+    for name in "ab":
+        (tmp_path / "csv").mkdir(exist_ok=True)
+        (tmp_path / "parquet").mkdir(exist_ok=True)
+        write_table(tmp_path / "csv" / f"{name}.csv")
+        pd.read_csv(tmp_path / "csv" / f"{name}.csv").to_parquet(
+            tmp_path / "parquet" / f"{name}.parquet"
+        )
+    options = {"label": "sick", "categories": ("ward",)}
+    one, other = (load(tmp_path / kind, **options) for kind in ("csv", "parquet"))
+    assert np.array_equal(one.x, other.x)
+    assert np.array_equal(one.y, other.y)
+
+
+def test_folders_of_class_folders_are_images(tmp_path):
+    write_images(tmp_path / "north", ("cat", "dog"))
+    write_images(tmp_path / "south", ("dog", "emu"), count=2)
+    samples = load(tmp_path, size=8)
+    assert samples.class_names == ("cat", "dog", "emu")
+    assert samples.x.shape == (10, 3, 8, 8)
+    assert samples.y.tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
+    assert samples.groups.tolist() == [0] * 6 + [1] * 4
+
+
+def two_archives(folder: Path, **second) -> None:
+    write_archive(folder / "a.npz")
+    write_archive(folder / "b.npz", **second)
+
+
+def two_tables(folder: Path, **second) -> None:
+    write_table(folder / "a.csv")
+    write_table(folder / "b.csv", **second)
+
+
+def cut_image(folder: Path) -> None:
+    write_images(folder / "north")
+    image = folder / "north" / "cat" / "1.png"
+    image.write_bytes(image.read_bytes()[:40])
+
+
+TABLE = {"label": "sick", "categories": ("ward",)}
+FAULTS: dict[str, tuple[Callable[[Path], object], dict, str]] = {
+    "no folder": (lambda f: f.rmdir(), {}, "does not exist; give a folder in which every entry is"),
+    "empty": (lambda f: None, {}, "is empty; every entry of it is to be a site"),
+    "stray file": (
+        lambda f: (two_archives(f), (f / "notes.txt").write_text("x")),
+        {},
+        "notes.txt is no site",
+    ),
+    "mixed kinds": (
+        lambda f: (two_archives(f), write_table(f / "c.csv")),
+        {},
+        "c.csv is of kind table, and a.npz of kind archive",
+    ),
+    "one name twice": (
+        lambda f: (write_table(f / "a.csv"), write_archive(f / "a.npz")),
+        {},
+        "are both site 'a'; rename one",
+    ),
+    "another shape": (
+        lambda f: two_archives(f, shape=(1, 6, 5)),
+        {},
+        "b.npz: samples are uint8 [1, 6, 5], and those of a.npz are uint8 [1, 5, 5]",
+    ),
+    "another dtype": (
+        lambda f: two_archives(f, dtype=np.float32),
+        {},
+        "b.npz: samples are float32",
+    ),
+    "other channels": (
+        lambda f: two_archives(f, shape=(3, 5, 5)),
+        {},
+        "b.npz: samples are uint8 [3, 5, 5]",
+    ),
+    "labels of texts": (
+        lambda f: two_archives(f, y=np.array(list("abcabc"))),
+        {},
+        "b.npz: labels are texts, and those of a.npz are whole numbers",
+    ),
+    "labels of floats": (
+        lambda f: two_archives(f, y=np.arange(6.0)),
+        {},
+        "b.npz: y must be integers or texts",
+    ),
+    "too few labels": (
+        lambda f: two_archives(f, y=np.arange(5)),
+        {},
+        "b.npz: x has 6 samples, and y has 5",
+    ),
+    "no y": (
+        lambda f: np.savez(f / "a.npz", x=np.zeros((2, 1, 5, 5), np.uint8)),
+        {},
+        "a.npz has no array 'y'",
+    ),
+    "groups": (lambda f: two_archives(f, groups=np.zeros(6, int)), {}, "b.npz has an array groups"),
+    "one test part": (
+        lambda f: two_archives(f, test_from=3),
+        {},
+        "a.npz has no test_from, and b.npz has one",
+    ),
+    "test part of all": (
+        lambda f: two_archives(f, test_from=6),
+        {},
+        "b.npz: test_from must be from 1 to 5, got 6",
+    ),
+    "damaged archive": (
+        lambda f: (f / "a.npz").write_bytes(b"PK\3\4 nonsense"),
+        {},
+        "a.npz cannot be read as an .npz archive",
+    ),
+    "not finite": (
+        lambda f: write_archive(
+            f / "a.npz", dtype=np.float32, x=np.full((6, 4), np.nan, np.float32)
+        ),
+        {},
+        "not finite",
+    ),
+    "negative labels": (
+        lambda f: write_table(f / "a.csv", sick=[1.5, 0, 1, 0]),
+        TABLE,
+        "label 1.5 in row 1 is no class",
+    ),
+    "no label given": (
+        two_tables,
+        {"categories": ("ward",)},
+        "dataset.label must name the column of the labels, such as age, dose",
+    ),
+    "no label column": (
+        two_tables,
+        {"label": "ill"},
+        "a.csv has no column 'ill', which dataset.label names",
+    ),
+    "no category column": (
+        two_tables,
+        {"label": "sick", "categories": ("room",)},
+        "a.csv has no column 'room', which dataset.categories names",
+    ),
+    "texts that are no category": (
+        two_tables,
+        {"label": "sick"},
+        "column 'ward' holds 'a', no number; name it in dataset.categories=[ward]",
+    ),
+    "another column": (
+        lambda f: two_tables(f, blood=[1, 2, 3, 4]),
+        TABLE,
+        "b.csv differs in its columns from a.csv: it has also blood",
+    ),
+    "a value is missing": (
+        lambda f: two_tables(f, dose=[1, None, 2, 3]),
+        TABLE,
+        "b.csv: column 'dose' has no value in row 2",
+    ),
+    "a label is missing": (
+        lambda f: two_tables(f, sick=["no", "yes", None, "no"]),
+        TABLE,
+        "b.csv: column 'sick' has no value in row 3",
+    ),
+    "infinite": (
+        lambda f: two_tables(f, dose=[1, 2, 3, np.inf]),
+        TABLE,
+        "b.csv: column 'dose' is not finite in row 4",
+    ),
+    "too large for float32": (
+        lambda f: two_tables(f, dose=[1, 2, 1e300, 3]),
+        TABLE,
+        "b.csv: column 'dose' is not finite in row 3",
+    ),
+    "empty table": (lambda f: (f / "a.csv").write_text("age,sick\n"), TABLE, "a.csv has no row"),
+    "empty file": (
+        lambda f: (f / "a.csv").write_text(""),
+        TABLE,
+        "a.csv cannot be read as a table",
+    ),
+    "ragged table": (
+        lambda f: (f / "a.csv").write_text("age,sick\n1,2\n1,2,3,4\n"),
+        TABLE,
+        "a.csv cannot be read as a table",
+    ),
+    "binary table": (
+        lambda f: (f / "a.csv").write_bytes(b"\xff\xfe\x00\x01"),
+        TABLE,
+        "a.csv cannot be read as a table",
+    ),
+    "label alone": (
+        lambda f: (f / "a.csv").write_text("sick\n1\n"),
+        {"label": "sick"},
+        "a.csv has no column besides dataset.label=sick",
+    ),
+    "table options": (
+        two_archives,
+        {"label": "sick"},
+        "dataset.label is for tables, and these sites are of kind archive",
+    ),
+    "no images": (
+        lambda f: (f / "north" / "cat").mkdir(parents=True),
+        {},
+        "north has no image; a site is to have a folder per class",
+    ),
+    "a cut image": (cut_image, {}, "1.png cannot be read as an image: "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_with_a_site_is_one_line_that_names_it(fault, tmp_path):
+    break_site, options, text = FAULTS[fault]
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    break_site(folder)
+    with pytest.raises(FedpflError) as refused:
+        load(folder, **options)
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_sites_is_a_federation(tmp_path):
+    """A client is a site, all of them take part in the split, and tables have texts as labels."""
+    (tmp_path / "sites").mkdir()
+    for name in ("b", "a", "c"):
+        write_table(tmp_path / "sites" / f"{name}.csv")
+    words = ["dataset=sites", "dataset.path=sites", "dataset.label=sick", "model=mlp", "rounds=1"]
+    words += ["dataset.categories=[ward]", "participation=1", "hydra.run.dir=run"]
+    result = run_command(*words, cwd=tmp_path)
+    assert result.code == 0, result.err
+    config = OmegaConf.load(tmp_path / "run" / "config.yaml")
+    assert (config.clients, config.partition.test_fraction) == (3, 0.25)
+    with np.load(tmp_path / "run" / "partition.npz") as archive:
+        assert sorted(archive["train_indices"].tolist() + archive["test_indices"].tolist()) == list(range(12))
+    assert "clients     3, 3 per round" in result.err
+    other = run_command(*words[:-1], "partition=iid", "clients=2", "hydra.run.dir=o", cwd=tmp_path)
+    assert other.code == 0, other.err
+    lacking = run_command("dataset=sites", cwd=tmp_path)
+    assert lacking.err == "fedpfl: dataset.path has no value; set it to the folder of your sites\n"
+
+
+def test_a_site_is_tested_on_its_own_test_part(tmp_path):
+    (tmp_path / "sites").mkdir()
+    for name in "ab":
+        write_archive(tmp_path / "sites" / f"{name}.npz", 12, test_from=9)
+    words = ["dataset=sites", "dataset.path=sites", "model=mlp", "rounds=1", "hydra.run.dir=run"]
+    result = run_command(*words, cwd=tmp_path)
+    assert result.code == 0, result.err
+    with np.load(tmp_path / "run" / "partition.npz") as archive:
+        assert sorted(archive["test_indices"].tolist()) == list(range(18, 24))
+
+
+def test_names_of_classes_leave_the_fingerprints_of_data_without_them():
+    samples = datasets.load_samples("digits", Path("unused"))
+    named = replace(samples, class_names=tuple("abcdefghij"))
+    assert fingerprint(replace(samples, class_names=())) == fingerprint(samples)
+    assert fingerprint(named) != fingerprint(samples)
