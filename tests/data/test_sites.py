@@ -309,7 +309,9 @@ def test_a_folder_of_sites_is_a_federation(tmp_path):
     config = OmegaConf.load(tmp_path / "run" / "config.yaml")
     assert (config.clients, config.partition.test_fraction) == (3, 0.25)
     with np.load(tmp_path / "run" / "partition.npz") as archive:
-        assert sorted(archive["train_indices"].tolist() + archive["test_indices"].tolist()) == list(range(12))
+        assert sorted(archive["train_indices"].tolist() + archive["test_indices"].tolist()) == list(
+            range(12)
+        )
     assert "clients     3, 3 per round" in result.err
     other = run_command(*words[:-1], "partition=iid", "clients=2", "hydra.run.dir=o", cwd=tmp_path)
     assert other.code == 0, other.err
