@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import train
 from fedpfl.config import overrides, plan
+from fedpfl.config.choices import list_choices
 from fedpfl.config.plan import (
     build_run,
     check_config,
@@ -716,3 +717,21 @@ def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     )
     assert result.code == 0, result.err
     assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1
+
+
+def test_choices_of_a_group_are_its_files_and_of_experiments_those_in_folders_too() -> None:
+    assert "fedobp/table3" in list_choices("experiment")
+    assert {"digits", "sites"} <= {*list_choices("dataset")}
+    assert not any(
+        "/" in name for name in list_choices("dataset")
+    )  # conf/dataset/own/ comes with one
+
+
+@pytest.mark.parametrize(("epochs", "is_refused"), [(2.0, False), (1.5, True), (0.5, True)])
+def test_part_of_an_epoch_is_refused(epochs: float, is_refused: bool) -> None:
+    cfg = compose(f"local.epochs={epochs}")
+    if not is_refused:
+        check_config(cfg)
+        return
+    with pytest.raises(FedpflError, match="local.epochs must be a whole number or null"):
+        check_config(cfg)

@@ -1,0 +1,53 @@
+"""Identities of configurations, values that every file can hold, and sizes in words."""
+
+import pytest
+
+from fedpfl.ground import memory
+from fedpfl.ground.checks import require_representable
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+
+CONFIG = {"rounds": 2, "method": {"name": "fedavg"}, "local": {"lr": 0.1}}
+
+
+def test_an_option_that_does_nothing_is_no_part_of_an_identity():
+    off = {"validation": 0.0, "metrics": [], "privacy": {"name": "none"}, "adapter": {"pairs": 1}}
+    assert identity({**CONFIG, **off}) == identity(CONFIG)
+    for option, value in (("validation", 0.1), ("metrics", ["f1"]), ("adapter", {"pairs": 2})):
+        assert identity({**CONFIG, option: value}) != identity(CONFIG)
+
+
+def test_neither_the_seed_nor_the_device_is_part_of_an_identity():
+    assert identity({**CONFIG, "seed": 3, "device": "cuda"}) == identity(CONFIG)
+    assert identity({**CONFIG, "rounds": 2.0}) == identity(CONFIG)  # the same number
+    assert identity({**CONFIG, "rounds": 3}) != identity(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2**63, "at most 64 bits"),
+        (-(2**63) - 1, "at most 64 bits"),
+        (float("nan"), "a finite number"),
+        (1e39, "as float32 is"),
+        (1e-39, "as float32 is"),
+        ("a\x00b", "without control characters"),
+        ([1, [2**63]], "at most 64 bits"),
+        ({"inner": float("inf")}, r"key\.inner must be a finite number"),
+    ],
+)
+def test_what_no_file_or_tensor_holds_is_refused(value, text):
+    with pytest.raises(FedpflError, match=text):
+        require_representable(value, "key")
+
+
+def test_what_they_hold_is_taken():
+    for value in (2**63 - 1, -(2**63), 0.0, 3e38, 2e-38, "text", [1, 2.5], {"inner": None}):
+        require_representable(value, "key")
+
+
+def test_what_does_not_fit_into_memory_is_said_in_gib(monkeypatch):
+    monkeypatch.setattr(memory, "total_memory", lambda: 2 * 2**30)
+    memory.require_memory(2 * 2**30, "this")
+    with pytest.raises(MemoryError, match=r"this would take 3\.0 GiB, this machine has 2\.0 GiB"):
+        memory.require_memory(3 * 2**30, "this")
