@@ -1,0 +1,63 @@
+"""The language of the code gets no worse: the figures of each room may only fall."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from scripts.language import CEILINGS, FILLERS, measure_files, measure_rooms
+
+ROOMS = {room: asdict(figures) for room, figures in measure_rooms().items()}
+NOTED = json.loads(CEILINGS.read_text())
+
+
+def test_every_room_has_its_ceilings():
+    assert {*NOTED} == {*ROOMS}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_figure_of_a_room_has_risen(room):
+    """Where one fell, `python scripts/language.py --write` lowers its ceiling."""
+    measured, ceilings = ROOMS[room], NOTED[room]
+    floor = ceilings["comment_lines"]
+    assert measured["comment_lines"] >= floor - 0.05, "comments have become fewer"
+    for name in measured.keys() - {"comment_lines"}:
+        slack = 0.05 if isinstance(measured[name], float) else 0
+        assert measured[name] <= ceilings[name] + slack, f"{name} of {room} has risen"
+
+
+def test_the_figures_are_those_of_a_file_counted_by_hand(tmp_path: Path):
+    file = tmp_path / "room.py"
+    file.write_text(
+        '"""A module."""\n'
+        "# why\n"
+        "def told(own, values):\n"
+        '    """Say a sentence that goes on and on and on until nobody knows any more what it began'
+        ' with."""\n'
+        "    place = max(*own)\n"
+        "    return place, values\n"
+        "\n"
+        "\n"
+        "class Reader:\n"
+        "    def read_all(self, name, a, b, c, d, e, f, g):\n"
+        f"        self.name = {'1' * 90}\n"
+    )
+    figures = measure_files([file])
+    assert {"told", "own", "place"} <= FILLERS
+    # Names: own, values, place, name, a to g, self.name; definitions: told, Reader, read_all.
+    assert figures.filler_names == round(100 * 2 / 12, 2)
+    assert figures.filler_definitions == round(100 / 3, 2)
+    assert figures.one_word_functions == 50
+    assert (figures.wide_signatures, figures.starred_names, figures.long_sentences) == (1, 1, 1)
+    assert figures.wide_lines == round(100 / 6, 2)
+    assert figures.comment_lines == round(100 / 11, 2)
+    assert (figures.long_functions, figures.shared_names) == (0, 0)
+
+
+def test_a_name_in_three_files_is_counted(tmp_path: Path):
+    files = [tmp_path / f"{letter}.py" for letter in "abc"]
+    for file in files:
+        file.write_text("def show():\n    pass\n")
+    assert measure_files(files).shared_names == 1
+    assert measure_files(files[:2]).shared_names == 0
