@@ -24,10 +24,12 @@ _VAGUE_KEYS = frozenset({"seed", "every", "early"})
 
 
 def dataset_label(values: Mapping[str, Any]) -> str:
-    """Return the data set's title; of an npz file its name."""
+    """Return the data set's title; of a user's file or folder its name."""
     name = str(values["name"])
     if name == "npz" and values.get("path"):
         return one_line(Path(values["path"]).stem)
+    if name == "sites" and values.get("path"):
+        return one_line(Path(values["path"]).name)
     title = DATASET_TITLES.get(name, one_line(name))
     # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by
     # name.
