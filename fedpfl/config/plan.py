@@ -44,7 +44,7 @@ from fedpfl.ground.checks import (
 )
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity, result_config
+from fedpfl.ground.identity import identity
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
@@ -633,17 +633,14 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
     """Return where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
 
     The place is the experiment's folder, an experiment's name that is in none, or else the data
-    set; with `_<debug>`. The method's name is that of the identity, so that runs of earlier
-    versions lie where they are looked for.
+    set; with `_<debug>`.
     """
     place = "_".join(
         filter(
             None, (choice_folder(experiment) if experiment else config["dataset"]["name"], debug)
         )
     )
-    return (
-        f"{place}/{result_config(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
-    )
+    return f"{place}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
 def register_resolver() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
+from fedpfl.data.heterogeneity import Heterogeneity, measure_heterogeneity
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 
@@ -124,12 +125,21 @@ class Federation:
 
     def label_counts(self) -> Tensor:
         """Count all samples per client and class, int64 `[clients, classes]`, on the CPU."""
+        return self._label_counts.clone()
+
+    @cached_property
+    def _label_counts(self) -> Tensor:
         labels = self.y.cpu()
         splits_by_client = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
         counts = []
         for splits in splits_by_client:
             counts.append(torch.bincount(labels[torch.cat(splits)], minlength=self.classes))
         return torch.stack(counts)
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """Return how much the clients differ in their labels and sizes."""
+        return measure_heterogeneity(self._label_counts.numpy())
 
     def partition_number(self, client: int) -> int:
         """Return a client's number in the partition."""

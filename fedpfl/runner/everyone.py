@@ -10,7 +10,6 @@ import torch
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.data.heterogeneity import measure_heterogeneity
 from fedpfl.record.rundir import RunDirectory
 
 
@@ -66,7 +65,7 @@ class ClientTable:
             for split in ("train", "test", "validation")
         }
         partition_text = describe_choice(run.config["partition"])
-        heterogeneity = measure_heterogeneity(run.federation.label_counts().numpy())
+        heterogeneity = run.federation.heterogeneity
         directory.write_partition(
             indices["train"],
             indices["test"],

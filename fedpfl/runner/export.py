@@ -12,7 +12,7 @@ import torch
 
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.identity import identity, result_config
+from fedpfl.ground.identity import identity
 from fedpfl.record.loggers import make_loggers
 from fedpfl.runner.header import make_run_info
 from fedpfl.runner.library import Trained
@@ -50,7 +50,7 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
     parts = run.path.resolve().parts
     default_parts = (
-        result_config(config)["method"]["name"],
+        config["method"]["name"],
         identity(config),
         f"seed{config['seed']}",
     )

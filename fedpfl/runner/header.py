@@ -13,7 +13,6 @@ import torch
 from fedpfl import engine
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
-from fedpfl.data.heterogeneity import Heterogeneity, measure_heterogeneity
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
@@ -53,11 +52,6 @@ class RunOutlook:
     time_text: str = ""
 
 
-def measure_run_heterogeneity(run: Run) -> Heterogeneity:
-    """Measure how much the clients that may take part differ."""
-    return measure_heterogeneity(run.federation.label_counts().numpy())
-
-
 def make_summary_facts(run: Run) -> dict[str, Any]:
     """Return what the summary says of a run from its first moment on."""
     facts: dict[str, Any] = {
@@ -66,7 +60,7 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         "read": run.read,
         "cohort": run.cohort,
         "clients": run.federation.clients,
-        "heterogeneity": asdict(measure_run_heterogeneity(run)),
+        "heterogeneity": asdict(run.federation.heterogeneity),
         "parameters": tree.size(run.net.params),
     }
     if run.net.frozen:
@@ -158,7 +152,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
             f"{spread}{_describe_absent_clients(run)}"
         ),
         f"partition   {describe_choice(run.config['partition'])}",
-        f"from iid    {measure_run_heterogeneity(run)} (0: none)",
+        f"from iid    {federation.heterogeneity} (0: none)",
         f"method      {describe_choice(run.config['method'])}",
         (
             f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "

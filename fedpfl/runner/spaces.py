@@ -64,14 +64,16 @@ def keep_within_limits(method: str, words: Sequence[str]) -> list[str]:
     limited_words = [
         word
         for word in words
-        if overrides.is_sweep(word) and _key(word) in limits and overrides.split_values(word)
+        if overrides.is_sweep(word)
+        and _override_key(word) in limits
+        and overrides.split_values(word)
     ]
     if not limited_words:
         return list(words)
     bounds = _find_bounds(words, " ".join(limits.values()))
     kept_words = list(words)
     for word in limited_words:
-        key = _key(word)
+        key = _override_key(word)
         values = overrides.split_values(word)
         allowed_values = [
             value for value in values if _is_within(limits[key], float(value), bounds)
@@ -122,7 +124,7 @@ def find_edge_values(
     return edge_words
 
 
-def _key(word: str) -> str:
+def _override_key(word: str) -> str:
     """Return the key of `key=value`."""
     return word.partition("=")[0]
 
@@ -175,7 +177,9 @@ def _find_bounds(words: Sequence[str], limits: str) -> dict[str, float]:
         word for word in words if not (overrides.is_sweep(word) or overrides.is_hydra_setting(word))
     ]
     swept_values = {
-        _key(word): overrides.split_values(word) for word in words if overrides.is_sweep(word)
+        _override_key(word): overrides.split_values(word)
+        for word in words
+        if overrides.is_sweep(word)
     }
     model_words = [[f"model={name}"] for name in swept_values.get("model", [])] or [[]]
     plans = [

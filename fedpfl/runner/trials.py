@@ -109,7 +109,7 @@ class TrialResult:
 # ---- Optuna
 
 
-def _optuna() -> Any:
+def _import_optuna() -> Any:
     """Import Optuna when it is first asked for, as it is an extra. Raises FedpflError."""
     try:
         import optuna
@@ -157,7 +157,7 @@ def _create_storage(folder: Path) -> Any:
 
 def _connect(path: Path) -> Any:
     timeout_seconds = 120  # for jobs side by side
-    return _optuna().storages.RDBStorage(
+    return _import_optuna().storages.RDBStorage(
         f"sqlite:///{path.resolve()}",
         engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
     )
@@ -172,7 +172,7 @@ def parse_distribution(override: Override) -> Any:
     Raises:
         FedpflError: for what is none of these.
     """
-    distributions = _optuna().distributions
+    distributions = _import_optuna().distributions
     sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
         choices = tuple(map(str, override.sweep_string_iterator()))
@@ -255,7 +255,7 @@ class Search:
             self.study = self._open_study()
 
     def _open_study(self) -> Any:
-        study = _optuna().create_study(
+        study = _import_optuna().create_study(
             storage=open_storage(self._folder),
             study_name=self._name,
             direction="maximize",
@@ -270,7 +270,7 @@ class Search:
 
         Proposals come again as they came, and runs that are whole are not run again.
         """
-        _optuna().delete_study(study_name=self._name, storage=self.study._storage)
+        _import_optuna().delete_study(study_name=self._name, storage=self.study._storage)
         self.study = self._open_study()
 
     def verify(
@@ -284,7 +284,7 @@ class Search:
             find_origin: returns what the run of a trial's words must come from.
             tell: called with why the trials are forgotten.
         """
-        states = _optuna().trial.TrialState
+        states = _import_optuna().trial.TrialState
         with _database_errors(self._folder):
             stored_trials = [
                 trial
@@ -300,7 +300,7 @@ class Search:
 
     def _find_fault(self, trial: Any, find_origin: Callable[[list[str]], TrialOrigin]) -> str:
         """Return in what a stored trial differs from its run, empty where in nothing."""
-        is_complete = trial.state == _optuna().trial.TrialState.COMPLETE
+        is_complete = trial.state == _import_optuna().trial.TrialState.COMPLETE
         value = trial.value if is_complete else None
         if trial.user_attrs.get("digest") != _digest_trial(trial, value):
             return f"is not in {self._folder / DATABASE} as it was stored"
@@ -369,7 +369,7 @@ class Search:
 
     def _store_result(self, trial: Any, result: TrialResult) -> None:
         """Tell the study what became of a trial."""
-        optuna = _optuna()
+        optuna = _import_optuna()
         stored = optuna.trial.Trial(self.study, trial._trial_id)
         stored.set_user_attr("rounds", result.rounds)
         # Relative, as the folder may be moved.
@@ -386,14 +386,14 @@ class Search:
 
     def _count_done(self) -> int:
         """Return how many trials have ended, but for those that a killed process left half drawn."""
-        failed = _optuna().trial.TrialState.FAIL
+        failed = _import_optuna().trial.TrialState.FAIL
         return sum(
             trial.state.is_finished() and trial.state != failed for trial in self.study.trials
         )
 
     def _next_batch(self) -> list[Any]:
         """Return the next batch's trials: those that a killed process left first."""
-        states = _optuna().trial.TrialState
+        states = _import_optuna().trial.TrialState
         for trial in self.study.trials:
             if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
                 self.study.tell(trial.number, state=states.FAIL)  # killed while it was drawn
@@ -417,7 +417,7 @@ class Search:
         """Return a sampler whose random numbers are a function of the seed and the proposal."""
         key = f"{self._settings.seed} {position}"
         digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
-        return _optuna().samplers.TPESampler(
+        return _import_optuna().samplers.TPESampler(
             seed=int.from_bytes(digest), n_startup_trials=self._settings.startup
         )
 
@@ -434,7 +434,7 @@ class Search:
 
     def _find_best(self) -> SearchResult:
         """Return the first of the best trials. Raises FedpflError where none came to its end."""
-        states = _optuna().trial.TrialState
+        states = _import_optuna().trial.TrialState
         ended_trials = [
             trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)
         ]
@@ -623,7 +623,7 @@ def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
         sweeper: the configuration of Hydra's sweeper.
         number: of the job.
     """
-    optuna = _optuna()
+    optuna = _import_optuna()
     study = optuna.load_study(
         study_name=sweeper["study"], storage=open_storage(Path(sweeper["folder"]))
     )

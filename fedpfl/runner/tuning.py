@@ -129,7 +129,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     )
 
 
-def _key(word: str) -> str:
+def _override_key(word: str) -> str:
     """Return the key of `key=value`."""
     return word.partition("=")[0]
 
@@ -157,9 +157,9 @@ def _split_words_by_method(
         absent_keys = {f"method.{key}" for key in keys_of_any - keys[method]}
         words = []
         for word in shared_words:
-            if _key(word) in absent_keys:
+            if _override_key(word) in absent_keys:
                 print_notice(
-                    f"method={method} has no {_key(word)}, so {word} is for the other methods alone"
+                    f"method={method} has no {_override_key(word)}, so {word} is for the other methods alone"
                 )
             else:
                 words.append(word)
@@ -172,11 +172,11 @@ def _require_keys(method: str, search_words: Sequence[str]) -> None:
 
     Raises what Hydra does for unknown keys.
     """
-    swept_keys = [_key(word) for word in search_words if overrides.is_sweep(word)]
+    swept_keys = [_override_key(word) for word in search_words if overrides.is_sweep(word)]
     fixed_words = [
         word
         for word in search_words
-        if not word.startswith("hydra.sweeper.") and _key(word) not in swept_keys
+        if not word.startswith("hydra.sweeper.") and _override_key(word) not in swept_keys
     ]
     any_values = [f"{key}=null" for key in swept_keys if key not in GROUPS]
     overrides.compose_config([f"method={method}", *fixed_words, *any_values])
@@ -212,11 +212,11 @@ def _tune_method(
     draw_search(result, request.folder, method)
 
     # ---- Step 2: the words of the final runs.
-    chosen_keys = {_key(word) for word in result.overrides}
+    chosen_keys = {_override_key(word) for word in result.overrides}
     kept_words = [
         word
         for word in words
-        if not word.startswith("hydra.sweeper.") and _key(word) not in chosen_keys
+        if not word.startswith("hydra.sweeper.") and _override_key(word) not in chosen_keys
     ]
     final_words = [f"method={method}", *kept_words, *result.overrides]
     first_seed = int(overrides.compose_single_run(final_words).seed) + 1

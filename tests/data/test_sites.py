@@ -74,6 +74,16 @@ def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_pa
     assert samples.x[4].tolist() == [1, 0.5, 0, 1, 0]
 
 
+def test_a_number_as_a_category_is_one_however_a_table_holds_it(tmp_path):
+    write_table(tmp_path / "a.csv", ward=[1, 2, 1, 2])
+    write_table(tmp_path / "b.csv", ward=[1.0, 2.5, 2.0, 1.0])
+    samples = load(tmp_path, label="sick", categories=("ward",))
+    assert samples.x[:, 2:].tolist() == [
+        *([1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]),
+        *([1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]),
+    ]
+
+
 def test_columns_may_come_in_another_order(tmp_path):
     write_table(tmp_path / "a.csv")
     table = pd.read_csv(tmp_path / "a.csv")
@@ -280,6 +290,21 @@ FAULTS: dict[str, tuple[Callable[[Path], object], dict, str]] = {
         lambda f: (f / "north" / "cat").mkdir(parents=True),
         {},
         "north has no image; a site is to have a folder per class",
+    ),
+    "a column twice": (
+        lambda f: (f / "a.csv").write_text("age,age,sick\n1,2,no\n"),
+        {"label": "sick"},
+        "a.csv has column 'age' twice",
+    ),
+    "a file beside classes": (
+        lambda f: (write_images(f / "north"), (f / "north" / "labels.txt").write_text("x")),
+        {},
+        "labels.txt is no folder of images of a class",
+    ),
+    "another file in a class": (
+        lambda f: (write_images(f / "north"), (f / "north" / "cat" / "9.tif").write_text("x")),
+        {},
+        "9.tif is no image (.jpg, .jpeg, .png)",
     ),
     "a cut image": (cut_image, {}, "1.png cannot be read as an image: "),
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,7 +92,7 @@ def list_sites(folder: Path) -> list[Path]:
         raise FedpflError(
             f"dataset.path={folder} {what}; give a folder in which every entry is a site"
         )
-    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    entries = _list_visible(folder)
     if not entries:
         raise FedpflError(f"dataset.path={folder} is empty; every entry of it is to be a site")
     paths_by_name: dict[str, Path] = {}
@@ -205,11 +207,15 @@ def _read_tables(
 
 
 def _read_table(entry: Path) -> pd.DataFrame:
-    """Read a table. Raises FedpflError where it is none, or has no row."""
+    """Read a table. Raises FedpflError where it is none, has no row, or a column's name twice."""
     import pandas as pd
 
     try:
-        table = pd.read_csv(entry) if entry.suffix.lower() == ".csv" else pd.read_parquet(entry)
+        if entry.suffix.lower() == ".csv":
+            _refuse_repeated_columns(entry)
+            table = pd.read_csv(entry)
+        else:
+            table = pd.read_parquet(entry)
     except ImportError:
         raise FedpflError(
             f"{entry} needs a package that is not installed; pip install 'fedpfl[parquet]'"
@@ -220,6 +226,15 @@ def _read_table(entry: Path) -> pd.DataFrame:
     if table.empty:
         raise FedpflError(f"{entry} has no row; take it out of dataset.path")
     return table
+
+
+def _refuse_repeated_columns(entry: Path) -> None:
+    """Raise FedpflError for a repeated column name, which pandas would change."""
+    with entry.open(encoding="utf-8-sig", newline="") as file:
+        columns = next(csv.reader(file), [])
+    for name in columns:
+        if columns.count(name) > 1:
+            raise FedpflError(f"{entry} has column {name!r} twice; rename or leave out one")
 
 
 def _require_columns(entry: Path, table: pd.DataFrame, label: str, rest: Sequence[str]) -> None:
@@ -250,8 +265,15 @@ def _common_levels(tables: Sequence[pd.DataFrame], name: str) -> list[str]:
     """Return the values that a category takes at any site, sorted."""
     levels = set[str]()
     for table in tables:
-        levels |= {str(value) for value in table[name].dropna().unique()}
+        levels |= {_category_text(value) for value in table[name].dropna().unique()}
     return sorted(levels)
+
+
+def _category_text(value: Any) -> str:
+    """Return a category as text: 2 and 2.0 are one, whichever a site's table holds."""
+    if isinstance(value, float | np.floating) and value == int(value):
+        return str(int(value))
+    return str(value)
 
 
 def _feature_columns(
@@ -261,7 +283,7 @@ def _feature_columns(
     column = table[name]
     _refuse_missing(entry, column, name)
     if levels is not None:
-        texts = column.map(str).to_numpy()
+        texts = column.map(_category_text).to_numpy()
         return [(texts == level).astype(np.float32) for level in levels]
     if column.dtype.kind not in "biuf":
         raise FedpflError(
@@ -313,21 +335,27 @@ def _read_folders(entries: Sequence[Path], size: int) -> list[Site]:
     """Read one folder per site, with a folder of images per class."""
     read_sites = []
     for entry in entries:
-        files = sorted(
-            file
-            for file in entry.glob("*/*")
-            if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
-        )
+        files: list[Path] = []
+        for class_folder in _list_visible(entry):
+            if not class_folder.is_dir():
+                raise FedpflError(f"{class_folder} is no folder of images of a class; take it out")
+            files += _list_visible(class_folder)
+        for file in files:
+            if file.suffix.lower() not in IMAGE_SUFFIXES:
+                raise FedpflError(
+                    f"{file} is no image ({', '.join(IMAGE_SUFFIXES)}); convert it, or take it out"
+                )
         if not files:
-            raise FedpflError(
-                f"{entry} has no image; a site is to have a folder per class, and in it files "
-                f"that end in {', '.join(IMAGE_SUFFIXES)}"
-            )
+            raise FedpflError(f"{entry} has no image; a site is to have a folder per class")
         labels = np.array([file.parent.name for file in files], dtype=np.str_)
-        read_sites.append(
-            Site(site_name(entry), entry, read_images(files, size, _image_error), labels)
-        )
+        pixels = read_images(files, size, _image_error)
+        read_sites.append(Site(site_name(entry), entry, pixels, labels))
     return read_sites
+
+
+def _list_visible(folder: Path) -> list[Path]:
+    """Return the entries of a folder that are not hidden, in the order of their names."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 def _image_error(path: Path | str, reason: str) -> FedpflError:
@@ -389,6 +417,13 @@ def _merge_sites(read_sites: Sequence[Site]) -> Raw:
 
 
 def have_test_parts(folder: Path) -> bool:
-    """Tell whether sites come with a test part of their own, as archives may."""
-    first = list_sites(folder)[0]
-    return first.suffix.lower() == ".npz" and read_archive(first).test_from is not None
+    """Tell whether sites come with a test part of their own, as archives may.
+
+    Only an archive's table of contents is read; what is wrong with it is told by reading it.
+    """
+    first_site = list_sites(folder)[0]
+    try:
+        with zipfile.ZipFile(first_site) as contents:
+            return "test_from.npy" in contents.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False

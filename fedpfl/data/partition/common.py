@@ -71,6 +71,20 @@ def trim_shards(shards: list[Indices], samples: int, client: int, key: str) -> l
     return [shard[:size] for shard, size in zip(shards, new_sizes, strict=True)]
 
 
+def deal_classes(
+    classes: int, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Deal each client different classes, those dealt least often first and ties at random."""
+    times_dealt = np.zeros(classes, np.int64)
+    hands = []
+    for _ in range(clients):
+        tie_break = rng.random(classes)
+        hand = np.lexsort((tie_break, times_dealt))[:classes_per_client]
+        times_dealt[hand] += 1
+        hands.append(hand)
+    return hands
+
+
 def deal_shards(
     stacks: list[list[Indices]],
     hands: Iterable[np.ndarray],

@@ -15,6 +15,7 @@ from fedpfl.data.partition.common import (
     Partition,
     PositiveInt,
     deal_by_proportions,
+    deal_classes,
     indices_by_class,
     require_enough_samples,
     split_clients,
@@ -39,10 +40,9 @@ def quantity(
     """Give clients unequal numbers of samples, beside any skew of labels.
 
     Every sample is dealt. A client has `min_samples`, and of the rest a share by its weight:
-    exp(spread z) with z ~ N(0, 1) (lognormal), or
-    rank^-spread with ranks 1 to `clients` in random order (a power law). With alpha, a client draws
-    class proportions p ~ Dir(alpha, ..., alpha) and takes its samples by them, restricted to the
-    classes that are left; without, it takes random ones.
+    exp(spread z) with z ~ N(0, 1) (lognormal), or rank^-spread with ranks 1 to `clients` in random
+    order (a power law). With alpha, a client draws class proportions p ~ Dir(alpha, ..., alpha) and
+    takes its samples by them, restricted to the classes that are left; without, random ones.
 
     Raises:
         FedpflError: There are too few samples.
@@ -101,9 +101,9 @@ def extended_dirichlet(
             f"partition.classes_per_client must be at most the number of classes, {len(pools)}, "
             f"got {classes_per_client}"
         )
-    holders = _deal_classes(len(pools), clients, classes_per_client, rng)
+    hands = deal_classes(len(pools), clients, classes_per_client, rng)
     for attempt in range(1, max_attempts + 1):
-        holdings = _cut_over_holders(pools, holders, clients, alpha, rng)
+        holdings = _cut_over_holders(pools, hands, alpha, rng)
         if min(map(len, holdings)) >= min_samples:
             return replace(split_clients(holdings, test_fraction, rng), attempts=attempt)
     raise FedpflError(
@@ -113,34 +113,17 @@ def extended_dirichlet(
     )
 
 
-def _deal_classes(
-    classes: int, clients: int, classes_per_client: int, rng: np.random.Generator
-) -> list[list[int]]:
-    """Return the clients that hold each class."""
-    dealt_often = np.zeros(classes, np.int64)
-    holders: list[list[int]] = [[] for _ in range(classes)]
-    for client in range(clients):
-        hand = np.lexsort((rng.random(classes), dealt_often))[:classes_per_client]
-        dealt_often[hand] += 1
-        for label in hand:
-            holders[label].append(client)
-    return holders
-
-
 def _cut_over_holders(
-    pools: Sequence[Indices],
-    holders: Sequence[Sequence[int]],
-    clients: int,
-    alpha: float,
-    rng: np.random.Generator,
+    pools: Sequence[Indices], hands: Sequence[np.ndarray], alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
     """Cut each class by Dir(alpha) over its holders; a class that nobody holds is left out."""
-    pieces: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in range(clients)]
-    for pool, owners in zip(pools, holders, strict=True):
-        if not owners:
+    pieces: list[list[Indices]] = [[] for _ in hands]
+    for label, pool in enumerate(pools):
+        holders = [client for client, hand in enumerate(hands) if label in hand]
+        if not holders:
             continue
-        proportions = rng.dirichlet(np.full(len(owners), alpha))
+        proportions = rng.dirichlet(np.full(len(holders), alpha))
         cuts = (np.cumsum(proportions) * len(pool)).astype(int)[:-1]
-        for client, piece in zip(owners, np.split(rng.permutation(pool), cuts), strict=True):
+        for client, piece in zip(holders, np.split(rng.permutation(pool), cuts), strict=True):
             pieces[client].append(piece)
     return [np.concatenate(parts) for parts in pieces]

@@ -14,6 +14,7 @@ from fedpfl.data.partition.common import (
     Partition,
     PositiveInt,
     deal_by_proportions,
+    deal_classes,
     deal_shards,
     indices_by_class,
     require_enough_samples,
@@ -170,13 +171,8 @@ def shards(
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
 
     # ---- Step 1: each client takes the classes dealt least often so far, ties at random.
-    times_dealt = np.zeros(len(classes), np.int64)
-    hands = []
-    for _ in range(clients):
-        tie_break = rng.random(len(classes))
-        hand = np.lexsort((tie_break, times_dealt))[:classes_per_client]
-        times_dealt[hand] += 1
-        hands.append(hand)
+    hands = deal_classes(len(classes), clients, classes_per_client, rng)
+    times_dealt = np.bincount(np.concatenate(hands), minlength=len(classes))
 
     # ---- Step 2: each class is cut into as many shards.
     stacks: list[list[Indices]] = []
