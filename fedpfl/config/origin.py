@@ -20,37 +20,40 @@ from fedpfl.record import rundir
 class WeightsOrigin:
     """Say where a run's initial values are from.
 
-    place: a file or a run, "" for none. line: what a user is told of it. caveat: what tables say of
-    it, "" for nothing.
-    trained: what the run's own models will have been trained on.
+    Attributes:
+        path: of a file or a run, "" for none.
+        line: what a user is told of it.
+        caveat: what tables say of it, "" for nothing.
+        trained: the samples that the run's own models will have been trained on.
     """
 
-    place: str
+    path: str
     line: str
     caveat: str
     trained: Provenance
 
 
-def find_weights(folder: Path, given: Path | None) -> Weights | None:
-    """Return the initial values in a file, or the model at the server of a finished run.
+def find_weights(folder: Path, weights_path: Path | None) -> Weights | None:
+    """Return initial values from a file or from the server of a finished run.
 
-    Raises FedpflError.
+    Raises:
+        FedpflError: where they are absent or damaged, or the server has no single model.
     """
-    if not given:
+    if not weights_path:
         return None
-    place = folder / given  # absolute paths stay
-    if not place.exists() and given.exists():
-        place = given
-    if not place.is_dir():
-        return state_dict.read_weights(place)
-    summary, state = rundir.read_finished_run(place)
+    path = folder / weights_path  # absolute paths stay
+    if not path.exists() and weights_path.exists():
+        path = weights_path
+    if not path.is_dir():
+        return state_dict.read_weights(path)
+    summary, state = rundir.read_finished_run(path)
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
         raise FedpflError(
-            f"model.weights: the method of the run in {place} has no single model at the server"
+            f"model.weights: the method of the run in {path} has no single model at the server"
         )
-    return Weights(values, str(place), rundir.read_provenance(place, summary))
+    return Weights(values, str(path), rundir.read_provenance(path, summary))
 
 
 def trace_origin(
@@ -58,29 +61,36 @@ def trace_origin(
     weights: Weights | None,
     hashes: np.ndarray,
     federation: Federation,
-    unseen: Federation | None,
+    newcomers: Federation | None,
     overlap: bool,
     privacy: Privacy | None,
 ) -> WeightsOrigin:
-    """Return where the values are from. hashes: of all samples. overlap: `model.overlap`.
+    """Return where the values are from.
 
-    Raises FedpflError where they were trained on samples that are tested here, or break a promise
-    of privacy.
+    Args:
+        weights: the initial values, None for random ones.
+        hashes: of all samples.
+        federation: the clients that take part.
+        newcomers: those that never do.
+        overlap: `model.overlap`, whether they may be trained on samples that are tested here.
+        privacy: of the run.
+
+    Raises:
+        FedpflError: where they were trained on samples that are tested here, or break a promise of
+            privacy.
     """
+    # ---- Step 1: which samples are trained on, and which judge the models?
     trained_here = pick_hashes(hashes, federation.train)
     if weights is None:
         return WeightsOrigin("", "", "", Provenance().joined_with(trained_here))
-    splits = [*federation.test, *federation.validation]
-    if unseen:
-        splits += [*unseen.train, *unseen.test, *unseen.validation]
-    evaluated_hashes = pick_hashes(hashes, splits)
+    evaluated_hashes = _pick_evaluated_hashes(hashes, federation, newcomers)
     source = weights.provenance_or_unrecorded
     if privacy:
         everybody = np.concatenate([trained_here, evaluated_hashes])
         _check_privacy(weights.path, source, everybody, privacy)
 
-    # A sample that a client here trains on as well gives nothing away: some data sets hold samples
-    # twice.
+    # ---- Step 2: refuse weights that saw samples which judge them. One that a client here trains
+    # on as well gives nothing away: some data sets hold samples twice.
     leaked = source.are_seen(evaluated_hashes) & ~np.isin(evaluated_hashes, trained_here)
     count, total = int(leaked.sum()), len(evaluated_hashes)
     if count and not overlap:
@@ -90,36 +100,48 @@ def trace_origin(
             " partition, validation and unseen that it had, or model.overlap=true, which goes on"
             " and says so in tables"
         )
-    line_text = (
-        f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
-    )
+    # ---- Step 3: say so to the user, and what is left to doubt in tables.
     caveat = ""
     if count:
-        caveat = (
-            f"{weights.path} was trained on {count:,} of the {total:,} samples that are tested or"
-            " held out here"
+        overlap_text = (
+            f"was trained on {count:,} of the {total:,} samples that are tested or held out here"
         )
-        line_text = (
-            f"it {caveat.removeprefix(weights.path).strip()}: accuracies flatter"
-            " (model.overlap=true)"
-        )
+        caveat = f"{weights.path} {overlap_text}"
+        line_text = f"it {overlap_text}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
         names = _list_names(source.unrecorded)
         caveat = (
             f"what {names} was trained on is not recorded, perhaps on samples that are tested here"
         )
         line_text = caveat
+    else:
+        line_text = (
+            f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
+        )
     return WeightsOrigin(
-        weights.path, f"{weights.path}: {line_text}", caveat, source.joined_with(trained_here)
+        path=weights.path,
+        line=f"{weights.path}: {line_text}",
+        caveat=caveat,
+        trained=source.joined_with(trained_here),
     )
 
 
-def _check_privacy(place: str, source: Provenance, everybody: np.ndarray, privacy: Privacy) -> None:
-    """Raise FedpflError for weights that may give these clients away, of which no account is kept."""
+def _pick_evaluated_hashes(
+    hashes: np.ndarray, federation: Federation, newcomers: Federation | None
+) -> np.ndarray:
+    """Return hashes of the samples that judge models; newcomers' training samples are of them."""
+    splits = [*federation.test, *federation.validation]
+    if newcomers:
+        splits += [*newcomers.train, *newcomers.test, *newcomers.validation]
+    return pick_hashes(hashes, splits)
+
+
+def _check_privacy(path: str, source: Provenance, everybody: np.ndarray, privacy: Privacy) -> None:
+    """Raise FedpflError for weights that may have been trained on these clients' samples."""
     seen_count = int(source.are_seen(everybody).sum())
     if seen_count:
         raise FedpflError(
-            f"privacy=client: model.weights={place} was trained on {seen_count:,} samples of these"
+            f"privacy=client: model.weights={path} was trained on {seen_count:,} samples of these"
             " clients, and gives them away beyond what is accounted for; start from public"
             " weights, or go on with a private run by extend"
         )

@@ -55,8 +55,11 @@ from fedpfl.system import SYSTEMS, System, draw_devices, draw_stragglers
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold a checked configuration, before data are read. `config` is resolved, `identity` its
-    hash.
+    """Hold a checked configuration, before data are read.
+
+    Attributes:
+        config: all keys, resolved.
+        identity: its hash.
     """
 
     settings: Settings
@@ -81,10 +84,10 @@ class Run(Plan):
 
     Attributes:
         federation: the clients that take part.
-        unseen: newcomers, which never take part; None without any.
+        newcomers: clients that never take part; None without any.
         clock: of simulated time, None without it.
         net: the network.
-        read: a digest of all that was read from files, the same for all seeds.
+        data_digest: of all that was read from files, the same for all seeds.
         fingerprint: also of who holds which samples, and of what of the network is frozen.
         account: of privacy, None without it.
         origin: where the network's values are from.
@@ -93,10 +96,10 @@ class Run(Plan):
     """
 
     federation: Federation
-    unseen: Federation | None
+    newcomers: Federation | None
     clock: Clock | None
     net: Net
-    read: str
+    data_digest: str
     fingerprint: str
     account: Account | None
     origin: WeightsOrigin
@@ -109,12 +112,14 @@ class Run(Plan):
         rounds = self.settings.rounds
         if self.secret and self.account and self.account.noise:
             return engine.draw_secret_cohorts(
-                self.secret, clients, self.drawn, rounds, self.poisson
+                self.secret, clients, self.drawn_share, rounds, self.is_poisson_sampled
             )
-        return engine.draw_cohorts(self.settings.seed, clients, self.drawn, rounds, self.poisson)
+        return engine.draw_cohorts(
+            self.settings.seed, clients, self.drawn_share, rounds, self.is_poisson_sampled
+        )
 
     @property
-    def poisson(self) -> bool:
+    def is_poisson_sampled(self) -> bool:
         """Return whether each client is drawn for itself."""
         return self.privacy is not None and self.privacy.sampling == "poisson"
 
@@ -128,10 +133,14 @@ class Run(Plan):
         return len(next(cohorts))
 
     @property
-    def drawn(self) -> float:
-        """Return the share of the clients that is drawn for a round; some may not come through."""
-        over = self.system.over if self.system else 1.0
-        return min(1.0, self.settings.participation * over)
+    def drawn_share(self) -> float:
+        """Return the share of the clients that is drawn for a round.
+
+        With `system.over` it is more than the cohort, as some may not come through.
+        """
+        if self.system is None:
+            return min(1.0, self.settings.participation)
+        return min(1.0, self.settings.participation * self.system.over)
 
 
 def share_nothing(key: Hashable, make: Callable[[], Any]) -> Any:
@@ -201,7 +210,7 @@ def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
 
 
 def preload_datasets(configs: Iterable[DictConfig]) -> None:
-    """Read the data of runs, each once, so that what is absent is told before any run.
+    """Read the data of runs, so that absent data are noticed before any run.
 
     A configuration that is wrong in itself is left to its run, which says so.
 
@@ -222,7 +231,7 @@ def preload_datasets(configs: Iterable[DictConfig]) -> None:
 
 
 def prepare_sweep(configs: Sequence[DictConfig]) -> None:
-    """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all."""
+    """Raise FedpflError for absent data and for faults that all runs of a sweep share."""
     preload_datasets(configs)
     fault = _find_fault(configs[0])
     if fault and fault == _find_fault(configs[-1]):
@@ -254,41 +263,44 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     settings = plan.settings
     if settings.metrics:
         engine.measures.import_torchmetrics()  # raises where it is absent
-    dealt = _deal_data(plan, share)
+    dealt_data = _deal_data(plan, share)
 
     # ---- The network, from its weights if there are any
     model_options = _model_options(plan.config)
     weights = origin.find_weights(Path(settings.data_dir), model_options.pop("weights", None))
     weights_origin = origin.trace_origin(
         weights=weights,
-        hashes=dealt.hashes,
-        federation=dealt.federation,
-        unseen=dealt.newcomers,
+        hashes=dealt_data.hashes,
+        federation=dealt_data.federation,
+        newcomers=dealt_data.newcomers,
         overlap=model_options.pop("overlap", False),
         privacy=plan.privacy,
     )
     weight_values = weights and weights.values
-    net = _build_net(plan, dealt.federation, {**model_options, "weights": weight_values})
-    _require_fit(plan, dealt.federation, net)
+    net = _build_net(plan, dealt_data.federation, {**model_options, "weights": weight_values})
+    _require_fit(plan, dealt_data.federation, net)
 
     # ---- What numbers come from. Frozen values are in no checkpoint, and may be drawn.
-    account = _make_account(plan, dealt.federation, net)
-    clock = _make_clock(plan, dealt.federation)
-    frozen = [net.frozen] if net.frozen else []
-    devices_read = [clock.devices] if clock and clock.system.file else []
+    account = _make_account(plan, dealt_data.federation, net)
+    clock = _make_clock(plan, dealt_data.federation)
+    data_parts: list[Any] = [dealt_data.samples_digest, weight_values]
+    split_parts: list[Any] = [dealt_data.samples_digest, dealt_data.splits, weight_values]
+    if net.frozen:
+        split_parts.append(net.frozen)
+    if clock and clock.system.file:
+        data_parts.append(clock.devices)
+        split_parts.append(clock.devices)
     return Run(
         **vars(plan),
-        federation=dealt.federation,
-        unseen=dealt.newcomers,
+        federation=dealt_data.federation,
+        newcomers=dealt_data.newcomers,
         clock=clock,
         net=net,
-        read=data.fingerprint(dealt.samples_digest, weight_values, *devices_read),
-        fingerprint=data.fingerprint(
-            dealt.samples_digest, dealt.splits, weight_values, *frozen, *devices_read
-        ),
+        data_digest=data.fingerprint(*data_parts),
+        fingerprint=data.fingerprint(*split_parts),
         account=account,
         origin=weights_origin,
-        notes=dealt.notes,
+        notes=dealt_data.notes,
     )
 
 
@@ -402,9 +414,7 @@ def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
 
 
 def _note_unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
-    """Return a line where the samples' groups, such as writers or sites, are not what clients are
-    made of.
-    """
+    """Return a line where the samples have groups, but the partition mixes them."""
     takes_groups = "groups" in inspect.signature(partition.SCHEMES[scheme]).parameters
     if samples.groups is None or takes_groups or scheme == "file":
         return []
@@ -419,14 +429,12 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     """Return what clients have in simulated time, and the epochs of stragglers. Raises FedpflError."""
     if plan.system is None:
         return None
-    seed, clients, amount = plan.settings.seed, federation.clients, plan.local.amount
-    own = draw_devices(
-        plan.system,
-        [*map(federation.partition_number, range(clients))],
-        seed,
-        Path(plan.settings.data_dir),
-    )
-    return Clock(plan.system, own, draw_stragglers(plan.system, clients, amount, seed))
+    seed = plan.settings.seed
+    clients = federation.clients
+    partition_numbers = [federation.partition_number(client) for client in range(clients)]
+    devices = draw_devices(plan.system, partition_numbers, seed, Path(plan.settings.data_dir))
+    stragglers = draw_stragglers(plan.system, clients, plan.local.amount, seed)
+    return Clock(plan.system, devices, stragglers)
 
 
 def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -454,49 +462,54 @@ def _adapter_options(config: Mapping[str, Any]) -> dict[str, Any]:
 def _make_privacy(
     config: Mapping[str, Any], settings: Settings, method: Method, stopping: Stopping
 ) -> Privacy | None:
-    """Return how clients are protected, if they are. Raises FedpflError for what would give them
-    away all the same.
+    """Return how clients are protected, if they are.
+
+    Raises:
+        FedpflError: for what would give them away all the same.
     """
-    own: Privacy | None = build_dataclass(
+    privacy: Privacy | None = build_dataclass(
         look_up_choice("privacy", config["privacy"], PRIVACIES),
         without_name(config["privacy"]),
         "privacy",
     )
-    if own is None:
+    if privacy is None:
         return None
-    name, also = f"privacy=client and method={config['method']['name']}", "privacy=client:"
+    choice_text = f"privacy=client and method={config['method']['name']}"
     if method.server_sees != SEES[0]:
-        sees = {SEES[1]: "each client's upload", SEES[2]: "what clients keep"}.get(
-            method.server_sees, "more"
-        )
+        view_texts = {SEES[1]: "each client's upload", SEES[2]: "what clients keep"}
+        view_text = view_texts.get(method.server_sees, "more")
         raise FedpflError(
-            f"{name}: its server would see {sees}, not a {SEES[0]} alone, which is all that is"
-            " protected"
+            f"{choice_text}: its server would see {view_text}, not a {SEES[0]} alone, which is all"
+            " that is protected"
         )
     if stopping.early:
         raise FedpflError(
-            f"{also} stopping.early would tell the server of each client's loss; leave it out"
+            "privacy=client: stopping.early would tell the server of each client's loss; leave it"
+            " out"
         )
     if settings.validation:
         raise FedpflError(
-            f"{also} what is chosen by held-out samples gives them away, unaccounted; use"
+            "privacy=client: what is chosen by held-out samples gives them away, unaccounted; use"
             " validation=0"
         )
-    if own.sampling == "poisson" and type(method).aggregate is not Method.aggregate:
+    if privacy.sampling == "poisson" and type(method).aggregate is not Method.aggregate:
         raise FedpflError(
-            f"{name}: its server may go by how many clients take part, which"
+            f"{choice_text}: its server may go by how many clients take part, which"
             " privacy.sampling=poisson hides; use fixed"
         )
-    own.check_clients(settings.clients - settings.newcomers)
-    return own
+    privacy.check_clients(settings.clients - settings.newcomers)
+    return privacy
 
 
 def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | None:
-    """Return what keeps account of privacy, if anything does. Raises FedpflError for what it cannot
-    answer for.
+    """Return the account of a private run, None for others.
+
+    Raises:
+        FedpflError: for a network or a method that it cannot answer for.
     """
-    settings, own, method = plan.settings, plan.privacy, plan.method
-    if own is None:
+    settings = plan.settings
+    method = plan.method
+    if plan.privacy is None:
         return None
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
@@ -505,9 +518,11 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Non
         )
     server, client = method.init(net.params, net.parts)
     engine.untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
-    given = settings.seed, federation.clients, settings.participation, settings.rounds
-    cohort = len(next(engine.draw_cohorts(*given)))
-    return Account(own, federation.clients, cohort, settings.rounds)
+    cohorts = engine.draw_cohorts(
+        settings.seed, federation.clients, settings.participation, settings.rounds
+    )
+    cohort_size = len(next(cohorts))
+    return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
 
 
 def _make_system(config: Mapping[str, Any], local: Local) -> System | None:
@@ -527,12 +542,12 @@ def _make_system(config: Mapping[str, Any], local: Local) -> System | None:
 def _partition_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scheme's options, and the seed if it is not the run's."""
     scheme = look_up_choice("partition", config["partition"], partition.SCHEMES)
-    given = tuple(key for key in partition.SUPPLIED_ARGUMENTS if key != "seed")
+    supplied_arguments = tuple(key for key in partition.SUPPLIED_ARGUMENTS if key != "seed")
     return checked_arguments(
         (scheme, PartitionOptions),
         without_name(config["partition"]),
         "partition",
-        provided_elsewhere=given,
+        provided_elsewhere=supplied_arguments,
     )
 
 
@@ -548,26 +563,28 @@ def _dataset_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def escape_interpolations(config: Mapping[str, Any]) -> DictConfig:
-    """Return a configuration of these very values: what a file of somebody else's interpolates is
-    text.
+    """Return a configuration of these very values.
+
+    Interpolations of a file of somebody else's are text.
     """
 
-    def escaped(value: Any) -> Any:
+    def escape(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: escaped(inner) for key, inner in value.items()}
+            return {key: escape(inner_value) for key, inner_value in value.items()}
         if isinstance(value, list | tuple):
-            return [escaped(inner) for inner in value]
-        return re.sub(r"(\\*)\$\{", r"\1\1\${", value) if isinstance(value, str) else value
+            return [escape(inner_value) for inner_value in value]
+        if isinstance(value, str):
+            return re.sub(r"(\\*)\$\{", r"\1\1\${", value)
+        return value
 
-    return OmegaConf.create(escaped(config))
+    return OmegaConf.create(escape(config))
 
 
 def resolve_config(cfg: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain values, with what its optional groups choose written into
-    the method.
+    """Return the configuration as plain values, its optional groups written into the method.
 
-    Raises FedpflError for missing values, and for a group that chooses what the method does not
-    have.
+    Raises:
+        FedpflError: for missing values, and for a group that chooses what the method does not have.
     """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
@@ -576,28 +593,32 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
             raise _missing_value_error(min(missing))
         if OmegaConf.is_config(cfg.get("method")):
             cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
-        plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+        unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
         # These are in the method by now; what it takes nothing from, as where the user sets
         # method.q, is not looked up.
-        optional = {
-            group: plain[group] for group in OPTIONAL_GROUPS if plain.get(group) is not None
+        optional_groups = {
+            group: unresolved[group]
+            for group in OPTIONAL_GROUPS
+            if unresolved.get(group) is not None
         }
-        cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL_GROUPS])
+        required_keys = [key for key in unresolved if key not in OPTIONAL_GROUPS]
+        cfg = OmegaConf.masked_copy(cfg, required_keys)
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(format_error(error)) from None
     for key in (*SETTINGS, *groups):
         if config.get(key) is None:
             raise _missing_value_error(key)
-    for group, values in [(group, config[group]) for group in groups] + [*optional.items()]:
+    required_groups = {group: config[group] for group in groups}
+    for group, values in (required_groups | optional_groups).items():
         if not isinstance(values, Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {values!r}")
     method = config["method"]
     for group in ("method", "dataset"):
         config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
-    asked = method.pop("groups", ())
-    for group, values in optional.items():
-        if group not in asked:
+    groups_of_method = method.pop("groups", ())
+    for group, values in optional_groups.items():
+        if group not in groups_of_method:
             raise FedpflError(
                 f"{group} is for a hyperparameter that method={method.get('name')} does not have"
             )
@@ -615,66 +636,67 @@ INVALID = "no-run-of-these-settings"
 
 
 def require_run_directory(cfg: DictConfig, path: Path) -> None:
-    """Raise FedpflError where a run has no place: it is refused, or a key takes its value from
-    Hydra's own.
+    """Raise FedpflError where a run has no directory.
+
+    It is refused, or one of its keys takes its value from Hydra's own.
     """
     if INVALID in path.parts:
         check_config(cfg)
         values: Any = OmegaConf.to_container(cfg)
-        asking = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
+        hydra_keys = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
         raise FedpflError(
-            f"{', '.join(asking) or 'where the run belongs'}: where the run belongs follows from"
+            f"{', '.join(hydra_keys) or 'where the run belongs'}: where the run belongs follows from"
             " its keys, and one of them asks Hydra (${hydra:...}) for what is not known then;"
             " give it a plain value, or set hydra.run.dir"
         )
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
-    """Return where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
+    """Return where a run belongs below outputs/: `<folder>/<method>/<key>/seed<k>`.
 
-    The place is the experiment's folder, an experiment's name that is in none, or else the data
-    set; with `_<debug>`.
+    The folder is the experiment's, an experiment's name that is in none, or else the data set;
+    with `_<debug>`.
     """
-    place = "_".join(
-        filter(
-            None, (choice_folder(experiment) if experiment else config["dataset"]["name"], debug)
-        )
-    )
-    return f"{place}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
+    folder = choice_folder(experiment) if experiment else config["dataset"]["name"]
+    if debug:
+        folder = f"{folder}_{debug}"
+    return f"{folder}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
 def register_resolver() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
-    # A value that asks where the run belongs is part of what says so. Other threads may ask at the
-    # same time.
-    inside = ContextVar("inside", default=False)
+    # A key that asks where the run belongs would decide its own value. The variable is of one
+    # context, as other threads may ask at the same time.
+    is_resolving = ContextVar("is_resolving", default=False)
 
     def subdir(*, _root_: DictConfig, _node_: Node) -> str:
-        if inside.get() or OmegaConf.select(_root_, "hydra") is None:
+        if is_resolving.get() or OmegaConf.select(_root_, "hydra") is None:
             raise FedpflError(
                 f"{_node_._get_full_key(None)}: ${{fedpfl.run_subdir:}} follows from all keys of"
                 " the run, so none of them may ask for it"
             )
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
-        token = inside.set(True)
+        token = is_resolving.set(True)
         try:
             config = check_config(_root_).config
         except Exception:
             return INVALID  # the run itself tells what is wrong, and nothing is written before that
         finally:
-            inside.reset(token)
-        own = run_subdir(config, choices.get("experiment"), choices.get("debug"))
+            is_resolving.reset(token)
+        folder = run_subdir(config, choices.get("experiment"), choices.get("debug"))
         # A trial lies apart: no run of the user's is taken for one, and no trial of another search
         # stands in the way.
         study = OmegaConf.select(_root_, "hydra.sweeper.study")
-        return f"search-{study}/{own}" if study else own
+        return f"search-{study}/{folder}" if study else folder
 
     OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)
 
 
 def read_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Return the checked options of a model, data set or partition. Raises FedpflError."""
-    read = {"model": _model_options, "dataset": _dataset_options, "partition": _partition_options}[
-        group
-    ]
-    return read(config)
+    readers = {
+        "model": _model_options,
+        "dataset": _dataset_options,
+        "partition": _partition_options,
+    }
+    return readers[group](config)

@@ -81,7 +81,7 @@ def find_disclosure(run: Run, settings: FederateSettings) -> str:
         FedpflError: if the settings do not allow it, or for a run that no federation can play.
     """
     # ---- What no federation can play
-    if run.unseen:
+    if run.newcomers:
         raise FedpflError("a federation has no newcomers; set unseen=0")
     if run.clock:
         raise FedpflError(

@@ -154,6 +154,6 @@ class Attendance:
                 f"{self._idle_count} took part without a step, for lack of samples or as nothing "
                 "moves in the method's phases"
             )
-        if self._run.poisson:
+        if self._run.is_poisson_sampled:
             reasons.append("privacy.sampling=poisson draws few; raise clients or participation")
         return "; ".join(reasons)

@@ -277,8 +277,8 @@ def _describe_time(
 def _describe_split(run: Run) -> str:
     """Write how many samples are for what."""
     federations = [run.federation]
-    if run.unseen:
-        federations.append(run.unseen)
+    if run.newcomers:
+        federations.append(run.newcomers)
     sizes: dict[str, int] = {}
     for title, split in (("training", "train"), ("test", "test"), ("validation", "validation")):
         sizes[title] = sum(

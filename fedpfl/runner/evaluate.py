@@ -85,7 +85,7 @@ def evaluate_clients(
         evaluation.row["server_accuracy"] = _evaluate_server_model(run, backend, state)
 
     # ---- Newcomers
-    if run.unseen:
+    if run.newcomers:
         if is_sent_nothing and state.round <= run.eval.every:
             evaluation.notes.append(
                 "nothing is sent to clients: newcomers are judged after fine-tuning alone"
@@ -96,7 +96,7 @@ def evaluate_clients(
                 evaluation,
                 run=run,
                 backend=backend,
-                federation=run.unseen,
+                federation=run.newcomers,
                 state=make_newcomer_state(run, state),
                 tuning=tuning,
                 prefixes={"test": "unseen_"},
@@ -221,9 +221,9 @@ def _evaluate_server_model(run: Run, backend: engine.Backend, state: engine.Stat
 
 def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
     """Return the server's state beside initial client states, as newcomers meet it."""
-    assert run.unseen
+    assert run.newcomers
     initial_state = engine.make_initial_state(
-        run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed
+        run.method, run.net, run.newcomers.clients, run.device, seed=run.settings.seed
     )
     return replace(state, rows=initial_state.rows, members=state.rows)
 

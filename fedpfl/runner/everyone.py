@@ -29,8 +29,8 @@ def locate_clients(run: Run) -> list[tuple[Federation, int]]:
 
 
 def _list_federations(run: Run) -> list[Federation]:
-    if run.unseen:
-        return [run.federation, run.unseen]
+    if run.newcomers:
+        return [run.federation, run.newcomers]
     return [run.federation]
 
 
@@ -72,29 +72,29 @@ class ClientTable:
             self.label_counts.numpy(),
             f"{run.federation.name}, {run.settings.clients} clients, {partition_text}: {heterogeneity}",
             indices["validation"],
-            run.unseen.partition_numbers if run.unseen else (),
+            run.newcomers.partition_numbers if run.newcomers else (),
             run.origin.trained,
         )
 
-    def make_rows(self, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+    def make_rows(self, columns: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
         """Return the rows of clients.csv.
 
         Args:
-            measured: values by column and the client's number.
+            columns: measured values by column and the client's number.
         """
         rows = []
         label_counts = self.label_counts.tolist()
         for number, (federation, client) in enumerate(self._clients):
             row: dict[str, Any] = {"client": number}
-            if self._run.unseen:
-                row["unseen"] = int(federation is self._run.unseen)
+            if self._run.newcomers:
+                row["unseen"] = int(federation is self._run.newcomers)
             row["train"] = int(federation.train_sizes[client])
             if federation.validation:
                 row["validation"] = len(federation.validation[client])
             row["test"] = int(federation.test_sizes[client])
             for label, count in enumerate(label_counts[number]):
                 row[f"label_{label}"] = count
-            for name, values in measured.items():
+            for name, values in columns.items():
                 row[name] = _blank_nan(values.get(number))
             rows.append(row)
         return rows

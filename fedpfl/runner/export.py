@@ -19,10 +19,15 @@ from fedpfl.runner.library import Trained
 
 
 def write_models(run: Trained, out: Path) -> int:
-    """Write `client<k>.pt` for every client into a new folder, all or none; returns how many.
-    Raises FedpflError.
+    """Write `client<k>.pt` for every client into a new folder, all or none.
 
     `torch.load(..., weights_only=True)` reads them.
+
+    Returns:
+        How many there are.
+
+    Raises:
+        FedpflError: where the folder exists or cannot be written.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -40,33 +45,32 @@ def write_models(run: Trained, out: Path) -> int:
 
 
 def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
-    """Send a run that is over to loggers, as it would have done, but for rounds that they have;
-    returns its rounds.
+    """Send a run that is over to loggers, but for rounds that they have.
 
-    logger: that part of a configuration. Raises FedpflError for a run that is being written, and
-    for a logger that fails.
+    Args:
+        run: which is over.
+        logger: that part of a configuration.
+
+    Returns:
+        How many rounds the run has.
+
+    Raises:
+        FedpflError: for a run that is being written, and for a logger that fails.
     """
-    config, played = run.config, run.rounds["round"]
+    # ---- Step 1: describe the run as it would have described itself.
+    config = run.config
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
-    parts = run.path.resolve().parts
-    default_parts = (
-        config["method"]["name"],
-        identity(config),
-        f"seed{config['seed']}",
-    )
-    is_default_place = parts[-3:] == default_parts and len(parts) > 4
-    group, rounds_done = (
-        parts[-4] if is_default_place else config["dataset"]["name"],
-        int(played.iloc[-1]) if len(played) else 0,
-    )
+    group = _find_logger_group(run)
+    round_numbers = run.rounds["round"]
+    rounds_done = int(round_numbers.iloc[-1]) if len(round_numbers) else 0
     engine_record = summary.get("engine", {})
+    backend = engine_record.get("backend")
     # Where nothing was to choose, the name that was asked for is recorded.
-    backend = (
-        "loop"
-        if (engine_record.get("backend"), engine_record.get("device")) == ("auto", "cpu")
-        else engine_record.get("backend")
-    )
+    if (backend, engine_record.get("device")) == ("auto", "cpu"):
+        backend = "loop"
     run_info = make_run_info(config, run.path, summary, group, backend, start_round=rounds_done)
+
+    # ---- Step 2: each logger takes what it lacks, while nobody else writes the run.
     with files.explain_write_errors(run.path):
         lock_handle = lock.acquire_lock(run.path)
     try:
@@ -85,3 +89,13 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     finally:
         lock.release_lock(lock_handle, run.path.resolve())
     return rounds_done
+
+
+def _find_logger_group(run: Trained) -> str:
+    """Return the folder that groups runs, as loggers name it; elsewhere the data set's name."""
+    config = run.config
+    parts = run.path.resolve().parts
+    default_parts = (config["method"]["name"], identity(config), f"seed{config['seed']}")
+    if parts[-3:] == default_parts and len(parts) > 4:
+        return parts[-4]
+    return config["dataset"]["name"]

@@ -57,7 +57,7 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "rounds": run.settings.rounds,
         "seed": run.settings.seed,
-        "read": run.read,
+        "read": run.data_digest,
         "cohort": run.cohort,
         "clients": run.federation.clients,
         "heterogeneity": asdict(run.federation.heterogeneity),
@@ -79,7 +79,7 @@ def _describe_privacy(run: Run) -> str:
     """Say what a private run protects, and that its initial weights are beyond it."""
     assert run.account
     sentence = run.account.sentence()
-    weights_file = run.origin.place
+    weights_file = run.origin.path
     if not weights_file:
         return sentence
     return f"{sentence}; nor is what {weights_file} gives away, the weights that it starts from"
@@ -189,8 +189,8 @@ def _describe_absent_clients(run: Run) -> str:
     idle = run.federation.count_untrainable(run.local.batch_size)
     if idle:
         text += f"; {idle} never train, for lack of samples"
-    if run.unseen:
-        text += f"; {run.unseen.clients} others never take part"
+    if run.newcomers:
+        text += f"; {run.newcomers.clients} others never take part"
     return text
 
 

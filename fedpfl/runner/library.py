@@ -145,10 +145,10 @@ def sweep(
         # ---- Step 1: say which run begins.
         name = _name_job(swept_values)
         previous_label = console.run_label.set(name)
-        began = time.monotonic()
-        events += f"{number} {began}\n"
+        start_time = time.monotonic()
+        events += f"{number} {start_time}\n"
         if progress:
-            start_text = console.describe_job_start(events, len(jobs), began, number)
+            start_text = console.describe_job_start(events, len(jobs), start_time, number)
             _tell_sweep(f"{start_text}  {name}")
 
         # ---- Step 2: play it. One that diverged stays in the table, and others go on.
@@ -169,7 +169,7 @@ def sweep(
             result_text = f"failed: {error}"
         finally:
             console.run_label.reset(previous_label)
-        events += f"{number} {began} {time.monotonic() - began}\n"
+        events += f"{number} {start_time} {time.monotonic() - start_time}\n"
         if progress:
             _tell_sweep(f"{number}/{len(jobs)} done  {name}: {result_text}")
     if failures:
@@ -303,8 +303,7 @@ def read_logger_settings(run_words: Sequence[str]) -> dict[str, Any]:
 
 
 class Trained(Models):
-    """A run directory. `rounds` and `clients` are tables, the models are those of the last
-    checkpoint.
+    """A run directory, with its tables and the models of its last checkpoint.
 
     What needs a model raises FedpflError, in one line, where there is no checkpoint, where the data
     are not those that the run read, or for a client that there is not.

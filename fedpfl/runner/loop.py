@@ -150,7 +150,7 @@ def _list_columns(run: Run) -> tuple[str, ...]:
         column_groups.append("system")
     if run.account:
         column_groups.append("privacy")
-    return round_columns(bool(run.federation.validation), bool(run.unseen), column_groups)
+    return round_columns(bool(run.federation.validation), bool(run.newcomers), column_groups)
 
 
 def _train_cohort(
@@ -182,7 +182,7 @@ def _pick_cohort(
         return None
     cohort = engine.pick_cohort(state, drawn, run.settings.seed)
     # Poisson sampling may draw nobody, and the run goes on; early stopping may leave nobody.
-    return cohort if cohort or run.poisson else None
+    return cohort if cohort or run.is_poisson_sampled else None
 
 
 def _measure_training(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:

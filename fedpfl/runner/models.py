@@ -56,7 +56,7 @@ class Models(ABC):
         job, (federation, _, number) = self._evaluated_job(client), self._locate(client)
         provenance = self._record
         if (
-            federation is self._run.unseen and not self._run.privacy
+            federation is self._run.newcomers and not self._run.privacy
         ):  # some methods look at a newcomer's samples, too
             provenance = provenance.joined_with(
                 hash_samples(federation.x[federation.train[number]])
@@ -220,7 +220,7 @@ class Models(ABC):
                 f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
             )
         federation, number = locate_clients(run)[number]
-        state = self._newcomers if federation is run.unseen else self._state
+        state = self._newcomers if federation is run.newcomers else self._state
         if state.rows.is_stored_here and not state.rows.is_stored_here(number):
             raise FedpflError(
                 f"the state of client {client} is in another process; leave out state.sharded=true"

@@ -63,16 +63,16 @@ def _count_participants(run: Run) -> int:
     settings = run.settings
     clients = run.federation.clients
     if run.account and run.account.noise:  # who takes part is secret, and how many do
-        drawn = clients if run.poisson else run.cohort * settings.rounds
+        drawn = clients if run.is_poisson_sampled else run.cohort * settings.rounds
         return min(clients, drawn)
     return engine.count_participants(
         run.method,
         settings.seed,
         clients,
-        run.drawn,
+        run.drawn_share,
         settings.rounds,
         run.stopping.early,
-        run.poisson,
+        run.is_poisson_sampled,
     )
 
 

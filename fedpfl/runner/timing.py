@@ -135,8 +135,8 @@ class _Stopwatch:
 
         # ---- An evaluation of everybody, newcomers included.
         federations = [federation]
-        if run.unseen:
-            federations.append(run.unseen)
+        if run.newcomers:
+            federations.append(run.newcomers)
         everyone_seconds = sum(
             one.clients * evaluation_time.predict(_mean_size(one)) for one in federations
         )

@@ -198,17 +198,17 @@ def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
         build_run(check_config(compose_once(*SETTINGS, "partition.seed=3", f"seed={seed}")))
         for seed in (1, 2)
     ]
-    assert plans[0].unseen.partition_numbers == plans[1].unseen.partition_numbers
+    assert plans[0].newcomers.partition_numbers == plans[1].newcomers.partition_numbers
     assert_same(plans[0].federation.train, plans[1].federation.train)
     assert plans[0].identity == plans[1].identity
 
 
 def test_samples_are_scaled_by_what_those_who_take_part_train_on():
     plan = build_run(check_config(compose_once(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
-    assert plan.unseen.clients == 2
+    assert plan.newcomers.clients == 2
     assert plan.federation.validation
     pixels = plan.federation.x[torch.cat(plan.federation.train)] / 255
-    for part in (plan.federation, plan.unseen):
+    for part in (plan.federation, plan.newcomers):
         torch.testing.assert_close(
             [*part.mean, *part.std], [float(pixels.mean()), float(pixels.std(correction=0))]
         )
