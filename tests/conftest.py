@@ -434,7 +434,7 @@ def parsed_once() -> Iterator[None]:
         yield
 
 
-def draw_small_partition(label_counts: Any, title: str) -> bytes:
+def draw_small_partition(label_counts: Any, title: str, *names: Any) -> bytes:
     """Return a pixel a count as a png file, for the picture takes half of a tiny run's time."""
     pixels = np.minimum(np.asarray(label_counts), 255).astype(np.uint8)
     text, file = PngInfo(), io.BytesIO()

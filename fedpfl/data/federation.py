@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class Federation:
         partition_numbers: Of the clients in the partition; empty where these are all of it.
         excluded_classes: Bool `[clients, classes]`, the classes that no prediction for a client may
             be; None: all classes may be predicted.
+        client_names: Of these clients; empty where they are numbers alone.
+        class_names: Empty where classes are numbers alone.
     """
 
     name: str
@@ -74,6 +77,8 @@ class Federation:
     augment: Augment | None = None
     partition_numbers: tuple[int, ...] = ()
     excluded_classes: Tensor | None = None
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     # Mean and std as `[channels, 1, ...]`, made once on the device of x: a copy from the host for
     # each batch would stall a GPU.
     _shift: Tensor = field(init=False, repr=False)
@@ -145,11 +150,16 @@ class Federation:
         """Return a client's number in the partition."""
         return self.partition_numbers[client] if self.partition_numbers else client
 
+    def client_label(self, client: int) -> str:
+        """Return how messages call a client: its number in the partition, and its name if any."""
+        number = self.partition_number(client)
+        return f"{number} ({self.client_names[client]})" if self.client_names else str(number)
+
     def select_clients(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
 
-        def select(split: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(split[client] for client in clients if split)
+        def select(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[client] for client in clients if values)
 
         excluded_classes = self.excluded_classes
         if excluded_classes is not None:
@@ -161,6 +171,7 @@ class Federation:
             validation=select(self.validation),
             partition_numbers=tuple(map(self.partition_number, clients)),
             excluded_classes=excluded_classes,
+            client_names=select(self.client_names),
         )
 
     def split_newcomers(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
@@ -186,6 +197,7 @@ class Federation:
             validation=(),
             partition_numbers=(),
             excluded_classes=None,
+            client_names=(),
         )
 
     def to(self, device: torch.device | str) -> Federation:
@@ -300,6 +312,8 @@ def build_federation(
         validation=_to_tensors(validation_indices or partition.validation),
         augment=augment or None,
         excluded_classes=excluded_classes,
+        client_names=partition.client_names,
+        class_names=samples.class_names,
     )
 
 

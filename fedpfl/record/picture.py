@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,23 +12,40 @@ import numpy as np
 
 from fedpfl.ground import drawing
 
+MAX_NAMES = 60
+MAX_NAME_LENGTH = 20
 
-def partition_png(label_counts: Any, title: str) -> bytes:
+
+def partition_png(
+    label_counts: Any, title: str, client_names: Sequence[str] = (), class_names: Sequence[str] = ()
+) -> bytes:
     """Return the picture of `draw_partition` as a png file.
 
     It is cached, as the runs of a sweep may have the partition in common.
     """
-    return _cached_png(tuple(map(tuple, np.asarray(label_counts).tolist())), title)
+    counts = tuple(map(tuple, np.asarray(label_counts).tolist()))
+    return _cached_png(counts, title, tuple(client_names), tuple(class_names))
 
 
 @lru_cache(maxsize=4)
-def _cached_png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
+def _cached_png(
+    label_counts: tuple[tuple[int, ...], ...],
+    title: str,
+    client_names: tuple[str, ...],
+    class_names: tuple[str, ...],
+) -> bytes:
     file = io.BytesIO()
-    draw_partition(label_counts, file, title)
+    draw_partition(label_counts, file, title, client_names, class_names)
     return file.getvalue()
 
 
-def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
+def draw_partition(
+    label_counts: Any,
+    path: str | Path | BinaryIO,
+    title: str,
+    client_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> None:
     """Draw clients x classes as a heat map below each client's sample count.
 
     Darker is more, also in grey.
@@ -36,6 +54,8 @@ def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -
         label_counts: samples `[clients, classes]`.
         path: a file, its ending gives the format (png, pdf, svg), or an open binary file for png.
         title: of the picture.
+        client_names: written where there are at most MAX_NAMES, else clients have numbers.
+        class_names: likewise.
     """
     drawing.load_matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
@@ -64,10 +84,16 @@ def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -
     )
     map_axes.set_xlabel("client")
     map_axes.set_ylabel("class")
-    for axis in (map_axes.xaxis, map_axes.yaxis):
-        axis.set_major_locator(
-            MaxNLocator(nbins=20 if axis is map_axes.xaxis else 12, integer=True)
-        )
+    for axis, names, ticks in (
+        (map_axes.xaxis, client_names, 20),
+        (map_axes.yaxis, class_names, 12),
+    ):
+        if 0 < len(names) <= MAX_NAMES:
+            is_across = axis is map_axes.xaxis
+            shown_names = [_tick_text(name) for name in names]
+            axis.set_ticks(range(len(names)), shown_names, rotation=90 if is_across else 0, size=7)
+        else:
+            axis.set_major_locator(MaxNLocator(nbins=ticks, integer=True))
     if has_numbers:
         for client, label in zip(*np.nonzero(counts), strict=True):
             count = int(counts[client, label])
@@ -81,6 +107,12 @@ def draw_partition(label_counts: Any, path: str | Path | BinaryIO, title: str) -
     size_axes.set_title(title, fontsize=10, wrap=True)
     map_axes.set_xlim(-0.5, clients - 0.5)
     figure.savefig(path, dpi=150)
+
+
+def _tick_text(name: str) -> str:
+    """Return a name as a tick shows it: short, and without mathtext."""
+    short = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
+    return short.replace("$", r"\$")
 
 
 def _draw_sizes(size_axes: Any, sizes: np.ndarray) -> None:

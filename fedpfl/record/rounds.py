@@ -1,4 +1,4 @@
-"""Write and read the tables of numbers in a run directory, such as rounds.csv and clients.csv."""
+"""Write and read the tables in a run directory, such as rounds.csv and clients.csv."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def format_row(values: Iterable[Any]) -> str:
-    """Write a row: numbers with full precision, None as an empty cell."""
+    """Write a row: numbers with full precision, texts as they are, None as an empty cell."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow([format_cell(value) for value in values])
     return buffer.getvalue()
@@ -55,8 +55,14 @@ def parse_cells(text: str) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+TEXT_COLUMNS = ("name",)
+"""Columns that hold no numbers."""
+
+
 def read_columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
     """Read the numbers of each column: a whole one is an int, an empty cell None.
+
+    TEXT_COLUMNS are left out.
 
     Args:
         text: the table.
@@ -68,7 +74,7 @@ def read_columns(text: str, only: Collection[str] | None = None) -> dict[str, li
     header, rows = parse_cells(text)
     columns: dict[str, list[float | None]] = {}
     for index, name in enumerate(header):
-        if only is None or name in only:
+        if name not in TEXT_COLUMNS and (only is None or name in only):
             columns[name] = [_parse_cell(row[index], name) for row in rows]
     return columns
 
@@ -78,6 +84,15 @@ def read_rows(text: str, only: Collection[str] | None = None) -> list[dict[str, 
     columns = read_columns(text, only)
     rows = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def read_texts(text: str, column: str) -> list[str]:
+    """Read the texts of a column; [] where there is no such column. Raises as `parse_cells`."""
+    header, rows = parse_cells(text)
+    if column not in header:
+        return []
+    index = header.index(column)
+    return [row[index] for row in rows]
 
 
 def _parse_cell(text: str, column: str) -> float | None:

@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,33 @@ SECRET_FILE = "privacy.key"
 _REPLACED = (*_CHECKED_FILES, "summary.json", "state.pt", "partition.png", SECRET_FILE)
 _CLEARED_KEY = "cleared"  # in the summary of a run whose files are being removed
 _APPEND_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """Hold who has which samples, as a run directory records it.
+
+    Attributes:
+        train: each client's indices of training samples.
+        test: of test samples.
+        label_counts: samples `[clients, classes]`.
+        title: of the picture.
+        validation: indices of validation samples; left out if empty.
+        unseen: the newcomers; left out if empty.
+        trained: what the run's models are trained on.
+        client_names: left out if empty.
+        class_names: of the picture, which has numbers without.
+    """
+
+    train: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
+    label_counts: np.ndarray
+    title: str
+    validation: Sequence[np.ndarray] = ()
+    unseen: Sequence[int] = ()
+    trained: Provenance | None = None
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 class RunDirectory:
@@ -270,45 +298,31 @@ class RunDirectory:
         )
         self._write(name, text.encode())
 
-    def write_partition(
-        self,
-        train: Sequence[np.ndarray],
-        test: Sequence[np.ndarray],
-        label_counts: np.ndarray,
-        title: str,
-        validation: Sequence[np.ndarray] = (),
-        unseen: Sequence[int] = (),
-        trained: Provenance | None = None,
-    ) -> None:
-        """Write partition.npz, and partition.png where it is not there.
-
-        Args:
-            train: each client's indices of training samples.
-            test: of test samples.
-            label_counts: samples `[clients, classes]`.
-            title: of the picture.
-            validation: indices of validation samples; left out if empty.
-            unseen: the newcomers; left out if empty.
-            trained: what the run's models are trained on.
-        """
-        splits = {"train": train, "test": test}
-        if len(validation):
-            splits["validation"] = validation
+    def write_partition(self, record: PartitionRecord) -> None:
+        """Write partition.npz, and partition.png where it is not there."""
+        splits = {"train": record.train, "test": record.test}
+        if len(record.validation):
+            splits["validation"] = record.validation
         arrays: dict[str, Any] = {}
         for name, parts in splits.items():
             arrays[f"{name}_indices"] = _concatenate_indices(parts)
         for name, parts in splits.items():
             arrays[f"{name}_offsets"] = _index_offsets(parts)
-        if len(unseen):
-            arrays["unseen"] = np.array(unseen, dtype=np.int64)
-        if trained:
-            arrays |= trained.to_arrays()
-        arrays["label_counts"] = np.asarray(label_counts, dtype=np.int64)
+        if len(record.unseen):
+            arrays["unseen"] = np.array(record.unseen, dtype=np.int64)
+        if record.client_names:
+            arrays["client_names"] = np.array(record.client_names, dtype=np.str_)
+        if record.trained:
+            arrays |= record.trained.to_arrays()
+        arrays["label_counts"] = np.asarray(record.label_counts, dtype=np.int64)
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
         self._write("partition.npz", archive.getvalue())
         if not (self.path / "partition.png").exists():
-            self._write("partition.png", partition_png(label_counts, title))
+            picture = partition_png(
+                record.label_counts, record.title, record.client_names, record.class_names
+            )
+            self._write("partition.png", picture)
 
     def write_masks(self, masks: Mapping[str, Any] | None) -> None:
         """Replace masks.json; None: there are none."""

@@ -71,6 +71,12 @@ def read_numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.Data
     )
 
 
+def read_texts(folder: Path, name: str, column: str, summary: Mapping[str, Any]) -> list[str]:
+    """Read a column of texts of a table; [] where there is no such column."""
+    with _open_text(folder, name, summary) as text:
+        return rounds.read_texts(text, column)
+
+
 def describe_error(error: Exception) -> str:
     """Return kind and message of an error on one line."""
     return clip_text(error_text(error, with_class=True), 200)

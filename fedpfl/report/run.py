@@ -20,7 +20,13 @@ from fedpfl.ground.lock import run_status
 from fedpfl.record import digests
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE, PERSONAL_PREFIX, column_names
 from fedpfl.report.names import METHOD_TITLES
-from fedpfl.report.reading import VALUE_ERRORS, describe_error, read_json_object, read_numbers
+from fedpfl.report.reading import (
+    VALUE_ERRORS,
+    describe_error,
+    read_json_object,
+    read_numbers,
+    read_texts,
+)
 from fedpfl.report.text import clip_text, one_line
 
 STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
@@ -148,6 +154,23 @@ class Run:
                 "by 0 or 1"
             )
         return frame
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Return the clients' names by number; {} where clients are numbers alone.
+
+        Raises:
+            FedpflError: clients.csv cannot be read.
+        """
+        names = read_texts(self.path, "clients.csv", "name", self.summary)
+        numbers = self.clients["client"].astype(int)
+        return dict(zip(numbers, names, strict=True)) if names else {}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes; empty where they are numbers alone."""
+        names = self.summary.get("classes")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @cached_property
     def cross_accuracy(self) -> pd.DataFrame:

@@ -148,7 +148,7 @@ def _evaluate_federation(
         if split in counts_by_split
     }
     diverged = [
-        federation.partition_number(client)
+        federation.client_label(client)
         for counts in counts_by_prefix.values()
         for client in non_finite_clients(counts)
     ]

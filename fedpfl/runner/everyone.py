@@ -10,7 +10,7 @@ import torch
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.rundir import PartitionRecord, RunDirectory
 
 
 def locate_clients(run: Run) -> list[tuple[Federation, int]]:
@@ -39,6 +39,7 @@ class ClientTable:
 
     Attributes:
         label_counts: samples by label, `[clients, classes]`, in the order of the partition.
+        client_names: in the order of the partition, empty where clients are numbers alone.
     """
 
     def __init__(self, run: Run):
@@ -52,6 +53,11 @@ class ClientTable:
         ]
         counts = torch.cat([federation.label_counts() for federation in federations])
         self.label_counts = counts[torch.tensor(numbers).argsort()]
+        self.client_names = tuple(
+            federation.client_names[client]
+            for federation, client in self._clients
+            if federation.client_names
+        )
 
     def write_partition(self, directory: RunDirectory) -> None:
         """Write who holds which samples, as indices and as a picture."""
@@ -64,16 +70,19 @@ class ClientTable:
             ]
             for split in ("train", "test", "validation")
         }
+        federation = run.federation
         partition_text = describe_choice(run.config["partition"])
-        heterogeneity = run.federation.heterogeneity
+        title = f"{federation.name}, {run.settings.clients} clients, {partition_text}"
         directory.write_partition(
-            indices["train"],
-            indices["test"],
-            self.label_counts.numpy(),
-            f"{run.federation.name}, {run.settings.clients} clients, {partition_text}: {heterogeneity}",
-            indices["validation"],
-            run.newcomers.partition_numbers if run.newcomers else (),
-            run.origin.trained,
+            PartitionRecord(
+                **indices,
+                label_counts=self.label_counts.numpy(),
+                title=f"{title}: {federation.heterogeneity}",
+                unseen=run.newcomers.partition_numbers if run.newcomers else (),
+                trained=run.origin.trained,
+                client_names=self.client_names,
+                class_names=federation.class_names,
+            )
         )
 
     def make_rows(self, columns: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
@@ -85,7 +94,7 @@ class ClientTable:
         rows = []
         label_counts = self.label_counts.tolist()
         for number, (federation, client) in enumerate(self._clients):
-            row: dict[str, Any] = {"client": number}
+            row: dict[str, Any] = {"client": number, **_name_cell(federation, client)}
             if self._run.newcomers:
                 row["unseen"] = int(federation is self._run.newcomers)
             row["train"] = int(federation.train_sizes[client])
@@ -105,13 +114,19 @@ class ClientTable:
         Args:
             accuracy: of each participating client's model on each one's samples.
         """
-        numbers = [self._run.federation.partition_number(client) for client in range(len(accuracy))]
+        federation = self._run.federation
+        numbers = [federation.partition_number(client) for client in range(len(accuracy))]
         columns = [f"on_{number}" for number in numbers]
         rows = []
-        for number, values in zip(numbers, accuracy, strict=True):
+        for client, values in enumerate(accuracy):
             cells = dict(zip(columns, map(_blank_nan, values), strict=True))
-            rows.append({"client": number, **cells})
+            rows.append({"client": numbers[client], **_name_cell(federation, client), **cells})
         return rows
+
+
+def _name_cell(federation: Federation, client: int) -> dict[str, str]:
+    """Return the cell of a client's name; {} where clients are numbers alone."""
+    return {"name": federation.client_names[client]} if federation.client_names else {}
 
 
 def _blank_nan(value: float | None) -> float | None:

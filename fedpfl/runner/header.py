@@ -13,6 +13,7 @@ import torch
 from fedpfl import engine
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
+from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
@@ -61,8 +62,11 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         "cohort": run.cohort,
         "clients": run.federation.clients,
         "heterogeneity": asdict(run.federation.heterogeneity),
+        "input": _describe_input(run.federation),
         "parameters": tree.size(run.net.params),
     }
+    if run.federation.class_names:
+        facts["classes"] = list(run.federation.class_names)
     if run.net.frozen:
         facts["frozen"] = tree.size(run.net.frozen)
     if isinstance(run.method, Submodel):
@@ -73,6 +77,16 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         facts["caveat"] = run.origin.caveat
     facts["environment"] = environment.describe_environment()
     return facts
+
+
+def _describe_input(federation: Federation) -> dict[str, Any]:
+    """Return what the network's input is made of, and the constants that scale it."""
+    return {
+        "kind": federation.shape.kind,
+        "shape": list(federation.shape),
+        "mean": list(federation.mean),
+        "std": list(federation.std),
+    }
 
 
 def _describe_privacy(run: Run) -> str:
@@ -190,7 +204,7 @@ def _describe_absent_clients(run: Run) -> str:
     if idle:
         text += f"; {idle} never train, for lack of samples"
     if run.newcomers:
-        text += f"; {run.newcomers.clients} others never take part"
+        text += f"; newcomers that never take part: {run.newcomers.clients}"
     return text
 
 

@@ -341,8 +341,20 @@ class Trained(Models):
 
     @property
     def clients(self) -> pd.DataFrame:
-        """Return a row per client, with its accuracy at the last evaluation."""
-        return self._tables.clients
+        """Return a row per client, with its accuracy at the last evaluation.
+
+        Where clients have names, they are the index: `run.clients.loc["hospital_07"]`.
+        """
+        tables = self._tables
+        if not tables.client_names:
+            return tables.clients
+        names = tables.clients["client"].astype(int).map(tables.client_names)
+        return tables.clients.set_index(names.rename("name"))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes; empty where they are numbers alone."""
+        return self._tables.class_names
 
     @property
     def config(self) -> dict[str, Any]:

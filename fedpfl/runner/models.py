@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ from fedpfl.runner.everyone import locate_clients
 class Models(ABC):
     """Answer with the models that are in a run's state.
 
+    A client is given by its number in the partition or, where clients have names, by its name.
     Raises FedpflError, in one line, for a client that there is not.
     """
 
@@ -46,7 +48,7 @@ class Models(ABC):
     def _state(self) -> engine.State:
         """Give the state after the round."""
 
-    def personal(self, client: int) -> dict[str, Tensor]:
+    def personal(self, client: int | str) -> dict[str, Tensor]:
         """Return a client's personal model: the one that is evaluated between rounds, as a
         `state_dict` of `network`.
 
@@ -68,7 +70,7 @@ class Models(ABC):
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
         return provenance.attach_to(_copy_to_cpu(values))
 
-    def mask(self, client: int) -> dict[str, Tensor]:
+    def mask(self, client: int | str) -> dict[str, Tensor]:
         """Return which entries are a client's own: bool tensors by names of parameters, of those
         that may be.
         """
@@ -80,7 +82,7 @@ class Models(ABC):
             )
         return _copy_to_cpu(masks)
 
-    def predict(self, client: int, samples: Any) -> Tensor:
+    def predict(self, client: int | str, samples: Any) -> Tensor:
         """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.
 
         samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images:
@@ -105,7 +107,7 @@ class Models(ABC):
                 [run.method.predict(bound, job.params, batch).float() for batch in sample_batch]
             ).cpu()
 
-    def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
+    def samples(self, client: int | str, split: str = "test") -> tuple[Tensor, Tensor]:
         """Return a client's samples of a split (train, test, validation) and their labels, as the
         data set has them.
         """
@@ -163,7 +165,7 @@ class Models(ABC):
         )
 
     @contextmanager
-    def _as_judged(self, client: int) -> Iterator[EvalJob]:
+    def _as_judged(self, client: int | str) -> Iterator[EvalJob]:
         """Give what the engine evaluates of a client: its personal model, and its statistics.
 
         What the network draws within comes from where it comes from when the loop backend evaluates
@@ -188,7 +190,7 @@ class Models(ABC):
             assert isinstance(job, EvalJob)
             yield job
 
-    def _evaluated_job(self, client: int) -> EvalJob:
+    def _evaluated_job(self, client: int | str) -> EvalJob:
         """Return what the engine evaluates of a client."""
         with self._as_judged(client) as job:
             return job
@@ -208,24 +210,42 @@ class Models(ABC):
             run.method.predict(Asked(run.net, job.buffers, False, None), job.params, sample_batch)
         return asked[0]
 
-    def _locate(self, client: int) -> tuple[Federation, engine.State, int]:
+    def _locate(self, client: int | str) -> tuple[Federation, engine.State, int]:
         """Return where a client is: its federation, that one's state, and the number there."""
         run, clients = self._run, self._run.settings.clients
-        try:
-            number = operator.index(client)
-        except TypeError:
-            number = -1
+        located_clients = locate_clients(run)
+        if isinstance(client, str):
+            number = self._find_name(client, located_clients)
+        else:
+            try:
+                number = operator.index(client)
+            except TypeError:
+                number = -1
         if not 0 <= number < clients:
             raise FedpflError(
                 f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
             )
-        federation, number = locate_clients(run)[number]
+        federation, number = located_clients[number]
         state = self._newcomers if federation is run.newcomers else self._state
         if state.rows.is_stored_here and not state.rows.is_stored_here(number):
             raise FedpflError(
                 f"the state of client {client} is in another process; leave out state.sharded=true"
             )
         return federation, state, number
+
+    def _find_name(self, name: str, located_clients: list[tuple[Federation, int]]) -> int:
+        """Return the number of the client of this name. Raises FedpflError."""
+        names = [
+            federation.client_names[index]
+            for federation, index in located_clients
+            if federation.client_names
+        ]
+        if not names:
+            raise FedpflError(f"clients have no names here, only numbers; got {name!r}")
+        if name not in names:
+            similar = difflib.get_close_matches(name, names, n=3) or names[:3]
+            raise FedpflError(f"no client is called {name!r}; there are {', '.join(similar)}, ...")
+        return names.index(name)
 
     @cached_property
     def _newcomers(self) -> engine.State:

@@ -178,8 +178,14 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
     trained_count = len(find_trained_clients(progress.state))
     masks = engine.compare_masks(run.method, progress.state)
     if masks:
-        clients = [run.federation.partition_number(client) for client in masks["clients"]]
-        masks = {**masks, "clients": clients}
+        federation = run.federation
+        names = [
+            federation.client_names[client]
+            for client in masks["clients"]
+            if federation.client_names
+        ]
+        clients = [federation.partition_number(client) for client in masks["clients"]]
+        masks = {**masks, "clients": clients, **({"names": names} if names else {})}
     directory.write_masks(masks)
     directory.write_summary(
         status="finished",

@@ -125,7 +125,9 @@ def test_ginis_coefficient_is_the_mean_difference_of_pairs():
 
 def test_header_summary_and_picture_say_how_far_from_iid(tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr(rundir, "partition_png", lambda counts, title: titles.append(title) or b"")
+    monkeypatch.setattr(
+        rundir, "partition_png", lambda counts, title, *names: titles.append(title) or b""
+    )
     result = run_command(*TINY, "hydra.run.dir=run", "rounds=1", cwd=tmp_path)
     with np.load(tmp_path / "run" / "partition.npz") as archive:
         expected = measure_heterogeneity(archive["label_counts"])

@@ -28,7 +28,7 @@ from fedpfl.record.console import Console, run_label
 from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
 from fedpfl.record.picture import draw_partition, partition_png
-from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.rundir import PartitionRecord, RunDirectory
 from tests.conftest import keep_quick
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
@@ -174,7 +174,7 @@ def test_a_finished_run_keeps_its_config(tmp_path):
 
 def test_lock_held_by_another_process(tmp_path):
     code = (
-        "import sys\nfrom fedpfl.record.rundir import RunDirectory\ndirectory ="
+        "import sys\nfrom fedpfl.record.rundir import PartitionRecord, RunDirectory\ndirectory ="
         " RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held',"
         " flush=True)\nsys.stdin.read()"
     )
@@ -456,7 +456,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 KILLED = """
 import sys, torch
-from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.rundir import PartitionRecord, RunDirectory
 with RunDirectory.open(sys.argv[1], "a: 1", "abc") as directory:
     state = directory.restore() or {"round": 0, "w": torch.zeros(50_000)}
     directory.write_summary(status="running")
@@ -509,7 +509,7 @@ def test_partition_files(tmp_path):
     test = [np.array([2], dtype=np.int32), np.array([3]), np.array([], dtype=np.int64)]
     counts = np.array([[2, 1], [0, 1], [1, 0]])
     with opened(tmp_path) as directory:
-        directory.write_partition(train, test, counts, "three clients")
+        directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
         with np.load(tmp_path / "partition.npz", allow_pickle=False) as stored:
             for name, parts in (("train", train), ("test", test)):
                 indices, offsets = stored[f"{name}_indices"], stored[f"{name}_offsets"]
@@ -523,14 +523,14 @@ def test_partition_files(tmp_path):
         times = [
             (tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")
         ]
-        directory.write_partition(train, test, counts, "three clients")
+        directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
         assert times == [
             (tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")
         ]
         arrays = (tmp_path / "partition.npz").read_bytes()
         (tmp_path / "partition.png").unlink()
         (tmp_path / "partition.npz").write_bytes(arrays[:-1])
-        directory.write_partition(train, test, counts, "three clients")
+        directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
         assert (tmp_path / "partition.png").read_bytes() == picture
         assert (tmp_path / "partition.npz").read_bytes() == arrays
 

@@ -97,6 +97,11 @@ def list_sites(folder: Path) -> list[Path]:
         raise FedpflError(f"dataset.path={folder} is empty; every entry of it is to be a site")
     paths_by_name: dict[str, Path] = {}
     for entry in entries:
+        if not site_name(entry).isprintable():
+            raise FedpflError(
+                f"dataset.path={folder} has a site called {site_name(entry)!r}; rename it, as its "
+                "name is to be shown in a line"
+            )
         other = paths_by_name.setdefault(site_name(entry), entry)
         if other is not entry:
             raise FedpflError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ class Partition:
         attempts: Draws that the published scheme needed.
         validation: Each client's validation samples, where a file holds samples out; else empty.
         notes: Lines for the user about the partition.
+        client_names: The clients' names, where they are somebody, such as a site or a writer.
     """
 
     train: tuple[Indices, ...]
@@ -36,6 +38,7 @@ class Partition:
     attempts: int = 1
     validation: tuple[Indices, ...] = ()
     notes: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
 
 def indices_by_class(y: np.ndarray) -> list[Indices]:
@@ -196,7 +199,10 @@ def check_partition(
             f"got {clients}"
         )
 
-    # ---- Step 2: the indices of each client.
+    # ---- Step 2: a name for each client, or for none.
+    _check_names(partition.client_names, clients, choice)
+
+    # ---- Step 3: the indices of each client.
     origin = f" of {path}" if path else ""
     advice = "mend the file" if path else "mend its code"
     splits_of_sample = np.zeros(samples, np.int8)  # a bit for each split that has it
@@ -207,7 +213,7 @@ def check_partition(
             if len(indices):
                 splits_of_sample[indices] |= 1 << bit
 
-    # ---- Step 3: no sample for training and for testing or validation too.
+    # ---- Step 4: no sample for training and for testing or validation too.
     is_train = splits_of_sample & 1 > 0
     is_shared = is_train & (splits_of_sample > 1)
     if is_shared.any():
@@ -215,6 +221,19 @@ def check_partition(
             f"{choice}: sample {is_shared.argmax()}{origin} is for training and for testing or "
             f"validation too; {advice}"
         )
+
+
+def _check_names(names: Sequence[Any], clients: int, choice: str) -> None:
+    """Raise FedpflError for names that do not tell clients apart, or cannot be shown in a line."""
+    if names and len(names) != clients:
+        raise FedpflError(f"{choice} gives {len(names)} names to {clients} clients; mend its code")
+    for name, times in Counter(names).items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise FedpflError(
+                f"{choice} calls a client {name!r}; a name is to be text of printable characters"
+            )
+        if times > 1:
+            raise FedpflError(f"{choice} calls {times} clients {name!r}; give each its own name")
 
 
 def _check_client(indices: Any, split_name: str, samples: int, holder: str, advice: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,19 @@ from fedpfl.ground.errors import FedpflError, error_text
 
 # Keys of one client's splits; clients of such names would be ambiguous.
 SPLIT_NAMES = {*SPLITS, "val", "valid", "training", "testing"}
-ClientIndices = list[Indices] | dict[str, list[Indices]]
-"""Indices per client: of all its samples, or by split."""
+
+
+@dataclass(frozen=True)
+class StoredClients:
+    """Hold what a file says of the clients.
+
+    Attributes:
+        holdings: Indices per client of all its samples, which are not split yet; or by split.
+        names: The clients' names; empty where they are numbers.
+    """
+
+    holdings: list[Indices] | dict[str, list[Indices]]
+    names: tuple[str, ...] = ()
 
 
 def file(
@@ -30,19 +42,21 @@ def file(
     Raises:
         FedpflError: If the file is absent or is no such file.
     """
-    clients_or_splits = _read_file(Path(path).expanduser())
-    if isinstance(clients_or_splits, list):
-        return split_clients(clients_or_splits, test_fraction, np.random.default_rng(seed))
-    splits = {name: tuple(clients_or_splits.get(name, ())) for name in SPLITS}
+    stored = _read_file(Path(path).expanduser())
+    if isinstance(stored.holdings, list):
+        partition = split_clients(stored.holdings, test_fraction, np.random.default_rng(seed))
+        return replace(partition, client_names=stored.names)
+    splits = {name: tuple(stored.holdings.get(name, ())) for name in SPLITS}
     has_validation = any(map(len, splits["validation"]))
     return Partition(
         train=splits["train"],
         test=splits["test"],
         validation=splits["validation"] if has_validation else (),
+        client_names=stored.names,
     )
 
 
-def _read_file(path: Path) -> ClientIndices:
+def _read_file(path: Path) -> StoredClients:
     """Read a file of either form."""
     if not path.is_file():
         raise FedpflError(f"partition.path: there is no file {path}; check the path")
@@ -60,9 +74,12 @@ def _read_file(path: Path) -> ClientIndices:
         ) from None
 
 
-def _read_npz(path: Path) -> dict[str, list[Indices]]:
+def _read_npz(path: Path) -> StoredClients:
     """Read the joined indices and the offsets of each split, as runs write them."""
+    names: tuple[str, ...] = ()
     with npz.open_archive(path) as arrays:
+        if "client_names" in arrays:
+            names = tuple(map(str, arrays["client_names"].tolist()))
         splits = {}
         for name in SPLITS:
             if name != "validation" or f"{name}_indices" in arrays:
@@ -70,7 +87,7 @@ def _read_npz(path: Path) -> dict[str, list[Indices]]:
                 splits[name] = _split_at_offsets(arrays[f"{name}_indices"], offsets)
     if len({len(clients) for clients in splits.values()}) > 1:
         raise ValueError("its splits have other numbers of clients")
-    return splits
+    return StoredClients(splits, names)
 
 
 def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]:
@@ -86,9 +103,10 @@ def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]
     return np.split(indices, offsets[1:-1])
 
 
-def _read_json(path: Path) -> ClientIndices:
-    """Read one entry per client, sorted by number if clients are numbered."""
+def _read_json(path: Path) -> StoredClients:
+    """Read one entry per client, sorted by number if clients are numbered, else named by its key."""
     entries = json.loads(path.read_bytes())
+    names: tuple[str, ...] = ()
     if isinstance(entries, dict):
         entries = entries.get("data_indices", entries)
     if isinstance(entries, dict):
@@ -99,12 +117,14 @@ def _read_json(path: Path) -> ClientIndices:
             )
         are_numbers = all(key.isdecimal() for key in entries)
         keys = sorted(entries, key=int) if are_numbers else list(entries)
+        names = () if are_numbers else tuple(keys)
         entries = [entries[key] for key in keys]
     if not isinstance(entries, list) or not entries:
         raise ValueError("it has no entry per client")
 
     if all(isinstance(entry, list) for entry in entries):
-        return [_check_indices(entry, client) for client, entry in enumerate(entries)]
+        holdings = [_check_indices(entry, client) for client, entry in enumerate(entries)]
+        return StoredClients(holdings, names)
     splits: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(entries):
         items = entry.items() if isinstance(entry, dict) else ()
@@ -115,7 +135,7 @@ def _read_json(path: Path) -> ClientIndices:
             )
         for name in SPLITS:
             splits[name].append(_check_indices(client_splits.get(name, []), client))
-    return splits
+    return StoredClients(splits, names)
 
 
 def _check_indices(values: Any, client: int) -> Indices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -64,6 +65,7 @@ def groups(
     min_part_size = samples_per_client or 1
     clients_indices: list[Indices] = []
     client_groups: list[str] = []
+    client_names: list[str] = []
     for number, indices in chosen_groups:
         name = group_names[number] if group_names else str(number)
         parts = np.array_split(rng.permutation(indices), parts_per_group)
@@ -75,10 +77,12 @@ def groups(
             )
         clients_indices += [part[:samples_per_client] for part in parts]
         client_groups += [name] * parts_per_group
+        client_names += _name_parts(name, parts_per_group)
 
     # ---- Step 2: split each client's samples at random, or as the data set has them.
+    names = tuple(client_names) if group_names else ()
     if test_fraction is not None:
-        return split_clients(clients_indices, test_fraction, rng)
+        return replace(split_clients(clients_indices, test_fraction, rng), client_names=names)
     train = [indices[indices < test_from].astype(np.int64) for indices in clients_indices]
     test = [indices[indices >= test_from].astype(np.int64) for indices in clients_indices]
     for client, indices in enumerate(train):
@@ -88,7 +92,12 @@ def groups(
                 "training samples, as the data set's own split has it; set "
                 "partition.test_fraction=0.25 to split anew"
             )
-    return Partition(tuple(train), tuple(test))
+    return Partition(tuple(train), tuple(test), client_names=names)
+
+
+def _name_parts(group: str, parts: int) -> list[str]:
+    """Return the names of clients that are parts of a group: `art`, or `art (1)`, `art (2)`."""
+    return [group] if parts == 1 else [f"{group} ({part})" for part in range(1, parts + 1)]
 
 
 def _choose_groups(

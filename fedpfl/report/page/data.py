@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
+from fedpfl.report.text import clip_text
 
 AXIS_TITLES = {
     "round": "round",
@@ -79,6 +80,11 @@ def read_cross_accuracy(run: Run, note: Callable[[str], None]) -> pd.DataFrame:
         return pd.DataFrame()
 
 
+def label_clients(run: Run, numbers: Iterable[float]) -> list[str]:
+    """Return what a page calls clients: `client 7`, or the name of one that has a name."""
+    return [clip_text(run.client_names.get(int(n), f"client {n:.0f}"), 60) for n in numbers]
+
+
 def client_accuracies(
     group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str
 ) -> pd.DataFrame:
@@ -90,18 +96,19 @@ def client_accuracies(
         key: the column of the accuracy.
 
     Returns:
-        The columns client, train, seed, value and low, which is whether it is of the worst decile
-        of its seed. Empty where a client of a seed has no accuracy.
+        The columns client, name, train, seed, value and low, which is whether it is of the worst
+        decile of its seed. Empty where a client of a seed has no accuracy.
     """
     parts = []
     for run in group.reported_runs:
         frame = clients[run]
         if frame is not None and "accuracy" in frame:
             part = frame[frame["accuracy"].notna()].reindex(columns=["client", "train", key])
+            part = part.assign(name=label_clients(run, part["client"]))
             low = part[key].rank(method="first") <= worst_decile_size(len(part))
             parts.append(part.rename(columns={key: "value"}).assign(seed=run.seed, low=low))
     if not parts:
-        return pd.DataFrame(columns=["client", "train", "seed", "value", "low"])
+        return pd.DataFrame(columns=["client", "name", "train", "seed", "value", "low"])
     accuracies = pd.concat(parts)
     if accuracies["value"].isna().any():
         return accuracies.iloc[:0]
@@ -204,7 +211,7 @@ class PartitionCounts:
 
     Attributes:
         setting: data set and partition.
-        counts: samples by client and class.
+        counts: samples by client and class, which are called by their names if they have any.
         seeds: the seeds that have it.
         runs: how many runs have it.
     """
@@ -245,4 +252,6 @@ def _label_counts(run: Run) -> pd.DataFrame | None:
     counts = counts.sort_index(axis=1)
     if counts.empty or counts.isna().any(axis=None):
         return None
-    return counts.rename(index=int, columns=str).astype(int)
+    counts = counts.rename(index=int, columns=str).astype(int)
+    class_names = {str(i): name for i, name in enumerate(run.class_names)}
+    return counts.rename(index=run.client_names, columns=class_names)

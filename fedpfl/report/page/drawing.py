@@ -363,7 +363,10 @@ class PageCharts:
                 pairs = comparison.pairs.get(key, {})
                 if comparison.group.setting != setting or not pairs:
                     continue
-                frames = [pair.assign(seed=run.seed) for run, pair in pairs.items()]
+                frames = [
+                    pair.assign(seed=run.seed, name=data.label_clients(run, pair.index))
+                    for run, pair in pairs.items()
+                ]
                 clients = pd.concat(frames).reset_index()
                 clients = clients.rename(columns={"baseline": "at", "accuracy": "value"})
                 clients = clients.sort_values(["at", "value"])
@@ -377,7 +380,7 @@ class PageCharts:
 
         Args:
             group: the configuration.
-            clients: the columns client, seed, at (the position across) and value.
+            clients: the columns name, seed, at (the position across) and value.
         """
         drawn = clients.iloc[data.evenly_spaced(len(clients), DOTS)]
         dots = self._style(
@@ -405,7 +408,7 @@ class PageCharts:
         max_clients = max(1, MAX_PARTITION_CELLS // class_count)
         drawn = data.evenly_spaced(client_count, max_clients)
         drawn_counts = counts[drawn].T
-        names = partition.counts.index[drawn].astype(str)
+        names = pd.Index(_distinct_labels(map(str, partition.counts.index)))[drawn]
         largest_class = drawn_counts.argmax(0)
         orders = {
             "by number": names,
@@ -419,11 +422,11 @@ class PageCharts:
         heatmap = {
             "type": "heatmap",
             "x": self._add_array([*names]),
-            "y": [*partition.counts],
+            "y": _distinct_labels(partition.counts),
             "zmin": 0,
             "z": self._add_array([_round_numbers(row, 3) for row in logarithms]),
             "customdata": self._add_array(drawn_counts.tolist()),
-            "hovertemplate": ("client %{x}, class %{y}: %{customdata} samples<extra></extra>"),
+            "hovertemplate": "client %{x}, class %{y}: %{customdata} samples<extra></extra>",
             "colorbar": _log_ticks(drawn_counts.max()),
         }
         note = _partition_note(counts, len(drawn))
@@ -455,7 +458,9 @@ class PageCharts:
             frame = data.read_cross_accuracy(run, note)
             if frame.empty:
                 continue
-            names = [str(number) for number in frame.index]
+            names = _distinct_labels(
+                [run.client_names.get(number, str(number)) for number in frame.index]
+            )
             heatmap = {
                 "type": "heatmap",
                 "x": self._add_array(names),
@@ -695,8 +700,8 @@ def _make_axis(title: str, **fields: Any) -> dict[str, Any]:
 
 
 def _client_names(clients: pd.DataFrame) -> list[str]:
-    pairs = zip(clients["client"], clients["seed"], strict=True)
-    return [f"client {client:.0f}, seed {seed}" for client, seed in pairs]
+    pairs = zip(clients["name"], clients["seed"], strict=True)
+    return [_plotly_text(f"{name}, seed {seed}") for name, seed in pairs]
 
 
 def _log_ticks(greatest: float) -> dict[str, Any]:
@@ -708,6 +713,12 @@ def _log_ticks(greatest: float) -> dict[str, Any]:
 def _plotly_text(text: str) -> str:
     """Return text as plotly shows it: it reads a few tags in all that it writes."""
     return escape(clip_text(text, 60), quote=False)
+
+
+def _distinct_labels(names: Iterable[str]) -> list[str]:
+    """Return names as plotly shows them; numbers where two look alike, as it would join them."""
+    labels = [_plotly_text(name) for name in names]
+    return labels if len(set(labels)) == len(labels) else [*map(str, range(len(labels)))]
 
 
 def _round_numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
