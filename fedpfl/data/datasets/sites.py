@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +15,11 @@ from fedpfl.data.datasets.shared.archive import read_archive
 from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
+from fedpfl.data.datasets.shared.tables import Table, encode_tables
 from fedpfl.ground.errors import FedpflError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -183,32 +182,13 @@ def _read_archives(entries: Sequence[Path]) -> list[Site]:
 def _read_tables(
     entries: Sequence[Path], label: str | None, categories: tuple[str, ...]
 ) -> list[Site]:
-    """Read one table per site: numeric columns, and others one-hot with the same columns for all."""
-    tables = [_read_table(entry) for entry in entries]
-    if label is None:
-        columns = ", ".join(map(str, tables[0].columns[:NAMES_SHOWN]))
-        raise FedpflError(f"dataset.label must name the column of the labels, such as {columns}")
-    expected = list(tables[0].columns)
-    for entry, table in zip(entries, tables, strict=True):
-        _require_columns(entry, table, label, categories)
-        if set(table.columns) != set(expected):
-            raise FedpflError(
-                f"{entry} differs in its columns from {entries[0].name}: "
-                f"{_describe_difference(table.columns, expected)}"
-            )
-    features = [name for name in expected if name != label]
-    levels = {name: _common_levels(tables, name) for name in features if name in categories}
-    read_sites = []
-    for entry, table in zip(entries, tables, strict=True):
-        inputs: list[np.ndarray] = []
-        for name in features:
-            inputs += _feature_columns(entry, table, name, levels.get(name))
-        if not inputs:
-            raise FedpflError(f"{entry} has no column besides dataset.label={label}")
-        labels = _label_column(entry, table, label)
-        x = np.stack(inputs, 1).astype(np.float32)
-        read_sites.append(Site(site_name(entry), entry, x, labels))
-    return read_sites
+    """Read one table per site."""
+    tables = [Table(str(entry), _read_table(entry)) for entry in entries]
+    encoded = encode_tables(tables, label, categories)
+    return [
+        Site(site_name(entry), entry, x, labels)
+        for entry, (x, labels) in zip(entries, encoded, strict=True)
+    ]
 
 
 def _read_table(entry: Path) -> pd.DataFrame:
@@ -240,97 +220,6 @@ def _refuse_repeated_columns(entry: Path) -> None:
     for name in columns:
         if columns.count(name) > 1:
             raise FedpflError(f"{entry} has column {name!r} twice; rename or leave out one")
-
-
-def _require_columns(entry: Path, table: pd.DataFrame, label: str, rest: Sequence[str]) -> None:
-    """Raise FedpflError where a column that the user names is absent."""
-    for key, names in (("label", (label,)), ("categories", rest)):
-        for name in names:
-            if name not in table.columns:
-                there = ", ".join(map(str, table.columns[:NAMES_SHOWN]))
-                raise FedpflError(
-                    f"{entry} has no column {name!r}, which dataset.{key} names; it has {there}"
-                )
-
-
-def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str:
-    """Say which columns are absent, and which are more."""
-    found_columns, expected_columns = list(columns), list(expected)
-    absent = [str(name) for name in expected_columns if name not in found_columns]
-    additional = [str(name) for name in found_columns if name not in expected_columns]
-    parts = [
-        f"{word} {', '.join(names[:NAMES_SHOWN])}"
-        for word, names in (("it lacks", absent), ("it has also", additional))
-        if names
-    ]
-    return " and ".join(parts)
-
-
-def _common_levels(tables: Sequence[pd.DataFrame], name: str) -> list[str]:
-    """Return the values that a category takes at any site, sorted."""
-    levels = set[str]()
-    for table in tables:
-        levels |= {_category_text(value) for value in table[name].dropna().unique()}
-    return sorted(levels)
-
-
-def _category_text(value: Any) -> str:
-    """Return a category as text: 2 and 2.0 are one, whichever a site's table holds."""
-    if isinstance(value, float | np.floating) and value == int(value):
-        return str(int(value))
-    return str(value)
-
-
-def _feature_columns(
-    entry: Path, table: pd.DataFrame, name: str, levels: list[str] | None
-) -> list[np.ndarray]:
-    """Return a column as features: as it is if it holds numbers, one-hot if it is a category."""
-    column = table[name]
-    _refuse_missing(entry, column, name)
-    if levels is not None:
-        texts = column.map(_category_text).to_numpy()
-        return [(texts == level).astype(np.float32) for level in levels]
-    if column.dtype.kind not in "biuf":
-        raise FedpflError(
-            f"{entry}: column {name!r} holds {str(column.iloc[0])[:40]!r}, no number; "
-            f"name it in dataset.categories=[{name}], or leave it out"
-        )
-    values = column.to_numpy(np.float64)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
-        infinite = ~np.isfinite(values.astype(np.float32))
-    if infinite.any():
-        raise FedpflError(f"{entry}: column {name!r} is not finite in row {_row_number(infinite)}")
-    return [values]
-
-
-def _label_column(entry: Path, table: pd.DataFrame, label: str) -> np.ndarray:
-    """Return the labels, integers or texts."""
-    column = table[label]
-    _refuse_missing(entry, column, label)
-    if column.dtype.kind == "f":
-        values = column.to_numpy()
-        if not (values == values.round()).all():
-            row = _row_number(values != values.round())
-            raise FedpflError(
-                f"{entry}: label {values[row - 1]} in row {row} is no class; "
-                "labels are whole numbers or texts"
-            )
-        return values.astype(np.int64)
-    return column.to_numpy() if column.dtype.kind in "iu" else column.map(str).to_numpy(np.str_)
-
-
-def _refuse_missing(entry: Path, column: pd.Series, name: str) -> None:
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise FedpflError(
-            f"{entry}: column {name!r} has no value in row {_row_number(missing)}; "
-            "fill it in, or leave the row out"
-        )
-
-
-def _row_number(faulty: np.ndarray) -> int:
-    """Return the first faulty row, counted from 1 below the header."""
-    return int(np.flatnonzero(faulty)[0]) + 1
 
 
 # ---- folders of images

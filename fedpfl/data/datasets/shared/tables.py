@@ -1,0 +1,161 @@
+"""Tables of features: columns of numbers as they are, others one-hot, and one of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpfl.ground.errors import FedpflError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a sample a row.
+
+    Attributes:
+        origin: What messages call it, such as its file.
+        frame: Its columns.
+    """
+
+    origin: str
+    frame: pd.DataFrame
+
+
+def encode_tables(
+    tables: Sequence[Table], label: str | None, categories: Sequence[str]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return features and labels of tables that have the same columns.
+
+    Args:
+        tables: In whatever order of their columns; those of the first one rule.
+        label: The column of the labels.
+        categories: Columns that become one feature per value, the same ones in all tables.
+
+    Returns:
+        Float32 `[samples, features]` and integers or texts `[samples]` of each table.
+
+    Raises:
+        FedpflError: A column is absent, has no value in a row, or is no number.
+    """
+    columns = list(tables[0].frame.columns)
+    if label is None:
+        examples = ", ".join(map(str, columns[:NAMES_SHOWN]))
+        raise FedpflError(f"dataset.label must name the column of the labels, such as {examples}")
+    for table in tables:
+        _require_columns(table, label, categories)
+        if set(table.frame.columns) != set(columns):
+            raise FedpflError(
+                f"{table.origin} differs in its columns from {Path(tables[0].origin).name}: "
+                f"{_describe_difference(table.frame.columns, columns)}"
+            )
+    names = [name for name in columns if name != label]
+    levels = {name: _common_levels(tables, name) for name in names if name in categories}
+    encoded = []
+    for table in tables:
+        features: list[np.ndarray] = []
+        for name in names:
+            features += _feature_columns(table, name, levels.get(name))
+        if not features:
+            raise FedpflError(f"{table.origin} has no column besides dataset.label={label}")
+        encoded.append((np.stack(features, 1).astype(np.float32), _label_column(table, label)))
+    return encoded
+
+
+def _require_columns(table: Table, label: str, rest: Sequence[str]) -> None:
+    """Raise FedpflError where a column that the user names is absent."""
+    for key, names in (("label", (label,)), ("categories", rest)):
+        for name in names:
+            if name not in table.frame.columns:
+                there = ", ".join(map(str, table.frame.columns[:NAMES_SHOWN]))
+                raise FedpflError(
+                    f"{table.origin} has no column {name!r}, which dataset.{key} names; it has {there}"
+                )
+
+
+def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str:
+    """Say which columns are absent, and which are more."""
+    found_columns, expected_columns = list(columns), list(expected)
+    absent = [str(name) for name in expected_columns if name not in found_columns]
+    additional = [str(name) for name in found_columns if name not in expected_columns]
+    parts = [
+        f"{word} {', '.join(names[:NAMES_SHOWN])}"
+        for word, names in (("it lacks", absent), ("it has also", additional))
+        if names
+    ]
+    return " and ".join(parts)
+
+
+def _common_levels(tables: Sequence[Table], name: str) -> list[str]:
+    """Return the values that a category takes at any site, sorted."""
+    levels = set[str]()
+    for table in tables:
+        levels |= {_category_text(value) for value in table.frame[name].dropna().unique()}
+    return sorted(levels)
+
+
+def _category_text(value: Any) -> str:
+    """Return a category as text: 2 and 2.0 are one, whichever a site's table holds."""
+    if isinstance(value, float | np.floating) and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+def _feature_columns(table: Table, name: str, levels: list[str] | None) -> list[np.ndarray]:
+    """Return a column as features: as it is if it holds numbers, one-hot if it is a category."""
+    column = table.frame[name]
+    _refuse_missing(table.origin, column, name)
+    if levels is not None:
+        texts = column.map(_category_text).to_numpy()
+        return [(texts == level).astype(np.float32) for level in levels]
+    if column.dtype.kind not in "biuf":
+        raise FedpflError(
+            f"{table.origin}: column {name!r} holds {str(column.iloc[0])[:40]!r}, no number; "
+            f"name it in dataset.categories=[{name}], or leave it out"
+        )
+    values = column.to_numpy(np.float64)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        infinite = ~np.isfinite(values.astype(np.float32))
+    if infinite.any():
+        raise FedpflError(
+            f"{table.origin}: column {name!r} is not finite in row {_row_number(infinite)}"
+        )
+    return [values]
+
+
+def _label_column(table: Table, label: str) -> np.ndarray:
+    """Return the labels, integers or texts."""
+    column = table.frame[label]
+    _refuse_missing(table.origin, column, label)
+    if column.dtype.kind == "f":
+        values = column.to_numpy()
+        if not (values == values.round()).all():
+            row = _row_number(values != values.round())
+            raise FedpflError(
+                f"{table.origin}: label {values[row - 1]} in row {row} is no class; "
+                "labels are whole numbers or texts"
+            )
+        return values.astype(np.int64)
+    return column.to_numpy() if column.dtype.kind in "iu" else column.map(str).to_numpy(np.str_)
+
+
+def _refuse_missing(origin: str, column: pd.Series, name: str) -> None:
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise FedpflError(
+            f"{origin}: column {name!r} has no value in row {_row_number(missing)}; "
+            "fill it in, or leave the row out"
+        )
+
+
+def _row_number(faulty: np.ndarray) -> int:
+    """Return the first faulty row, counted from 1 below the header."""
+    return int(np.flatnonzero(faulty)[0]) + 1
