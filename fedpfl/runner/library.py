@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from fedpfl.config.plan import (
     register_resolver,
     resolve_config,
 )
+from fedpfl.config.resolvers import DEFAULT_TEST_FRACTION
+from fedpfl.data.datasets.memory import HeldData, hold_data
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import find_device
@@ -54,15 +56,18 @@ class RunRequest(NamedTuple):
         cfg: its configuration, with Hydra's part.
         path: its run directory.
         experiment: the experiment that it belongs to, None without any.
+        held_data: its samples, where they are in memory.
     """
 
     cfg: DictConfig
     path: Path
     experiment: str | None
+    held_data: HeldData | None = None
 
 
 def run(
     *settings: str | Mapping[str, Any],
+    data: Any = None,
     directory: str | os.PathLike[str] | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
@@ -76,6 +81,8 @@ def run(
     Args:
         settings: words of the command line, but no sweep; or a whole configuration, such as
             `load(...).config`, alone.
+        data: samples in memory in place of `dataset`: `(x, y)` or `(x, y, groups)` of arrays or
+            tensors, a torch Dataset, a pandas DataFrame, or a dict of these by client.
         directory: of the run; by default where the command line would put it, below outputs/.
         progress: whether the terminal is told.
         callbacks: hear of the run beside its `logger`.
@@ -84,7 +91,7 @@ def run(
     Raises:
         FedpflError: in one line, for what the command line refuses.
     """
-    request = _read_request(settings, keys, directory, callbacks)
+    request = _read_request(settings, keys, directory, callbacks, data)
     for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
         pass
     return _load_result(request)
@@ -92,6 +99,7 @@ def run(
 
 def rounds(
     *settings: str | Mapping[str, Any],
+    data: Any = None,
     directory: str | os.PathLike[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -104,12 +112,13 @@ def rounds(
     run, which is saved and goes on when it is asked for again; a finished run has no rounds left.
     Arguments and errors are those of `run`.
     """
-    request = _read_request(settings, keys, directory, callbacks)
+    request = _read_request(settings, keys, directory, callbacks, data)
     return _play(request, is_quiet=not progress, callbacks=callbacks)
 
 
 def sweep(
     *settings: str,
+    data: Any = None,
     directory: str | os.PathLike[str] | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
@@ -122,6 +131,7 @@ def sweep(
 
     Args:
         settings: words of the command line, such as "seed=1,2,3".
+        data: as in `run`.
         directory: in which the runs' are made, by default outputs/.
         progress: as in `run`.
         callbacks: as in `run`.
@@ -136,7 +146,7 @@ def sweep(
         FedpflError: before the first run for what is wrong with any, after the last for those that
             failed.
     """
-    jobs = _read_jobs(settings, keys, directory, callbacks)
+    jobs = _read_jobs(settings, keys, directory, callbacks, data)
     failures: list[str] = []
     runs: list[Trained] = []
     rows: list[dict[str, Any]] = []
@@ -189,9 +199,11 @@ def _read_jobs(
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
+    data: Any,
 ) -> list[tuple[RunRequest, dict[str, Any]]]:
     """Return each run of a sweep, and its values of what is swept over. Raises as `sweep`."""
     register_resolver()
+    held_data = None if data is None else hold_data(data)
     with _hydra_errors_in_one_line():
         run_words = overrides.adapt_for_sweeps(
             _read_words(settings, keys, lists_are_sweeps=True), GROUPS
@@ -204,7 +216,8 @@ def _read_jobs(
         expanded_jobs = overrides.expand_sweep(run_words)
     jobs: dict[Path, tuple[RunRequest, dict[str, Any]]] = {}
     for job_words, swept_values in expanded_jobs:
-        cfg, _, experiment = _read_request(tuple(job_words), {}, None, callbacks)
+        request = _read_request(tuple(job_words), {}, None, callbacks, held_data)
+        cfg = request.cfg
         check_config(cfg)
         path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
         if path in jobs:
@@ -212,7 +225,7 @@ def _read_jobs(
                 f"{_name_job(swept_values)} is a run already; sweep over what decides a result, "
                 "each value once"
             )
-        jobs[path] = RunRequest(cfg, path, experiment), swept_values
+        jobs[path] = request._replace(path=path), swept_values
     prepare_sweep([request.cfg for request, _ in jobs.values()])
     return list(jobs.values())
 
@@ -226,6 +239,7 @@ def _read_request(
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
+    data: Any = None,
 ) -> RunRequest:
     """Compose the configuration of one run. Raises FedpflError."""
     if ranks.is_launched_by_torchrun():
@@ -236,9 +250,10 @@ def _read_request(
                 f"callbacks must be instances of subclasses of fedpfl.Callback, got {callback!r}"
             )
     register_resolver()
+    held_data = None if data is None else hold_data(data)
     with _hydra_errors_in_one_line():
-        cfg, experiment = _compose(settings, keys)
-        return RunRequest(cfg, Path(directory or cfg.hydra.run.dir), experiment)
+        cfg, experiment = _compose(settings, keys, held_data)
+        return RunRequest(cfg, Path(directory or cfg.hydra.run.dir), experiment, held_data)
 
 
 @contextlib.contextmanager
@@ -252,7 +267,7 @@ def _hydra_errors_in_one_line() -> Iterator[None]:
 
 def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) -> Generator[Round]:
     """Yield a session's rounds, and leave threads, logging and folders as they were."""
-    cfg, path, experiment = request
+    cfg, path, experiment, _ = request
     existing_folder = tidy.find_existing_parent(path)
     threads = torch.get_num_threads()
     package_log = logging.getLogger("fedpfl")
@@ -269,7 +284,8 @@ def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) ->
 def _load_result(request: RunRequest) -> Trained:
     """Load what was just trained, with the plugins that its user named."""
     files = request.cfg.get("plugins") or ()
-    return load(request.path, plugins=[Path(file).expanduser().absolute() for file in files])
+    plugin_files = [Path(file).expanduser().absolute() for file in files]
+    return load(request.path, plugins=plugin_files, data=request.held_data)
 
 
 def load(
@@ -277,6 +293,7 @@ def load(
     device: str = "auto",
     data_dir: str | os.PathLike[str] = "",
     plugins: Sequence[str | os.PathLike[str]] = (),
+    data: Any = None,
 ) -> Trained:
     """Read a run directory.
 
@@ -288,11 +305,13 @@ def load(
         data_dir: where the data are, if not where the run found them.
         plugins: files of the run's method, network and data, where they are none of fedpfl's; no
             other code is run.
+        data: the samples of a run whose samples were in memory, as in `run`.
 
     Raises:
         FedpflError: in one line, where there is no run in it, or a file is damaged.
     """
-    return Trained(Path(directory), device, data_dir, plugins)
+    held_data = None if data is None else hold_data(data)
+    return Trained(Path(directory), device, data_dir, plugins, held_data)
 
 
 def read_logger_settings(run_words: Sequence[str]) -> dict[str, Any]:
@@ -315,8 +334,10 @@ class Trained(Models):
         device: str = "auto",
         data_dir: str | os.PathLike[str] = "",
         plugins: Sequence[str | os.PathLike[str]] = (),
+        held_data: HeldData | None = None,
     ):
         self.path = path
+        self._held_data = held_data  # which keeps them readable
         self._tables = read_started_run(path)
         self._device = device
         self._data_dir = data_dir
@@ -436,11 +457,16 @@ class Trained(Models):
 
 
 def _compose(
-    settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]
+    settings: tuple[str | Mapping[str, Any], ...],
+    keys: Mapping[str, Any],
+    held_data: HeldData | None,
 ) -> tuple[DictConfig, str | None]:
     """Return the configuration with Hydra's part, and the experiment's name."""
     if all(isinstance(setting, str) for setting in settings):
-        cfg = overrides.compose_single_run(_read_words(settings, keys))
+        run_words = _read_words(settings, keys)
+        if held_data:
+            run_words = _add_data_words(run_words, held_data)
+        cfg = overrides.compose_single_run(run_words)
         return cfg, cfg.hydra.runtime.choices.get("experiment")
     config, *more_settings = settings
     if more_settings or keys or not isinstance(config, Mapping):
@@ -451,6 +477,25 @@ def _compose(
         config = escape_interpolations(config)
     hydra_part = {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}
     return OmegaConf.merge(hydra_part, config), None  # type: ignore[return-value]
+
+
+def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
+    """Return the words of a run whose samples are in memory.
+
+    Where the samples are from several clients, these are its clients, unless words say otherwise.
+    """
+    read_value = partial(overrides.read_text_value, run_words)
+    if dataset := read_value("dataset"):
+        raise FedpflError(f"dataset={dataset} and data=... are two; leave out one")
+    data_words = ["dataset=memory", *overrides.format_words("dataset.digest", held_data.digest)]
+    groups = held_data.count_groups(read_value("dataset.by"))
+    if groups and not read_value("partition"):
+        data_words.append("partition=natural")
+        if not read_value("partition.test_fraction"):
+            data_words.append(f"partition.test_fraction={DEFAULT_TEST_FRACTION}")
+        if not read_value("clients"):
+            data_words.append(f"clients={groups}")
+    return [*data_words, *run_words]
 
 
 def _read_words(

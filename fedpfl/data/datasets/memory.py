@@ -1,0 +1,299 @@
+"""Samples that a program holds in memory: `fedpfl.run(data=...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpfl.data.datasets.shared.samples import Raw, number_groups
+from fedpfl.data.datasets.shared.source import Source
+from fedpfl.data.datasets.shared.tables import Table, encode_tables
+from fedpfl.data.fingerprint import fingerprint
+from fedpfl.ground.errors import FedpflError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMS = (
+    "(x, y), (x, y, groups), a torch Dataset, a pandas DataFrame, or a dict of these with an entry "
+    "per client"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples of one client, or all of them.
+
+    Attributes:
+        origin: What messages call it, such as `data['hospital_07']`.
+        x: Inputs `[samples, ...]`; None of a table.
+        y: Labels `[samples]`; None of a table.
+        groups: Any value per sample that says whose it is, if there are clients in the part.
+        frame: A table with a sample a row.
+    """
+
+    origin: str
+    x: np.ndarray | None = None
+    y: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    frame: pd.DataFrame | None = None
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples."""
+        return len(self.frame) if self.frame is not None else len(self.x)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldData:
+    """Samples for as long as a program holds them.
+
+    Attributes:
+        parts: All samples, or those of each client.
+        names: The clients' names; empty where the samples are one part.
+        digest: Of all values.
+    """
+
+    parts: tuple[Part, ...]
+    names: tuple[str, ...]
+    digest: str
+
+    def count_groups(self, by: str | None) -> int:
+        """Return how many clients the samples are from; 0 where that is not known.
+
+        Args:
+            by: The column of a table that says whose a sample is.
+        """
+        if self.names:
+            return len(self.names)
+        (part,) = self.parts
+        if part.groups is not None:
+            return len(number_groups(part.groups)[1])
+        if part.frame is not None and by in part.frame:
+            return int(part.frame[by].nunique())
+        return 0
+
+
+_held: WeakValueDictionary[str, HeldData] = WeakValueDictionary()
+"""What programs hold, by digest, for the reader."""
+
+
+def hold_data(data: Any) -> HeldData:
+    """Make samples readable as `dataset=memory` while the answer is held.
+
+    Args:
+        data: One of FORMS.
+
+    Raises:
+        FedpflError: It has another form.
+    """
+    if isinstance(data, HeldData):
+        return data
+    names: tuple[str, ...] = ()
+    if isinstance(data, Mapping):
+        if not data:
+            raise FedpflError("data is an empty dict; give an entry per client")
+        names = tuple(map(str, data))
+        parts = tuple(_read_part(value, f"data[{key!r}]") for key, value in data.items())
+        for part in parts:
+            if part.groups is not None:
+                raise FedpflError(f"{part.origin} has groups, and is one client; leave them out")
+    else:
+        parts = (_read_part(data, "data"),)
+    digest = fingerprint(names, [_fingerprinted(part) for part in parts])
+    held = HeldData(parts, names, digest)
+    return _held.setdefault(digest, held)
+
+
+def memory(
+    source: Source,
+    *,
+    digest: str | None = None,
+    label: str | None = None,
+    categories: tuple[str, ...] = (),
+    by: str | None = None,
+) -> Raw:
+    """Return the samples that a program holds.
+
+    Args:
+        source: Not used.
+        digest: Of the samples.
+        label: The column of a table that holds the labels.
+        categories: Columns of a table that are no numbers: each becomes one feature per value.
+        by: The column of a table that says which client a sample is of.
+
+    Raises:
+        FedpflError: No program holds them, or they are not of one form.
+    """
+    held = _held.get(digest or "")
+    if held is None:
+        raise FedpflError(
+            "dataset=memory is for samples that a program holds, and it does not hold those of "
+            "this run; give them: fedpfl.run(data=...), fedpfl.load(DIR, data=...)"
+        )
+    parts = held.parts
+    if all(part.frame is not None for part in parts):
+        return _join_tables(held, label, categories, by)
+    for key, value in (("label", label), ("categories", categories), ("by", by)):
+        if value:
+            raise FedpflError(f"dataset.{key} is for data frames, and data is none; leave it out")
+    if any(part.frame is not None for part in parts):
+        raise FedpflError("data has data frames and arrays; give all clients one of them")
+    _require_equal_arrays(parts)
+    labels, class_names = _number_labels(parts)
+    groups, group_names = _number_clients(held)
+    x = np.concatenate([part.x for part in parts if part.x is not None])
+    return Raw(x, labels, groups, group_names, class_names=class_names)
+
+
+# ---- What a user gives
+
+
+def _read_part(value: Any, origin: str) -> Part:
+    """Return the samples of one client, or of all. Raises FedpflError for what is none."""
+    if hasattr(value, "columns") and hasattr(value, "iloc"):
+        if not len(value):
+            raise FedpflError(f"{origin} has no row; there must be at least one sample")
+        if not value.columns.is_unique:
+            repeated = value.columns[value.columns.duplicated()][0]
+            raise FedpflError(f"{origin} has column {repeated!r} twice; rename or leave out one")
+        return Part(origin, frame=value)
+    if isinstance(value, torch.utils.data.Dataset):
+        value = _read_dataset(value, origin)
+    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
+        raise FedpflError(f"{origin} must be {FORMS}, got {type(value).__name__}")
+    x, y, *groups = (_to_array(array, origin) for array in value)
+    for name, array in (("x", x), ("y", y), *(("groups", array) for array in groups)):
+        if not array.ndim:
+            raise FedpflError(f"{origin}: {name} must be an array with an entry per sample")
+        if len(array) != len(x):
+            raise FedpflError(f"{origin}: x has {len(x)} samples, and {name} has {len(array)}")
+    if not len(x):
+        raise FedpflError(f"{origin} has no sample; there must be at least one")
+    return Part(origin, x, y, groups[0] if groups else None)
+
+
+def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
+    """Return inputs and labels of a torch Dataset, all of whose items are read."""
+    try:
+        items = [dataset[index] for index in range(len(dataset))]
+        inputs, labels = zip(*items, strict=True)
+        return np.stack([np.asarray(sample) for sample in inputs]), np.asarray(labels)
+    except FedpflError:
+        raise
+    except Exception as error:  # whatever a user's code raises
+        raise FedpflError(
+            f"{origin} cannot be read as a torch Dataset of pairs (input, label) of one shape: "
+            f"{type(error).__name__}: {error}".splitlines()[0]
+        ) from None
+
+
+def _to_array(values: Any, origin: str) -> np.ndarray:
+    """Return values as an array, without a copy where they are one."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise FedpflError(f"{origin}: samples must be of one shape") from None
+    if array.dtype == object:  # texts of pandas
+        array = np.array([str(value) for value in array.tolist()], dtype=np.str_)
+    return array
+
+
+def _fingerprinted(part: Part) -> list[Any]:
+    """Return what the digest is made of."""
+    if part.frame is not None:
+        import pandas as pd
+
+        rows = pd.util.hash_pandas_object(part.frame, index=False).to_numpy()
+        hashes = torch.from_numpy(rows.view(np.int64).copy())
+        return [list(map(str, part.frame.columns)), list(map(str, part.frame.dtypes)), hashes]
+    return [_fingerprinted_array(array) for array in (part.x, part.y, part.groups)]
+
+
+def _fingerprinted_array(array: np.ndarray | None) -> Any:
+    if array is None:
+        return None
+    as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return [str(array.dtype), list(array.shape), torch.from_numpy(as_bytes.copy())]
+
+
+# ---- What becomes of it
+
+
+def _require_equal_arrays(parts: Sequence[Part]) -> None:
+    """Raise FedpflError where samples or labels of clients differ in form."""
+    reference = parts[0]
+    assert reference.x is not None
+    assert reference.y is not None
+    for part in parts[1:]:
+        assert part.x is not None
+        assert part.y is not None
+        if (part.x.shape[1:], part.x.dtype) != (reference.x.shape[1:], reference.x.dtype):
+            raise FedpflError(
+                f"{part.origin}: samples are {part.x.dtype} {list(part.x.shape[1:])}, and those "
+                f"of {reference.origin} are {reference.x.dtype} {list(reference.x.shape[1:])}"
+            )
+        if (part.y.dtype.kind == "U") != (reference.y.dtype.kind == "U"):
+            raise FedpflError(
+                f"{part.origin}: labels are {part.y.dtype}, and those of {reference.origin} are "
+                f"{reference.y.dtype}"
+            )
+        if part.y.shape[1:] != reference.y.shape[1:]:
+            raise FedpflError(
+                f"{part.origin}: y is {list(part.y.shape)}, and that of {reference.origin} is "
+                f"{list(reference.y.shape)}"
+            )
+
+
+def _number_labels(parts: Sequence[Part]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return all labels, texts by their number among the sorted names, and these names."""
+    labels = np.concatenate([part.y for part in parts if part.y is not None])
+    if labels.dtype.kind != "U":
+        return labels, ()
+    return number_groups(labels)
+
+
+def _number_clients(held: HeldData) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return each sample's client, and the clients' names; None where nobody says."""
+    if held.names:
+        sizes = [part.samples for part in held.parts]
+        return np.repeat(np.arange(len(sizes)), sizes), held.names
+    (part,) = held.parts
+    if part.groups is None:
+        return None, ()
+    if part.groups.ndim != 1:
+        raise FedpflError(f"data: groups must be [samples], got {list(part.groups.shape)}")
+    return number_groups(part.groups)
+
+
+def _join_tables(
+    held: HeldData, label: str | None, categories: tuple[str, ...], by: str | None
+) -> Raw:
+    """Join data frames, by their own clients or by a column's values."""
+    frames = [part.frame for part in held.parts if part.frame is not None]
+    groups, group_names = _number_clients(held)
+    if by is not None:
+        if held.names:
+            raise FedpflError("dataset.by is for one data frame, and data has one per client")
+        if by not in frames[0]:
+            raise FedpflError(f"dataset.by={by} is no column of data")
+        missing = frames[0][by].isna().to_numpy()
+        if missing.any():
+            row = int(np.flatnonzero(missing)[0]) + 1
+            raise FedpflError(f"data: column {by!r} has no value in row {row}; fill it in")
+        groups, group_names = number_groups(frames[0][by].map(str).to_numpy(np.str_))
+        frames = [frames[0].drop(columns=by)]
+    tables = [Table(part.origin, frame) for part, frame in zip(held.parts, frames, strict=True)]
+    encoded = encode_tables(tables, label, categories)
+    labels = [Part("", y=y) for _, y in encoded]
+    numbers, class_names = _number_labels(labels)
+    x = np.concatenate([features for features, _ in encoded])
+    return Raw(x, numbers, groups, group_names, class_names=class_names)

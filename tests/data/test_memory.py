@@ -1,0 +1,142 @@
+"""Samples in memory are a data set: `fedpfl.run(data=...)`."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedpfl
+from fedpfl.data import datasets
+from tests.command import TINY
+
+WORDS = (*(word for word in TINY if not word.startswith("clients=")), "model=mlp", "method=fedavg")
+
+
+@pytest.fixture
+def digits():
+    """The images and labels of digits."""
+    samples = datasets.load_samples("digits", "unused")
+    return samples.x.numpy(), samples.y.numpy()
+
+
+def run(*words, **keys):
+    return fedpfl.run(*WORDS, *words, progress=False, **keys)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    """Run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A torch Dataset of arrays."""
+
+    def __init__(self, x, y):
+        self.pairs = [*zip(x, y, strict=True)]
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        return self.pairs[index]
+
+
+def test_digits_in_memory_are_digits(digits, tmp_path):
+    """The numbers of a run are those of the named data set, in whatever form it is given."""
+    x, y = digits
+    reference = run("dataset=digits", clients=4)
+    expected = reference.rounds.drop(columns=["seconds", "eval_seconds"])
+    scaling = {key: reference.config["dataset"][key] for key in ("mean", "std")}
+    paths = set()
+    for data in ((x, y), (torch.tensor(x), torch.tensor(y)), [x[:, 0], y], Pairs(x, y)):
+        trained = run(data=data, clients=4, dataset=scaling)
+        paths.add(trained.path)
+        pd.testing.assert_frame_equal(trained.rounds[expected.columns], expected)
+    assert len(paths) == 2  # one without the channel's axis: other values
+
+
+def test_clients_are_those_of_the_data(digits):
+    x, y = digits
+    names = np.array(["b", "a"])[np.arange(len(y)) % 2]
+    by_group = run(data=(x, y, names))
+    assert by_group.config["partition"]["name"] == "groups"
+    assert list(by_group.clients.index) == ["a", "b"]
+    by_name = run(data={name: (x[names == name], y[names == name]) for name in "ba"})
+    assert list(by_name.clients.index) == ["b", "a"]  # as the dict has them
+    assert by_name.clients.loc["a", "train"] == by_group.clients.loc["a", "train"]
+    assert len(run("partition=iid", data=(x, y, names), clients=3).clients) == 3
+
+
+def test_frames_are_tables_and_texts_are_classes():
+    table = pd.DataFrame(
+        {"age": range(80), "ward": ["x", "y"] * 40, "site": ["u"] * 40 + ["v"] * 40}
+    )
+    table["state"] = ["ill", "well", "well", "well"] * 20
+    keys = {"dataset": {"label": "state", "by": "site", "categories": ["ward"]}}
+    trained = run(data=table, **keys)
+    assert trained.classes == ("ill", "well")
+    assert list(trained.clients.index) == ["u", "v"]
+    assert trained.summary["input"]["shape"] == [3]
+    frames = {name: part.drop(columns="site") for name, part in table.groupby("site")}
+    separate = run(data=frames, dataset={"label": "state", "categories": ["ward"]})
+    assert separate.clients.equals(trained.clients)
+
+
+def test_a_run_goes_on_with_its_own_data_alone(digits):
+    x, y = digits
+    first = next(iter(fedpfl.rounds(*WORDS, data=(x, y), directory="run", clients=4)))
+    assert first.row["round"] == 1
+    with pytest.raises(fedpfl.FedpflError, match=r"dataset\.digest .* there, .* here"):
+        run(data=(x[::-1], y[::-1]), directory="run", clients=4)
+    assert run(data=(x, y), directory="run", clients=4).status == "finished"
+    loaded = fedpfl.load("run")
+    with pytest.raises(fedpfl.FedpflError, match=r"fedpfl\.load\(DIR, data=\.\.\.\)"):
+        loaded.personal(0)
+    loaded = fedpfl.load("run", data=(x, y))
+    assert loaded.predict(0, x[:2]).shape == (2, 10)
+
+
+def test_a_sweep_reads_data_once_for_all(digits):
+    runs, table = fedpfl.sweep(
+        *TINY, "model=mlp", data=digits, method=["fedavg", "fedper"], progress=False
+    )
+    assert list(table["method"]) == ["fedavg", "fedper"]
+    assert runs[0].summary["read"] == runs[1].summary["read"]
+
+
+X, Y = np.zeros((40, 4), np.float32), np.arange(40) % 2
+FRAME = pd.DataFrame({"a": [1.0, 2.0], "y": ["u", "v"]})
+WRONG = {
+    "no form": (3, {}, "data must be (x, y)"),
+    "no entry": ({}, {}, "data is an empty dict"),
+    "lengths": ((X, Y[1:]), {}, "data: x has 40 samples, and y has 39"),
+    "group lengths": ((X, Y, [1]), {}, "data: x has 40 samples, and groups has 1"),
+    "no sample": ((X[:0], Y[:0]), {}, "data has no sample"),
+    "a number": ((X, 3), {}, "data: y must be an array"),
+    "ragged": (([[1], [1, 2]], [0, 1]), {}, "data: samples must be of one shape"),
+    "groups twice": ({"a": (X, Y, Y)}, {}, "data['a'] has groups, and is one client"),
+    "other shape": ({"a": (X, Y), "b": (X[:, 1:], Y)}, {}, "data['b']: samples are float32 [3]"),
+    "other labels": ({"a": (X, Y), "b": (X, Y.astype(str))}, {}, "data['b']: labels are <U"),
+    "frame and array": ({"a": (X, Y), "b": FRAME}, {}, "data has data frames and arrays"),
+    "label of arrays": ((X, Y), {"label": "y"}, "dataset.label is for data frames"),
+    "no label": (FRAME, {}, "dataset.label must name the column of the labels, such as a, y"),
+    "absent label": (FRAME, {"label": "z"}, "data has no column 'z', which dataset.label names"),
+    "absent by": (FRAME, {"label": "y", "by": "z"}, "dataset.by=z is no column of data"),
+    "empty frame": (FRAME[:0], {"label": "y"}, "data has no row"),
+    "not finite": ((X * np.nan, Y), {}, "x holds values that are not finite"),
+    "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
+    "a bad item": (Pairs([X[0], X[:2]], [0, 1]), {}, "data cannot be read as a torch Dataset"),
+    "names alike": ({1: (X, Y), "1": (X, Y)}, {}, "calls 2 clients '1'"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_is_wrong_with_data_is_one_line(fault, tmp_path):
+    data, options, line = WRONG[fault]
+    keys = {"dataset": options.get("", options)} if options else {}
+    with pytest.raises(fedpfl.FedpflError) as refused:
+        run(data=data, **keys)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
