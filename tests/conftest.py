@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Local, Outcome, State
-from fedpfl.engine.calls import EvalCall, with_before_turn
+from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
 from fedpfl.engine.store import Rows
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import OneClient, run_evaluation
@@ -43,7 +43,6 @@ from fedpfl.testing.toy import (  # noqa: F401
     as_engine,
     differing,
     flatten,
-    participate,
     state_trees,
     tiny,
 )
@@ -322,7 +321,12 @@ def record_rounds(
     **more: Any,
 ) -> tuple[list[State], list[Outcome]]:
     """Play rounds; return copies of the states before and after each, and the outcomes."""
-    return toy.play_rounds(method, net, federation, cohorts, **more)
+    return toy.play_rounds(method, net, federation, cohorts, toy.PlaySettings(**more))
+
+
+def participate(*arguments: Any, **settings: Any) -> Participation:
+    """Return what clients bring back from a round; the settings are those of `toy.PlaySettings`."""
+    return toy.participate(*arguments, toy.PlaySettings(**settings))
 
 
 def record_states(*args: Any, **kwargs: Any) -> list[State]:

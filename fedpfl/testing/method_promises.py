@@ -1,6 +1,4 @@
-"""What every method keeps to, as functions that try it on a tiny federation and raise Unkept where
-it does not.
-"""
+"""Promises of every method, tried on a tiny federation; each raises Unkept where it is broken."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +44,8 @@ from fedpfl.testing.toy import (
     NUDGES,
     TEST,
     MethodTrial,
-    Nudged,
+    NudgedTrial,
+    PlaySettings,
     as_engine,
     flatten,
     participate,
@@ -81,8 +80,10 @@ AMPLIFIED = (
 @promise("hooks answer in the right form and change no argument", "", engines=BACKENDS)
 def keeps_form(trial: MethodTrial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
-    states, _ = trial.played(engine)  # which raises MethodError where an answer has another form
-    for path, leaf in flatten([trial.brought(engine).client_states, *states]).items():
+    # Playing raises MethodError where an answer has another form.
+    states, _ = trial.play_cohorts(engine)
+    trees = [trial.train_second_cohort(engine).client_states, *states]
+    for path, leaf in flatten(trees).items():
         if leaf.requires_grad:
             raise Unkept(f"{path} requires gradients; detach what is kept")
         if leaf.is_floating_point() and not leaf.isfinite().all():
@@ -97,14 +98,14 @@ def keeps_form(trial: MethodTrial, engine: str) -> None:
 def is_frozen(trial: MethodTrial) -> None:
     """A method is a frozen, hashable dataclass of hyperparameters, also after two rounds."""
     method = trial.method
-    trial.played("loop")
-    names = [own.name for own in dataclasses.fields(method)]
-    if more := sorted(vars(method).keys() - set(names)):
-        raise Unkept(f"`self.{more[0]}` was set")
-    again = type(method)(
-        **{own.name: getattr(method, own.name) for own in dataclasses.fields(method) if own.init}
-    )
-    if again != method or hash(again) != hash(method):
+    trial.play_cohorts("loop")
+    fields = dataclasses.fields(method)
+    extra_names = sorted(vars(method).keys() - {field.name for field in fields})
+    if extra_names:
+        raise Unkept(f"`self.{extra_names[0]}` was set")
+    values = {field.name: getattr(method, field.name) for field in fields if field.init}
+    twin = type(method)(**values)
+    if twin != method or hash(twin) != hash(method):
         raise Unkept(
             "two methods of equal hyperparameters are not equal, or not hashable; use"
             " @dataclass(frozen=True)"
@@ -118,9 +119,9 @@ def is_frozen(trial: MethodTrial) -> None:
 )
 def draws_from_what_is_given(trial: MethodTrial, engine: str) -> None:
     """Neither torch's, nor NumPy's, nor Python's."""
-    end = trial.played(engine)[0][-1]
+    final_state = trial.play_cohorts(engine)[0][-1]
     make_backend(as_engine(engine), trial.net(), CPU).evaluate(
-        EvalCall(trial.method, tiny_federation(), end, EVERYONE)
+        EvalCall(trial.method, tiny_federation(), final_state, EVERYONE)
     )
     if names := find_global_draws(trial.method):
         raise Unkept(f"draws from the generators of the process, of {', '.join(names)}")
@@ -131,21 +132,19 @@ def draws_from_what_is_given(trial: MethodTrial, engine: str) -> None:
 )
 def runs_repeat(trial: MethodTrial, engine: str) -> None:
     """Evaluations before each round change nothing that follows."""
-    runner, state = (
-        make_backend(as_engine(engine), trial.net(), CPU),
-        make_initial_state(trial.method, trial.net(), tiny_federation().clients, CPU),
-    )
+    method = trial.method
+    federation = tiny_federation()
+    backend = make_backend(as_engine(engine), trial.net(), CPU)
+    state = make_initial_state(method, trial.net(), federation.clients, CPU)
+    setup = RoundSetup(backend, method, federation, LOCAL, 0)
     for t, cohort in enumerate(COHORTS):
         for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", state.round))):
-            runner.evaluate(EvalCall(trial.method, tiny_federation(), state, EVERYONE, tuning))
-        state, outcome = play_round(
-            RoundSetup(runner, trial.method, tiny_federation(), LOCAL, 0), state, cohort
-        )
+            backend.evaluate(EvalCall(method, federation, state, EVERYONE, tuning))
+        state, outcome = play_round(setup, state, cohort)
         expected_state, expected = trial.result(engine, t)
-        result = {"state": state, "loss": outcome.loss, "after": outcome.after}
         require_equal(
             f"round {t + 1} again",
-            result,
+            {"state": state, "loss": outcome.loss, "after": outcome.after},
             {"state": expected_state, "loss": expected.loss, "after": expected.after},
         )
 
@@ -157,115 +156,110 @@ def runs_repeat(trial: MethodTrial, engine: str) -> None:
 )
 def asking_changes_nothing(trial: MethodTrial, engine: str) -> None:
     """The engine keeps what comes back, or does not; the network stays as it is."""
-    method, net = trial.method, trial.net(norm=True)
-    middle, end = (copy.deepcopy(trial.played(engine, norm=True)[0][t]) for t in (1, -1))
-    kept, runner = copy.deepcopy((middle, end)), make_backend(as_engine(engine), net, CPU)
-    participate(method, net, tiny_federation(), middle, COHORTS[1], engine=engine)
+    method = trial.method
+    net = trial.net(norm=True)
+    states, _ = trial.play_cohorts(engine, norm=True)
+    middle_state, final_state = copy.deepcopy(states[1]), copy.deepcopy(states[-1])
+    backend = make_backend(as_engine(engine), net, CPU)
+    settings = PlaySettings(engine=engine)
+    participate(method, net, tiny_federation(), middle_state, COHORTS[1], settings)
     for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 2))):
-        once, twice = (
-            runner.evaluate(EvalCall(method, tiny_federation(), end, EVERYONE, tuning))
-            for _ in range(2)
-        )
-        require_equal("evaluated again", once, twice)
-    require_equal("the state of a round", middle, kept[0])
-    require_equal("the state of a round", end, kept[1])
-    require_equal(
-        "the network",
-        net.params | net.buffers,
-        trial.net(norm=True).params | trial.net(norm=True).buffers,
-    )
+        call = EvalCall(method, tiny_federation(), final_state, EVERYONE, tuning)
+        counts = backend.evaluate(call)
+        require_equal("evaluated again", counts, backend.evaluate(call))
+    require_equal("the state of a round", middle_state, states[1])
+    require_equal("the state of a round", final_state, states[-1])
+    fresh_net = trial.net(norm=True)
+    require_equal("the network", net.params | net.buffers, fresh_net.params | fresh_net.buffers)
 
 
 @promise("both backends agree", PADDED)
 def backends_agree(trial: MethodTrial) -> None:
     """A round on the batched backend is that on the loop backend."""
     for t in range(len(COHORTS)):
-        require_rounds_agree(
-            f"after round {t + 1}", trial.result("loop", t), trial.replayed("batched", t), **AGREE
-        )
+        batched = trial.replay_round("batched", t)
+        require_rounds_agree(f"after round {t + 1}", trial.result("loop", t), batched, **AGREE)
 
 
 @promise("both backends agree with batch normalisation", PADDED)
 def backends_agree_with_norm(trial: MethodTrial) -> None:
     """Short last batches are padded on the batched backend; the running statistics agree too."""
     for t in range(len(COHORTS)):
-        one, other = trial.result("loop", t, norm=True), trial.replayed("batched", t, norm=True)
-        require_rounds_agree(f"after round {t + 1}", one, other, atol=1e-5, rtol=1e-3)
+        loop = trial.result("loop", t, norm=True)
+        batched = trial.replay_round("batched", t, norm=True)
+        require_rounds_agree(f"after round {t + 1}", loop, batched, atol=1e-5, rtol=1e-3)
 
 
 @promise("both backends agree in evaluating all clients", PADDED)
 def backends_agree_in_evaluation(trial: MethodTrial) -> None:
     """Personal models, and copies fine-tuned, have the same test results."""
     for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 2))):
-        loop, batched = (trial.judged(name, tuning) for name in BACKENDS)
-        what = "after fine-tuning" if tuning else "evaluated"
+        loop, batched = (trial.evaluate_everyone(name, tuning) for name in BACKENDS)
+        label = "after fine-tuning" if tuning else "evaluated"
         require_equal(
-            f"{what}, correct predictions",
+            f"{label}, correct predictions",
             [loop.correct, loop.total],
             [batched.correct, batched.total],
         )
-        require_close(f"{what}, test loss", loop.loss, batched.loss, 1e-4, 1e-4)
+        require_close(f"{label}, test loss", loop.loss, batched.loss, 1e-4, 1e-4)
         if loop.total.tolist() != list(TEST):
-            raise Unkept(f"{what}: {loop.total.tolist()} test samples instead of {list(TEST)}")
+            raise Unkept(f"{label}: {loop.total.tolist()} test samples instead of {list(TEST)}")
 
 
 @promise("how many clients train at once does not matter (engine.width)", STATEFUL)
 def width_does_not_matter(trial: MethodTrial) -> None:
     """Slices of the cohort give what the whole does, within rounding."""
     for width in (1, 3):
-        other = trial.replayed(Engine("batched", width=width), 1, of="batched")
-        require_rounds_agree(f"{width} at a time", trial.result("batched", 1), other, **AGREE)
+        sliced = trial.replay_round(Engine("batched", width=width), 1, of="batched")
+        require_rounds_agree(f"{width} at a time", trial.result("batched", 1), sliced, **AGREE)
 
 
 @promise("the number of workers does not change a bit", STATEFUL)
 def workers_do_not_matter(trial: MethodTrial) -> None:
     """Nor does the order in which they come to the clients."""
     for workers in (1, 3):
-        other = trial.replayed(Engine("loop", workers=workers), 1)[0]
-        require_equal(f"with {workers} workers", other, trial.result("loop", 1)[0])
+        state, _ = trial.replay_round(Engine("loop", workers=workers), 1)
+        require_equal(f"with {workers} workers", state, trial.result("loop", 1)[0])
 
 
 @promise("the order of the cohort does not matter", STATEFUL, engines=BACKENDS)
 def order_does_not_matter(trial: MethodTrial, engine: str) -> None:
     """What clients bring back is the same, bit for bit."""
-    straight, mixed = [0, 1, 4, 5], [1, 5, 4, 0]
-    again = trial.replayed(engine, 1, of=engine, cohort=mixed)
-    require_equal("in another order", again[0], trial.result(engine, 1)[0])
-    require_equal("in another order, training loss", again[1].loss, trial.result(engine, 1)[1].loss)
-    state, net = trial.played(engine)[0][1], trial.net()
-    one, other = (
-        participate(trial.method, net, tiny_federation(), state, cohort, engine=engine, of=straight)
-        for cohort in (straight, mixed)
-    )
-    for place, client in enumerate(straight):
-        what = f"what client {client} brings back in another order"
-        require_equal(what, tree.take(one, place), tree.take(other, mixed.index(client)))
+    shuffled = [1, 5, 4, 0]
+    expected_state, expected = trial.result(engine, 1)
+    state, outcome = trial.replay_round(engine, 1, of=engine, cohort=shuffled)
+    require_equal("in another order", state, expected_state)
+    require_equal("in another order, training loss", outcome.loss, expected.loss)
+
+    # ---- And so is what each of them uploads and keeps.
+    cohort = COHORTS[1]
+    state = trial.play_cohorts(engine)[0][1]
+    in_order = trial.train_part(engine, state, cohort, cohort)
+    in_disorder = trial.train_part(engine, state, shuffled, cohort)
+    for row, client in enumerate(cohort):
+        require_equal(
+            f"what client {client} brings back in another order",
+            tree.take(in_order, row),
+            tree.take(in_disorder, shuffled.index(client)),
+        )
 
 
 @promise("what a client brings back does not depend on its cohort", STATEFUL)
 def clients_are_apart(trial: MethodTrial) -> None:
-    """Bit for bit on the loop backend, within rounding on the batched one, whose matrix products
-    change width.
-    """
-    net = trial.net()
+    """Bit for bit on the loop backend, within rounding on the batched one."""
     for engine in BACKENDS:
-        state = trial.played(engine)[0][1]
-        together = participate(trial.method, net, tiny_federation(), state, EVERYONE, engine=engine)
+        state = trial.play_cohorts(engine)[0][1]
+        together = trial.train_part(engine, state, EVERYONE, EVERYONE)
         for client in (0, 1, 2):
-            alone = participate(
-                trial.method, net, tiny_federation(), state, [client], engine=engine, of=EVERYONE
-            )
-            a, b, what = (
-                tree.take(together, client),
-                tree.take(alone, 0),
-                f"what client {client} brings back alone",
-            )
+            alone = trial.train_part(engine, state, [client], EVERYONE)
+            a, b = tree.take(together, client), tree.take(alone, 0)
+            label = f"what client {client} brings back alone"
             if engine == "loop":
-                require_equal(what, a, b)
-            else:
-                require_close(
-                    what, a._replace(before={}, after={}), b._replace(before={}, after={}), **AGREE
-                )
+                require_equal(label, a, b)
+                continue
+            # Matrix products change width, and a sample at the border its class.
+            a, b = a._replace(before={}, after={}), b._replace(before={}, after={})
+            require_close(label, a, b, **AGREE)
 
 
 @promise(
@@ -275,30 +269,27 @@ def clients_are_apart(trial: MethodTrial) -> None:
 )
 def sees_what_was_sent(trial: MethodTrial) -> None:
     """With nan in the rest of the server's state, nothing changes."""
-    method, net = trial.method, trial.net()
-    first, *states = trial.played("loop")[0]
+    method = trial.method
+    net = trial.net()
+    initial_state, *states = trial.play_cohorts("loop")[0]
     for state in states:
         for number in EVERYONE:
-            client = trial.entered(net, state, number)
-            other, start = (
-                poison_unsent(method, first.server, state.server, client),
-                method._begin(state.server, client),
-            )
+            client = trial.prepare_client(net, state, number)
+            poisoned_server = poison_unsent(method, initial_state.server, state.server, client)
+            start = method._begin(state.server, client)
             shard = make_shard(tiny_federation(), number, LOCAL.batch_size, Draws(0, "train", 1))
             for phase, _ in with_epoch_numbers(method.phases(state.server, client, start, 2)):
-                seen, known = (
+                steps = [
                     take_first_step(
                         method,
                         phase,
-                        net.bind(state.buffers(number), True),
+                        StepArguments(server, client, net.bind(state.buffers(number), True), start),
                         shard,
-                        start,
-                        server,
-                        client,
                     )
-                    for server in (other, state.server)
-                )
-                require_equal(f"a step of client {number} without what is not sent", seen, known)
+                    for server in (poisoned_server, state.server)
+                ]
+                label = f"a step of client {number} without what is not sent"
+                require_equal(label, steps[0], steps[1])
 
 
 @promise(
@@ -306,14 +297,14 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
     "set `server_sees` on the class to what it does see (fedpfl/methods/shared/method.py)",
 )
 def sees_what_it_says(trial: MethodTrial) -> None:
-    """With clients' states spoilt, or the mean in the place of each upload, its hooks answer the
-    same.
-    """
-    said, (seen, hook) = trial.method.server_sees, find_server_view(trial)
-    if said not in SEES:
-        raise Unkept(f"server_sees is {said!r}; it must be one of {', '.join(map(repr, SEES))}")
-    if SEES.index(said) < SEES.index(seen):
-        raise Unkept(f"server_sees is {said!r}, and {hook} goes by {seen}")
+    """Its hooks answer the same without clients' states, or with a mean for each upload."""
+    declared_view = trial.method.server_sees
+    actual_view, hook = find_server_view(trial)
+    if declared_view not in SEES:
+        choices_text = ", ".join(map(repr, SEES))
+        raise Unkept(f"server_sees is {declared_view!r}; it must be one of {choices_text}")
+    if SEES.index(declared_view) < SEES.index(actual_view):
+        raise Unkept(f"server_sees is {declared_view!r}, and {hook} goes by {actual_view}")
 
 
 @promise(
@@ -324,15 +315,19 @@ def sees_what_it_says(trial: MethodTrial) -> None:
 )
 def statistics_are_mixed(trial: MethodTrial) -> None:
     """Where `before_turn` returns entries of the network, it returns statistics too."""
-    net, state = trial.net(norm=True), trial.played("loop", norm=True)[0][1]
+    net = trial.net(norm=True)
+    state = trial.play_cohorts("loop", norm=True)[0][1]
     call = TrainCall(trial.method, tiny_federation(), state, EVERYONE, LOCAL, Draws(0, "train", 2))
     paths = [path for path, _ in tree.items(with_before_turn(call).overlay or {})]
-    models, statistics = (
-        [path for path in paths if f".{path}".endswith(tuple(f".{name}" for name in names))]
-        for names in (net.params, net.buffers)
-    )
-    if models and not statistics:
-        raise Unkept(f"before_turn returns {models[0]}, and no statistics")
+    model_paths = _select_paths(paths, net.params)
+    if model_paths and not _select_paths(paths, net.buffers):
+        raise Unkept(f"before_turn returns {model_paths[0]}, and no statistics")
+
+
+def _select_paths(paths: list[str], names: Tree) -> list[str]:
+    """Return the paths that end with an entry's name."""
+    endings = tuple(f".{name}" for name in names)
+    return [path for path in paths if f".{path}".endswith(endings)]
 
 
 @promise(
@@ -344,98 +339,116 @@ def statistics_are_mixed(trial: MethodTrial) -> None:
 )
 def bf16_is_near(trial: MethodTrial, engine: str) -> None:
     """Personal models after a round are within 0.02 and 5 % of each other."""
-    method, net = trial.method, trial.net()
-    state = play_rounds(method, net, tiny_federation(), COHORTS[:1], engine=f"{engine}-bf16")[0][-1]
-    known = trial.played(engine)[0][1]
-    own, exact = flatten(state), flatten(known)
-    if wrong := [path for path in own if own[path].dtype != exact[path].dtype]:
-        raise Unkept(f"{wrong[0]} is {own[wrong[0]].dtype} in bf16")
-    bf16 = partial(torch.autocast, "cpu", torch.bfloat16)
-    low = [personal_model(method, net, state, client, bf16) for client in EVERYONE]
-    high = [personal_model(method, net, known, client) for client in EVERYONE]
-    require_close("personal models", low, high, atol=0.02, rtol=0.05)
+    method = trial.method
+    net = trial.net()
+    settings = PlaySettings(engine=f"{engine}-bf16")
+    bf16_states, _ = play_rounds(method, net, tiny_federation(), COHORTS[:1], settings)
+    bf16_state = bf16_states[-1]
+    fp32_state = trial.play_cohorts(engine)[0][1]
+    fp32_leaves = flatten(fp32_state)
+    for path, leaf in flatten(bf16_state).items():
+        if leaf.dtype != fp32_leaves[path].dtype:
+            raise Unkept(f"{path} is {leaf.dtype} in bf16")
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    bf16_models = [personal_model(method, net, bf16_state, client, autocast) for client in EVERYONE]
+    fp32_models = [personal_model(method, net, fp32_state, client) for client in EVERYONE]
+    require_close("personal models", bf16_models, fp32_models, atol=0.02, rtol=0.05)
 
 
 def personal_model(
     method: Method, net: Net, state: State, client: int, autocast: Autocast = nullcontext
 ) -> Tree:
     """Return the model by which a client is evaluated."""
-    job = next(
-        run_evaluation(
-            with_before_turn(EvalCall(method, tiny_federation(), state, [client])),
-            OneClient(client),
-            net,
-            autocast,
-        )
-    )
+    call = with_before_turn(EvalCall(method, tiny_federation(), state, [client]))
+    job = next(run_evaluation(call, OneClient(client), net, autocast))
     assert isinstance(job, EvalJob)
     return job.params
 
 
 def find_sent_entries(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
-    """Return which entries of the server's state travel down to a client, by the gradient of what
-    travels: by leaf.
+    """Return flags of the entries of the server's state that travel down, by leaf.
+
+    They are those on which a weighted sum of what travels has a gradient; an integer counts as sent.
     """
     leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]
-    floats = [leaf for leaf in leaves if leaf.requires_grad]
-    seen = tree.leaves(tree.unmask_received(method.download(tree.rebuild(server, leaves), client)))
-    weights = torch.Generator().manual_seed(0)
+    float_leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    received = tree.unmask_received(method.download(tree.rebuild(server, leaves), client))
+    weight_generator = torch.Generator().manual_seed(0)
     total = torch.zeros((), requires_grad=True)
-    for leaf in seen:
-        total = total + (leaf * (1 + torch.rand(leaf.shape, generator=weights))).sum()
-    slopes = iter(torch.autograd.grad(total, floats, materialize_grads=True) if floats else [])
-    return [
-        next(slopes) != 0 if leaf.requires_grad else torch.ones_like(leaf, dtype=torch.bool)
-        for leaf in leaves
-    ]
+    for leaf in tree.leaves(received):
+        total = total + (leaf * (1 + torch.rand(leaf.shape, generator=weight_generator))).sum()
+    gradients: list[Tensor] = []
+    if float_leaves:
+        gradients.extend(torch.autograd.grad(total, float_leaves, materialize_grads=True))
+    flags = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+    gradient_of_next_float = iter(gradients)
+    for index, leaf in enumerate(leaves):
+        if leaf.requires_grad:
+            flags[index] = next(gradient_of_next_float) != 0
+    return flags
 
 
-def poison_unsent(method: Method, first: Tree, server: Tree, client: dict[str, Tree]) -> Tree:
-    """Return the server's state with nan in every float that the client was not told.
+def poison_unsent(
+    method: Method, initial_server: Tree, server: Tree, client: dict[str, Tree]
+) -> Tree:
+    """Return the server's state with nan in every float that the client was not sent.
 
-    It knows from the beginning what is still as `init` made it, which is in `first`.
+    A client knows from the beginning what is still as `init` made it.
     """
 
-    def poison(leaf: Tensor, old: Tensor, sent: Tensor) -> Tensor:
-        known = not leaf.is_floating_point() or torch.equal(leaf, old)
-        return leaf if known else torch.where(sent, leaf, torch.nan)
+    def poison(leaf: Tensor, initial_leaf: Tensor, is_sent: Tensor) -> Tensor:
+        if not leaf.is_floating_point() or torch.equal(leaf, initial_leaf):
+            return leaf
+        return torch.where(is_sent, leaf, torch.nan)
 
-    return tree.map(
-        poison, server, first, tree.rebuild(server, find_sent_entries(method, server, client))
-    )
+    flags = tree.rebuild(server, find_sent_entries(method, server, client))
+    return tree.map(poison, server, initial_server, flags)
 
 
-def take_first_step(  # noqa: PLR0913 - what one step needs
+class StepArguments(NamedTuple):
+    """Hold what a Phase's functions are given beside the batch, in their order."""
+
+    server: Tree
+    client: dict[str, Tree]
+    net: Any
+    params: Tree
+
+
+def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a hook as it is; tests have others, which look at its answer."""
+    return hook(*arguments)
+
+
+def take_first_step(
     method: Method,
     phase: Any,
-    bound: Any,
+    arguments: StepArguments,
     shard: Any,
-    params: Tree,
-    server: Tree,
-    client: dict[str, Tree],
-    ask: Callable[..., Any] = lambda hook, *given: hook(*given),
+    call: Callable[..., Any] = call_hook,
 ) -> tuple[Any, Tree, dict[str, Tree]]:
-    """Return what a phase says of its first step: the loss (or step), what it keeps, and the
-    client's state.
+    """Return a first step's loss (or step), its extra values and the client's state.
 
     Nothing, and the state of before, where the client has too few samples for a step.
     """
-    drawn = islice(shard.batches(phase.stream, 0), phase.batches)
+    server, client, net, params = arguments
     batches = tuple(
-        own._replace(random=torch.full((len(own.y), method.randoms), 0.3)) for own in drawn
+        batch._replace(random=torch.full((len(batch.y), method.randoms), 0.3))
+        for batch in islice(shard.batches(phase.stream, 0), phase.batches)
     )
     if len(batches) < phase.batches:
         return {}, {}, client
     batch = batches[0]
     if phase.step:
-        given = batches if phase.batches > 1 else batch
-        return ask(phase.step, server, client, bound, params, given), {}, client
-    loss, kept = ask(phase.loss or method.loss, server, client, bound, params, batch), {}
+        step_batches = batches if phase.batches > 1 else batch
+        return call(phase.step, server, client, net, params, step_batches), {}, client
+    loss = call(phase.loss or method.loss, server, client, net, params, batch)
+    aux: Tree = {}
     if isinstance(loss, tuple):
-        loss, kept = loss
+        loss, aux = loss
     if phase.after_gradient:
-        client = ask(phase.after_gradient, server, client, params, params, batch, loss, kept)
-    return loss, kept, client
+        # The parameters stand in for their gradients, which have the same form.
+        client = call(phase.after_gradient, server, client, params, params, batch, loss, aux)
+    return loss, aux, client
 
 
 # ---- what the server sees
@@ -443,129 +456,132 @@ def take_first_step(  # noqa: PLR0913 - what one step needs
 
 @cache
 def find_server_view(trial: MethodTrial) -> tuple[str, str]:
-    """Return what the server of a method sees on the tiny federation, one of SEES, and which hook
-    shows it.
-    """
-    mean, each, states = SEES
-    if hook := _reads_states(trial):
-        return states, hook
-    hook = _reads_each(trial)
-    return (each, hook) if hook else (mean, "")
+    """Return one of SEES for a method's server, and the hook that shows it."""
+    mean, single_uploads, client_states = SEES
+    hook = _find_hook_that_reads_states(trial)
+    if hook:
+        return client_states, hook
+    hook = _find_hook_that_reads_uploads(trial)
+    if hook:
+        return single_uploads, hook
+    return mean, ""
 
 
-def _reads_states(trial: MethodTrial) -> str:
-    """Name the hook of the server's that answers something else where clients' states are spoilt;
-    "" if none does.
-    """
-    method, state, cohort = trial.method, trial.played("loop")[0][1], COHORTS[1]
-    stored, others, key = state.client(cohort), state.others(), (0, "train", 2, "before_turn")
-    dealt = method.init_clients(len(EVERYONE), generator(0, "endow"))
-    begun = {
-        name
-        for name, own in dealt.items()
-        if _near(tree.take(own, torch.tensor(cohort)), stored[name])
-    }
-    known = {*FACTS, *begun} - {"statistics"}
-    laid = method.before_turn(state.server, stored, others, generator(*key))
+def _find_hook_that_reads_states(trial: MethodTrial) -> str:
+    """Return the server's hook that answers otherwise where clients' states are spoilt, or ""."""
+    method = trial.method
+    cohort = COHORTS[1]
+    state = trial.play_cohorts("loop")[0][1]
+    client_states = state.client(cohort)
+    read_others = state.others()
 
-    def again() -> dict[str, Tree]:
-        return method.before_turn(
-            state.server,
-            _spoilt(stored, known),
-            lambda numbers: _spoilt(others(numbers), known),
-            generator(*key),
-        )
+    # ---- Step 1: what the server may read: facts, and what it gave to clients in the beginning.
+    public_entries = set(FACTS) - {"statistics"}
+    for name, initial_rows in method.init_clients(len(EVERYONE), generator(0, "endow")).items():
+        if _is_near(tree.take(initial_rows, torch.tensor(cohort)), client_states[name]):
+            public_entries.add(name)
 
-    if not _answers(laid, again):
+    # ---- Step 2: `before_turn` with all other entries spoilt.
+    def call_before_turn(stacked: dict[str, Tree], read_rows: Any) -> dict[str, Tree]:
+        hook_generator = generator(0, "train", 2, "before_turn")
+        return method.before_turn(state.server, stacked, read_rows, hook_generator)
+
+    def read_spoilt_others(numbers: Any) -> dict[str, Tree]:
+        return _spoil(read_others(numbers), public_entries)
+
+    overlay = call_before_turn(client_states, read_others)
+    spoilt_states = _spoil(client_states, public_entries)
+    if not _answers_alike(overlay, call_before_turn, spoilt_states, read_spoilt_others):
         return "before_turn"
+
+    # ---- Step 3: `download` of each client.
+    def download(client: dict[str, Tree]) -> Tree:
+        return method.download(state.server, method.prepare(state.server, client))
+
     for number in cohort:
-        client = trial.entered(trial.net(), state, number)
-        visible_entries = {
-            *known,
-            *laid,
-            *method.sample(state.server, Draws(0, "train", 2).server(number)),
-        }
-
-        def sent(client: dict[str, Tree]) -> Tree:
-            return method.download(state.server, method.prepare(state.server, client))
-
-        if not _answers(sent(client), sent, _spoilt(client, visible_entries)):
+        client = trial.prepare_client(trial.net(), state, number)
+        sampled_entries = method.sample(state.server, Draws(0, "train", 2).server(number))
+        spoilt_client = _spoil(client, {*public_entries, *overlay, *sampled_entries})
+        if not _answers_alike(download(client), download, spoilt_client):
             return "download"
-    aggregate, clients, uploads = _aggregation(trial)
-    if not _answers(
-        aggregate(clients, uploads)[0], lambda: aggregate(_spoilt(clients, known), uploads)[0]
-    ):
+
+    # ---- Step 4: the server that `aggregate` returns.
+    aggregate, clients, uploads = _second_aggregation(trial)
+
+    def aggregate_server(clients: dict[str, Tree]) -> Tree:
+        return aggregate(clients, uploads)[0]
+
+    spoilt_clients = _spoil(clients, public_entries)
+    if not _answers_alike(aggregate_server(clients), aggregate_server, spoilt_clients):
         return "aggregate"
     return ""
 
 
-def _reads_each(trial: MethodTrial) -> str:
-    """Name the hook of the server's that shows that a mean of uploads is not all it goes by; "" if
-    none does.
-    """
-    turns = trial.method.turns
-    for played, cohort in enumerate(COHORTS):
-        if turns(played, cohort, len(EVERYONE), generator(0, "turns", played + 1)) != [
-            Turn(cohort)
-        ]:
+def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
+    """Return the server's hook that goes by more than a mean of uploads, or ""."""
+    for round_index, cohort in enumerate(COHORTS):
+        turns_generator = generator(0, "turns", round_index + 1)
+        turns = trial.method.turns(round_index, cohort, len(EVERYONE), turns_generator)
+        if turns != [Turn(cohort)]:
             return "turns"
-    aggregate, clients, uploads = _aggregation(trial)
-    known = aggregate(clients, uploads)
-    kept = {name: clients[name] for name in known[1]}
+    aggregate, clients, uploads = _second_aggregation(trial)
+    answer = aggregate(clients, uploads)
+    _, updated_entries = answer
 
-    def mean(leaf: Tensor) -> Tensor:
-        return (
-            (leaf.mean(0, keepdim=True) if leaf.is_floating_point() else leaf[:1])
-            .expand_as(leaf)
-            .clone()
-        )
+    def average(leaf: Tensor) -> Tensor:
+        row = leaf.mean(0, keepdim=True) if leaf.is_floating_point() else leaf[:1]
+        return row.expand_as(leaf).clone()
 
-    same_clients = _near(known[1], kept)
-    return (
-        ""
-        if same_clients and _answers(known, aggregate, clients, tree.map(mean, uploads))
-        else "aggregate"
-    )
+    if not _is_near(updated_entries, {name: clients[name] for name in updated_entries}):
+        return "aggregate"
+    if not _answers_alike(answer, aggregate, clients, tree.map(average, uploads)):
+        return "aggregate"
+    return ""
 
 
-def _aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
-    """Return the second round's `aggregate` at equal weights, and the states and uploads that it is
-    given.
-    """
-    state, part, cohort = trial.played("loop")[0][1], trial.brought("loop"), COHORTS[1]
-    facts = {**state.facts(cohort), "trained": part.trained, "statistics": part.buffers}
-    net, weight = (
-        trial.net().bind(state.server_buffers),
-        torch.full((len(cohort),), 1 / len(cohort)),
-    )
+def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
+    """Return the second round's `aggregate` at equal weights, and its states and uploads."""
+    cohort = COHORTS[1]
+    state = trial.play_cohorts("loop")[0][1]
+    participation = trial.train_second_cohort("loop")
+    facts = {
+        **state.facts(cohort),
+        "trained": participation.trained,
+        "statistics": participation.buffers,
+    }
+    net = trial.net().bind(state.server_buffers)
+    weight = torch.full((len(cohort),), 1 / len(cohort))
 
     def aggregate(clients: dict[str, Tree], uploads: Tree) -> Any:
-        random = generator(0, "aggregate", 2)
-        return trial.method.aggregate(state.server, clients, net, uploads, weight, random)
+        hook_generator = generator(0, "aggregate", 2)
+        return trial.method.aggregate(state.server, clients, net, uploads, weight, hook_generator)
 
-    return aggregate, {**part.client_states, **facts}, part.uploads
+    return aggregate, {**participation.client_states, **facts}, participation.uploads
 
 
-def _spoilt(clients: dict[str, Tree], known: set[str]) -> dict[str, Tree]:
-    """Return states with nan and other wrong values in all entries but those."""
+def _spoil(clients: dict[str, Tree], public_entries: set[str]) -> dict[str, Tree]:
+    """Return states with nan and other wrong values in all entries but the public ones."""
 
     def spoil(leaf: Tensor) -> Tensor:
         return torch.full_like(leaf, torch.nan) if leaf.is_floating_point() else ~leaf
 
-    return {name: own if name in known else tree.map(spoil, own) for name, own in clients.items()}
+    spoilt = dict(clients)
+    for name in clients.keys() - public_entries:
+        spoilt[name] = tree.map(spoil, clients[name])
+    return spoilt
 
 
-def _answers(known: Any, hook: Callable[..., Any], *given: Any) -> bool:
-    """Tell whether a hook answers what is known, but for rounding."""
+def _answers_alike(expected: Any, hook: Callable[..., Any], *arguments: Any) -> bool:
+    """Return whether a hook answers as expected, but for rounding."""
     try:
-        return _near(known, hook(*given))
+        return _is_near(expected, hook(*arguments))
     except Exception:  # whatever wrong values lead to
         return False
 
 
-def _near(known: Any, answer: Any) -> bool:
+def _is_near(expected: Any, answer: Any) -> bool:
     try:
-        require_close("", known, answer, atol=1e-6, rtol=1e-4)
+        require_close("", expected, answer, atol=1e-6, rtol=1e-4)
     except Unkept:
         return False
     return True
@@ -587,29 +603,28 @@ class MethodAdvice:
 
     def describe_error(self, error: BaseException) -> str:
         """Return what was raised, in which hook and in which line of the method's file."""
-        hook, line = find_blamed_hook(error, type(self._method)) or (
-            type(self._method).__name__,
-            "",
-        )
-        return f"{hook} {describe_error(error)}{line and f' ({line})'}"
+        method_class = type(self._method)
+        hook, line = find_blamed_hook(error, method_class) or (method_class.__name__, "")
+        line_text = f" ({line})" if line else ""
+        return f"{hook} {describe_error(error)}{line_text}"
 
     def advise(self, promise: Promise) -> str:
-        """Return what mends a promise that is not kept, or "" if that has been said."""
+        """Return what mends a broken promise, or "" if that has been said."""
         if promise.mend not in (PADDED, STATEFUL):
             return promise.mend
         if self._has_advised_on_numbers:
             return ""
         self._has_advised_on_numbers = True
-        if promise.mend is PADDED and _amplified(self._method, promise):
+        if promise.mend is PADDED and _amplifies_rounding(self._method, promise):
             return AMPLIFIED
         return promise.mend
 
 
-def _amplified(method: Method, promise: Promise) -> bool:
-    """Tell whether backends would not agree either if rounding alone made them differ."""
+def _amplifies_rounding(method: Method, promise: Promise) -> bool:
+    """Return whether backends would not agree either if rounding alone made them differ."""
     for nudge in NUDGES:
         try:
-            promise.check(Nudged(method, nudge))
+            promise.check(NudgedTrial(method, nudge))
         except Unkept:
             return True
         except (Exception, SystemExit):

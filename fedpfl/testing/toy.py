@@ -1,14 +1,14 @@
 """The tiny federation on which methods are tried, and comparisons of what came of it.
 
-loop = batched: from one common state each round, 2e-6 absolute and 1e-4 relative (scores such as
-Fisher's are squares of gradients); everything within one backend, precision and width is bit for
-bit.
+Backends agree from one common state each round within 2e-6 absolute and 1e-4 relative, as scores
+such as Fisher's are squares of gradients. On one backend, precision and width all is bit for bit.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from functools import cache
 from typing import Any
 
@@ -59,8 +59,9 @@ AGREE = {"atol": 2e-6, "rtol": 1e-4}
 
 
 class Tiny(nn.Module):
-    """549 parameters for [1, 8, 8]; smooth, so that no kink amplifies rounding. `norm` adds
-    BatchNorm.
+    """549 parameters for samples of [1, 8, 8].
+
+    It is smooth, so that no kink amplifies rounding. `norm` adds BatchNorm.
     """
 
     def __init__(self, norm: bool = False):
@@ -77,8 +78,12 @@ class Tiny(nn.Module):
 
 
 def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
-    """Return a Tiny network; the same for the same seed. pairs: low-rank ones in each layer but the
-    head, if any.
+    """Return a Tiny network, the same for the same seed.
+
+    Args:
+        norm: whether it has BatchNorm.
+        seed: of its initial values.
+        pairs: low-rank ones in each layer but the head, if any.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -92,20 +97,24 @@ def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
 
 def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Federation:
     """Make images of five noisy patterns, label-skewed over clients with so many samples."""
-    g = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     total = sum(train) + sum(test)
     y = torch.empty(total, dtype=torch.int64)
-    own_train, own_test, at = [], [], 0
-    for n_train, n_test in zip(train, test, strict=True):
-        share = torch.rand(CLASSES, generator=g) ** 3 + 0.01
-        n = n_train + n_test
-        y[at : at + n] = torch.multinomial(share, max(n, 1), replacement=True, generator=g)[:n]
-        index = torch.arange(at, at + n)
-        own_train.append(index[:n_train])
-        own_test.append(index[n_train:])
-        at += n
-    pattern = torch.rand(CLASSES, 1, 8, 8, generator=g)
-    x = 0.5 * pattern[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=g)
+    train_indices: list[Tensor] = []
+    test_indices: list[Tensor] = []
+    start = 0
+    for train_size, test_size in zip(train, test, strict=True):
+        shares = torch.rand(CLASSES, generator=generator) ** 3 + 0.01
+        size = train_size + test_size
+        # A client without samples draws one label all the same, as if it had one.
+        labels = torch.multinomial(shares, max(size, 1), replacement=True, generator=generator)
+        y[start : start + size] = labels[:size]
+        indices = torch.arange(start, start + size)
+        train_indices.append(indices[:train_size])
+        test_indices.append(indices[train_size:])
+        start += size
+    patterns = torch.rand(CLASSES, 1, 8, 8, generator=generator)
+    x = 0.5 * patterns[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=generator)
     return Federation(
         "toy",
         (255 * x).to(torch.uint8),
@@ -113,16 +122,14 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
         CLASSES,
         (0.4,),
         (0.3,),
-        train=tuple(own_train),
-        test=tuple(own_test),
+        train=tuple(train_indices),
+        test=tuple(test_indices),
     )
 
 
 @cache
 def tiny_federation() -> Federation:
-    """Return the federation on which methods are tried; what it holds out are its test samples once
-    more.
-    """
+    """Return the federation on which methods are tried; validation samples are its test samples."""
     federation = federate(TRAIN, TEST)
     return dataclasses.replace(federation, validation=federation.test)
 
@@ -135,58 +142,60 @@ def as_engine(name: Engine | str) -> Engine:
     return Engine(backend, precision=precision or "fp32")  # type: ignore[arg-type]
 
 
-def play_rounds(  # noqa: PLR0913 - what one step needs
+@dataclasses.dataclass(frozen=True)
+class PlaySettings:
+    """Hold how clients train in a trial."""
+
+    engine: Engine | str = LOOP
+    local: Local = LOCAL
+    seed: int = 0
+    stopping: Stopping | None = None
+
+
+def play_rounds(
     method: Method,
     net: Net,
     federation: Federation,
     cohorts: list[list[int]],
-    *,
-    engine: Engine | str = LOOP,
-    local: Local = LOCAL,
-    seed: int = 0,
-    stopping: Stopping | None = None,
+    settings: PlaySettings = PlaySettings(),
 ) -> tuple[list[State], list[Outcome]]:
     """Return copies of the states before round 1 and after every round, and the outcomes."""
-    backend = make_backend(as_engine(engine), net, CPU)
+    backend = make_backend(as_engine(settings.engine), net, CPU)
     state = make_initial_state(
-        method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None
+        method,
+        net,
+        federation.clients,
+        CPU,
+        seed=settings.seed,
+        stopping=settings.stopping is not None,
     )
-    states, outcomes = [copy.deepcopy(state)], []
-    for planned in cohorts:
-        cohort = pick_cohort(state, planned, seed)
+    setup = RoundSetup(
+        backend, method, federation, settings.local, settings.seed, stopping=settings.stopping
+    )
+    states = [copy.deepcopy(state)]
+    outcomes = []
+    for planned_cohort in cohorts:
+        cohort = pick_cohort(state, planned_cohort, settings.seed)
         if not cohort:
             break
-        state, outcome = play_round(
-            RoundSetup(backend, method, federation, local, seed, stopping=stopping), state, cohort
-        )
+        state, outcome = play_round(setup, state, cohort)
         states.append(copy.deepcopy(state))
         outcomes.append(outcome)
     return states, outcomes
 
 
-def participate(  # noqa: PLR0913 - what one step needs
+def participate(
     method: Method,
     net: Net,
     federation: Federation,
     state: State,
     cohort: list[int],
-    *,
-    engine: Engine | str = LOOP,
-    local: Local = LOCAL,
-    seed: int = 0,
-    of: list[int] | None = None,
+    settings: PlaySettings = PlaySettings(),
 ) -> Participation:
-    """Return what the cohort brings back from the round after `state`, which is left as it is.
-
-    of: the whole cohort, by which the server decides what it lays over clients' states.
-    """
-    whole, draws = of or cohort, Draws(seed, "train", state.round + 1)
-    laid = with_before_turn(TrainCall(method, federation, state, whole, local, draws)).overlay
-    rows = torch.tensor([whole.index(client) for client in cohort])
-    given = (method, federation, state, cohort, local, draws)
-    return make_backend(as_engine(engine), net, CPU).participate(
-        TrainCall(*given, overlay=laid and tree.take(laid, rows))
-    )
+    """Return what clients bring back from the next round; `state` is left as it is."""
+    draws = Draws(settings.seed, "train", state.round + 1)
+    call = TrainCall(method, federation, state, cohort, settings.local, draws)
+    return make_backend(as_engine(settings.engine), net, CPU).participate(with_before_turn(call))
 
 
 NUDGES = (2e-7, 4e-7, 6e-7)
@@ -196,44 +205,61 @@ NUDGES = (2e-7, 4e-7, 6e-7)
 class MethodTrial:
     """A method on the tiny federation; runs that several promises look at are played once.
 
-    pairs: low-rank ones in each layer of a network that is frozen else, which a method may also
-    want itself.
+    Args:
+        method: that is tried.
+        pairs: low-rank ones in each layer of a network that is frozen else, which a method may also
+            want itself.
     """
 
     def __init__(self, method: Method, pairs: int = 0):
-        self.method, self._pairs = method, pairs or method.pairs
-        self._played: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
-        self._brought: dict[str, Participation] = {}
+        self.method = method
+        self._pairs = pairs or method.pairs
+        self._runs: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
+        self._participations: dict[str, Participation] = {}
 
     def net(self, norm: bool = False) -> Net:
         """Return the network that it is tried on."""
         return tiny(norm, pairs=self._pairs)
 
-    def played(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
+    def play_cohorts(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
         """Return states and outcomes of two rounds, which are not to be changed."""
-        if (engine, norm) not in self._played:
-            self._played[engine, norm] = play_rounds(
-                self.method, self.net(norm), tiny_federation(), COHORTS, engine=engine
+        if (engine, norm) not in self._runs:
+            self._runs[engine, norm] = play_rounds(
+                self.method,
+                self.net(norm),
+                tiny_federation(),
+                COHORTS,
+                PlaySettings(engine=engine),
             )
-        return self._played[engine, norm]
+        return self._runs[engine, norm]
 
-    def brought(self, engine: str) -> Participation:
-        """Return what the cohort of that run's second round brings back, which is not to be
-        changed.
-        """
-        if engine not in self._brought:
-            state = self.played(engine)[0][1]
-            self._brought[engine] = participate(
-                self.method, self.net(), tiny_federation(), state, COHORTS[1], engine=engine
-            )
-        return self._brought[engine]
+    def train_second_cohort(self, engine: str) -> Participation:
+        """Return uploads and states of that run's second round, which are not to be changed."""
+        if engine not in self._participations:
+            state = self.play_cohorts(engine)[0][1]
+            self._participations[engine] = self.train_part(engine, state, COHORTS[1], COHORTS[1])
+        return self._participations[engine]
+
+    def train_part(
+        self, engine: str, state: State, clients: list[int], cohort: list[int]
+    ) -> Participation:
+        """Train some clients of a cohort, as if the rest trained elsewhere."""
+        net = self.net()
+        draws = Draws(0, "train", state.round + 1)
+        call = TrainCall(self.method, tiny_federation(), state, cohort, LOCAL, draws)
+        overlay = with_before_turn(call).overlay
+        if overlay:
+            rows = torch.tensor([cohort.index(client) for client in clients])
+            overlay = tree.take(overlay, rows)
+        backend = make_backend(as_engine(engine), net, CPU)
+        return backend.participate(dataclasses.replace(call, clients=clients, overlay=overlay))
 
     def result(self, engine: str, t: int, norm: bool = False) -> tuple[State, Outcome]:
         """Return the state after round t + 1 of that run, and its outcome."""
-        states, outcomes = self.played(engine, norm)
+        states, outcomes = self.play_cohorts(engine, norm)
         return states[t + 1], outcomes[t]
 
-    def replayed(
+    def replay_round(
         self,
         engine: Engine | str,
         t: int,
@@ -242,52 +268,50 @@ class MethodTrial:
         norm: bool = False,
         cohort: list[int] | None = None,
     ) -> tuple[State, Outcome]:
-        """Play the round on another engine, from the state that the run on engine `of` has reached
-        by then.
-        """
-        (runner, federation), state = (
-            self._stage(engine, norm),
-            copy.deepcopy(self.played(of, norm)[0][t]),
-        )
-        return play_round(
-            RoundSetup(runner, self.method, federation, LOCAL, 0), state, cohort or COHORTS[t]
-        )
+        """Play round t + 1 on another engine, from a state of the run on `of`."""
+        backend, federation = self._set_up(engine, norm)
+        state = copy.deepcopy(self.play_cohorts(of, norm)[0][t])
+        setup = RoundSetup(backend, self.method, federation, LOCAL, 0)
+        return play_round(setup, state, cohort or COHORTS[t])
 
-    def judged(self, engine: str, tuning: FineTuning | None) -> Counts:
-        """Evaluate everyone after two rounds on the loop backend."""
-        runner, federation = self._stage(engine)
-        return runner.evaluate(
-            EvalCall(self.method, federation, self.played("loop")[0][-1], EVERYONE, tuning)
-        )
+    def evaluate_everyone(self, engine: str, tuning: FineTuning | None) -> Counts:
+        """Evaluate all clients after two rounds on the loop backend."""
+        backend, federation = self._set_up(engine)
+        state = self.play_cohorts("loop")[0][-1]
+        return backend.evaluate(EvalCall(self.method, federation, state, EVERYONE, tuning))
 
-    def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
+    def _set_up(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
         return make_backend(as_engine(engine), self.net(norm), CPU), tiny_federation()
 
-    def entered(self, net: Net, state: State, number: int) -> dict[str, Tree]:
+    def prepare_client(self, net: Net, state: State, number: int) -> dict[str, Tree]:
         """Return a client's state after `prepare`, as it enters the next round."""
-        method, draws = self.method, Draws(0, "train", state.round + 1)
+        method = self.method
+        draws = Draws(0, "train", state.round + 1)
         shard = make_shard(tiny_federation(), number, LOCAL.batch_size, draws)
         call = with_before_turn(TrainCall(method, tiny_federation(), state, [number], LOCAL, draws))
         client = OneClient(number).states(call) | method.sample(state.server, draws.server(number))
-        bound = net.bind(state.buffers(number), training=True)
-        found = method.before_training(state.server, client, bound, shard)
-        return method.prepare(state.server, client | tree.mark_real(found))
+        bound_net = net.bind(state.buffers(number), training=True)
+        extra_entries = method.before_training(state.server, client, bound_net, shard)
+        return method.prepare(state.server, client | tree.mark_real(extra_entries))
 
 
-class Nudged(MethodTrial):
-    """A method where rounding alone tells both backends apart: the other one is loop, too, on
-    samples `by` larger.
+class NudgedTrial(MethodTrial):
+    """A method where rounding alone tells both backends apart.
+
+    The other one is loop, too, on samples that are larger by a share `nudge` of themselves.
     """
 
-    def __init__(self, method: Method, by: float):
+    def __init__(self, method: Method, nudge: float):
         super().__init__(method)
-        self._by = by
+        self._nudge = nudge
 
-    def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
-        runner, federation = super()._stage("loop", norm)
+    def _set_up(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
+        backend, federation = super()._set_up("loop", norm)
+        if engine == "loop":
+            return backend, federation
         assert federation.std
-        std = tuple(own / (1 + self._by) for own in federation.std)
-        return runner, federation if engine == "loop" else dataclasses.replace(federation, std=std)
+        std = tuple(deviation / (1 + self._nudge) for deviation in federation.std)
+        return backend, dataclasses.replace(federation, std=std)
 
 
 # ---- comparisons
@@ -307,84 +331,91 @@ def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
         tree = tree._asdict()
     if isinstance(tree, list | tuple):
         tree = dict(enumerate(tree))
-    if isinstance(tree, dict):
-        return {
-            k: leaf
-            for key, part in tree.items()
-            for k, leaf in flatten(part, f"{path}/{key}").items()
-        }
-    return {path: tree}
+    if not isinstance(tree, dict):
+        return {path: tree}
+    leaves: dict[str, Tensor] = {}
+    for key, part in tree.items():
+        leaves.update(flatten(part, f"{path}/{key}"))
+    return leaves
 
 
 def differing(a: Any, b: Any) -> list[str]:
     """Return paths of leaves that are not bit-identical (dtype and shape included)."""
-    a, b = flatten(a), flatten(b)
-    if a.keys() != b.keys():
-        raise Unkept(f"has other entries: {', '.join(sorted(set(a) ^ set(b)))}")
-    return [
-        k
-        for k in a
-        if a[k].dtype != b[k].dtype or a[k].shape != b[k].shape or not torch.equal(a[k], b[k])
-    ]
+    a, b = _flatten_alike(a, b, "has other entries:")
+    return [path for path in a if not _is_equal(a[path], b[path])]
 
 
-def require_equal(what: str, a: Any, b: Any) -> None:
+def require_equal(label: str, a: Any, b: Any) -> None:
     """Raise Unkept where two trees are not equal bit for bit."""
-    _none(what, differing(a, b), flatten(a), flatten(b))
+    _require_none(label, differing(a, b), flatten(a), flatten(b))
 
 
-def require_close(what: str, a: Any, b: Any, atol: float, rtol: float) -> None:
+def require_close(label: str, a: Any, b: Any, atol: float, rtol: float) -> None:
     """Raise Unkept where two trees are further apart than `atol + rtol * |b|`."""
+    a, b = _flatten_alike(a, b, f"{label}: other entries,")
+    far_paths = [path for path in a if not _is_near(a[path], b[path], atol, rtol)]
+    _require_none(label, far_paths, a, b)
+
+
+def _flatten_alike(a: Any, b: Any, fault: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Flatten two trees. Raises Unkept where one has entries that the other has not."""
     a, b = flatten(a), flatten(b)
     if a.keys() != b.keys():
-        raise Unkept(f"{what}: other entries, {', '.join(sorted(set(a) ^ set(b)))}")
-    _none(what, [k for k in a if not _near(a[k], b[k], atol, rtol)], a, b)
+        raise Unkept(f"{fault} {', '.join(sorted(set(a) ^ set(b)))}")
+    return a, b
 
 
-def _near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def _is_near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return (
-        torch.allclose(a, b, rtol, atol, equal_nan=True)
-        if a.is_floating_point()
-        else torch.equal(a, b)
-    )
+    if a.is_floating_point():
+        return torch.allclose(a, b, rtol, atol, equal_nan=True)
+    return torch.equal(a, b)
 
 
-def _none(what: str, far: list[str], a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    if not far:
+def _require_none(
+    label: str, far_paths: list[str], a: dict[str, Tensor], b: dict[str, Tensor]
+) -> None:
+    """Raise Unkept where leaves differ, and say of the first by how much."""
+    if not far_paths:
         return
-    one, other = a[far[0]], b[far[0]]
-    by = f"of shape {list(one.shape)} and {list(other.shape)}"
-    if one.shape == other.shape:
-        most = float((one.double() - other.double()).abs().max())
-        by = f"up to {most:.2g} apart" if most == most else "not finite"
-    name = far[0].strip("/").replace("/", ".")
-    more = f"; {len(far)} entries differ" if far[1:] else ""
-    raise Unkept(f"{what}: {name and name + ' '}{by}{more}")
+    path = far_paths[0]
+    distance_text = f"of shape {list(a[path].shape)} and {list(b[path].shape)}"
+    if a[path].shape == b[path].shape:
+        distance = float((a[path].double() - b[path].double()).abs().max())
+        distance_text = "not finite" if math.isnan(distance) else f"up to {distance:.2g} apart"
+    name = path.strip("/").replace("/", ".")
+    name_text = f"{name} " if name else ""
+    count_text = f"; {len(far_paths)} entries differ" if len(far_paths) > 1 else ""
+    raise Unkept(f"{label}: {name_text}{distance_text}{count_text}")
 
 
 def require_rounds_agree(
-    what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], atol: float, rtol: float
+    label: str, a: tuple[State, Outcome], b: tuple[State, Outcome], atol: float, rtol: float
 ) -> None:
-    """Raise Unkept where two results of a round disagree: trees and losses within tolerance, counts
-    exactly.
+    """Raise Unkept where two results of a round disagree.
+
+    Trees and losses agree within a tolerance, counts exactly.
     """
-    require_close(what, one[0], other[0], atol, rtol)
-    a, b = one[1], other[1]
-    for name in ("before", "after"):
-        judged, again = getattr(a, name), getattr(b, name)
+    require_close(label, a[0], b[0], atol, rtol)
+    outcome, other_outcome = a[1], b[1]
+    for time in ("before", "after"):
+        counts, other_counts = getattr(outcome, time), getattr(other_outcome, time)
         require_equal(
-            f"{what}, evaluated {name} training",
-            [judged.correct, judged.total],
-            [again.correct, again.total],
+            f"{label}, evaluated {time} training",
+            [counts.correct, counts.total],
+            [other_counts.correct, other_counts.total],
         )
-        require_close(f"{what}, loss {name} training", judged.loss, again.loss, 1e-4, 1e-4)
-    require_close(f"{what}, training loss", a.loss, b.loss, 1e-5, 1e-4)
-    require_equal(f"{what}, whether training is finite", a.finite, b.finite)
-    if (a.traffic, a.state_is_finite) != (b.traffic, b.state_is_finite):
-        raise Unkept(f"{what}: {a.traffic} and {b.traffic} travelled")
-    metrics, others = (
-        {name: torch.tensor(value) for name, value in own.metrics.items()} for own in (a, b)
-    )
-    require_close(f"{what}, metrics", metrics, others, 1e-6, 1e-4)
+        require_close(f"{label}, loss {time} training", counts.loss, other_counts.loss, 1e-4, 1e-4)
+    require_close(f"{label}, training loss", outcome.loss, other_outcome.loss, 1e-5, 1e-4)
+    require_equal(f"{label}, whether training is finite", outcome.finite, other_outcome.finite)
+    traffic, other_traffic = outcome.traffic, other_outcome.traffic
+    if traffic != other_traffic or outcome.state_is_finite != other_outcome.state_is_finite:
+        raise Unkept(f"{label}: {traffic} and {other_traffic} travelled")
+    metrics = {name: torch.tensor(value) for name, value in outcome.metrics.items()}
+    other_metrics = {name: torch.tensor(value) for name, value in other_outcome.metrics.items()}
+    require_close(f"{label}, metrics", metrics, other_metrics, 1e-6, 1e-4)

@@ -310,7 +310,7 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     calls: list[TrainCall | EvalCall] = []
     for seed, (other, federation, cohort) in enumerate(runs):
         states = (
-            named.trial.played(engine)[0]
+            named.trial.play_cohorts(engine)[0]
             if other is method
             else fedavg_states(engine, method.pairs)
         )
@@ -351,7 +351,7 @@ def drawn_turns(method: Method, played: int) -> list[Turn]:
 
 @house_promise("only the cohort's rows change", *BACKENDS, low_precision=True)
 def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
-    states, _ = named.trial.played(engine, norm=True)
+    states, _ = named.trial.play_cohorts(engine, norm=True)
     for played, cohort in enumerate(COHORTS):
         surveyed = {
             client
@@ -391,7 +391,7 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
     devices = [Device(*(3 * [1e-6] if client == lost else (1e9, 1e7, 1e7))) for client in EVERYONE]
     clock = Clock(System(deadline=1e6), devices, {})
     state, runner = (
-        copy.deepcopy(named.trial.played("loop")[0][1]),
+        copy.deepcopy(named.trial.play_cohorts("loop")[0][1]),
         make_backend(as_engine("loop"), named.trial.net(), CPU),
     )
     state, outcome, notes = play_timed_round(
@@ -402,7 +402,7 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
         cohort,
     )
     drawn = [client for client in cohort if client != lost]
-    plain, without = named.trial.replayed("loop", 1, cohort=drawn)
+    plain, without = named.trial.replay_round("loop", 1, cohort=drawn)
     assert_same(state, plain)
     assert_same(
         [outcome.before, outcome.after, outcome.loss], [without.before, without.after, without.loss]
@@ -464,7 +464,7 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
     method, judged = named.method, EXPECTED[named.name].judged_by(named.method)
     runner, (states, outcomes) = (
         make_backend(Engine(engine), named.trial.net(), CPU),
-        named.trial.played(engine),
+        named.trial.play_cohorts(engine),
     )
     for played, cohort in enumerate(COHORTS):
         test_samples = [TEST[client] for client in cohort]
@@ -497,7 +497,7 @@ def with_unchanged_arguments(hook: Callable, *arguments: Any) -> Any:
 @house_promise("no answer changes its arguments")
 def changes_no_arguments(named: NamedTrial) -> None:
     ask, method, net = with_unchanged_arguments, named.method, named.trial.net()
-    state = copy.deepcopy(named.trial.played("loop")[0][1])
+    state = copy.deepcopy(named.trial.play_cohorts("loop")[0][1])
     ask(method.init, net.params, net.parts)
     server, uploads, clients = state.server, [], []
     ask(method.before_turn, server, state.client(COHORTS[1]), state.others(), generator(0, "turn"))
@@ -552,8 +552,8 @@ def participate_step_by_step(
     # training, of each phase the first step
     kept: dict[str, Any] = {}
     for phase in ask(method.phases, server, client, start, 2):
-        bound = net.bind(buffers, training=True)
-        _, kept, client = take_first_step(method, phase, bound, shard, start, server, client, ask)
+        arguments = contract.StepArguments(server, client, net.bind(buffers, training=True), start)
+        _, kept, client = take_first_step(method, phase, arguments, shard, ask)
     ask(method.predict, net.bind(buffers), evaluated, next(shard.data.chunks()).without_labels())
     ask(method.finetuning, evaluated, net.parts, 2)
 
@@ -568,14 +568,14 @@ def participate_step_by_step(
 
 def planned_phases(named: NamedTrial, state: Any, number: int) -> list[Any]:
     """Return the phases of a client's training in the next round."""
-    client = named.trial.entered(named.trial.net(), state, number)
+    client = named.trial.prepare_client(named.trial.net(), state, number)
     start = named.method._begin(state.server, client)
     return named.method.phases(state.server, client, start, 3)
 
 
 @house_promise("phases are the same for all clients")
 def plans_the_same_phases_for_everyone(named: NamedTrial) -> None:
-    state, plans = named.trial.played("loop")[0][-1], set()
+    state, plans = named.trial.play_cohorts("loop")[0][-1], set()
     for client in EVERYONE:
         phases = planned_phases(named, state, client)
         plans.add(tuple((phase.epochs, phase.stream) for phase in phases))
@@ -601,8 +601,8 @@ def test_training_on_what_was_not_sent_is_found():
             )
 
     trial = MethodTrial(Leaky(q=0.9))
-    first, _, state = trial.played("loop")[0]
-    client = trial.entered(tiny(), state, 0)
+    first, _, state = trial.play_cohorts("loop")[0]
+    client = trial.prepare_client(tiny(), state, 0)
     other = poison_unsent(trial.method, first.server, state.server, client)
     assert int(tree.ravel(other).isnan().sum()) == int(tree.ravel(client["mask"]).sum()) > 0
     assert_same(trial.method._begin(other, client), trial.method._begin(state.server, client))

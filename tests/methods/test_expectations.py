@@ -59,7 +59,7 @@ def over_the_cohort(expected: Rounds) -> list[int]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_traffic_is_what_is_counted_by_hand(name):
-    expect, outcomes = EXPECTED[name], trial_of(name).played("loop")[1]
+    expect, outcomes = EXPECTED[name], trial_of(name).play_cohorts("loop")[1]
     for way, scalars, bits in (
         ("down", expect.down, expect.down_bits),
         ("up", expect.up, expect.up_bits),
@@ -153,7 +153,7 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
     """
     expected, roles = EXPECTED[name].statistics, trial_of(name).method.buffers()
     place_of = dict.fromkeys(roles, expected) if isinstance(expected, str) else expected
-    states = trial_of(name).played("loop", norm=True)[0]
+    states = trial_of(name).play_cohorts("loop", norm=True)[0]
     assert set(states[1].server_buffers) == {
         role for role, place in place_of.items() if place == "server"
     }
@@ -216,7 +216,7 @@ def test_who_never_trained_is_evaluated_by(name, source, values):
     [(name, entry) for name, expect in EXPECTED.items() for entry in expect.private],
 )
 def test_a_private_entry_changes_whenever_its_client_trains_and_never_else(name, entry):
-    states = trial_of(name).played("loop")[0]
+    states = trial_of(name).play_cohorts("loop")[0]
     for played, cohort in enumerate(COHORTS):
         for client in EVERYONE:
             before, after = (state.client(client)[entry] for state in states[played : played + 2])

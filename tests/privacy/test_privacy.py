@@ -32,11 +32,10 @@ from fedpfl.testing.toy import (
     LOOP,
     TRAIN,
     as_engine,
-    participate,
     tiny,
     tiny_federation,
 )
-from tests.conftest import BACKENDS, CASES, assert_close, assert_same
+from tests.conftest import BACKENDS, CASES, assert_close, assert_same, participate
 
 COHORT = [0, 1, 2, 4]
 EVEN = dataclasses.replace(
