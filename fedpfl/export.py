@@ -1,5 +1,4 @@
-"""Export a run: its personal models as files, a `state_dict` for each client, or its record to
-loggers.
+"""Export a run: its personal models as files, one for each client, or its record to loggers.
 
 Or a configuration as a Flower app, for `flwr run` (docs/federation.md).
 """
@@ -16,10 +15,12 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.loggers import make_loggers
 from fedpfl.remote import app, local
+from fedpfl.runner.deploy import WRITERS
 from fedpfl.runner.export import send_to_loggers, write_models
-from fedpfl.runner.library import load, read_logger_settings
+from fedpfl.runner.library import Trained, load, read_logger_settings
 
-USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
+USAGE = """python -m fedpfl.export [--format FORMAT] [--clients NAME,...] [--baseline DIRECTORY]
+                               [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]
        python -m fedpfl.export --flower DIR KEY=VALUE ...  (words of fedpfl.federate)"""
 
@@ -40,12 +41,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="where the data are, if not where the run had them",
     )
     parser.add_argument(
+        "--format",
+        choices=WRITERS,
+        default="pt",
+        help="of the models: pt (a state_dict, default), safetensors, or modules that stand alone "
+        "and take samples as the data set holds them: torchscript, onnx",
+    )
+    parser.add_argument(
+        "--clients", metavar="NAME,...", default="", help="numbers or names; default: all"
+    )
+    parser.add_argument(
+        "--baseline", metavar="DIRECTORY", help="a run of FedAvg, fine-tuned, for card.md"
+    )
+    parser.add_argument(
         "--flower", metavar="DIR", type=Path, help="a new folder, for a Flower app of the words"
     )
     options = parser.parse_intermixed_args(argv)
-    if options.flower and options.data_dir:
+    model_options = [
+        f"--{name.replace('_', '-')}"
+        for name in ("data_dir", "clients", "baseline", "format")
+        if getattr(options, name) != parser.get_default(name)
+    ]
+    if options.flower and model_options:
         parser.error(
-            "--data-dir is for a run's models; write data_dir=... among the words of --flower"
+            f"{model_options[0]} is for a run's models; --flower takes words of fedpfl.federate, "
+            "such as data_dir=..."
         )
     if options.flower:
         return _app(options.flower, options.words)
@@ -54,16 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     places = [Path(word) for word in options.words if word not in (*words, *named)]
     if len(places) != 2 if not words else not places:
         parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
-    if words and (options.data_dir or named):
-        unused = named[0] if named else "--data-dir"
+    if words and (model_options or named):
+        unused = [*named, *model_options][0]
         parser.error(
             f"{unused} is for a run's models, and a logger is sent its record; leave it out"
         )
     try:
         if not words:
+            run = load(places[0], "cpu", options.data_dir, read_list_value(named, "plugins"))
             count = write_models(
-                load(places[0], "cpu", options.data_dir, read_list_value(named, "plugins")),
+                run,
                 places[1],
+                options.format,
+                _split_clients(run, options.clients),
+                load(options.baseline, "cpu") if options.baseline else None,
             )
             print(f"wrote {count} models to {places[1]}")
             return 0
@@ -83,6 +107,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_notice(error)
             failed = True
     return 2 if failed else 0
+
+
+def _split_clients(run: Trained, text: str) -> list[int | str] | None:
+    """Return the clients that --clients lists, numbers and names; None for all of them."""
+    if not text:
+        return None
+    names = set(run.client_names.values())
+    if text in names:  # which may hold a comma
+        return [text]
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) if word.isdecimal() and word not in names else word for word in words]
 
 
 def _app(folder: Path, words: Sequence[str]) -> int:

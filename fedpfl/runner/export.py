@@ -3,45 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.identity import identity
 from fedpfl.record.loggers import make_loggers
+from fedpfl.runner.card import format_card
+from fedpfl.runner.deploy import WRITERS
 from fedpfl.runner.header import make_run_info
 from fedpfl.runner.library import Trained
 
 
-def write_models(run: Trained, out: Path) -> int:
-    """Write `client<k>.pt` for every client into a new folder, all or none.
+def write_models(
+    run: Trained,
+    out: Path,
+    format_name: str = "pt",
+    clients: Sequence[int | str] | None = None,
+    baseline: Trained | None = None,
+) -> int:
+    """Write clients' personal models into a new folder, all or none.
 
-    `torch.load(..., weights_only=True)` reads them.
+    Beside them stand `card.md` and `config.yaml`.
+
+    Args:
+        run: Whose models they are.
+        out: The folder.
+        format_name: One of `deploy.WRITERS`.
+        clients: Their numbers or names; None: all of them.
+        baseline: A run of FedAvg that the card compares with.
 
     Returns:
         How many there are.
 
     Raises:
-        FedpflError: where the folder exists or cannot be written.
+        FedpflError: The folder exists or cannot be written, there is no such client, or a model
+            cannot be written in this format.
     """
+    numbers = [*range(len(run))] if clients is None else [run.client_number(c) for c in clients]
+    ending, write = WRITERS[format_name]
+    files = {number: f"{_file_stem(run, number)}{ending}" for number in numbers}
+    card = format_card(run, format_name, files, baseline)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
             models = Path(folder) / "models"
             models.mkdir()
-            for client in range(len(run)):
-                torch.save(run.personal(client), models / f"client{client}.pt")
+            for number, name in files.items():
+                write(run, number, models / name)
+            (models / "card.md").write_text(card, encoding="utf-8")
+            shutil.copyfile(run.path / "config.yaml", models / "config.yaml")
             models.rename(out)  # refused where something is
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
         raise FedpflError(
             f"cannot write {out}: {error_text(error)}; choose a new folder where there is room"
         ) from None
-    return len(run)
+    return len(files)
+
+
+def _file_stem(run: Trained, number: int) -> str:
+    """Return what a client's file is called: by its name where that can be one."""
+    name = run.client_names.get(number, "")
+    is_plain = re.fullmatch(r"[\w][\w .-]{0,99}", name) is not None
+    is_alone = [*map(str.casefold, run.client_names.values())].count(name.casefold()) == 1
+    return name if is_plain and is_alone else f"client{number}"
 
 
 def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:

@@ -373,6 +373,11 @@ class Trained(Models):
         return tables.clients.set_index(names.rename("name"))
 
     @property
+    def client_names(self) -> dict[int, str]:
+        """Return the clients' names by number; {} where clients are numbers alone."""
+        return dict(self._tables.client_names)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Return the names of the classes; empty where they are numbers alone."""
         return self._tables.class_names

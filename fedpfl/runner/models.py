@@ -27,6 +27,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
+from fedpfl.runner.deploy import InputScaling, InputScalingHook, PersonalNetwork, PersonalRule
 from fedpfl.runner.evaluate import collect_server_parameters, make_adaptation, make_newcomer_state
 from fedpfl.runner.everyone import locate_clients
 
@@ -141,9 +142,64 @@ class Models(ABC):
         return self._record.attach_to(values)
 
     def network(self) -> nn.Module:
-        """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes
-        normalised samples.
+        """Return a copy of the network as it was before round 1, for `load_state_dict`.
+
+        It takes samples as the data set holds them (images: uint8), and scales them as in training.
         """
+        network = self._make_network()
+        network.register_forward_pre_hook(InputScalingHook(self._run.federation))
+        return network
+
+    def personal_module(self, client: int | str) -> PersonalNetwork | PersonalRule:
+        """Return a client's personal model as a module, on the CPU.
+
+        It answers samples as the data set holds them with logits, by the method's own rule where it
+        has one.
+
+        Raises:
+            FedpflError: There is no such client.
+        """
+        run = self._run
+        scaling = InputScaling(run.federation)
+        job = self._evaluated_job(client)
+        if job.params.keys() == run.net.params.keys():
+            network = self._make_network()
+            network.load_state_dict(self.personal(client))
+            return PersonalNetwork(scaling, network).eval()
+        rule = PersonalRule(scaling, run.method, run.net.copy(), job.params, job.buffers)
+        return rule.cpu().eval()
+
+    def client_number(self, client: int | str) -> int:
+        """Return the number of a client in the partition, by its number or its name."""
+        clients = self._run.settings.clients
+        if isinstance(client, str):
+            return self._find_name(client)
+        try:
+            number = operator.index(client)
+        except TypeError:
+            number = -1
+        if not 0 <= number < clients:
+            raise FedpflError(
+                f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
+            )
+        return number
+
+    def _find_name(self, name: str) -> int:
+        """Return the number of the client of this name. Raises FedpflError."""
+        names = [
+            federation.client_names[index]
+            for federation, index in locate_clients(self._run)
+            if federation.client_names
+        ]
+        if not names:
+            raise FedpflError(f"clients have no names here, only numbers; got {name!r}")
+        if name not in names:
+            similar = difflib.get_close_matches(name, names, n=3) or names[:3]
+            raise FedpflError(f"no client is called {name!r}; there are {', '.join(similar)}, ...")
+        return names.index(name)
+
+    def _make_network(self) -> nn.Module:
+        """Return a copy of the network as it was before round 1; it takes scaled samples."""
         net = self._run.net.copy()
         net.module.load_state_dict(net.state_dict({**net.frozen, **net.params, **net.buffers}))
         return net.module.cpu().eval()
@@ -212,40 +268,14 @@ class Models(ABC):
 
     def _locate(self, client: int | str) -> tuple[Federation, engine.State, int]:
         """Return where a client is: its federation, that one's state, and the number there."""
-        run, clients = self._run, self._run.settings.clients
-        located_clients = locate_clients(run)
-        if isinstance(client, str):
-            number = self._find_name(client, located_clients)
-        else:
-            try:
-                number = operator.index(client)
-            except TypeError:
-                number = -1
-        if not 0 <= number < clients:
-            raise FedpflError(
-                f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
-            )
-        federation, number = located_clients[number]
+        run = self._run
+        federation, number = locate_clients(run)[self.client_number(client)]
         state = self._newcomers if federation is run.newcomers else self._state
         if state.rows.is_stored_here and not state.rows.is_stored_here(number):
             raise FedpflError(
                 f"the state of client {client} is in another process; leave out state.sharded=true"
             )
         return federation, state, number
-
-    def _find_name(self, name: str, located_clients: list[tuple[Federation, int]]) -> int:
-        """Return the number of the client of this name. Raises FedpflError."""
-        names = [
-            federation.client_names[index]
-            for federation, index in located_clients
-            if federation.client_names
-        ]
-        if not names:
-            raise FedpflError(f"clients have no names here, only numbers; got {name!r}")
-        if name not in names:
-            similar = difflib.get_close_matches(name, names, n=3) or names[:3]
-            raise FedpflError(f"no client is called {name!r}; there are {', '.join(similar)}, ...")
-        return names.index(name)
 
     @cached_property
     def _newcomers(self) -> engine.State:

@@ -1,0 +1,168 @@
+"""A model card: what exported models are, whose data they learnt from, and how good they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from fedpfl.config.messages import describe_choice
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
+
+if TYPE_CHECKING:
+    from fedpfl.runner.library import Trained
+
+PIPELINES = {
+    "images": "image-classification",
+    "token ids": "text-classification",
+    "signals": "tabular-classification",
+}
+USES = {
+    "pt": "`torch.load(FILE, weights_only=True)` is what `fedpfl.load(RUN).personal(CLIENT)` returns.",
+    "safetensors": "`safetensors.torch.load_file(FILE)` is a `state_dict` of "
+    "`fedpfl.load(RUN).network()`, which takes samples as below; without fedpfl, scale them first "
+    "by `mean` and `std` (pixels are divided by 255 before), as the file's metadata has them.",
+    "torchscript": "`torch.jit.load(FILE)(x)` are the logits, `[samples, classes]`.",
+    "onnx": '`onnxruntime.InferenceSession(FILE).run(["logits"], {"x": x})` are the logits, '
+    "`[samples, classes]`.",
+}
+KINDS = {
+    "images": "uint8 pixels, 0 to 255, not scaled",
+    "token ids": "int32 token ids",
+    "signals": "float32 values, not scaled",
+}
+
+
+def format_card(
+    run: Trained, format_name: str, files: Mapping[int, str], baseline: Trained | None = None
+) -> str:
+    """Return card.md for exported models.
+
+    Args:
+        run: Whose models they are.
+        format_name: Of the files.
+        files: The name of each client's file, by the client's number.
+        baseline: A run of FedAvg over the same samples, to stand beside.
+
+    Raises:
+        FedpflError: The baseline is of other samples, is no FedAvg, or was not fine-tuned.
+    """
+    config = run.config
+    summary = run.summary
+    method = config["method"]["name"]
+    title = METHOD_TITLES.get(method, method)
+    dataset = config["dataset"]["name"]
+    inputs = summary.get("input", {})
+    header = {
+        "library_name": "pytorch",
+        "pipeline_tag": PIPELINES.get(inputs.get("kind"), "other"),
+        "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
+        "metrics": ["accuracy"],
+    }
+    environment = summary.get("environment", {})
+    versions = ", ".join(
+        f"{name} {environment[name]}"
+        for name in ("fedpfl", "torch", "python")
+        if environment.get(name)
+    )
+    lines = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n",
+        f"# {title} on {DATASET_TITLES.get(dataset, dataset)}: a model per client\n",
+        f"Trained by personalized federated learning, {len(run)} clients, "
+        f"{run.round} rounds, seed {config['seed']}.\n",
+        "## Use\n",
+        f"{USES[format_name]}\n",
+        f"- input: {KINDS.get(inputs.get('kind'), 'as the data set holds it')}, "
+        f"`[samples, {', '.join(map(str, inputs.get('shape', [])))}]`",
+        f"- output: {_describe_classes(run)}\n",
+        "## Training\n",
+        f"- method: {describe_choice(config['method'])}",
+        f"- network: {describe_choice(config['model'])}",
+        f"- data: {describe_choice(config['dataset'])}",
+        f"- split: {describe_choice(config['partition'])}",
+        f"- privacy: {summary.get('privacy') or 'none was promised; a model may tell of its samples'}",
+        f"- versions: {versions}",
+        "- again: `fedpfl.run(yaml.safe_load(open('config.yaml')))`, the file beside this one\n",
+        "## Accuracy\n",
+        *_accuracy_lines(run, files, baseline),
+    ]
+    return "\n".join(lines)
+
+
+def _describe_classes(run: Trained) -> str:
+    """Return how many logits there are, and which classes they are of."""
+    if run.classes:
+        return f"logits of the classes {', '.join(_escape_cell(name) for name in run.classes)}, in this order"
+    classes = sum(name.startswith("label_") for name in run.clients.columns)
+    return f"logits of the classes 0 to {classes - 1}"
+
+
+def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | None) -> list[str]:
+    """Return the table of clients, and what must be known to read it."""
+    clients = run.clients.set_index("client", drop=False)
+    clients.index = clients.index.astype(int)
+    baseline_accuracy = _read_baseline(run, baseline) if baseline else None
+    columns = {"accuracy": "accuracy, %", "ft_accuracy": "after fine-tuning, %"}
+    columns = {key: text for key, text in columns.items() if key in clients}
+    headings = ["file", "client", "trained on", "tested on", *columns.values()]
+    if baseline_accuracy is not None:
+        headings.append("FedAvg+FT, %")
+    names = run.client_names
+    rows = []
+    for number, file in files.items():
+        client = clients.loc[number]
+        cells = [
+            f"`{file}`",
+            _escape_cell(names.get(number, str(number))),
+            f"{client['train']:.0f}",
+            f"{client['test']:.0f}",
+            *(_format_percent(client[key]) for key in columns),
+        ]
+        if baseline_accuracy is not None:
+            cells.append(_format_percent(baseline_accuracy.get(number, math.nan)))
+        rows.append(cells)
+    rounds = run.rounds
+    evaluated = rounds["round"][rounds["accuracy"].notna()]
+    last_evaluation = int(evaluated.iloc[-1]) if len(evaluated) else 0
+    note = "Percent of each client's own test samples. The files are the models before fine-tuning."
+    if last_evaluation != run.round:
+        note += f" They are those after round {run.round}, and accuracies those after round {last_evaluation}."
+    if run.config.get("eval", {}).get("classes") == "own":
+        note += " Predictions were limited to the classes that the client trained on."
+    return [*_format_table(headings, rows), "", note, ""]
+
+
+def _read_baseline(run: Trained, baseline: Trained) -> dict[int, float]:
+    """Return FedAvg's accuracy after fine-tuning, by client. Raises FedpflError for another run."""
+    if baseline.config["method"]["name"] != "fedavg":
+        raise FedpflError(f"--baseline {baseline.path} is no run of FedAvg")
+    if baseline.summary.get("data") != run.summary.get("data"):
+        raise FedpflError(
+            f"--baseline {baseline.path} has other samples or another split than {run.path}"
+        )
+    clients = baseline.clients
+    if "ft_accuracy" not in clients or clients["ft_accuracy"].isna().all():
+        raise FedpflError(
+            f"--baseline {baseline.path} was not fine-tuned; run it with eval.finetune_epochs=5"
+        )
+    return dict(zip(clients["client"].astype(int), clients["ft_accuracy"], strict=True))
+
+
+def _format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    cells: list[Sequence[str]] = [headings, ["---"] * len(headings), *rows]
+    return [f"| {' | '.join(row)} |" for row in cells]
+
+
+def _format_percent(value: Any) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.2f}"
+
+
+def _escape_cell(text: str) -> str:
+    """Return text that neither ends a table's cell nor is read as HTML or emphasis."""
+    for character in "\\|`*_<>&[]":
+        text = text.replace(character, f"\\{character}")
+    return text

@@ -1,0 +1,156 @@
+"""Exported models stand alone: on samples as the data set holds them they answer as the run does."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import fedpfl
+from fedpfl import export
+from tests.command import TINY
+from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
+
+
+@pytest.fixture(scope="module")
+def digits_runs(tmp_path_factory):
+    """Tiny runs on digits by method."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = {}
+
+    def play(method, *words):
+        if method not in runs:
+            words = (*TINY, "model=lenet5", f"method={method}", *words)
+            runs[method] = fedpfl.run(*words, directory=folder / method, progress=False)
+        return runs[method]
+
+    return play
+
+
+OWN_RULES = ("apfl", "fedcp", "feddbe", "fedproto", "fedrod", "gpfl", "heterofl", "knn_per")
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto", *OWN_RULES])
+def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path, capsys):
+    run = digits_runs(method)
+    out = tmp_path / "models"
+    assert export.main([str(run.path), str(out), "--format", "torchscript"]) == 0, (
+        capsys.readouterr()
+    )
+    for client in range(4):
+        x, y = run.samples(client)
+        logits = torch.jit.load(out / f"client{client}.pt")(x)
+        torch.testing.assert_close(logits, run.predict(client, x), rtol=1e-4, atol=1e-4)
+        correct = 100 * (logits.argmax(1) == y).double().mean()
+        assert float(correct) == pytest.approx(run.clients["accuracy"][client])
+
+
+@pytest.mark.parametrize("method", ["fedper", "knn_per"])
+def test_an_onnx_file_answers_as_the_run(method, digits_runs, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run = digits_runs(method)
+    out = tmp_path / "models"
+    assert export.main([str(run.path), str(out), "--format", "onnx", "--clients", "2"]) == 0
+    assert {path.name for path in out.iterdir()} == {"client2.onnx", "card.md", "config.yaml"}
+    x, _ = run.samples(2)
+    (logits,) = onnxruntime.InferenceSession(out / "client2.onnx").run(["logits"], {"x": x.numpy()})
+    torch.testing.assert_close(torch.tensor(logits), run.predict(2, x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_safetensors_file_says_what_its_input_is(digits_runs, tmp_path):
+    run = digits_runs("fedper")
+    out = tmp_path / "models"
+    assert export.main([str(run.path), str(out), "--format=safetensors"]) == 0
+    network = run.network()
+    network.load_state_dict(load_file(out / "client1.safetensors"))
+    x, _ = run.samples(1)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), run.predict(1, x))
+    with safe_open(out / "client1.safetensors", "pt") as file:
+        facts = json.loads(file.metadata()["input"])
+    assert facts == run.summary["input"]
+    assert (facts["kind"], facts["shape"], len(facts["mean"])) == ("images", [1, 28, 28], 1)
+
+
+def test_features_come_as_they_were_measured(trained, tmp_path):  # noqa: F811
+    """The constants of a computed normalisation are in the module."""
+    out = tmp_path / "models"
+    assert export.main([str(trained.path), str(out), "--format", "torchscript"]) == 0
+    files = {path.name for path in out.glob("*.pt")}
+    assert files == {"client0.pt", "client1.pt", "hospital 07.pt", "zürich.pt"}
+    x, _ = trained.samples("zürich")
+    logits = torch.jit.load(out / "zürich.pt")(x)
+    torch.testing.assert_close(logits, trained.predict("zürich", x), rtol=1e-4, atol=1e-4)
+
+
+def test_some_clients_by_number_and_name(trained, tmp_path):  # noqa: F811
+    out = tmp_path / "models"
+    assert export.main([str(trained.path), str(out), "--clients", "zürich,0"]) == 0
+    assert {path.name for path in out.glob("*.pt")} == {"zürich.pt", "client0.pt"}
+    shutil.rmtree(out)
+    assert export.main([str(trained.path), str(out), "--clients", NAMES[1]]) == 0
+    assert [path.name for path in out.glob("*.pt")] == ["client1.pt"]
+
+
+def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path):
+    run = digits_runs("fedper")
+    baseline = digits_runs("fedavg", "eval.finetune_epochs=1", "eval.finetune_every=1")
+    out = tmp_path / "models"
+    words = [str(run.path), str(out), "--baseline", str(baseline.path)]
+    assert export.main(words) == 0
+    card = (out / "card.md").read_text(encoding="utf-8")
+    _, header, text = card.split("---\n", 2)
+    assert yaml.safe_load(header)["pipeline_tag"] == "image-classification"
+    for client in range(4):
+        (row,) = re.findall(rf"^\| `client{client}\.pt` .*$", text, re.MULTILINE)
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        expected = run.clients["accuracy"][client], baseline.clients["ft_accuracy"][client]
+        assert [float(cell) for cell in cells[-2:]] == pytest.approx(expected, abs=0.005)
+    assert fedpfl.run(
+        yaml.safe_load((out / "config.yaml").read_text()), directory=run.path, progress=False
+    )
+
+
+def test_a_name_in_a_card_is_text(trained, tmp_path):  # noqa: F811
+    assert export.main([str(trained.path), str(tmp_path / "models")]) == 0
+    card = (tmp_path / "models" / "card.md").read_text(encoding="utf-8")
+    assert r"\<b\>hospital" in card
+    assert "ill, well" in card
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "line"),
+    [
+        ("knn_per", ["--format=safetensors"], "method=knn_per predicts by a rule of its own"),
+        ("fedper", ["--clients", "4"], "client must be a whole number from 0 to 3, got 4"),
+        ("fedper", ["--clients", "berlin"], "clients have no names here"),
+        ("fedper", ["--baseline", "{ditto}"], "is no run of FedAvg"),
+        ("fedper", ["--format=tflite"], "invalid choice: 'tflite'"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(method, words, line, digits_runs, tmp_path, capsys):
+    words = [word.format(ditto=digits_runs("ditto").path) for word in words]
+    try:
+        status = export.main([str(digits_runs(method).path), str(tmp_path / "out"), *words])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    (notice,) = capsys.readouterr().err.splitlines()
+    assert line in notice
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_an_other_split_is_no_baseline(digits_runs, tmp_path, capsys):
+    words = (*TINY, "model=lenet5", "method=fedavg", "seed=7")
+    other = fedpfl.run(*words, directory=tmp_path / "other", progress=False)
+    words = [str(digits_runs("fedper").path), str(tmp_path / "out"), "--baseline", str(other.path)]
+    assert export.main(words) == 2
+    assert "has other samples or another split" in capsys.readouterr().err
+    assert np.array([path.name for path in tmp_path.iterdir()]).tolist() == ["other"]
