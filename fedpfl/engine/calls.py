@@ -25,10 +25,10 @@ class Counts(NamedTuple):
     A named tuple, so that it is a tree of tensors: answers are stacked, moved and sent as trees.
 
     Attributes:
-        correct: Number of correct predictions.
-        loss: Summed cross-entropy.
+        correct: Number of correct predictions; 0 in tasks without classes.
+        loss: Summed loss of the task.
         total: Number of test samples.
-        measures: The measures that were asked for, as shares; nan where one is undefined.
+        measures: The measures that were asked for, as `measures.compute_measures` has them.
     """
 
     correct: Tensor
@@ -55,7 +55,7 @@ class Participation(NamedTuple):
         metrics: The method's own metrics.
         loss: Mean training loss over a client's steps.
         sample_loss: Mean training loss over the samples of these steps; 0 unless asked for.
-        validation_loss: Mean cross-entropy of the trained model on validation samples (on test
+        validation_loss: Mean loss of the trained model on validation samples (on test
             samples in a run without any); 0 unless asked for.
         client_ids: The clients that answered, all those of the call unless a node failed to.
         flops: FLOPs of each client's training for each of `TrainCall.flop_settings`, float64
@@ -120,7 +120,8 @@ class EvalCall:
         before_evaluation: Batch size and draws for methods whose hook of this name looks at
             training data.
         overlay: As in TrainCall.
-        measures: Names of `measures.MEASURES` to compute for each client as well.
+        measures: Names of measures to compute for each client as well: of `measures.MEASURES`, or
+            what the task counts (`Task.measured`).
         common_federation: Clients on whose test samples each model is evaluated too; their counts
             are `[clients, clients of common_federation]`.
     """

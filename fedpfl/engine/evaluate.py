@@ -1,4 +1,4 @@
-"""Accuracies from test results."""
+"""Scores from test results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedpfl.engine.calls import Counts
 from fedpfl.ground.decile import worst_decile_size
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
 
 
 def pooled_accuracy(counts: Counts) -> float | None:
@@ -15,34 +16,40 @@ def pooled_accuracy(counts: Counts) -> float | None:
     return 100 * int(counts.correct.sum()) / total if total else None
 
 
-def summarize_accuracy(counts: Counts) -> dict[str, float | None]:
-    """Return the accuracy over clients in several ways, in percent, the loss, and the measures.
+def pooled_loss(counts: Counts) -> float | None:
+    """Return the mean loss over all clients' samples together; None without samples."""
+    total = int(counts.total.sum())
+    return float(counts.loss.double().sum() / total) if total else None
+
+
+def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, float | None]:
+    """Return the score over clients in several ways, the loss, and the measures.
 
     Clients without test samples do not count; all values are None where nobody has any. Measures
     are means over the clients of which they are defined.
 
     Returns:
-        `accuracy` (mean over clients), `accuracy_pooled`, `accuracy_std` (population, over
-        clients), `accuracy_worst10` (mean of the worst tenth of the clients, at least one), `loss`
-        (pooled mean cross-entropy), and each measure by name.
+        By column: the task's score, such as `accuracy` (mean over clients), `accuracy_pooled`
+        (where all samples together have one), `accuracy_std` (population, over clients),
+        `accuracy_worst10` (mean of the worst tenth of the clients, at least one), `loss` (pooled
+        mean), and each measure by name. Scores in percent, but for those of a regression.
     """
-    has_samples = counts.total > 0
-    if not bool(has_samples.any()):
-        names = ["accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss"]
-        return dict.fromkeys([*names, *counts.measures])
-    accuracies = 100 * counts.correct[has_samples].double() / counts.total[has_samples]
-    worst = accuracies.sort().values[: worst_decile_size(len(accuracies))]
-    measures = {
-        name: mean_of_defined(100 * shares.double()) for name, shares in counts.measures.items()
+    measures = _score_columns(counts, task)
+    scores = measures.pop(task.score)
+    scores = scores[~scores.isnan()]
+    columns: dict[str, float | None] = {
+        task.score: mean_of_defined(scores),
+        **_pooled_scores(counts, task),
+        f"{task.score}_std": None,
+        f"{task.score}_worst10": None,
+        "loss": pooled_loss(counts),
     }
-    return {
-        "accuracy": float(accuracies.mean()),
-        "accuracy_pooled": pooled_accuracy(counts),
-        "accuracy_std": float(accuracies.std(correction=0)),
-        "accuracy_worst10": float(worst.mean()),
-        "loss": float(counts.loss.double().sum() / counts.total.sum()),
-        **measures,
-    }
+    if len(scores):
+        worst_first = scores.sort(descending=not task.is_higher_better).values
+        worst = worst_first[: worst_decile_size(len(scores))]
+        columns[f"{task.score}_std"] = float(scores.std(correction=0))
+        columns[f"{task.score}_worst10"] = float(worst.mean())
+    return columns | {name: mean_of_defined(values) for name, values in measures.items()}
 
 
 def mean_of_defined(values: Tensor) -> float | None:
@@ -51,18 +58,49 @@ def mean_of_defined(values: Tensor) -> float | None:
     return float(defined.mean()) if len(defined) else None
 
 
-def accuracy_per_client(counts: Counts) -> dict[str, list[float]]:
-    """Return each client's `accuracy` and measures, in percent.
+def scores_per_client(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, list[float]]:
+    """Return each client's score and measures by column; in percent, but for a regression's.
 
     They are nan without test samples, where the model is not finite, and where a measure is
     undefined.
     """
     is_valid = (counts.total > 0) & counts.loss.isfinite()
-    columns = {"accuracy": 100 * counts.correct.double() / counts.total}
-    columns |= {name: 100 * shares.double() for name, shares in counts.measures.items()}
     return {
-        name: torch.where(is_valid, values, torch.nan).tolist() for name, values in columns.items()
+        name: torch.where(is_valid, values, torch.nan).tolist()
+        for name, values in _score_columns(counts, task).items()
     }
+
+
+def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
+    """Return each client's score and measures, float64 `[clients]`; nan where undefined."""
+    if task is REGRESSION:
+        errors = counts.measures["squared_error"]
+        spread = counts.measures["label_spread"]
+        r2 = torch.where(spread > 0, 1 - errors / spread, torch.nan)
+        return {"rmse": (errors / counts.total).sqrt(), "r2": r2}
+    columns = {}
+    if task is CLASSIFICATION:
+        columns["accuracy"] = 100 * counts.correct.double() / counts.total
+    return columns | {name: 100 * shares.double() for name, shares in counts.measures.items()}
+
+
+def _pooled_scores(counts: Counts, task: Task) -> dict[str, float | None]:
+    """Return the scores of all clients' samples together, where a task has any."""
+    if task is CLASSIFICATION:
+        return {"accuracy_pooled": pooled_accuracy(counts)}
+    if task is not REGRESSION:
+        return {}
+    total = counts.total.sum()
+    if not total:
+        return {"rmse_pooled": None, "r2_pooled": None}
+    error = counts.measures["squared_error"].sum()
+    means = counts.measures["label_mean"]
+    mean = (counts.total * means).sum() / total
+    # Within the clients, and between them.
+    spread = counts.measures["label_spread"].sum()
+    spread = spread + (counts.total * (means - mean).square()).sum()
+    r2 = float(1 - error / spread) if spread > 0 else None
+    return {"rmse_pooled": float((error / total).sqrt()), "r2_pooled": r2}
 
 
 def cross_client_accuracy(counts: Counts) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
-"""Measures of a client's predictions beside their accuracy, by torchmetrics.
+"""Measures of a client's predictions beside hits and loss.
 
-It is loaded where it is asked for.
+Those of classes are by torchmetrics, which is loaded where it is asked for; those that a task
+counts in any case need no package.
 
 A class that a client has no test samples of counts nowhere but in F1, where it is predicted; see
 `MEASURES`.
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import MULTILABEL, REGRESSION, find_task
 from fedpfl.ground.vision import load_torchvision
 
 BINS = 15
@@ -85,16 +87,68 @@ MEASURES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 """From probabilities `[samples, classes]`, predictions and labels `[samples]` to a share."""
 
 
-def compute_measures(names: Sequence[str], logits: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return a client's measures as shares, float32; nan where one is undefined.
+def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return a client's measures; those of classes and labels as shares, float32.
+
+    Measures of a regression are sums and means in float64, from which scores follow exactly:
+    `squared_error`, `label_mean`, and `label_spread`, the squared deviations from that mean.
 
     Args:
-        names: Of MEASURES.
-        logits: `[samples, classes]`.
-        y: Labels, `[samples]`.
+        names: Of MEASURES, or `Task.measured`.
+        outputs: The network's, `[samples, classes]`.
+        y: Labels, in the form of their task.
+
+    Returns:
+        Each measure by name; nan where one is undefined.
     """
+    task = find_task(y)
+    if task is REGRESSION:
+        return _regression_sums(outputs, y)
     if not len(y):
         return {name: torch.full((), torch.nan, device=y.device) for name in names}
-    probabilities = logits.float().softmax(1)
-    predicted = logits.argmax(1)
+    if task is MULTILABEL:
+        shares = {"auroc": _mean_label_auroc(outputs, y), "f1": _mean_label_f1(outputs, y)}
+        return {name: shares[name].float() for name in names}
+    probabilities = outputs.float().softmax(1)
+    predicted = outputs.argmax(1)
     return {name: MEASURES[name](probabilities, predicted, y).float() for name in names}
+
+
+def _mean_label_auroc(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean AUROC over the labels that have both values; nan without any."""
+    areas = []
+    for label in range(y.shape[1]):
+        positives = outputs[y[:, label], label]
+        negatives = outputs[~y[:, label], label].sort().values
+        if len(positives) and len(negatives):
+            # The share of pairs in which the positive is above the negative, ties being a half.
+            below = torch.searchsorted(negatives, positives)
+            not_above = torch.searchsorted(negatives, positives, right=True)
+            areas.append((below + not_above).double().mean() / 2 / len(negatives))
+    if not areas:
+        return torch.full((), torch.nan, device=y.device)
+    return torch.stack(areas).mean()
+
+
+def _mean_label_f1(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean F1 at probability 0.5 over the labels that occur or are predicted."""
+    predicted = outputs > 0
+    hits = (predicted & y).sum(0).double()
+    counted = (predicted.sum(0) + y.sum(0)).double()
+    return (2 * hits / counted).nanmean()  # 0 / 0 is left out
+
+
+def _regression_sums(outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return what RMSE and R2 of a client, and of clients together, follow from."""
+    labels = y.double()
+    if not len(labels):
+        zero = torch.zeros((), dtype=torch.float64, device=y.device)
+        return {"squared_error": zero, "label_mean": zero, "label_spread": zero}
+    errors = outputs.double().squeeze(1) - labels
+    # From the first label on, so that equal labels have a spread of exactly 0.
+    offsets = labels - labels[0]
+    return {
+        "squared_error": errors.square().sum(),
+        "label_mean": labels[0] + offsets.mean(),
+        "label_spread": (offsets - offsets.mean()).square().sum(),
+    }

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Engine
@@ -15,7 +14,7 @@ from fedpfl.engine.keys import seeded_by_key
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Data
+from fedpfl.methods import Batch, Data
 from fedpfl.models import Net
 
 BUDGET = 0.8  # seconds that it may take
@@ -98,7 +97,7 @@ def _time_step(net: Net, params: Tree, data: Data, samples: int) -> dict[str, fl
         bound = net.bind({"main": net.buffers}, training=True)
         with torch.autocast("cpu", torch.bfloat16, name == "bf16"):
             logits = bound(params, data.x[:samples])
-            loss = F.cross_entropy(logits, data.y[:samples])
+            loss = Batch(data.x[:samples], data.y[:samples]).loss(logits)
         torch.autograd.grad(loss, leaves, allow_unused=True)
         seconds[name] = time.perf_counter() - start_time
     return seconds

@@ -68,10 +68,10 @@ class APFL(Method):
 
         # ---- The gradient of the mixture's loss L, at the models as they are before any step.
         def loss_of_models(net: Bound, models: Tree, batch: Batch) -> Tensor:
-            return batch.cross_entropy(self.predict(net, {**models, "alpha": alpha}, batch))
+            return batch.loss(self.predict(net, {**models, "alpha": alpha}, batch))
 
         def loss_of_mixture(net: Bound, mixture: Tree, batch: Batch) -> Tensor:
-            return batch.cross_entropy(net(mixture, batch.x, "v"))
+            return batch.loss(net(mixture, batch.x, "v"))
 
         if self.mixing == "output":
             grads, _ = net.gradient(loss_of_models, {"w": w, "v": v}, batch)
@@ -103,7 +103,7 @@ class APFL(Method):
         else:
             w = tree.map(Tensor.detach, params["w"])
             mixture = net(_mix_models(alpha, params["v"], w), batch.x, "v")
-        return batch.cross_entropy(logits_w) + batch.cross_entropy(mixture)
+        return batch.loss(logits_w) + batch.loss(mixture)
 
     @staticmethod
     def _advance_alpha(server, client, params, grads, batch, loss, aux):

@@ -120,7 +120,7 @@ class APPLE(Method):
             scheduled = 0.001 ** (r / last)
         distance = (self._relationships(client, params) - server["shares"]).square().sum()
         penalty = torch.where(r < last, scheduled, 0.0) * self.mu / 2 * distance
-        return batch.cross_entropy(logits) + penalty
+        return batch.loss(logits) + penalty
 
     def _relationships(self, client: Tree, params: Tree) -> Tensor:
         """Return p_i.

@@ -54,11 +54,11 @@ class Ditto(Method):
 
     def _global_loss(self, server, client, net, params, batch):
         """Return CE(w), FedAvg's objective."""
-        return batch.cross_entropy(net(params["w"], batch.x, "w"))
+        return batch.loss(net(params["w"], batch.x, "w"))
 
     def _personal_loss(self, server, client, net, params, batch):
         """Return CE(v) + lam/2 |v - w|^2, w being the model received."""
-        loss = batch.cross_entropy(net(params["v"], batch.x, "v"))
+        loss = batch.loss(net(params["v"], batch.x, "v"))
         if not self.lam:
             return loss
         return loss + self.lam / 2 * tree.squared_distance(params["v"], server)

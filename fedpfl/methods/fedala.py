@@ -110,12 +110,12 @@ class FedALA(Method):
                 _, z = net.features(server, batch.x)  # below the head nothing changes
 
             def head_loss(head):
-                return batch.cross_entropy(F.linear(z, *head.values()).float())
+                return batch.loss(F.linear(z, *head.values()).float())
 
             return head_loss
 
         def network_loss(top_layers):
-            return batch.cross_entropy(net({**server, **top_layers}, batch.x))
+            return batch.loss(net({**server, **top_layers}, batch.x))
 
         return network_loss
 

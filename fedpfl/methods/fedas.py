@@ -108,7 +108,7 @@ class FedAS(Method):
             return {}
 
         def loss(net, params, batch):
-            return batch.cross_entropy(net(params, batch.x))
+            return batch.loss(net(params, batch.x))
 
         squares = []
         for batch in shard.data.chunks(shard.batch_size):

@@ -80,7 +80,7 @@ class FedCP(Method):
         noise = self._noise(client["bank"], batch.random) if self.policy_noise == "train" else 0.0
         h = _body_features(net, params, batch.x)
         logits = _mixed_logits(h, params, client["head"], server["head"], noise)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if not self.lam:
             return loss
         with torch.no_grad():

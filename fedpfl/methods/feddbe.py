@@ -98,7 +98,7 @@ class FedDBE(Method):
         probe = params["probe"]
         logits, z = net.features(model, batch.x)
         u = tree.map(torch.add, client["u"], probe["u"])
-        loss = batch.cross_entropy(logits + _shift_logits(model, u))
+        loss = batch.loss(logits + _shift_logits(model, u))
         batch_mean = (z * batch.samples[:, None]).sum(0) / batch.samples.sum()
         for name, zbar in client["mean"].items():
             # The gradient of this product, which is zero, is the batch's mean.

@@ -96,7 +96,7 @@ class FedGen(Method):
         """
         head = tree.select(params, server["head"]).values()
         logits = net(params, batch.x)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         is_taught = server["rounds"] > 0
         fading = self.decay ** server["rounds"]
         with torch.autocast(logits.device.type, enabled=False):
@@ -119,7 +119,7 @@ class FedGen(Method):
         y = features.draw_labels(shares, batch.random[:, -1])
         noise = batch.random[:, self.noise : -1]
         z = features.generate_features(server["generator"], y, noise)
-        return batch._replace(y=y).cross_entropy(F.linear(z, *head))
+        return batch._replace(y=y).loss(F.linear(z, *head))
 
     def _divergence_from_generator(self, server, head, batch, logits):
         """Return KL(softmax h(G(y)) || softmax h(f(x))), h(G(y)) being given."""

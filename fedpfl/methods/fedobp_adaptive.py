@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
@@ -87,8 +86,8 @@ class FedOBPAdaptive(FedOBP):
         with torch.no_grad():
             for batch in data.chunks():
                 logits = self.predict(net, model, batch)
-                hits = (logits.argmax(1) == batch.y).sum()
-                loss = F.cross_entropy(logits, batch.y, reduction="sum")
+                hits = batch.hits(logits).sum()
+                loss = batch.summed_loss(logits)
                 total += torch.stack([hits, loss])
         return total
 

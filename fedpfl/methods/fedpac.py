@@ -109,7 +109,7 @@ class FedPAC(PersonalByName):
     def loss(self, server, client, net, params, batch):
         """Return CE + lam * mean squared distance of features from their classes' prototypes."""
         logits, z = net.features(params, batch.x)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if not self.lam:
             return loss
         seen = server["prototypes"]["seen"]

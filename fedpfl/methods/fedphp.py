@@ -77,7 +77,7 @@ class FedPHP(Method):
     def loss(self, server, client, net, params, batch):
         """Return (1 - lam) CE(w) + lam R(q_i, w)."""
         logits, z = net.features(params, batch.x, "w")
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if not self.lam:
             return loss
         teacher = net.still({"q": client["teacher"]})

@@ -74,7 +74,7 @@ class FedProto(LocalOnly):
     def loss(self, server, client, net, params, batch):
         """Return CE + lam * mean of (z - P_y)^2, and beside it the features."""
         logits, z = net.features(params, batch.x)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if self.lam:
             distance = (z - server["mean"][batch.y]).square().mean(1)
             pull = torch.where(server["seen"][batch.y], distance, 0.0)

@@ -53,7 +53,7 @@ class FedRoD(Method):
         balanced = generic + client["prior"] if self.gamma else generic
         # CE(g(z) + q_i(z), y) for the personal head, z and g(z) being given
         mixed = generic.detach() + _head_logits(params["q"], z.detach())
-        return batch.cross_entropy(balanced) + batch.cross_entropy(mixed)
+        return batch.loss(balanced) + batch.loss(mixed)
 
     def finish(self, server, client, start, params):
         """Send the global model up, keep the personal head."""

@@ -61,17 +61,13 @@ class FjORD(Submodel):
             return super().loss(server, client, net, params, batch)
         narrow_params = self._narrow_params(server, client, params, batch.random[0])
         narrow = self.predict(net, narrow_params, batch)
-        loss = batch.cross_entropy(narrow)
+        loss = batch.loss(narrow)
         if not self.distill:
             return loss
         wide = self.predict(net, params, batch)
         teacher = wide.detach().softmax(1)
         divergence = F.kl_div(narrow.log_softmax(1), teacher, reduction="none").sum(1)
-        return (
-            batch.cross_entropy(wide)
-            + (1 - self.distill) * loss
-            + self.distill * batch.mean(divergence)
-        )
+        return batch.loss(wide) + (1 - self.distill) * loss + self.distill * batch.mean(divergence)
 
     def _narrow_params(self, server, client, params, random):
         """Return the sub-model of a width drawn uniformly from those that the device can hold."""

@@ -120,7 +120,7 @@ class FlexFL(PartialModel):
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation from the lower levels."""
         logits = net(params, batch.x)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if not self.gamma:
             return loss
         level = client["level"]

@@ -97,7 +97,7 @@ class Floco(Method):
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy at a random point alpha."""
         alpha = self._point(batch, client)
-        return batch.cross_entropy(net(params_at(params, alpha), batch.x))
+        return batch.loss(net(params_at(params, alpha), batch.x))
 
     def _point(self, batch, client):
         """Return the step's alpha `[endpoints]`."""

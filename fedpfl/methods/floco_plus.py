@@ -61,7 +61,7 @@ class FlocoPlus(Floco):
     def _personal_loss(self, server, client, net, params, batch):
         """Return CE(v) + lam/2 |v - received|^2."""
         v = params_at(params["v"], self._point(batch, client))
-        loss = batch.cross_entropy(net(v, batch.x, "v"))
+        loss = batch.loss(net(v, batch.x, "v"))
         if not self.lam:
             return loss
         return loss + self.lam / 2 * tree.squared_distance(params["v"], server)

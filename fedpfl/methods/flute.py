@@ -67,7 +67,7 @@ class FLUTE(PersonalByName):
     def loss(self, server, client, net, params, batch):
         """Return CE + l1 NC + l2 |W|^2 + l3 |Z|^2."""
         logits, z = net.features(params, batch.x)
-        loss = batch.cross_entropy(logits) + self._regularisers(params, client)
+        loss = batch.loss(logits) + self._regularisers(params, client)
         if not self.l3:
             return loss
         return loss + self.l3 * batch.sum(z.square().sum(1))

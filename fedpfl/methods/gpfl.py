@@ -93,7 +93,7 @@ class GPFL(Method):
 
         decaying = tree.leaves(tree.select(params, ("embeddings", "valve")))
         decay = sum(leaf.square().sum() for leaf in decaying)
-        loss = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
+        loss = batch.loss(logits) + batch.loss(cosines)
         return loss + self.lam * distance + self.mu / 2 * decay
 
     def finish(self, server, client, start, params):

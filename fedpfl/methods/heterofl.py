@@ -107,7 +107,7 @@ class HeteroFL(Submodel):
                     net(params, batch.x)
         else:
             logits = net(params, batch.x)
-        return batch.cross_entropy(self._mask_logits(logits, client))
+        return batch.loss(self._mask_logits(logits, client))
 
     def finish(self, server, client, start, params):
         """Upload the trained entries, and which classes the client has."""

@@ -59,7 +59,7 @@ class KNNPer(Method):
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy of the model alone."""
-        return batch.cross_entropy(net(params, batch.x))
+        return batch.loss(net(params, batch.x))
 
     def after_training(self, server, client, net, params, shard, aux):
         """Lay samples by under the trained model."""

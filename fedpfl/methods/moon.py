@@ -50,7 +50,7 @@ class Moon(Method):
     def loss(self, server, client, net, params, batch):
         """Return CE + mu l(x)."""
         logits, z = net.features(params, batch.x)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if not self.mu:
             return loss
         still = net.still(client["references"])

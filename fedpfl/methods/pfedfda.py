@@ -105,7 +105,7 @@ class PFedFDA(Method):
     def _loss_and_features(self, server, client, net, params, batch):
         """Return the cross-entropy, and beside it the features that training goes through."""
         logits, features = net.features(params, batch.x)
-        return batch.cross_entropy(logits), {"z": features.detach(), "y": batch.y}
+        return batch.loss(logits), {"z": features.detach(), "y": batch.y}
 
     def after_training(self, server, client, net, params, shard, aux):
         """Return statistics of the features met in training, mixed with the global ones."""

@@ -46,7 +46,7 @@ class PFedSD(Method):
     def loss(self, server, client, net, params, batch):
         """Return CE(theta) + lam tau^2 KL(softmax(v_i(x) / tau) || softmax(theta(x) / tau))."""
         logits = net(params, batch.x)
-        loss = batch.cross_entropy(logits)
+        loss = batch.loss(logits)
         if not self.lam:
             return loss
         if self.teacher == "eval":

@@ -12,12 +12,12 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.evaluate import (
-    accuracy_per_client,
     cross_client_accuracy,
     mean_of_defined,
     non_finite_clients,
     pooled_accuracy,
-    summarize_accuracy,
+    scores_per_client,
+    summarize_scores,
 )
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -159,14 +159,14 @@ def _evaluate_federation(
 
     # ---- Step 2: each client's accuracy, and the means over clients.
     for prefix, counts in counts_by_prefix.items():
-        for name, values in accuracy_per_client(counts).items():
+        for name, values in scores_per_client(counts).items():
             column = f"{prefix.removeprefix('unseen_')}{name}"
             by_number = {
                 federation.partition_number(client): value for client, value in enumerate(values)
             }
             evaluation.clients.setdefault(column, {}).update(by_number)
         if not diverged:  # a mean over the others would flatter
-            means = summarize_accuracy(counts)
+            means = summarize_scores(counts)
             evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
 
     # ---- Step 3: each client's model on everybody's samples.

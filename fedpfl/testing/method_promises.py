@@ -66,14 +66,14 @@ STATEFUL = (
 )
 PADDED = (
     "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches"
-    " are padded on the batched backend, so use batch.mean, batch.sum and batch.cross_entropy"
+    " are padded on the batched backend, so use batch.mean, batch.sum and batch.loss"
 )
 AMPLIFIED = (
     "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend differs"
     " from itself as much. What divides by small gradients (a step or server of the method's own"
     " with Adam) amplifies it, and so does a cut at a threshold. Try plain SGD, or no cut, in its"
     " place: backends then agree, unless short batches are averaged otherwise than by batch.mean,"
-    " batch.sum and batch.cross_entropy"
+    " batch.sum and batch.loss"
 )
 
 

@@ -173,7 +173,7 @@ FAULTS = {
     "asks for values": (
         """
     def loss(self, server, client, net, params, batch):
-        return batch.cross_entropy(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
+        return batch.loss(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
         """,
         {"keeps_form"},
         (
@@ -188,7 +188,7 @@ FAULTS = {
         return {"net": params, "rows": torch.zeros(parts.clients, 2)}, {}
     def loss(self, server, client, net, params, batch):
         own = params["rows"][client["number"].clamp(max=5)]
-        return batch.cross_entropy(net(params["net"], batch.x)) + own.square().sum()
+        return batch.loss(net(params["net"], batch.x)) + own.square().sum()
     def evaluated(self, server, client, params):
         return params["net"]
         """,
@@ -213,7 +213,7 @@ FAULTS = {
     def start(self, received, client):
         return {"net": received, "more": torch.zeros(3)}
     def loss(self, server, client, net, params, batch):
-        return batch.cross_entropy(net(params["net"], batch.x))
+        return batch.loss(net(params["net"], batch.x))
     def predict(self, net, params, batch):
         return net(params["own"], batch.x)
         """,

@@ -235,7 +235,7 @@ WRONG = {
         ),
         (
             lambda self, server, client, net, params, batch: (
-                batch.cross_entropy(net(params, batch.x)),
+                batch.loss(net(params, batch.x)),
                 {"n": 3},
             ),
             "returned a int as entry n; it must return the loss, a 0-dimensional tensor",
@@ -351,7 +351,7 @@ def test_a_wrong_answer_is_told_with_the_hook(hook, wrong, told, backend):
 
 
 def _pair(self, server, client, net, params, batch):
-    return batch.cross_entropy(net(params, batch.x)), batch.y
+    return batch.loss(net(params, batch.x)), batch.y
 
 
 def _forgets(self, *given):
@@ -550,7 +550,7 @@ def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend)
     @dataclass(frozen=True)
     class Frozen(FedAvg):
         def loss(self, server, client, net, params, batch):
-            return batch.cross_entropy(net(params, batch.x))
+            return batch.loss(net(params, batch.x))
 
         def predict(self, net, params, batch):
             return net(params, batch.x).detach()

@@ -26,7 +26,7 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.backends.selection import find_device, require_supported
 from fedpfl.engine.calls import Counts, EvalCall
-from fedpfl.engine.evaluate import accuracy_per_client, pooled_accuracy, summarize_accuracy
+from fedpfl.engine.evaluate import pooled_accuracy, scores_per_client, summarize_scores
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -308,7 +308,7 @@ def test_accuracies_by_hand():
     counts = Counts(
         torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4])
     )
-    result = summarize_accuracy(counts)
+    result = summarize_scores(counts)
     assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
     assert result["accuracy_pooled"] == pooled_accuracy(counts) == pytest.approx(60)
     assert result["accuracy_std"] == pytest.approx(
@@ -316,7 +316,7 @@ def test_accuracies_by_hand():
     )
     assert result["accuracy_worst10"] == 50
     assert result["loss"] == pytest.approx(0.7)
-    assert accuracy_per_client(counts)["accuracy"] == pytest.approx(
+    assert scores_per_client(counts)["accuracy"] == pytest.approx(
         [50, 75, float("nan"), 50], nan_ok=True
     )
 
@@ -324,15 +324,15 @@ def test_accuracies_by_hand():
 def test_the_worst_decile_is_a_tenth_of_the_clients():
     correct = torch.arange(40)
     counts = Counts(correct, torch.zeros(40), torch.full((40,), 100))
-    assert summarize_accuracy(counts)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
+    assert summarize_scores(counts)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
 
 
 def test_without_test_samples_there_is_no_accuracy():
     nothing = Counts(
         torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
     )
-    assert {*summarize_accuracy(nothing).values(), pooled_accuracy(nothing)} == {None}
-    assert all(value != value for value in accuracy_per_client(nothing)["accuracy"])
+    assert {*summarize_scores(nothing).values(), pooled_accuracy(nothing)} == {None}
+    assert all(value != value for value in scores_per_client(nothing)["accuracy"])
 
 
 # Toy methods: every hook, with results by hand

@@ -229,7 +229,7 @@ class Recorder(FedAvg):
 
     def loss(self, server, client, net, params, batch):
         logits = net(params, batch.x)
-        return batch.cross_entropy(logits), {"y": batch.y, "logits": logits}
+        return batch.loss(logits), {"y": batch.y, "logits": logits}
 
     def after_training(self, server, client, net, params, shard, kept):
         if not kept:
@@ -347,7 +347,7 @@ class Stepper(FedAvg):
         return [Phase(epochs, step=self._step)]
 
     def _step(self, server, client, net, params, batch):
-        grads, loss = net.gradient(lambda n, p, b: b.cross_entropy(n(p, b.x)), params, batch)
+        grads, loss = net.gradient(lambda n, p, b: b.loss(n(p, b.x)), params, batch)
         return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
 
 
@@ -375,9 +375,7 @@ class Pairs(FedAvg):
         one, other = batches
         losses = []
         for part in (one, other):
-            grads, loss = net.gradient(
-                lambda n, p, part: part.cross_entropy(n(p, part.x)), params, part
-            )
+            grads, loss = net.gradient(lambda n, p, part: part.loss(n(p, part.x)), params, part)
             losses.append((grads, loss))
         mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
         return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]

@@ -15,7 +15,7 @@ import fedpfl
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.engine import RoundSetup, make_backend, make_initial_state, measures, play_round
 from fedpfl.engine.calls import Counts, EvalCall
-from fedpfl.engine.evaluate import accuracy_per_client, cross_client_accuracy, summarize_accuracy
+from fedpfl.engine.evaluate import cross_client_accuracy, scores_per_client, summarize_scores
 from fedpfl.engine.measures import BINS, MEASURES, compute_measures
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
@@ -98,9 +98,9 @@ def test_means_are_over_the_clients_of_which_they_are_defined():
     counts = Counts(
         torch.ones(4), torch.tensor([0.1, 0.2, 0.3, math.inf]), torch.tensor([1, 2, 0, 4]), more
     )
-    assert summarize_accuracy(counts)["auroc"] == pytest.approx(100 * (0.5 + 0.9 + 0.7) / 3)
-    assert summarize_accuracy(counts)["f1"] is None
-    each = accuracy_per_client(counts)
+    assert summarize_scores(counts)["auroc"] == pytest.approx(100 * (0.5 + 0.9 + 0.7) / 3)
+    assert summarize_scores(counts)["f1"] is None
+    each = scores_per_client(counts)
     assert each["auroc"] == pytest.approx(
         [50, math.nan, math.nan, math.nan], nan_ok=True
     )  # untested, not finite

@@ -180,7 +180,7 @@ class Watching(FedAvg):
         return {"teacher": net.buffers["main"]}
 
     def loss(self, server, client, net, params, batch):
-        loss = batch.cross_entropy(net(params, batch.x))
+        loss = batch.loss(net(params, batch.x))
         seen = (
             net.aside(server, batch.x)
             if self.aside

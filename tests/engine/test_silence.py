@@ -10,7 +10,7 @@ import torch
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.backends import selection as select
 from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients
+from fedpfl.engine.evaluate import non_finite_clients, scores_per_client
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase
@@ -58,7 +58,7 @@ def test_a_model_that_is_not_finite_has_no_accuracy(backend):
         EvalCall(method, FEDERATION, state, COHORT)
     )
     assert non_finite_clients(counts) == [1]
-    assert [value == value for value in accuracy_per_client(counts)["accuracy"]] == [
+    assert [value == value for value in scores_per_client(counts)["accuracy"]] == [
         True,
         False,
         True,

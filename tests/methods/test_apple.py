@@ -131,7 +131,7 @@ def test_the_slope_in_p_is_the_inner_product(net):
     def loss(moved):
         params = {"core": tree.map(lambda leaf: leaf[2], cores), "moved": moved}
         v = method.evaluated(server, client, params)
-        return batch.cross_entropy(torch.func.functional_call(module, v, batch.x))
+        return batch.loss(torch.func.functional_call(module, v, batch.x))
 
     found = torch.func.grad(loss)(torch.zeros(3, dtype=torch.float64))
     for j, step in enumerate(1e-5 * torch.eye(3, dtype=torch.float64)):

@@ -74,7 +74,7 @@ def test_the_pull_is_zero_at_the_prototype_and_never_reaches_the_head(
     batch = Batch(x, federation.y[federation.train[0][:1]])
     assert_same(
         FedProto(9.0).loss(at, {}, net.bind({"main": {}}), params, batch)[0],
-        batch.cross_entropy(logits),
+        batch.loss(logits),
     )
     with_it, without = (
         participate(

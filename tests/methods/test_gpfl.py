@@ -53,7 +53,7 @@ class Bypass(GPFL):
         return [Phase(epochs, {"body": True, "embeddings": False, "valve": False, "head": True})]
 
     def loss(self, server, client, net, params, batch):
-        return batch.cross_entropy(self.predict(net, self.evaluated(server, client, params), batch))
+        return batch.loss(self.predict(net, self.evaluated(server, client, params), batch))
 
 
 def test_past_the_valve_it_is_fedper(backend, federation):

@@ -26,7 +26,7 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall, TrainCall
-from fedpfl.engine.evaluate import accuracy_per_client, non_finite_clients, summarize_accuracy
+from fedpfl.engine.evaluate import non_finite_clients, scores_per_client, summarize_scores
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
@@ -210,9 +210,9 @@ def test_an_evaluation_is_fetched_at_once():
     )
     seen.reset()
     counts = runner.evaluate(EvalCall(FedAvg(), federation, state, EVERYONE))
-    assert summarize_accuracy(counts)["accuracy"] > 0
+    assert summarize_scores(counts)["accuracy"] > 0
     assert not non_finite_clients(counts)
-    assert len(accuracy_per_client(counts)["accuracy"]) == 10
+    assert len(scores_per_client(counts)["accuracy"]) == 10
     assert seen.waits == {
         "engine/backends/backend.py Backend.evaluate_splits: copy from cuda to cpu": 1
     }

@@ -7,7 +7,7 @@ import torch
 
 from fedpfl.engine import measures
 from fedpfl.engine.calls import Counts
-from fedpfl.engine.evaluate import summarize_accuracy
+from fedpfl.engine.evaluate import summarize_scores
 from fedpfl.record.columns import (
     MEASURES,
     METRICS,
@@ -23,9 +23,9 @@ from fedpfl.report.table import format_number
 
 def test_the_statistics_are_those_that_the_engine_counts():
     counts = Counts(torch.tensor([1, 0]), torch.tensor([2, 3]), torch.tensor([0.5, 1.5]))
-    assert tuple(summarize_accuracy(counts)) == STATISTICS
+    assert tuple(summarize_scores(counts)) == STATISTICS
     assert {*measures.MEASURES} == {*MEASURES}
-    assert summarize_accuracy(
+    assert summarize_scores(
         counts._replace(measures=dict.fromkeys(MEASURES, torch.ones(2)))
     ).keys() == {
         *STATISTICS,

@@ -214,8 +214,8 @@ class BatchedBackend(Backend):
             )
             logits = seen[2]
             allowed = logits.masked_fill(barred["classes"], -torch.inf) if barred else logits
-            hits = ((allowed.argmax(1) == batch.y) & (batch.samples > 0)).sum()
-            return hits, batch.sum(batch.losses(logits)), *([allowed] if metrics else [])
+            hits = (batch.hits(allowed) & (batch.samples > 0)).sum()
+            return hits, batch.summed_loss(logits), *([allowed] if metrics else [])
 
         owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
         random = [numbers for job in jobs for numbers in job.random()]

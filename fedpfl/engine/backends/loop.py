@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
@@ -183,8 +182,8 @@ class LoopBackend(Backend):
                 allowed = (
                     logits if barred is None else logits.masked_fill(barred[client], -torch.inf)
                 )
-                correct += (allowed.argmax(1) == batch.y).sum()
-                loss += F.cross_entropy(logits, batch.y, reduction="sum")
+                correct += batch.hits(allowed).sum()
+                loss += batch.summed_loss(logits)
                 kept += [allowed] if job.metrics else []
         more = compute_measures(job.metrics, torch.cat(kept), data.y) if kept else {}
         return Counts(correct, loss, torch.tensor(len(data.y), device=data.y.device), more)

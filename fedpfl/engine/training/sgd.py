@@ -591,18 +591,18 @@ class FineTuning(NamedTuple):
 def make_fine_tuning_plan(
     method: Method, tuning: FineTuning, parts: Parts, params: Tree
 ) -> TrainPlan:
-    """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
+    """Return the plan of fine-tuning an evaluated model by the task's loss alone."""
 
-    def cross_entropy(
+    def plain_loss(
         server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
     ) -> Tensor:
-        return batch.cross_entropy(method.predict(net, params, batch))
+        return batch.loss(method.predict(net, params, batch))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)
     if tuning.part == "head":
         head_mask = _mask_of_entries(params, parts.head)
         phases = [phase._replace(mask=head_mask) for phase in phases]
-    return TrainPlan(loss=cross_entropy, phases=phases, local=tuning.local, tuned=True)
+    return TrainPlan(loss=plain_loss, phases=phases, local=tuning.local, tuned=True)
 
 
 def _mask_of_entries(params: Tree, names: tuple[str, ...]) -> Tree:

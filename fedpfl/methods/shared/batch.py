@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, find_task
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Bound
 
@@ -18,12 +19,14 @@ from fedpfl.models import Bound
 class Batch(NamedTuple):
     """One minibatch of one client.
 
-    The batched backend pads short batches. `mean`, `sum` and `cross_entropy` leave the padding out,
+    The batched backend pads short batches. `mean`, `sum` and `loss` leave the padding out,
     so no method needs to look at `weight`.
 
     Attributes:
         x: inputs `[batch, *shape]` (images: channels, height, width).
-        y: labels `[batch]`; None where they are not shown, in the evaluation's `predict`.
+        y: labels, in the form of their task (`ground.tasks`): classes `[batch]`, bools
+            `[batch, labels]` or floats `[batch]`; None where they are not shown, in the
+            evaluation's `predict`.
         weight: 1 for samples and 0 for padding, `[batch]`; None: no padding.
         random: uniform numbers in [0, 1), `[batch, Method.randoms]`: new ones in every step, and in
             `predict` a function of (seed, round, client, split). Numbers for a step are those of
@@ -66,18 +69,42 @@ class Batch(NamedTuple):
             return values.mean()
         return (values * self.weight).sum() / self.weight.sum()
 
-    def losses(self, logits: Tensor) -> Tensor:
-        """Return the cross-entropy of each row of `logits` `[batch, classes]`, `[batch]`."""
+    def losses(self, outputs: Tensor) -> Tensor:
+        """Return the loss of the task for each row of a network's outputs, `[batch]`.
+
+        That is the cross-entropy of classes, the binary cross-entropy averaged over labels, or the
+        squared error.
+        """
+        task = find_task(self.y)
+        if task is MULTILABEL:
+            errors = F.binary_cross_entropy_with_logits(
+                outputs.float(), self.y.float(), reduction="none"
+            )
+            return errors.mean(1)
+        if task is REGRESSION:
+            return (outputs.float().squeeze(1) - self.y).square()
         # As F.cross_entropy, without its test for labels to ignore, which under vmap is a fifth of
         # a step's launches.
-        log_probabilities = logits.log_softmax(1)
+        log_probabilities = outputs.log_softmax(1)
         return -log_probabilities.gather(1, self.y[:, None]).squeeze(1)
 
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Average the cross-entropy of `logits` `[batch, classes]` over the samples."""
-        if self.weight is None:
-            return F.cross_entropy(logits, self.y)
-        return self.mean(self.losses(logits))
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Average the loss of the task over the samples; see `losses`."""
+        if self.weight is None and find_task(self.y) is CLASSIFICATION:
+            return F.cross_entropy(outputs, self.y)
+        return self.mean(self.losses(outputs))
+
+    def summed_loss(self, outputs: Tensor) -> Tensor:
+        """Add up the loss of the task over the samples; see `losses`."""
+        if self.weight is None and find_task(self.y) is CLASSIFICATION:
+            return F.cross_entropy(outputs, self.y, reduction="sum")
+        return self.sum(self.losses(outputs))
+
+    def hits(self, outputs: Tensor) -> Tensor:
+        """Return whether the likeliest class is the sample's, `[batch]`; False in other tasks."""
+        if find_task(self.y) is CLASSIFICATION:
+            return outputs.argmax(1) == self.y
+        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
 
 
 class Data(NamedTuple):
@@ -85,7 +112,7 @@ class Data(NamedTuple):
 
     Attributes:
         x: inputs `[samples, *shape]`.
-        y: labels `[samples]`.
+        y: labels `[samples]`, or `[samples, labels]`.
     """
 
     x: Tensor

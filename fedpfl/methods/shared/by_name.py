@@ -51,7 +51,7 @@ class PersonalByName(Method):
         The body's BatchNorm layers use their running statistics and do not move them.
         """
         frozen_statistics = net.still()
-        return batch.cross_entropy(self.predict(frozen_statistics, params, batch))
+        return batch.loss(self.predict(frozen_statistics, params, batch))
 
 
 def train_only(params: Tree, names: Collection[str]) -> Tree:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
@@ -33,7 +32,8 @@ def fisher_scores(
     """
 
     def summed_loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits(scored, Batch(x, y)), y, reduction="sum")
+        batch = Batch(x, y)
+        return batch.summed_loss(logits(scored, batch))
 
     total = None
     for batch in shard.data.chunks():

@@ -295,7 +295,7 @@ class Method(Checked):
         Of several models add the losses: their gradients do not mix. Or return `(loss, tree of
         [batch, ...])`, as `Phase.loss`.
         """
-        return batch.cross_entropy(self.predict(net, params, batch))
+        return batch.loss(self.predict(net, params, batch))
 
     def after_training(
         self,

@@ -46,6 +46,7 @@ class Setting:
     lr: float
     momentum: float
     weight_decay: float
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 
     @property
     def initial(self) -> Weights:
@@ -104,11 +105,11 @@ def train(
     moving: Callable[[str], bool] = lambda name: True,
     first: int = 0,
     still: bool = False,
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy,
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
     after_gradient: Callable[[nn.Module], None] | None = None,
     after_step: Callable[[nn.Module, torch.optim.Optimizer], None] | None = None,
 ) -> Weights:
-    """LocalTrain: epochs of SGD on `loss(model, x, y)`.
+    """LocalTrain: epochs of SGD on `loss(model, x, y)`, or on the setting's loss of the outputs.
 
     near: the gradient of lam/2 |v - near|^2 is added. moving: which parameters are optimised.
     first: the number of the first epoch's order. still: with the model in evaluation mode.
@@ -126,7 +127,7 @@ def train(
         s, t, i, range(first, first + (s.epochs if epochs is None else epochs))
     ):
         optimizer.zero_grad()
-        loss(model, x, y).backward()
+        (loss(model, x, y) if loss else s.loss(model(x), y)).backward()
         if near is not None:
             for name, p in model.named_parameters():
                 p.grad += lam * (p.detach() - near[name])
@@ -140,6 +141,9 @@ def train(
 
 
 def hits(s: Setting, weights: Weights, i: int) -> int:
+    """Correct predictions of a client's test samples; 0 where labels are no classes."""
+    if s.clients[i].test_y.dtype != torch.int64:
+        return 0
     model = load(s, weights).eval()
     with torch.no_grad():
         return int((model(s.clients[i].test_x).argmax(1) == s.clients[i].test_y).sum())

@@ -1,0 +1,106 @@
+"""Tasks: what labels are, by which score models are judged, and which end of it is better.
+
+The form of the labels says the task inside the engine, so that no call is told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedpfl.ground.errors import FedpflError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """Describe a task.
+
+    Attributes:
+        name: The value of the key `task`.
+        labels: The form of its labels, for messages.
+        score: The statistic by which models are judged, as columns have it.
+        score_word: The score in a sentence.
+        unit: Of the score: %, or nothing where it is in units of the labels.
+        is_higher_better: Which end of the score is the better one.
+        measured: What is counted of a client's predictions beside the loss.
+    """
+
+    name: str
+    labels: str
+    score: str
+    score_word: str
+    unit: str
+    is_higher_better: bool
+    measured: tuple[str, ...] = ()
+
+    def is_better(self, score: float | None, other: float | None) -> bool:
+        """Return whether a score beats another; None and nan are worse than any number."""
+        if score is None or score != score:
+            return False
+        if other is None or other != other:
+            return True
+        return score > other if self.is_higher_better else score < other
+
+    def describe_score(self, score: float) -> str:
+        """Write a score with its unit, as terminals show it."""
+        if self.unit:
+            return f"{score:.2f} {self.unit}"
+        return f"{self.score_word} {score:.4g}"
+
+
+CLASSIFICATION = Task(
+    name="classification",
+    labels="integers [samples], a class each",
+    score="accuracy",
+    score_word="accuracy",
+    unit="%",
+    is_higher_better=True,
+)
+MULTILABEL = Task(
+    name="multilabel",
+    labels="0 and 1 [samples, labels]",
+    score="auroc",
+    score_word="AUROC",
+    unit="%",
+    is_higher_better=True,
+    measured=("auroc", "f1"),
+)
+REGRESSION = Task(
+    name="regression",
+    labels="floats [samples]",
+    score="rmse",
+    score_word="RMSE",
+    unit="",
+    is_higher_better=False,
+    measured=("squared_error", "label_mean", "label_spread"),
+)
+TASKS = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION)}
+"""By the value of the key `task`."""
+
+
+def find_task(y: Tensor) -> Task:
+    """Return the task of labels: floats are regression, bools multilabel, integers classes."""
+    if y.dtype.is_floating_point:
+        return REGRESSION
+    return MULTILABEL if y.dim() == 2 else CLASSIFICATION
+
+
+def configured_task(config: Mapping[str, Any]) -> Task:
+    """Return the task of a resolved configuration, also of one from before there were several."""
+    return TASKS.get(str(config.get("task", CLASSIFICATION.name)), CLASSIFICATION)
+
+
+def require_classification(task: Task, choice: str, reason: str) -> None:
+    """Raise FedpflError for a choice that needs classes.
+
+    Args:
+        task: The task.
+        choice: What needs them, such as `method=fedproto`.
+        reason: Why, as a clause: `it averages features by class`.
+    """
+    if task is not CLASSIFICATION:
+        raise FedpflError(f"{choice} is for task=classification, not {task.name}: {reason}")
