@@ -137,7 +137,7 @@ def test_the_engine_knows_no_methods_name():
         assert not constants & REGISTERED, f"{path} names {constants & REGISTERED}"
 
 
-GROUND = tuple(f"fedpfl.ground.{room}" for room in ("tree", "errors", "ranges", "casting"))
+GROUND = tuple(f"fedpfl.ground.{room}" for room in ("tree", "errors", "ranges", "casting", "tasks"))
 METHOD_PARTS = (*GROUND, "fedpfl.models", "fedpfl.methods.shared")
 
 

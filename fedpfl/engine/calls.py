@@ -121,7 +121,7 @@ class EvalCall:
             training data.
         overlay: As in TrainCall.
         measures: Names of measures to compute for each client as well: of `measures.MEASURES`, or
-            what the task counts (`Task.measured`).
+            what the task counts (`Task.measures`).
         common_federation: Clients on whose test samples each model is evaluated too; their counts
             are `[clients, clients of common_federation]`.
     """

@@ -94,7 +94,7 @@ def compute_measures(names: Sequence[str], outputs: Tensor, y: Tensor) -> dict[s
     `squared_error`, `label_mean`, and `label_spread`, the squared deviations from that mean.
 
     Args:
-        names: Of MEASURES, or `Task.measured`.
+        names: Of MEASURES, or `Task.measures`.
         outputs: The network's, `[samples, classes]`.
         y: Labels, in the form of their task.
 

@@ -26,7 +26,7 @@ class Task:
         score_word: The score in a sentence.
         unit: Of the score: %, or nothing where it is in units of the labels.
         is_higher_better: Which end of the score is the better one.
-        measured: What is counted of a client's predictions beside the loss.
+        measures: What is counted of a client's predictions beside the loss.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Task:
     score_word: str
     unit: str
     is_higher_better: bool
-    measured: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
 
     def is_better(self, score: float | None, other: float | None) -> bool:
         """Return whether a score beats another; None and nan are worse than any number."""
@@ -67,7 +67,7 @@ MULTILABEL = Task(
     score_word="AUROC",
     unit="%",
     is_higher_better=True,
-    measured=("auroc", "f1"),
+    measures=("auroc", "f1"),
 )
 REGRESSION = Task(
     name="regression",
@@ -76,7 +76,7 @@ REGRESSION = Task(
     score_word="RMSE",
     unit="",
     is_higher_better=False,
-    measured=("squared_error", "label_mean", "label_spread"),
+    measures=("squared_error", "label_mean", "label_spread"),
 )
 TASKS = {task.name: task for task in (CLASSIFICATION, MULTILABEL, REGRESSION)}
 """By the value of the key `task`."""

@@ -86,7 +86,7 @@ class FedOBPAdaptive(FedOBP):
         with torch.no_grad():
             for batch in data.chunks():
                 logits = self.predict(net, model, batch)
-                hits = batch.hits(logits).sum()
+                hits = batch.find_hits(logits).sum()
                 loss = batch.summed_loss(logits)
                 total += torch.stack([hits, loss])
         return total

@@ -112,7 +112,7 @@ def test_it_finds_the_common_optimum_where_fedavg_does_not():
         def __call__(self, params, x):
             return params["x"] - x
 
-        def cross_entropy(self, away):
+        def loss(self, away):
             return away @ self.curve @ away / 2
 
     server, clients = method.init(

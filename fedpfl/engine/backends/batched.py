@@ -214,7 +214,7 @@ class BatchedBackend(Backend):
             )
             logits = seen[2]
             allowed = logits.masked_fill(barred["classes"], -torch.inf) if barred else logits
-            hits = (batch.hits(allowed) & (batch.samples > 0)).sum()
+            hits = (batch.find_hits(allowed) & (batch.samples > 0)).sum()
             return hits, batch.summed_loss(logits), *([allowed] if metrics else [])
 
         owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]

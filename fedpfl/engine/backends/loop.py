@@ -182,7 +182,7 @@ class LoopBackend(Backend):
                 allowed = (
                     logits if barred is None else logits.masked_fill(barred[client], -torch.inf)
                 )
-                correct += batch.hits(allowed).sum()
+                correct += batch.find_hits(allowed).sum()
                 loss += batch.summed_loss(logits)
                 kept += [allowed] if job.metrics else []
         more = compute_measures(job.metrics, torch.cat(kept), data.y) if kept else {}

@@ -100,7 +100,7 @@ class Batch(NamedTuple):
             return F.cross_entropy(outputs, self.y, reduction="sum")
         return self.sum(self.losses(outputs))
 
-    def hits(self, outputs: Tensor) -> Tensor:
+    def find_hits(self, outputs: Tensor) -> Tensor:
         """Return whether the likeliest class is the sample's, `[batch]`; False in other tasks."""
         if find_task(self.y) is CLASSIFICATION:
             return outputs.argmax(1) == self.y

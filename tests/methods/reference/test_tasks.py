@@ -97,7 +97,7 @@ def test_rounds_and_scores_are_those_of_plain_loops(name, backend, setting, net,
 
     # Everybody's personal model after the last round, judged by scikit-learn.
     call = EvalCall(
-        method, federation, states[-1], list(range(federation.clients)), measures=task.measured
+        method, federation, states[-1], list(range(federation.clients)), measures=task.measures
     )
     counts = make_backend(as_engine(backend), net, CPU).evaluate(call)
     told = scores_per_client(counts, task)
@@ -180,5 +180,5 @@ def test_ties_and_equal_labels():
     assert float(got["f1"]) == pytest.approx(f1)
     assert compute_measures(("f1",), -outputs.abs(), ~y[:, 1:].expand(4, 2))["f1"].isnan()
     equal = torch.full((7,), 16777216.1 / 3)
-    sums = compute_measures(REGRESSION.measured, torch.zeros(7, 1), equal)
+    sums = compute_measures(REGRESSION.measures, torch.zeros(7, 1), equal)
     assert sums["label_spread"] == 0
