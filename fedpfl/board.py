@@ -129,21 +129,21 @@ class BoardCommand(NamedTuple):
     Attributes:
         suite: The suite's content.
         folder: Where the board and its runs are.
-        words: The words for all runs.
+        run_words: The words for all runs.
     """
 
     suite: Mapping[str, Any]
     folder: Path
-    words: list[str]
+    run_words: list[str]
 
 
-def read_command_line(words: Sequence[str]) -> BoardCommand:
+def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     """Read the command line. Raises FedpflError."""
-    words = check_words(words, {}, HELP_ADVICE)
-    note = replaced_words(words)
+    arguments = check_words(arguments, {}, HELP_ADVICE)
+    note = replaced_words(arguments)
     if note:
         print_notice(note)
-    values = {key: value for key, _, value in (word.partition("=") for word in words)}
+    values = {key: value for key, _, value in (word.partition("=") for word in arguments)}
 
     # ---- The suite, with what the command line replaces of it
     suite_names = sorted(path.stem for path in SUITES.glob("*.yaml"))
@@ -154,14 +154,14 @@ def read_command_line(words: Sequence[str]) -> BoardCommand:
     suite |= {key: values.pop(key) for key in SUITE_KEYS if key in values}
 
     # ---- The folder
-    sweep_dir = overrides.read_text_value(words, "hydra.sweep.dir")
+    sweep_dir = overrides.read_text_value(arguments, "hydra.sweep.dir")
     folder = Path(sweep_dir or f"outputs/board/{suite_name}")
     values.pop("hydra.sweep.dir", None)
 
     # ---- All other words are for the runs; they replace the suite's words of the same key
     suite_words = [word for word in suite["words"] if _key_of(word) not in values]
     board_keys = ("suite", "hydra.sweep.dir", *SUITE_KEYS)
-    run_words = [word for word in words if _key_of(word) not in board_keys]
+    run_words = [word for word in arguments if _key_of(word) not in board_keys]
     return BoardCommand(suite, folder, [*suite_words, *run_words])
 
 
@@ -198,10 +198,11 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
             continue
         folder = command.folder / setting
         for method in methods:
-            words = [f"method={method}", *setting_words, *command.words, *counts]
-            words += overrides.format_words("hydra.sweep.dir", str(folder))
+            tuning_words = [f"method={method}", *setting_words, *command.run_words, *counts]
+            tuning_words += overrides.format_words("hydra.sweep.dir", str(folder))
             try:
-                (record,) = tune_methods(parse_request(words), run_or_exit).frame.to_dict("records")
+                table = tune_methods(parse_request(tuning_words), run_or_exit)
+                (record,) = table.frame.to_dict("records")
             except (FedpflError, *overrides.HYDRA_ERRORS) as error:
                 add_failure(f"{setting}, {method}: left out: {format_error(error)}")
                 continue
@@ -224,7 +225,7 @@ def _compose_settings(command: BoardCommand, words_of_tuning: Sequence[str]) -> 
     parse_request(words_of_tuning)
     shared_words = [
         word
-        for word in command.words
+        for word in command.run_words
         if not (word.startswith("method.") or overrides.is_sweep(word))
     ]
     return {
@@ -256,7 +257,7 @@ def make_board(
         title: The table's title.
     """
     # ---- Accuracies, harms and ranks
-    finished_runs = [run for run in runs(*final_runs) if run.status == "finished"]
+    finished_runs = [run for run in runs(*final_runs.keys()) if run.status == "finished"]
     run_groups = groups(finished_runs)
     accuracies = accuracy_table(finished_runs, "validation", chosen=MEASURED)
     harms, fairness_notes = _harms_by_group(run_groups)
@@ -269,13 +270,15 @@ def make_board(
         tuning_record = final_runs[run.path.resolve()]
         label = BASELINES["fedavg"] if run.method_name == "fedavg" else label_and_column(group)[0]
         sim_seconds, _ = mean_and_std([_mean_sim_seconds(run) for run in group.reported_runs])
-        measured = {key: row[key] for key in _with_spreads(MEASURED) if row.get(key) is not None}
+        measurements = {
+            key: row[key] for key in _with_spreads(MEASURED) if row.get(key) is not None
+        }
         records.append(
             {
                 "setting": f"{tuning_record['setting']}: {group.setting}",
                 "rank": mean_ranks.get(run.method_title, mean_ranks.get(label)),
                 "method": run.method_title,
-                **measured,
+                **measurements,
                 **_select_harms(harms.get(group, {})),
                 SIMULATED: sim_seconds,
                 "seeds": len(group.reported_runs),
@@ -288,16 +291,15 @@ def make_board(
     records.sort(key=_by_setting_and_accuracy)
 
     # ---- Notes: what is missing, and why
-    empty_notes = [note for note in accuracies.notes if note.startswith("Empty")]
-    diverged_notes = _diverged_notes(final_runs, finished_runs)
-    notes = (*rank_notes, *failures, *diverged_notes, *fairness_notes, *empty_notes)
+    notes = [*rank_notes, *failures, *_diverged_notes(final_runs, finished_runs), *fairness_notes]
+    notes += [note for note in accuracies.notes if note.startswith("Empty")]
     table = Table.of(
         records,
         {**BOARD_COLUMNS, **PROVENANCE_COLUMNS},
         title=title,
         frame=pd.DataFrame(records),
         caption=CAPTION,
-        notes=notes,
+        notes=tuple(notes),
         by=1,
     )
     return table, finished_runs
@@ -428,13 +430,12 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     # ---- Make its columns from the new runs
     new_table, _ = make_board(final_runs, [], "")
     new_rows = pd.read_csv(_as_csv(new_table.frame), dtype=str, keep_default_na=False)
-    new_row = next(
-        (new for new in new_rows.to_dict("records") if new["identity"] == row["identity"]), None
-    )
-    if new_row is None:
+    new_matches = [new for new in new_rows.to_dict("records") if new["identity"] == row["identity"]]
+    if not new_matches:
         identities = join_few(new_rows["identity"]) if len(new_rows) else "no finished run"
         print_notice(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
         return 1
+    new_row = new_matches[0]
     new_row |= {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
 
     # ---- Compare all columns
@@ -491,19 +492,21 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 def _with_known_data(foreign_runs: ForeignRuns, command: BoardCommand) -> ForeignRuns:
     """Return a stranger's runs, which download no data set but those of the suite."""
-    suite_words = {word for words in command.suite["settings"].values() for word in words}
-    dataset_words = {word for word in foreign_runs.words if word.startswith("dataset=")}
+    suite_words = {
+        word for setting_words in command.suite["settings"].values() for word in setting_words
+    }
+    dataset_words = {word for word in foreign_runs.run_words if word.startswith("dataset=")}
     if dataset_words <= suite_words:
         return foreign_runs
-    return foreign_runs._replace(words=[*foreign_runs.words, "dataset.download=false"])
+    return foreign_runs._replace(run_words=[*foreign_runs.run_words, "dataset.download=false"])
 
 
 def _setting_of(record: Mapping[str, str], foreign_runs: ForeignRuns, command: BoardCommand) -> str:
     """Return the setting whose words a row has; of several, the one that it names."""
     fitting_settings = [
         setting
-        for setting, words in command.suite["settings"].items()
-        if {*words} <= {*foreign_runs.words}
+        for setting, setting_words in command.suite["settings"].items()
+        if {*setting_words} <= {*foreign_runs.run_words}
     ]
     setting_name = record["setting"].partition(": ")[0]
     if setting_name in fitting_settings:
@@ -537,9 +540,14 @@ def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
     """Run a stranger's words anew; return the run directories."""
     seeds = ",".join(map(str, foreign_runs.seeds))
     options = ["-m", *overrides.format_words("hydra.sweep.dir", str(root))]
-    words = [f"seed=choice({seeds})", "hydra.sweeper.table=false", "restart=true"]
-    run_or_exit(options, [*foreign_runs.words, *words], accepted_status=EXIT_STATUS[Diverged])
-    return locate_final_runs(root, foreign_runs.words, foreign_runs.seeds)
+    run_words = [
+        *foreign_runs.run_words,
+        f"seed=choice({seeds})",
+        "hydra.sweeper.table=false",
+        "restart=true",
+    ]
+    run_or_exit(options, run_words, accepted_status=EXIT_STATUS[Diverged])
+    return locate_final_runs(root, foreign_runs.run_words, foreign_runs.seeds)
 
 
 def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
@@ -564,13 +572,13 @@ def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
 
 def _chosen_words(row: Mapping[str, str], command: BoardCommand) -> str:
     """Return which words of a row's command its search has chosen."""
-    words = read_untrusted_command(row["command"]).words
-    method = next((word.partition("=")[2] for word in words if word.startswith("method=")), "")
+    run_words = read_untrusted_command(row["command"]).run_words
+    method = overrides.read_text_value(run_words, "method")
     setting_name = row["setting"].partition(": ")[0]
     setting_words = command.suite["settings"].get(setting_name, [])
-    search_space = make_search_space(method, [*setting_words, *command.words])
+    search_space = make_search_space(method, [*setting_words, *command.run_words])
     searched_keys = {_key_of(word) for word in search_space}
-    return " ".join(word for word in words if _key_of(word) in searched_keys)
+    return " ".join(word for word in run_words if _key_of(word) in searched_keys)
 
 
 def _mean_sim_seconds(run: Run) -> float:
@@ -585,22 +593,22 @@ def _as_csv(frame: pd.DataFrame) -> io.StringIO:
 
 def _words_and_seeds(command: str) -> tuple[list[str], list[int]]:
     """Return the words and the seeds of a row's command."""
-    *words, seed_word = shlex.split(command)[4:]
+    *run_words, seed_word = shlex.split(command)[4:]
     seeds = seed_word.partition("=")[2].split(",")
-    return words, [int(seed) for seed in seeds]
+    return run_words, [int(seed) for seed in seeds]
 
 
 def main() -> int:
     """Run the command; return the exit status."""
-    words = sys.argv[1:]
-    if {"-h", "--help"} & {*words} or not words:
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & {*arguments} or not arguments:
         print(__doc__)
         return 0
     try:
         register_resolver()
-        if words[0] == "verify":
-            return _run_verify(words[1:])
-        return _run_board(words)
+        if arguments[0] == "verify":
+            return _run_verify(arguments[1:])
+        return _run_board(arguments)
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
         print_notice(format_error(error))
         return 2
@@ -609,9 +617,9 @@ def main() -> int:
         return 130
 
 
-def _run_board(words: Sequence[str]) -> int:
+def _run_board(arguments: Sequence[str]) -> int:
     """Tune a suite and write its board; return 1 where something failed."""
-    command = read_command_line(words)
+    command = read_command_line(arguments)
     final_runs, failures = tune_suite(command)
     if not final_runs:
         explanation = failures[0] if failures else "none was named"
@@ -621,11 +629,11 @@ def _run_board(words: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
-def _run_verify(words: Sequence[str]) -> int:
+def _run_verify(arguments: Sequence[str]) -> int:
     """Run a row again: `ROW suite=NAME [hydra.sweep.dir=DIR]`."""
-    if not words:
+    if not arguments:
         raise FedpflError("verify needs a row: python -m fedpfl.board verify ROW suite=small")
-    identity_prefix, *board_words = words
+    identity_prefix, *board_words = arguments
     for word in board_words:
         if not word.startswith(("suite=", "hydra.sweep.dir=")):
             raise FedpflError(f"{word}: verify runs the words of the row itself; leave it out")

@@ -1,5 +1,4 @@
-"""Check what is yours: `fedpfl check mine.py` tries each method, model, data set and partition on
-its promises.
+"""Check what is yours: `fedpfl check mine.py` tries each choice of a file on its promises.
 
 Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to be mended.
 """
@@ -35,8 +34,29 @@ from fedpfl.testing.trials import (
 )
 
 
-def main(words: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Print, for each choice, a line for each promise; return the exit status."""
+    options = _make_parser().parse_intermixed_args(arguments)
+    threads = torch.get_num_threads()
+    try:
+        command = read_command(options.what, options.values)
+        trials = make_trials(command, OtherProcess([options.what, *options.values]))
+        if options.digests:
+            digests = {str(choice): digest_of_trial(trial) for choice, trial in trials.items()}
+            print(json.dumps(digests))
+            return 0
+        statuses = [
+            _print_verdicts(choice, trial, options.quick) for choice, trial in trials.items()
+        ]
+        return max(statuses)
+    except FedpflError as error:
+        print_notice(error)
+        return 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _make_parser() -> Parser:
     parser = Parser(
         prog="fedpfl check",
         description=(
@@ -69,67 +89,63 @@ def main(words: list[str] | None = None) -> int:
         "--quick", action="store_true", help="on one of the backends, and in this process alone"
     )
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
-    chosen, threads = parser.parse_intermixed_args(words), torch.get_num_threads()
-    try:
-        command = read_command(chosen.what, chosen.values)
-        trials = make_trials(command, OtherProcess([chosen.what, *chosen.values]))
-        if chosen.digests:
-            print(
-                json.dumps(
-                    {str(choice): digest_of_trial(trial) for choice, trial in trials.items()}
-                )
-            )
-            return 0
-        return max(
-            [_print_verdicts(choice, trial, chosen.quick) for choice, trial in trials.items()]
-        )
-    except FedpflError as error:
-        print_notice(error)
-        return 2
-    finally:
-        torch.set_num_threads(threads)
+    return parser
 
 
 # ---- what is tried
 
 
-def read_command(what: str, values: Sequence[str]) -> Command:
-    """Return what is asked for, plugins loaded. Raises FedpflError."""
-    named: list[Choice] = []
+def read_command(target: str, values: Sequence[str]) -> Command:
+    """Return the choices and settings of the command, plugins loaded. Raises FedpflError.
+
+    Args:
+        target: a file or a name.
+        values: words KEY=VALUE, of which some choose.
+    """
+    choices_by_name: list[Choice] = []
     settings: list[str] = []
     for word in values:
         key, sign, text = word.partition("=")
         if not sign:
             raise FedpflError(f"{word} is not KEY=VALUE")
         if key in REGISTRIES:
-            named.append(Choice(key, text))
+            choices_by_name.append(Choice(key, text))
         else:
             settings.append(word)
     plugins.load_plugins([])
-    if what.endswith(".npz"):
-        raise FedpflError(f"{what} is a data set's archive: fedpfl check dataset=npz path={what}")
-    if _is_file(what):
-        added = _load_plugin(what)
+    if target.endswith(".npz"):
+        raise FedpflError(
+            f"{target} is a data set's archive: fedpfl check dataset=npz path={target}"
+        )
+    choices_of_file: list[Choice] = []
+    if _is_file(target):
+        choices_of_file = _load_plugin(target)
     else:
-        added, named = [], [_find_choice(what), *named]
-    for choice in named:
-        if choice.name not in (known := choice_names(choice.kind)):
-            raise FedpflError(f"{choice} is no choice{did_you_mean(choice.name, known)}")
-    return Command(named or added, settings, by_name=bool(named))
+        choices_by_name.insert(0, _find_choice(target))
+    for choice in choices_by_name:
+        names = choice_names(choice.kind)
+        if choice.name not in names:
+            raise FedpflError(f"{choice} is no choice{did_you_mean(choice.name, names)}")
+    choices = choices_by_name or choices_of_file
+    return Command(choices, settings, by_name=bool(choices_by_name))
 
 
 def _load_plugin(file: str) -> list[Choice]:
-    """Return what a file adds. Raises FedpflError."""
-    before = {group: {*kind.registry} for group, kind in REGISTRIES.items()}
+    """Return the choices that a file adds. Raises FedpflError where it adds none."""
+    names_before = {group: {*kind.registry} for group, kind in REGISTRIES.items()}
     plugins.load_plugins([file])
-    added = [Choice(group, name) for group, kind in REGISTRIES.items() for name in kind.registry]
-    added = [choice for choice in added if choice.name not in before[choice.kind]]
-    if not added:
-        needed = ", ".join(PLUGIN_KINDS)
+    choices = [
+        Choice(group, name)
+        for group, kind in REGISTRIES.items()
+        for name in kind.registry
+        if name not in names_before[group]
+    ]
+    if not choices:
         raise FedpflError(
-            f"{file} has nothing to try; it needs a dictionary {needed} of names and values"
+            f"{file} has nothing to try; it needs a dictionary {', '.join(PLUGIN_KINDS)} of names"
+            " and values"
         )
-    return added
+    return choices
 
 
 def _is_file(word: str) -> bool:
@@ -146,16 +162,15 @@ def _find_choice(word: str) -> Choice:
         return Choice(kind, name)
     kinds = _kinds_of(word)
     if not kinds:
-        every = {name for group in REGISTRIES for name in choice_names(group)}
+        names = {name for group in REGISTRIES for name in choice_names(group)}
         raise FedpflError(
             f"{word} is no file, and no method, model, data set or"
-            f" partition{did_you_mean(word, every)}"
+            f" partition{did_you_mean(word, names)}"
         )
     if len(kinds) > 1:
-        either = " and ".join(KIND_TITLES[group] for group in kinds)
-        raise FedpflError(
-            f"{word} is {either}; write {' or '.join(f'{group}={word}' for group in kinds)}"
-        )
+        titles = " and ".join(KIND_TITLES[group] for group in kinds)
+        words_to_write = " or ".join(f"{group}={word}" for group in kinds)
+        raise FedpflError(f"{word} is {titles}; write {words_to_write}")
     return Choice(kinds[0], word)
 
 
@@ -169,24 +184,30 @@ def _kinds_of(name: str) -> list[str]:
 def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
     """Print what is kept and what not; return the exit status."""
     print(choice)
-    wrong = 0
+    broken_count = 0
     promises = [
         promise for promise in PROMISES_BY_KIND[choice.kind] if not (quick and promise.slow)
     ]
     try:
         for promise, faults, mend in audit_trial(choice, trial, quick):
-            word = "ok" if not faults else "WRONG" if promise.binding else "note"
-            print(f"  {word:6}{promise.words}", flush=True)
+            word = "ok"
+            if faults:
+                word = "WRONG" if promise.binding else "note"
+            print(f"  {word:6}{promise.title}", flush=True)
             for fault in faults:
                 print(f"        {escape_controls(shorten_values(fault))}")
             if mend:
                 print(f"        {mend}")
-            wrong += bool(faults) and promise.binding
+            if faults and promise.binding:
+                broken_count += 1
     except Untriable as error:
         print_notice(f"{choice}: {error}")
         return 2
-    print(f"  {wrong} of {len(promises)} not kept" if wrong else "  all is kept")
-    return int(wrong > 0)
+    if broken_count:
+        print(f"  {broken_count} of {len(promises)} not kept")
+        return 1
+    print("  all is kept")
+    return 0
 
 
 if __name__ == "__main__":

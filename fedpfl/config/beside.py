@@ -17,27 +17,29 @@ ModuleSources = dict[str, tuple[Path, bytes]]
 
 
 def find_local_imports(file: Path, text: bytes) -> ModuleSources:
-    """Return the modules in or below a file's folder that it imports, wherever in its text, and
-    these in turn.
+    """Return the modules below a file's folder that it imports, and these in turn.
+
+    Imports count wherever they stand in a text.
     """
     sources: ModuleSources = {}
     pending = [(text, "")]  # with the package that relative imports start from
     while pending:
-        for name in [
-            part
-            for import_name in imported_modules(*pending.pop())
-            for part in _list_parents(import_name)
-        ]:
+        source_text, package = pending.pop()
+        names = [
+            name
+            for import_name in imported_modules(source_text, package)
+            for name in _list_parents(import_name)
+        ]
+        for name in names:
             path = _find_path(name)
-            if (
-                name in sources
-                or not path
-                or not _is_in_folder(path, file.parent)
-                or (source := read_source(path)) is None
-            ):
+            if name in sources or not path or not _is_in_folder(path, file.parent):
                 continue
-            sources[name] = path, source
-            pending.append((source, name if path.stem == "__init__" else name.rpartition(".")[0]))
+            imported_text = read_source(path)
+            if imported_text is None:
+                continue
+            sources[name] = path, imported_text
+            is_package = path.stem == "__init__"
+            pending.append((imported_text, name if is_package else name.rpartition(".")[0]))
     return sources
 
 
@@ -49,27 +51,32 @@ def read_source(path: Path) -> bytes | None:
 
 
 def _list_parents(name: str) -> list[str]:
-    """`a`, `a.b` and `a.b.c` of `a.b.c`: an import runs all three."""
+    """Return `a`, `a.b` and `a.b.c` of `a.b.c`: an import runs all three."""
     return list(accumulate(name.split("."), "{}.{}".format))
 
 
 def _find_path(name: str) -> Path | None:
-    """Where a module's text is, be it imported yet or not."""
-    path = getattr(sys.modules.get(name), "__file__", None)
-    if name not in sys.modules:
-        folders = None
-        for part in _list_parents(name):
-            spec = PathFinder.find_spec(part, folders)
-            path, folders = (
-                (spec.origin, spec.submodule_search_locations or []) if spec else (None, [])
-            )
-    return Path(path).resolve() if path else None
+    """Return the file of a module, be it imported yet or not; None without one."""
+    if name in sys.modules:
+        path = getattr(sys.modules[name], "__file__", None)
+        return Path(path).resolve() if path else None
+    folders = None
+    spec = None
+    for part in _list_parents(name):
+        spec = PathFinder.find_spec(part, folders)
+        # Below a module that is not found, nothing is.
+        folders = (spec.submodule_search_locations or []) if spec else []
+    return Path(spec.origin).resolve() if spec and spec.origin else None
 
 
 def _is_in_folder(path: Path, folder: Path) -> bool:
-    """Whether a module lies in a plugin's folder and is neither installed there nor fedpfl's."""
+    """Return whether a module lies in a plugin's folder and is nobody else's.
+
+    What is installed there, and fedpfl itself, are no part of the plugin.
+    """
+    if not path.is_relative_to(folder.resolve()):
+        return False
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
     package_folders = [Path(str(package.__file__)).resolve().parent for package in (fedpfl, os)]
-    is_installed = {"site-packages", "dist-packages"} & {*path.parts} or any(
-        map(path.is_relative_to, package_folders)
-    )
-    return path.is_relative_to(folder.resolve()) and not is_installed
+    return not any(map(path.is_relative_to, package_folders))

@@ -1,6 +1,4 @@
-"""Mistakes that the composition tells, told before torch is loaded, which takes longer than all
-that comes before.
-"""
+"""Finds mistakes in a command line before torch is loaded, which takes longer than composing."""
 
 from __future__ import annotations
 
@@ -17,37 +15,44 @@ from fedpfl.ground.terminal import print_notice
 
 
 def exit_if_refused(arguments: Iterable[str]) -> None:
-    """End the process with status 2 and one line where the command line is refused whatever else is
-    looked at.
+    """End the process with status 2 and one line where Hydra refuses the command line.
 
-    What plugins add is not known yet, nor is anything said of options that ask for something else
+    What plugins add is not loaded yet, nor is anything said of options that ask for something else
     than runs.
     """
-    with contextlib.suppress(ValueError):  # told where all is known
-        if "TORCHELASTIC_RUN_ID" not in os.environ and (fault := _find_fault(list(arguments))):
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # every process would say it
+        return
+    with contextlib.suppress(ValueError):  # the command itself says it
+        fault = _find_fault(list(arguments))
+        if fault:
             print_notice(fault)
             sys.exit(2)
 
 
 def _find_fault(arguments: Sequence[str]) -> str:
+    """Return what is wrong with a command line, "" for nothing."""
     try:
         arguments = overrides.move_options_first(arguments)
-        keys = [word for word in arguments if word not in ("-m", "--multirun")]
-        if any(word.startswith("-") for word in keys) or overrides.read_list_value(keys, "plugins"):
+        run_words = [word for word in arguments if word not in ("-m", "--multirun")]
+        has_options = any(word.startswith("-") for word in run_words)
+        if has_options or overrides.read_list_value(run_words, "plugins"):
             return ""
-        has_sweep = any(
-            word not in keys or word.startswith(("experiment=", "hydra")) for word in arguments
+        # An experiment may sweep by itself, and Hydra's own keys may have it do so.
+        has_sweep = len(run_words) < len(arguments) or any(
+            word.startswith(("experiment=", "hydra")) for word in run_words
         )
-        arguments = overrides.adapt_for_sweeps(keys, GROUPS)
+
+        # ---- Compose what is not swept over, then each choice of a group that is.
+        run_words = overrides.adapt_for_sweeps(run_words, GROUPS)
+        sweep_words = [word for word in run_words if overrides.is_sweep(word)]
         overrides.compose_config(
-            [word for word in arguments if not (has_sweep and overrides.is_sweep(word))]
+            [word for word in run_words if not (has_sweep and word in sweep_words)]
         )
-        groups = {word: word.partition("=")[0] for word in arguments if overrides.is_sweep(word)}
-        for word, group in groups.items():
-            unknown = (
-                {*overrides.split_values(word)} - {*list_choices(group)} if group in GROUPS else ()
-            )
-            overrides.compose_config([f"{group}={name}" for name in unknown][:1])
+        for word in sweep_words:
+            group = word.partition("=")[0]
+            if group in GROUPS:
+                unknown_names = {*overrides.split_values(word)} - {*list_choices(group)}
+                overrides.compose_config([f"{group}={name}" for name in unknown_names][:1])
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
         return format_error(error)
     return ""

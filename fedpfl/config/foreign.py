@@ -1,6 +1,4 @@
-"""Words of a run that somebody else wrote, such as those in a row of a board: data, of which
-nothing is executed.
-"""
+"""Commands that somebody else wrote, such as a row of a board has: nothing of them is executed."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ MOST_SEEDS = 100
 class ForeignRuns(NamedTuple):
     """Hold the words of a stranger's runs, which differ by seed."""
 
-    words: list[str]
+    run_words: list[str]
     seeds: list[int]
 
 
@@ -63,26 +61,28 @@ def read_untrusted_command(command: str) -> ForeignRuns:
             run of a board can want.
     """
     try:
-        words = shlex.split(command)
+        command_words = shlex.split(command)
     except ValueError:
         raise FedpflError("the row's command cannot be split into words") from None
-    if words[:4] != PREFIX or not words[4:]:
+    if command_words[:4] != PREFIX or not command_words[4:]:
         raise FedpflError(f"the row's command is not {' '.join(PREFIX)} KEY=VALUE ... seed=...")
-    *settings, last = words[4:]
-    return ForeignRuns(check_words(settings), _read_seeds(last))
+    *run_words, seed_word = command_words[4:]
+    return ForeignRuns(check_words(run_words), _read_seeds(seed_word))
 
 
-def check_words(words: Sequence[str]) -> list[str]:
-    """Return words of a run that are nothing but known keys with plain values. Raises FedpflError
-    for others.
+def check_words(run_words: Sequence[str]) -> list[str]:
+    """Return words of a run that are nothing but known keys with plain values.
+
+    Raises:
+        FedpflError: for other words.
     """
-    given: set[str] = set()
-    for word in words:
+    keys: set[str] = set()
+    for word in run_words:
         key = _check_word(word)
-        if key in given:
+        if key in keys:
             raise _refusal(word, "gives its key a second time")
-        given.add(key)
-    return list(words)
+        keys.add(key)
+    return list(run_words)
 
 
 def _check_word(word: str) -> str:
@@ -110,9 +110,7 @@ def _check_word(word: str) -> str:
 
 
 def _parse_value(word: str) -> object:
-    """Return the value of a word as Hydra reads it. Raises FedpflError for a sweep and for what is
-    no value.
-    """
+    """Return the value of a word as Hydra reads it. Raises FedpflError for a sweep."""
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException:
@@ -123,26 +121,21 @@ def _parse_value(word: str) -> object:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is a number, a switch, nothing, a name, or a list of such."""
+    """Return whether a value is a number, bool, null, name, or list of such."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, str):
         return TEXT.fullmatch(value) is not None
-    return (
-        value is None
-        or isinstance(value, bool)
-        or (isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER)
-    )
+    if isinstance(value, int | float):  # a bool is one
+        return abs(value) <= LARGEST_NUMBER
+    return value is None
 
 
 def _read_seeds(word: str) -> list[int]:
     key, _, text = word.partition("=")
     seeds = text.split(",")
-    if (
-        key != "seed"
-        or not all(re.fullmatch(r"\d{1,9}", seed) for seed in seeds)
-        or len(seeds) > MOST_SEEDS
-    ):
+    are_numbers = all(re.fullmatch(r"\d{1,9}", seed) for seed in seeds)
+    if key != "seed" or not are_numbers or len(seeds) > MOST_SEEDS:
         raise FedpflError(
             f"the row's command must end in seed=NUMBER,NUMBER,... (at most {MOST_SEEDS}), got"
             f" {word!r}"
@@ -150,8 +143,8 @@ def _read_seeds(word: str) -> list[int]:
     return [int(seed) for seed in seeds]
 
 
-def _refusal(word: str, why: str) -> FedpflError:
+def _refusal(word: str, reason: str) -> FedpflError:
     return FedpflError(
-        f"the row's command is not run: {word!r} {why}; a row may hold known keys and groups with"
-        " plain values alone"
+        f"the row's command is not run: {word!r} {reason}; a row may hold known keys and groups"
+        " with plain values alone"
     )

@@ -1,6 +1,4 @@
-"""What `python -m fedpfl.train --help` prints: the keys, each with its value, its comment and its
-choices.
-"""
+"""The page of `python -m fedpfl.train --help`: keys with values, comments and choices."""
 
 from __future__ import annotations
 
@@ -43,60 +41,67 @@ With -m, values separated by commas make a sweep. --cfg job prints the YAML, --h
 --dry-run says what would run, and writes nothing. With words such as method=fedper, --help has their keys."""
 
 
-def format_help(comment_words: Sequence[str]) -> str:
-    """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they
-    cannot take.
-    """
+def format_help(run_words: Sequence[str]) -> str:
+    """Return the page for a command line. Raises what Hydra and OmegaConf do."""
     register_resolver()
-    cfg = overrides.compose_config([word for word in comment_words if not word.startswith("-")])
-    chosen = {
+    cfg = overrides.compose_config([word for word in run_words if not word.startswith("-")])
+    comments = _read_comments(Path(overrides.CONF, "train.yaml"))
+    choices = {
         group: str(name)
         for group, name in cfg.hydra.runtime.choices.items()
         if not group.startswith("hydra/")
     }
-    groups = [
-        (group, ", ".join(_list_names(group)))
-        for group in (*GROUPS, "paper", "experiment")
-        if _list_names(group)
-    ]
-    parts = [
-        HEAD,
-        "Choices: GROUP=NAME\n\n"
-        + "\n".join(_format_columns(group, names) for group, names in groups),
-    ]
-    general = _comments(Path(overrides.CONF, "train.yaml"))
-    single = [key for key in cfg if key != "hydra" and not isinstance(cfg[key], DictConfig)]
-    parts.append(
-        "Keys: KEY=VALUE\n\n"
-        + "\n".join(_describe_key(cfg, key, "", general, Settings) for key in single)
-    )
-    for group in sorted(
-        (str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen
-    ):
-        file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
-        comments_of_group = _select_group(general, group) | (
-            _comments(file) if file.is_file() else {}
-        )
-        title = ": ".join(
-            filter(
-                None,
-                (
-                    f"{group}={chosen[group]}" if group in chosen else group,
-                    comments_of_group.get(""),
-                ),
-            )
-        )
-        if group == "method":
-            title += _describe_server_view(cfg[group])
-        keys = [key for key in cfg[group] if key not in HIDDEN_KEYS]
-        lines = [
-            _describe_key(
-                cfg[group], key, f"{group}.", comments_of_group, _schema(group, cfg[group])
-            )
-            for key in keys
-        ]
-        parts.append("\n".join([textwrap.fill(title, _terminal_width()), "", *lines]).rstrip())
-    return "\n\n".join(parts)
+
+    # ---- Step 1: groups and what they choose from.
+    choice_lines = ["Choices: GROUP=NAME", ""]
+    for group in (*GROUPS, "paper", "experiment"):
+        names = _list_names(group)
+        if names:
+            choice_lines.append(_format_columns(group, ", ".join(names)))
+
+    # ---- Step 2: keys in no group.
+    key_lines = ["Keys: KEY=VALUE", ""]
+    groups: list[str] = []
+    for key in map(str, cfg):
+        if isinstance(cfg[key], DictConfig):
+            groups.append(key)
+        else:
+            key_lines.append(_describe_key(cfg, key, "", comments, Settings))
+    groups.remove("hydra")
+
+    # ---- Step 3: a section for each group's keys, last for those with a choice.
+    sections = [HEAD, "\n".join(choice_lines), "\n".join(key_lines)]
+    for group in sorted(groups, key=lambda group: group in choices):
+        group_comments = _select_group(comments, group)
+        sections.append(_format_group(group, choices.get(group, ""), cfg[group], group_comments))
+    return "\n\n".join(sections)
+
+
+def _format_group(group: str, name: str, values: DictConfig, comments: Mapping[str, str]) -> str:
+    """Return the section about a group's keys.
+
+    Args:
+        group: of the configuration.
+        name: of its choice, "" for a group of keys alone.
+        values: by key.
+        comments: by key, from train.yaml; those of the choice's own file are added.
+    """
+    title = group
+    file = Path(overrides.CONF, group, f"{name}.yaml")
+    if name:
+        title = f"{group}={name}"
+    if file.is_file():
+        comments = {**comments, **_read_comments(file)}
+    if comments.get(""):
+        title += f": {comments['']}"
+    if group == "method":
+        title += _describe_server_view(values)
+    lines = [textwrap.fill(title, _terminal_width()), ""]
+    schema = _find_schema(group, values)
+    for key in values:
+        if key not in HIDDEN_KEYS:
+            lines.append(_describe_key(values, key, f"{group}.", comments, schema))
+    return "\n".join(lines).rstrip()
 
 
 def _list_names(group: str) -> list[str]:
@@ -105,10 +110,15 @@ def _list_names(group: str) -> list[str]:
     return sorted({*list_choices(group), *registry})
 
 
-def _comments(file: Path) -> dict[str, str]:
-    """Return what stands behind each key, by its path; the head of the file by the empty one."""
+def _read_comments(file: Path) -> dict[str, str]:
+    """Return the comment behind each key, by the key's path.
+
+    That of the head of the file is by the empty path.
+    """
     lines = file.read_text(encoding="utf-8").splitlines()
-    comments = {"": lines[0].removeprefix("# ").rstrip(".")} if lines[0].startswith("# ") else {}
+    comments: dict[str, str] = {}
+    if lines[0].startswith("# "):
+        comments[""] = lines[0].removeprefix("# ").rstrip(".")
     path: list[str] = []
     for line in lines:
         if match := LINE.match(line):
@@ -119,7 +129,7 @@ def _comments(file: Path) -> dict[str, str]:
 
 
 def _select_group(comments: Mapping[str, str], group: str) -> dict[str, str]:
-    """Return those of a group's keys, by their names in it, and the group's by the empty one."""
+    """Return comments of a group's keys by their names in it, its own by ""."""
     return {
         key[len(group) + 1 :]: text
         for key, text in comments.items()
@@ -127,8 +137,8 @@ def _select_group(comments: Mapping[str, str], group: str) -> dict[str, str]:
     }
 
 
-def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
-    """Return what the group's values are for."""
+def _find_schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
+    """Return the class or function that takes a group's values, None for others."""
     if group in REGISTRIES:
         return REGISTRIES[group].get(values.get("name"))
     return {**SCHEMAS, "dataset": datasets.load_samples}.get(group)
@@ -138,8 +148,11 @@ def _describe_server_view(values: DictConfig) -> str:
     """Say what a method's server sees, unless its values are incomplete or wrong."""
     try:
         group_values: Any = OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
-        kept = {key: value for key, value in group_values.items() if key not in HIDDEN_KEYS}
-        method = build_dataclass(METHODS[group_values["name"]], without_name(kept), "method")
+        hyperparameters = {
+            key: value for key, value in group_values.items() if key not in HIDDEN_KEYS
+        }
+        method_class = METHODS[group_values["name"]]
+        method = build_dataclass(method_class, without_name(hyperparameters), "method")
         return f" (the server sees: {method.server_sees})"
     except (FedpflError, OmegaConfBaseException):
         return ""
@@ -148,15 +161,15 @@ def _describe_server_view(values: DictConfig) -> str:
 def _describe_key(
     values: DictConfig, key: Any, prefix: str, comments: Mapping[str, str], schema: Any
 ) -> str:
-    """Write a line about a key."""
+    """Return the line about a key."""
+    text = comments.get(str(key), "")
+    annotation = schema_annotations(schema).get(str(key)) if schema else None
+    # A comment that names all choices needs no list of them.
+    choices = set(map(str, get_args(annotation)))
+    names_choices = get_origin(annotation) is Literal and choices <= set(re.findall(r"\w+", text))
+    if not names_choices:
+        text = "; ".join(filter(None, (text, describe_limits(annotation))))
     group_values: Any = OmegaConf.to_container(values, resolve=True)
-    text, hint = (
-        comments.get(str(key), ""),
-        schema_annotations(schema).get(str(key)) if schema else None,
-    )
-    comment_words = re.findall(r"\w+", text)
-    if get_origin(hint) is not Literal or not {*map(str, get_args(hint))} <= {*comment_words}:
-        text = "; ".join(filter(None, (text, describe_limits(hint))))
     value = group_values[key]
     if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
         value = next(overrides.format_words("", value)).removeprefix("=")
@@ -167,9 +180,12 @@ def _terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _format_columns(left: str, right: str) -> str:
-    """Write two columns, as wide as the terminal is."""
-    gap = " " * 30
-    wrapped = textwrap.wrap(right, max(30, _terminal_width() - 32)) or [""]
-    first = f"  {left:28}  " if len(left) <= 28 or not right else f"  {left}\n{gap}  "
-    return f"\n{gap}  ".join([first + wrapped[0], *wrapped[1:]]).rstrip()
+def _format_columns(key: str, text: str) -> str:
+    """Return two columns, as wide as the terminal is."""
+    indent = " " * 32
+    lines = textwrap.wrap(text, max(30, _terminal_width() - 32)) or [""]
+    if len(key) > 28 and text:
+        lines.insert(0, f"  {key}")
+        return f"\n{indent}".join(lines).rstrip()
+    lines[0] = f"  {key:28}  {lines[0]}"
+    return f"\n{indent}".join(lines).rstrip()

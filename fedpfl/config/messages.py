@@ -25,7 +25,7 @@ NOISE = (
     "^",
 )
 """How lines of Hydra's and OmegaConf's messages begin that help nobody."""
-KNOWN = {
+REWORDED = {
     r"Multiple values for (.*?)\. To override": (
         r"\1 has a value, which \1=... replaces; leave out the +"
     ),
@@ -47,26 +47,23 @@ PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a 
 
 def format_error(error: Exception) -> str:
     """Return an error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
-    text, cause = str(error), error.__cause__
+    text = str(error)
     if isinstance(error, FedpflError):
         return text
-    if ours := _find_own_message(error):
-        return ours
+    if message := _find_wrapped_message(error):
+        return message
     if isinstance(error, MissingConfigException) and (missing := _explain_missing_choice(error)):
         return missing
     if isinstance(error, OverrideParseException):
         return _explain_unreadable(str(error.override), text)
-    if swept := re.match(
-        r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?:\n| requires)",
-        text,
-        re.DOTALL,
-    ):
-        return needs_multirun(swept[1])
-    if unknown := re.search(r"Could not override '(.*?)'", text):
-        return _explain_unknown_key(unknown[1], cause)
-    for pattern, words in KNOWN.items():
+    sweep_pattern = r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?:\n| requires)"
+    if match := re.match(sweep_pattern, text, re.DOTALL):
+        return needs_multirun(match[1])
+    if match := re.search(r"Could not override '(.*?)'", text):
+        return _explain_unknown_key(match[1], error.__cause__)
+    for pattern, replacement in REWORDED.items():
         if match := re.match(pattern, text):
-            return match.expand(words)
+            return match.expand(replacement)
     if isinstance(error, OSError) and error.filename:
         return (
             f"cannot make {error.filename}: {error.strerror}; "
@@ -76,32 +73,35 @@ def format_error(error: Exception) -> str:
 
 
 def _explain_missing_choice(error: MissingConfigException) -> str:
-    """Return what a group has to choose from, or which package is missing; "" if unknown."""
+    """Return a group's choices, or which package is missing; "" if unknown."""
     group, name = _group_and_choice(str(error.missing_cfg_file))
-    extra = next((extra for start, extra in EXTRAS.items() if name.startswith(start)), "")
-    if group == "hydra/launcher" and extra:
-        return (
-            f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
-        )
+    for prefix, extra in EXTRAS.items():
+        if group == "hydra/launcher" and name.startswith(prefix):
+            return (
+                f"{group}={name} needs a package that is not installed; pip install"
+                f" 'fedpfl[{extra}]'"
+            )
     # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
-    known = list_choices(group) or error.options
-    return f"{group} must be {choices_text(known, name)}" if known else ""
+    choices = list_choices(group) or error.options
+    return f"{group} must be {choices_text(choices, name)}" if choices else ""
 
 
 def _strip_noise(error: Exception) -> str:
     """Return a message of Hydra's or OmegaConf's on one line, without what helps nobody."""
-    text, cause = str(error), error.__cause__
-    if isinstance(cause, OmegaConfBaseException):
-        text = f"{text}\n{cause}"
+    text = str(error)
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        text = f"{text}\n{error.__cause__}"
     if text.startswith("RecursionError raised while resolving interpolation"):
         text = "Recursive interpolation: its value asks for itself; give it a plain one"
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {text}"
+    return "; ".join(_list_useful_lines(text)) or type(error).__name__
+
+
+def _list_useful_lines(text: str) -> list[str]:
+    """Return the lines of a message that help, without full stops."""
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
-    return (
-        "; ".join(line for line in lines if line and not line.startswith(NOISE))
-        or type(error).__name__
-    )
+    return [line for line in lines if line and not line.startswith(NOISE)]
 
 
 def needs_multirun(word: str) -> str:
@@ -109,14 +109,12 @@ def needs_multirun(word: str) -> str:
     key, _, value = word.partition("=")
     if re.search(r"[(\[{'\"]", value):
         return f"{word} is a sweep, which needs -m"
-    number = (
-        f", a number as {key}={value.replace(',', '.')}"
-        if re.fullmatch(r"-?\d+,\d+", value)
-        else ""
-    )
+    number_text = ""
+    if re.fullmatch(r"-?\d+,\d+", value):
+        number_text = f", a number as {key}={value.replace(',', '.')}"
     return (
         f"{word} is a sweep, which needs -m; if it is one value, write a list as {key}=[{value}], "
-        f"a text as {quote_word(key, value)}{number}"
+        f"a text as {quote_word(key, value)}{number_text}"
     )
 
 
@@ -125,41 +123,41 @@ def _explain_unreadable(word: str, text: str) -> str:
     key, equals, value = word.partition("=")
     problem_text = f"{word!r} cannot be read as key=value"
     if not re.fullmatch(r"[+~]*[A-Za-z_][\w./@:-]*", key, re.ASCII):
-        spaced = equals and re.fullmatch(r"[\w./]+", key.strip(), re.ASCII)
-        return (
-            f"{problem_text}; write {key.strip()}={value.strip()}, without a space"
-            if spaced
-            else problem_text
-        )
+        if equals and re.fullmatch(r"[\w./]+", key.strip(), re.ASCII):
+            return f"{problem_text}; write {key.strip()}={value.strip()}, without a space"
+        return problem_text
     if not equals:
         return f"{problem_text}; give it a value, {re.split('[:@]', key)[0]}=..."
     if value.startswith("="):
         return f"{problem_text}; write one =, {key}{value}"
-    lines = [line.strip().removesuffix(".") for line in text.splitlines()]
-    lines = [
-        line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line
+    reasons = [
+        line
+        for line in _list_useful_lines(text)
+        if "expecting" not in line and not line.startswith(("no viable", "token recognition"))
     ]
-    reasons = [line for line in lines if not line.startswith(("no viable", "token recognition"))]
     return "; ".join([problem_text, *reasons, f"a text is quoted: {quote_word(key, value)}"])
 
 
 def _group_and_choice(missing: str) -> tuple[str, str]:
     """Return group and name of a choice such as `hydra/launcher/ray` or `experiment/folder/name`."""
-    start = "hydra/" if missing.startswith("hydra/") else ""
-    group, _, name = missing.removeprefix(start).partition("/")
-    return start + group, name
+    prefix = "hydra/" if missing.startswith("hydra/") else ""
+    group, _, name = missing.removeprefix(prefix).partition("/")
+    return prefix + group, name
 
 
 def name_source_key(message: str, cfg: DictConfig) -> str:
-    """Return a message about `method.q` as one about `quantile.q`, where `method.q` takes its value
-    from there.
+    """Return a message about a key as one about the key that it interpolates.
+
+    So a message about `method.q` is one about `quantile.q`, where the user sets it.
     """
-    key, space, rest = message.partition(" ")
+    key, space, explanation = message.partition(" ")
     value: Any = OmegaConf.to_container(cfg, resolve=False)
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    source = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
-    return f"{source[1]}{space}{rest}" if source else message
+    interpolation = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+    if interpolation is None:
+        return message
+    return f"{interpolation[1]}{space}{explanation}"
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
@@ -170,10 +168,8 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
     return f"{choice['name']} ({values})" if values else str(choice["name"])
 
 
-def _find_own_message(error: Exception) -> str:
-    """Return the message of the FedpflError that a resolver raised, which OmegaConf wraps; empty
-    without one.
-    """
+def _find_wrapped_message(error: Exception) -> str:
+    """Return the message of a resolver's FedpflError, which OmegaConf wraps; "" without one."""
     inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
     while inner and not isinstance(inner, FedpflError):
         inner = inner.__cause__ or inner.__context__
@@ -181,62 +177,63 @@ def _find_own_message(error: Exception) -> str:
 
 
 def _explain_unknown_key(key: str, cause: BaseException | None) -> str:
-    root = (
-        cause.parent_node._get_root()
-        if isinstance(cause, OmegaConfBaseException) and cause.parent_node
-        else None
-    )
-    known: Any = (
-        dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
-    )
+    config: Any = dict.fromkeys(GROUPS)
+    if isinstance(cause, OmegaConfBaseException) and cause.parent_node:
+        config = OmegaConf.to_container(cause.parent_node._get_root(), resolve=False)
     group = key.split(".")[0]
-    if group in OPTIONAL_GROUPS and not known.get(group):
+    if group in OPTIONAL_GROUPS and not config.get(group):
         return f"{key} is for a hyperparameter that the method does not have"
-    help_option = "--cfg hydra" if group == "hydra" else "--help"
-    similar_key = _find_similar_key(key, known)
-    advice = (
-        f"did you mean {similar_key}?"
-        if similar_key
-        else f"`python -m fedpfl.train {help_option}` tells all keys"
-    )
-    values = known.get(group) if "." in key else known
-    if (
-        key
-        and group != "hydra"
-        and isinstance(values, Mapping)
-        and (group == "method" or not similar_key)
-    ):
-        listed = ", ".join(
-            method_keys for method_keys in values if method_keys not in (*HIDDEN_KEYS, "hydra")
-        )
-        name = f" of {group}={values['name']}" if values is not known and "name" in values else ""
-        advice = f"known keys{name}: {listed}" + (f"; {advice}" if similar_key else "")
+
+    # ---- What was meant, if one key is much like it.
+    similar_key = _find_similar_key(key, config)
+    if similar_key:
+        advice = f"did you mean {similar_key}?"
+    else:
+        help_option = "--cfg hydra" if group == "hydra" else "--help"
+        advice = f"`python -m fedpfl.train {help_option}` tells all keys"
+
+    # ---- Which keys there are: of a method all, as they differ from method to method.
+    values = config.get(group) if "." in key else config
+    should_list_keys = group == "method" or not similar_key
+    if key and group != "hydra" and should_list_keys and isinstance(values, Mapping):
+        names = ", ".join(name for name in values if name not in (*HIDDEN_KEYS, "hydra"))
+        choice_text = ""
+        if values is not config and "name" in values:
+            choice_text = f" of {group}={values['name']}"
+        advice_text = f"; {advice}" if similar_key else ""
+        advice = f"known keys{choice_text}: {names}{advice_text}"
     return f"{key or 'nothing'} is not a key here; {advice}"
 
 
-def _find_similar_key(got: str, config: Any) -> str | None:
-    """Return the key, with dots, that was probably meant: of the same name elsewhere, or with a
-    similar one.
+def _find_similar_key(unknown_key: str, config: Any) -> str | None:
+    """Return the key, with dots, that was probably meant.
+
+    It has the same name elsewhere, or a similar one.
     """
+    is_hydra_key = unknown_key.startswith("hydra")
+    keys = [key for key in _list_keys(config, "") if key.startswith("hydra") == is_hydra_key]
+    parent_key, dot, name = unknown_key.replace("/", ".").rpartition(".")
+    if "/" in unknown_key or unknown_key in PLUGINS:
+        hydra_group = did_you_mean(name, PLUGINS, "hydra/{}")
+        if hydra_group:
+            return hydra_group
+    sibling_names = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == parent_key]
+    if similar_name := did_you_mean(name, sibling_names, "{}"):
+        return f"{parent_key}{dot}{similar_name}"
+    for key in keys:
+        if key.endswith(f".{name}"):
+            return key
+    if not dot:
+        method_keys = [key.removeprefix("method.") for key in keys if key.startswith("method.")]
+        return did_you_mean(name, method_keys, "method.{}")
+    if sibling_names:
+        return ""
+    return did_you_mean(unknown_key, keys, "{}")
 
-    def keys(values: Any, path: str) -> Iterator[str]:
-        for key, value in values.items() if isinstance(values, Mapping) else ():
+
+def _list_keys(values: Any, path: str) -> Iterator[str]:
+    """Yield all keys of a configuration, with dots, those of groups included."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
             yield f"{path}{key}"
-            yield from keys(value, f"{path}{key}.")
-
-    known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
-    parent_key, dot, name = got.replace("/", ".").rpartition(".")
-    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == parent_key]
-    if ("/" in got or got in PLUGINS) and (group := did_you_mean(name, PLUGINS, "hydra/{}")):
-        return group
-    if similar_key := did_you_mean(name, beside, "{}"):
-        return f"{parent_key}{dot}{similar_key}"
-    elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
-    method_keys = [key.removeprefix("method.") for key in known if key.startswith("method.")]
-    return elsewhere or (
-        did_you_mean(name, method_keys, "method.{}")
-        if not dot
-        else ""
-        if beside
-        else did_you_mean(got, known, "{}")
-    )
+            yield from _list_keys(value, f"{path}{key}.")

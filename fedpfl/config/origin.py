@@ -86,8 +86,8 @@ def trace_origin(
     evaluated_hashes = _pick_evaluated_hashes(hashes, federation, newcomers)
     source = weights.provenance_or_unrecorded
     if privacy:
-        everybody = np.concatenate([trained_here, evaluated_hashes])
-        _check_privacy(weights.path, source, everybody, privacy)
+        all_hashes = np.concatenate([trained_here, evaluated_hashes])
+        _check_privacy(weights.path, source, all_hashes, privacy)
 
     # ---- Step 2: refuse weights that saw samples which judge them. One that a client here trains
     # on as well gives nothing away: some data sets hold samples twice.
@@ -109,20 +109,16 @@ def trace_origin(
         caveat = f"{weights.path} {overlap_text}"
         line_text = f"it {overlap_text}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
-        names = _list_names(source.unrecorded)
-        caveat = (
-            f"what {names} was trained on is not recorded, perhaps on samples that are tested here"
+        caveat = line_text = (
+            f"what {_list_names(source.unrecorded)} was trained on is not recorded, perhaps on"
+            " samples that are tested here"
         )
-        line_text = caveat
     else:
         line_text = (
             f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
         )
     return WeightsOrigin(
-        path=weights.path,
-        line=f"{weights.path}: {line_text}",
-        caveat=caveat,
-        trained=source.joined_with(trained_here),
+        weights.path, f"{weights.path}: {line_text}", caveat, source.joined_with(trained_here)
     )
 
 
@@ -136,9 +132,9 @@ def _pick_evaluated_hashes(
     return pick_hashes(hashes, splits)
 
 
-def _check_privacy(path: str, source: Provenance, everybody: np.ndarray, privacy: Privacy) -> None:
+def _check_privacy(path: str, source: Provenance, hashes: np.ndarray, privacy: Privacy) -> None:
     """Raise FedpflError for weights that may have been trained on these clients' samples."""
-    seen_count = int(source.are_seen(everybody).sum())
+    seen_count = int(source.are_seen(hashes).sum())
     if seen_count:
         raise FedpflError(
             f"privacy=client: model.weights={path} was trained on {seen_count:,} samples of these"

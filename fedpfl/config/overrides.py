@@ -45,7 +45,7 @@ HYDRA_ERRORS = HydraException, OmegaConfBaseException
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[Hydra]:
-    """Yield Hydra with our configuration; one that is in use around this is left as it was."""
+    """Yield Hydra with our configuration; one in use around this stays as it was."""
     outer_instances = {
         kind: Singleton._instances.pop(kind, None)
         for kind in (GlobalHydra, VersionBase, JobRuntime)
@@ -86,7 +86,7 @@ def compose_single_run(run_words: Sequence[str]) -> DictConfig:
 
 
 def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
-    """Return the words of each run of a sweep, and its values of what is swept over, by key.
+    """Return the words of each run of a sweep, and its swept values by key.
 
     They are those that `-m` makes. Raises what Hydra and OmegaConf do.
     """
@@ -109,7 +109,9 @@ def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], dict[str, An
 def _to_table_value(override: Override) -> Any:
     """Return a value that can stand in a table: of a list or mapping its text."""
     value = override.value()
-    return override.get_value_element_as_str() if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return override.get_value_element_as_str()
+    return value
 
 
 def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list[str]]:
@@ -127,7 +129,7 @@ def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list
 
 
 def format_words(key: str, value: Any, lists_are_sweeps: bool = False) -> Iterator[str]:
-    """Yield `key=value` as the command line says it; of a mapping, one for each value in it.
+    """Yield `key=value` as the command line says it, for each value in a mapping.
 
     Args:
         key: with dots.
@@ -172,7 +174,7 @@ def quote_word(key: str, value: str) -> str:
 
 
 def quote_list(key: str, values: Iterable[str]) -> str:
-    """Return `key=[...]` as a shell hands it to Hydra, with quotes only where a value needs them."""
+    """Return `key=[...]` as a shell hands it to Hydra, quoted where it needs it."""
     texts = [*values]
     word = f"{key}=[{','.join(texts)}]"
     if read_list_value([word], key) != texts:
@@ -197,15 +199,13 @@ def print_completion(request: str, line: str) -> None:
         print(*(f"{group}={name}" for name in names))
         return
     os.environ["COMP_LINE"] = line
-    # Nobody can read an error while typing.
-    hidden_errors = (Exception, SystemExit) if is_query else ()
     answer = io.StringIO()
-    with (
-        contextlib.redirect_stdout(answer),
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.suppress(*hidden_errors),
-        _hydra() as hydra,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(answer))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        if is_query:  # nobody can read an error while typing
+            stack.enter_context(contextlib.suppress(Exception, SystemExit))
+        hydra = stack.enter_context(_hydra())
         hydra.shell_completion("train", [request])
     # Hydra's script for bash splits the program's path at a space, and then offers nothing.
     script = answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")')
@@ -338,28 +338,28 @@ def _parse_word(word: str) -> Override | None:
         return None
 
 
-def _parse_words(words: Iterable[str]) -> list[Override]:
+def _parse_words(run_words: Iterable[str]) -> list[Override]:
     """Read the words that are no options and can be read."""
-    parsed = map(_parse_word, words)
-    return [override for override in parsed if override is not None]
+    overrides = map(_parse_word, run_words)
+    return [override for override in overrides if override is not None]
 
 
-def read_list_value(words: Iterable[str], key: str) -> list[str]:
+def read_list_value(run_words: Iterable[str], key: str) -> list[str]:
     """Return the list of texts that the words set a key to.
 
     It is empty for a sweep, and for what is no such list.
     """
     value: Any = []
-    for override in _parse_words(words):
+    for override in _parse_words(run_words):
         if override.key_or_group == key and not override.is_sweep_override():
             value = override.value()
     return list(map(str, value)) if isinstance(value, list) else []
 
 
-def read_text_value(words: Iterable[str], key: str) -> str:
-    """Return the text that the words set a key to, without quotes; "" where they do not."""
-    values = [override.value() for override in _parse_words(words) if override.key_or_group == key]
-    return str(values[-1]) if values else ""
+def read_text_value(run_words: Iterable[str], key: str) -> str:
+    """Return the text that the words set a key to; "" where they do not."""
+    overrides = [override for override in _parse_words(run_words) if override.key_or_group == key]
+    return str(overrides[-1].value()) if overrides else ""
 
 
 def is_sweep(word: str) -> bool:
@@ -378,27 +378,27 @@ def split_values(word: str) -> list[str]:
     return list(map(str, override.sweep_string_iterator()))
 
 
-def find_config_dirs(words: Iterable[str]) -> list[Path]:
+def find_config_dirs(run_words: Iterable[str]) -> list[Path]:
     """Return the folders beside ours in which words have configurations looked for."""
-    entries = [entry.removeprefix(FILE) for entry in read_list_value(words, SEARCHPATH)]
+    entries = [entry.removeprefix(FILE) for entry in read_list_value(run_words, SEARCHPATH)]
     return [Path(entry) for entry in entries if "://" not in entry]
 
 
 def is_hydra_setting(word: str) -> bool:
-    """Return whether a word is about how Hydra runs, not about a run or where its files are."""
+    """Return whether a word is about how Hydra runs, not about a run."""
     return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
 def find_dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
-    """Return the keys that the configuration sweeps over, and the words of one run do not set."""
+    """Return the keys that the configuration sweeps over, and one run does not set."""
     # As they are, whatever they interpolate.
-    words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)
-    user_keys = {override.key_or_group for override in _parse_words(words)}
+    run_words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)
+    user_keys = {override.key_or_group for override in _parse_words(run_words)}
     return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in user_keys]
 
 
 def _list_experiment_keys(overrides: Iterable[Override]) -> list[str]:
-    """Return the keys that the experiment itself sets for its jobs, be it a single value."""
+    """Return the keys that the experiment itself sets for its jobs."""
     experiment_words = [
         str(override.input_line)
         for override in overrides

@@ -29,15 +29,18 @@ from fedpfl.record.callbacks import Callback
 
 
 class Kind(NamedTuple):
-    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not
-    chosen with it.
+    """Describe a kind of choice that a plugin may add.
 
-    common: keys that every choice of the group has beside its own.
+    Attributes:
+        group: the configuration group that chooses it.
+        registry: the names that there are.
+        supplied: arguments that fedpfl supplies, which are no keys.
+        common: keys that every choice of the group has beside its own.
     """
 
     group: str
     registry: dict[str, Any]
-    given: tuple[str, ...] = ()
+    supplied: tuple[str, ...] = ()
     common: Mapping[str, Any] = {}
 
 
@@ -53,115 +56,129 @@ PLUGIN_KINDS = {
 warnings.filterwarnings("ignore", r"\s*'.*' is validated against ConfigStore schema")
 
 
-class Loaded(NamedTuple):
-    """Hold what a file became, and the texts that made it: its own, then those of modules that it
-    imports.
-    """
+class LoadedPlugin(NamedTuple):
+    """Hold a file's module and its sources: its own, then those of modules that it imports."""
 
     module: ModuleType
-    texts: ModuleSources
+    sources: ModuleSources
 
 
 LIMITS = "limits"
-"""The key of a space for what values must be, `above 0, below layers`: others make the method
-another one.
+"""The key of a space for limits such as `above 0, below layers`.
+
+Other values would make the method another one.
 """
 SPACES: dict[str, dict[str, Any]] = {}
-"""What `tune` searches of the methods that plugins add: values by key, in the words of Hydra's
-sweeps.
-"""
+"""What `tune` searches of the methods that plugins add: Hydra's sweeps by key."""
 
-_loaded_files: dict[Path, Loaded] = {}
+_loaded_files: dict[Path, LoadedPlugin] = {}
 _added_choices: list[tuple[Kind, str]] = []
 
 
 def load_plugins(files: Iterable[str]) -> list[str]:
-    """Import files and make what they hold choices, and nothing that other files held; return their
-    whole paths.
+    """Import files, make their choices those of this process, and return their absolute paths.
 
-    `group=name` then stands for the values that the class or function has by default, where no YAML
-    file says more. Files that this process knows are imported anew if a text has changed, theirs or
-    that of a module in their folder that they import. Raises FedpflError for one that is absent,
-    fails, or adds nothing or what there is already.
+    What other files had added is no choice any more. `group=name` then stands for the values that
+    the class or function has by default, where no YAML file says more. Files that this process has
+    loaded are imported anew if a text has changed, theirs or that of a module in their folder.
+
+    Raises:
+        FedpflError: for a file that is absent, fails, or adds nothing or what there is already.
     """
     paths = [Path(file).expanduser().absolute() for file in files]
-    texts = [
-        item
-        for path in paths
-        if path in _loaded_files
-        for item in _loaded_files[path].texts.items()
-    ]
-    if any(read_source(place) != text for _, (place, text) in texts):
-        _forget_modules(name for name, _ in texts)
-        for path in paths:
-            _loaded_files.pop(path, None)
+    _forget_changed_files(paths)
     modules = [_import_module(path) for path in paths]
     while _added_choices:
-        kind, key = _added_choices.pop()
-        del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
+        kind, name = _added_choices.pop()
+        del kind.registry[name]
+        del ConfigStore.instance().repo[kind.group][f"{name}.yaml"]
     SPACES.clear()
     for path, module in zip(paths, modules, strict=True):
-        added = {
-            name: value
-            for name in PLUGIN_KINDS
-            if isinstance(value := getattr(module, name, None), Mapping)
-        }
-        if not any(added.values()) and not _callbacks(path):
-            known = ", ".join(PLUGIN_KINDS)
-            raise FedpflError(
-                f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values,"
-                " or a list CALLBACKS"
-            )
-        for name, choices in added.items():
-            for key, value in choices.items():
-                _add_choice(path, PLUGIN_KINDS[name], key, value)
-        _add_spaces(path, getattr(module, "SPACES", {}), added.get("METHODS", {}))
+        _add_choices(path, module)
     return [str(path) for path in paths]
 
 
-def digest_plugins(files: Iterable[str]) -> dict[str, str]:
-    """Return a digest of each file's text as it was loaded, by the file's name; files of one name
-    share an entry.
+def _forget_changed_files(paths: Sequence[Path]) -> None:
+    """Have all of these files imported anew if a text has changed."""
+    sources: list[tuple[str, tuple[Path, bytes]]] = []
+    for path in paths:
+        if path in _loaded_files:
+            sources += _loaded_files[path].sources.items()
+    if any(read_source(source_path) != text for _, (source_path, text) in sources):
+        _forget_modules(name for name, _ in sources)
+        for path in paths:
+            _loaded_files.pop(path, None)
 
-    With the texts of the modules in its folder that it imports.
+
+def _add_choices(file: Path, module: ModuleType) -> None:
+    """Make what a module has choices. Raises FedpflError where it has nothing."""
+    choices: dict[str, Mapping[Any, Any]] = {}
+    for kind_name in PLUGIN_KINDS:
+        dictionary = getattr(module, kind_name, None)
+        if isinstance(dictionary, Mapping):
+            choices[kind_name] = dictionary
+    if not any(choices.values()) and not _list_callbacks(file):
+        raise FedpflError(
+            f"plugins: {file} adds nothing; it needs a dictionary {', '.join(PLUGIN_KINDS)} of"
+            " names and values, or a list CALLBACKS"
+        )
+    for kind_name, dictionary in choices.items():
+        for name, value in dictionary.items():
+            _add_choice(file, PLUGIN_KINDS[kind_name], name, value)
+    _add_spaces(file, getattr(module, "SPACES", {}), choices.get("METHODS", {}))
+
+
+def digest_plugins(files: Iterable[str]) -> dict[str, str]:
+    """Return digests of files as they were loaded, by name.
+
+    A digest covers the modules in the file's folder that it imports; files of one name share an
+    entry.
     """
     digests: dict[str, list[str]] = {}
     for file in map(Path, files):
-        (_, file_text), *local_imports = _loaded_files[file].texts.values()
+        (_, file_text), *local_imports = _loaded_files[file].sources.values()
         digest = hashlib.blake2b(file_text, digest_size=8)
-        for place, text in sorted(local_imports):
-            digest.update(
-                f"{place.relative_to(file.parent.resolve()).as_posix()} {len(text)}\n".encode()
-                + text
-            )
+        for path, text in sorted(local_imports):
+            relative_path = path.relative_to(file.parent.resolve()).as_posix()
+            digest.update(f"{relative_path} {len(text)}\n".encode() + text)
         digests.setdefault(file.name, []).append(digest.hexdigest())
-    return {name: " ".join(sorted(file_text)) for name, file_text in digests.items()}
+    return {name: " ".join(sorted(file_digests)) for name, file_digests in digests.items()}
 
 
 def make_callbacks(files: Iterable[str]) -> list[Callback]:
-    """Return one of each callback that loaded files have. Raises FedpflError where one cannot be
-    made.
+    """Return one of each callback that loaded files have.
+
+    Raises:
+        FedpflError: where one cannot be made.
     """
-    return [_make_callback(Path(file), kind) for file in files for kind in _callbacks(Path(file))]
+    callbacks = []
+    for file in map(Path, files):
+        for callback_class in _list_callbacks(file):
+            callbacks.append(_make_callback(file, callback_class))
+    return callbacks
 
 
-def _callbacks(file: Path) -> Sequence[type[Callback]]:
-    kinds = getattr(_loaded_files[file].module, "CALLBACKS", ())
-    if not isinstance(kinds, list | tuple) or not all(inspect.isclass(kind) for kind in kinds):
-        raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {kinds!r}")
-    if wrong := [kind.__name__ for kind in kinds if not issubclass(kind, Callback)]:
-        raise FedpflError(
-            f"plugins: {file}: CALLBACKS: {wrong[0]} must be a subclass of fedpfl.Callback"
-        )
-    return kinds
+def _list_callbacks(file: Path) -> Sequence[type[Callback]]:
+    classes = getattr(_loaded_files[file].module, "CALLBACKS", ())
+    if not isinstance(classes, list | tuple) or not all(map(inspect.isclass, classes)):
+        raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {classes!r}")
+    for callback_class in classes:
+        if not issubclass(callback_class, Callback):
+            raise FedpflError(
+                f"plugins: {file}: CALLBACKS: {callback_class.__name__} must be a subclass of"
+                " fedpfl.Callback"
+            )
+    return classes
 
 
-def _make_callback(file: Path, kind: type[Callback]) -> Callback:
+def _make_callback(file: Path, callback_class: type[Callback]) -> Callback:
     try:
-        return kind()
+        return callback_class()
     except Exception as error:
-        place, why = f"{file}{_error_line(error, file)}", error_text(error, with_class=True)
-        raise FedpflError(f"plugins: {place}: CALLBACKS: {kind.__name__}() raised {why}") from error
+        raise FedpflError(
+            f"plugins: {file}{_error_line(error, file)}: CALLBACKS: {callback_class.__name__}()"
+            f" raised {error_text(error, with_class=True)}"
+        ) from error
 
 
 def _import_module(file: Path) -> ModuleType:
@@ -173,9 +190,9 @@ def _import_module(file: Path) -> ModuleType:
                 f"plugins: {file}: {error.strerror}; name a Python file that there is"
             ) from None
         name = f"fedpfl_plugin_{file.stem}_{hashlib.blake2b(text, digest_size=8).hexdigest()}"
-        _loaded_files[file] = Loaded(
-            _execute_file(file, name, text), {name: (file, text), **find_local_imports(file, text)}
-        )
+        module = _execute_file(file, name, text)
+        sources = {name: (file, text), **find_local_imports(file, text)}
+        _loaded_files[file] = LoadedPlugin(module, sources)
     return _loaded_files[file].module
 
 
@@ -186,46 +203,48 @@ def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         _forget_modules([name, *find_local_imports(file, text)])
-        said = error_text(error, with_class=not isinstance(error, FedpflError)) + _describe_move(
-            error
-        )
-        raise FedpflError(f"plugins: {file}{_error_line(error, file)}: {said}") from error
+        reason = error_text(error, with_class=not isinstance(error, FedpflError))
+        raise FedpflError(
+            f"plugins: {file}{_error_line(error, file)}: {reason}{_describe_move(error)}"
+        ) from error
     return module
 
 
 def _forget_modules(names: Iterable[str]) -> None:
     """Have modules imported anew when they are next asked for."""
     for name in names:
-        parent, _, last = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         sys.modules.pop(name, None)
         if parent in sys.modules:
-            vars(sys.modules[parent]).pop(last, None)
+            vars(sys.modules[parent]).pop(attribute, None)
     importlib.invalidate_caches()
 
 
 def _describe_move(error: BaseException) -> str:
-    """Say where what a file imports from fedpfl stands now, if it has moved."""
-    missing_import = re.match(
+    """Say where the missing import of an error stands now in fedpfl."""
+    match = re.match(
         r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'",
         str(error),
     )
-    if not missing_import or not isinstance(error, ImportError):
+    if not match or not isinstance(error, ImportError):
         return ""
-    name, package = missing_import[2] or missing_import[3], Path(fedpfl.__file__).parent
-    defines = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
+    module_name, object_name = match[2], match[3]
+    name = module_name or object_name
+    package = Path(fedpfl.__file__).parent
     files = sorted(package.rglob("*.py"))
-    defining_files = [path for path in files if path.stem == name] or [
-        path for path in files if defines.search(path.read_text())
+    definition = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
+    candidates = [path for path in files if path.stem == name]
+    if not candidates:
+        candidates = [path for path in files if definition.search(path.read_text())]
+    if not candidates:
+        return "; it is no more (docs/extend.md)"
+    modules = [
+        ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in candidates
     ]
-    module_names = [
-        ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in defining_files
-    ]
-    new_place = (
-        f"it is {' or '.join(module_names)}"
-        if missing_import[2]
-        else f"{name} is in {' or '.join(module_names)}"
-    )
-    return f"; {new_place} now" if module_names else "; it is no more (docs/extend.md)"
+    modules_text = " or ".join(modules)
+    if module_name:
+        return f"; it is {modules_text} now"
+    return f"; {name} is in {modules_text} now"
 
 
 def _error_line(error: BaseException, file: Path) -> str:
@@ -267,9 +286,7 @@ def _add_choice(file: Path, kind: Kind, name: Any, value: Any) -> None:
 
 
 def check_search_space(space: Any) -> dict[str, Any]:
-    """Return a search space as it is. Raises FedpflError for what is none, in the words of who
-    wrote it.
-    """
+    """Return a search space as it is. Raises FedpflError for what is none."""
     if not isinstance(space, Mapping):
         raise FedpflError(
             "a search space must be of keys and values such as method.mu: choice(0.1, 1), got"
@@ -324,15 +341,16 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
 
 
 def _default_values(kind: Kind, value: Any) -> dict[str, Any]:
-    """Return what it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
-    return {
-        key: (
-            "???"
-            if one.default is one.empty
-            else list(one.default)
-            if isinstance(one.default, tuple)
-            else one.default
-        )
-        for key, one in inspect.signature(value).parameters.items()
-        if key not in kind.given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    }
+    """Return the defaults of a choice's keys."""
+    defaults: dict[str, Any] = {}
+    variable_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for key, parameter in inspect.signature(value).parameters.items():
+        if key in kind.supplied or parameter.kind in variable_kinds:
+            continue
+        default = parameter.default
+        if default is inspect.Parameter.empty:
+            default = "???"  # Hydra's word for what has to be chosen
+        elif isinstance(default, tuple):
+            default = list(default)
+        defaults[key] = default
+    return defaults

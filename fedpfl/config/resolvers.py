@@ -1,6 +1,4 @@
-"""What configuration files may ask OmegaConf for: `${fedpfl.lookup:q}` and
-`${fedpfl.folder:${experiment}}`.
-"""
+"""Resolvers of configuration files: `${fedpfl.lookup:q}`, `${fedpfl.folder:${experiment}}`."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ DEFAULT_TEST_FRACTION = 0.25
 
 
 def choice_folder(choice: str | None) -> str:
-    """Return the folder of a choice such as `fedobp/table3`; of one in no folder, the choice."""
+    """Return the folder of a choice such as `fedobp/table3`, or the choice itself."""
     return str(choice).partition("/")[0]
 
 
@@ -28,25 +26,24 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     value.
     """
     group_values: Any = OmegaConf.to_container(_parent_)
-    table, group = group_values.get("table"), _parent_._get_full_key(None)
+    group = _parent_._get_full_key(None)
+    table = group_values.get("table")
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
         raise FedpflError(f"{group}.table must map data sets to alphas to {key}, got {table!r}")
-    name, alpha = (
-        OmegaConf.select(_root_, key_path) for key_path in ("dataset.name", "partition.alpha")
-    )
-    row = table.get(name, {})
-    value = (
-        row[alpha]
-        if isinstance(alpha, int | float) and alpha in row
-        else group_values.get("otherwise")
-    )
+    dataset = OmegaConf.select(_root_, "dataset.name")
+    alpha = OmegaConf.select(_root_, "partition.alpha")
+    row = table.get(dataset, {})
+    value = group_values.get("otherwise")
+    if isinstance(alpha, int | float) and alpha in row:
+        value = row[alpha]
     if value is None:
+        title = group_values.get("title") or f"{group}.table"
         available = "; ".join(
-            f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items()
+            f"{name} ({', '.join(map(str, alphas))})" for name, alphas in table.items()
         )
         raise FedpflError(
-            f"{group_values.get('title') or f'{group}.table'} has no {key} for dataset {name} with"
-            f" alpha {alpha}; it has {available}; set {group}.{key}=..."
+            f"{title} has no {key} for dataset {dataset} with alpha {alpha}; it has {available};"
+            f" set {group}.{key}=..."
         )
     return value
 
@@ -60,10 +57,12 @@ def count_sites(*, _root_: DictConfig) -> int:
 
 
 def sites_test_fraction(*, _root_: DictConfig) -> float | None:
-    """Return the share to test on, None where sites have a test part of their own."""
+    """Return the share to test on, None where sites have test parts."""
     from fedpfl.data.datasets.sites import have_test_parts
 
-    return None if have_test_parts(_sites_folder(_root_)) else DEFAULT_TEST_FRACTION
+    if have_test_parts(_sites_folder(_root_)):
+        return None
+    return DEFAULT_TEST_FRACTION
 
 
 def _sites_folder(config: DictConfig) -> Path:

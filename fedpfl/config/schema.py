@@ -35,7 +35,7 @@ class Eval(Checked):
 
 @dataclass(frozen=True)
 class Checkpoint(Checked):
-    """Say how often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
+    """Say how often the state is saved, and whether it is kept; see conf/train.yaml."""
 
     seconds: Annotated[float, AtLeast(0)]
     keep: bool = True

@@ -1,6 +1,4 @@
-"""Leaves no empty directories behind: Hydra makes a run's directory before anything of the run is
-checked.
-"""
+"""Leaves no empty directories behind: Hydra makes a run's before anything of it is checked."""
 
 from __future__ import annotations
 
@@ -13,9 +11,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-_footprints: list[
-    Path
-] = []  # the directory that Hydra makes, and the deepest one of its path that was there before
+# The directory that Hydra makes, and the deepest one of its path that was there before.
+_footprints: list[Path] = []
 
 
 class Footprints(Callback):
@@ -31,10 +28,11 @@ class Footprints(Callback):
 
 
 def remove_empty_directories(path: Path | None = None, otherwise: Path | None = None) -> None:
-    """Remove `path`, or what Hydra made, and its ancestors as far as they are empty and were not
-    there before.
+    """Remove empty directories that were not there before Hydra came.
 
-    otherwise: where to stop in a worker process of a sweep, which has not seen its beginning.
+    Args:
+        path: the deepest one; None: the one that Hydra made.
+        otherwise: where to stop in a worker process of a sweep, which has not seen its beginning.
     """
     hydra_folder, existing_folder = _footprints or (path, otherwise)
     if hydra_folder is not None and existing_folder is not None:

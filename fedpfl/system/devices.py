@@ -78,19 +78,13 @@ class System(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_profile = self.profile in PROFILES or self.profile.endswith(".csv")
-        self.check(
-            is_profile,
-            "profile",
-            f"one of {', '.join(PROFILES)}, or the name of a file that ends in .csv",
-        )
+        profiles_text = f"one of {', '.join(PROFILES)}, or the name of a file that ends in .csv"
+        self.check(is_profile, "profile", profiles_text)
         for name in ("speed", "down", "up", "spread", "availability"):
             is_allowed = getattr(self, name) is None or not self.file
             self.check(is_allowed, name, f"null beside system.profile={self.profile}, which has it")
-        self.check(
-            self.late == "drop" or self.deadline is not None,
-            "late",
-            "drop where system.deadline is null",
-        )
+        is_late_allowed = self.late == "drop" or self.deadline is not None
+        self.check(is_late_allowed, "late", "drop where system.deadline is null")
 
     @property
     def file(self) -> bool:
@@ -131,15 +125,20 @@ def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path
             )
         return [device_of[number] for number in numbers]
 
-    median, spread = PROFILES[system.profile]
-    settings = {name: getattr(system, name) for name in Device._fields}
-    median = median._replace(**{key: value for key, value in settings.items() if value is not None})
+    # ---- The profile, with the user's values in place of its own.
+    median, deviation = PROFILES[system.profile]
+    for name in Device._fields:
+        value = getattr(system, name)
+        if value is not None:
+            median = median._replace(**{name: value})
     if system.spread is not None:
-        spread = system.spread
+        deviation = system.spread
+
+    # ---- Each client draws from a generator for itself, so that no other decides its device.
     devices = []
     for number in numbers:
         rng = np.random.default_rng([seed, DEVICE_STREAM, number])
-        speed_factor, bandwidth_factor = np.exp(spread * rng.standard_normal(2)).tolist()
+        speed_factor, bandwidth_factor = np.exp(deviation * rng.standard_normal(2)).tolist()
         device = median._replace(
             speed=median.speed * speed_factor,
             down=median.down * bandwidth_factor,

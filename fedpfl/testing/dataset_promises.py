@@ -1,4 +1,4 @@
-"""What every data set keeps to, as functions that load it and raise Unkept where it does not."""
+"""Promises of every data set, which load it; each raises Unkept where it is broken."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,18 +49,19 @@ class DatasetTrial:
         options: Mapping[str, Any],
         read_elsewhere: Callable[[], str] | None = None,
     ):
-        self.name, self.data_dir, self.read_elsewhere = (
-            name,
-            data_dir.expanduser().absolute(),
-            read_elsewhere,
-        )
+        self.name = name
+        self.data_dir = data_dir.expanduser().absolute()
+        self.read_elsewhere = read_elsewhere
         self.options = {**options}
         if path := options.get("path"):
             self.options["path"] = Path(path).expanduser().absolute()
 
     def load(self, cached: bool = True) -> Samples:
-        """Load it, perhaps from its files alone. Raises Unkept, and Untriable where its files are
-        absent.
+        """Load it, perhaps from its files alone.
+
+        Raises:
+            Unkept: where it is refused.
+            Untriable: where its files are absent.
         """
         try:
             with nullcontext() if cached else without_cache():
@@ -69,7 +71,7 @@ class DatasetTrial:
         except FedpflError as error:
             raise Unkept(str(error)) from None
 
-    def load_watched(self) -> list[str]:
+    def find_global_generators(self) -> list[str]:
         """Load it, and return the names of the generators that it draws from or seeds."""
         with seeded_by_key("dataset") as list_drawn:
             datasets.load_samples(self.name, self.data_dir, **self.options)
@@ -83,11 +85,11 @@ class DatasetTrial:
             except FedpflError as error:
                 return error
 
-    def _load(self, data_dir: Path, **more: Any) -> Samples:
+    def _load(self, data_dir: Path, **extra_options: Any) -> Samples:
         # What it draws from the process's generators is the same each time: a promise of its own
         # tells of that.
         with seeded_by_key("dataset"):
-            return datasets.load_samples(self.name, data_dir, **{**self.options, **more})
+            return datasets.load_samples(self.name, data_dir, **{**self.options, **extra_options})
 
     @cached_property
     def samples(self) -> Samples:
@@ -103,16 +105,14 @@ class DatasetTrial:
         """Return what tells its samples from others."""
         return self.first_digest
 
-    def find_difference(self, again: Samples) -> str:
-        """Return how another reading differs from the first as that was then; "" if it does not."""
-        if fault := compare(self.samples, again):
+    def find_difference(self, samples: Samples) -> str:
+        """Return how another reading differs from the first; "" if it does not."""
+        if fault := compare(self.samples, samples):
             return fault
         # Where both are one array, only the digest remembers.
-        return (
-            ""
-            if fingerprint(again) == self.first_digest
-            else "its samples are others than at first"
-        )
+        if fingerprint(samples) != self.first_digest:
+            return "its samples are others than at first"
+        return ""
 
 
 DATASET_PROMISES: list[Promise] = []
@@ -127,9 +127,7 @@ OWN_GENERATOR = "draw from a generator that the reader makes: np.random.default_
 
 @promise("is read, in the form that docs/data.md has", "")
 def has_the_form(trial: DatasetTrial) -> None:
-    """Samples, labels, groups and test_from have agreed types, lengths and ranges, and values are
-    finite.
-    """
+    """Samples, labels, groups and test_from have agreed types, lengths and finite values."""
     assert trial.first_digest
 
 
@@ -142,20 +140,20 @@ def repeats(trial: DatasetTrial) -> None:
 
 @promise("stays as it was read", "return arrays that nothing else holds, such as `x.copy()`")
 def owns_its_arrays(trial: DatasetTrial) -> None:
-    """Arrays that a reader keeps could change below a run, or a run's below the next one's."""
-    again = trial.load()
+    """An array that a reader keeps could change for a later run."""
+    second_reading = trial.load()
     if fingerprint(trial.samples) != trial.first_digest:
         raise Unkept("what was read first changes when it is read again")
     for field in ("x", "y", "groups"):
-        one, other = getattr(trial.samples, field), getattr(again, field)
-        if one is not None and _overlap(one, other):
+        array, second_array = getattr(trial.samples, field), getattr(second_reading, field)
+        if array is not None and _overlap(array, second_array):
             raise Unkept(f"{field} of two readings is one array: who changes one changes both")
 
 
 @promise("draws from no generator of the process", OWN_GENERATOR)
 def draws_nothing_global(trial: DatasetTrial) -> None:
     """Neither torch's, nor NumPy's, nor Python's is drawn from or seeded."""
-    if names := trial.load_watched():
+    if names := trial.find_global_generators():
         raise Unkept(f"draws from the generators of the process, or seeds them: {', '.join(names)}")
 
 
@@ -210,18 +208,17 @@ def misses_files_in_one_line(trial: DatasetTrial) -> None:
 def scales_to_finite_numbers(trial: DatasetTrial) -> None:
     """Constants are finite, and so is what the network sees."""
     samples = trial.samples
-    everything = Partition((torch.arange(len(samples.y)).numpy(),), (torch.arange(0).numpy(),))
-    federation = build_federation(samples, everything)
+    one_client = Partition((np.arange(len(samples.y)),), (np.arange(0),))
+    federation = build_federation(samples, one_client)
     for name, values in (("mean", federation.mean), ("std", federation.std)):
         if not torch.tensor(values).isfinite().all():
             raise Unkept(f"{name} is {values}")
     for start in range(0, len(samples.y), CHUNK):
         scaled = federation.normalize(samples.x[start : start + CHUNK])
-        finite = scaled.flatten(1).isfinite().all(1)
-        if not finite.all():
-            raise Unkept(
-                f"sample {start + int((~finite).nonzero()[0])} is not finite once it is scaled"
-            )
+        is_finite = scaled.flatten(1).isfinite().all(1)
+        if not is_finite.all():
+            sample = start + int((~is_finite).nonzero()[0])
+            raise Unkept(f"sample {sample} is not finite once it is scaled")
 
 
 @promise(
@@ -230,13 +227,14 @@ def scales_to_finite_numbers(trial: DatasetTrial) -> None:
     " once",
 )
 def tests_on_other_samples(trial: DatasetTrial) -> None:
-    """Coincidences are noted below; this is what a wrong test_from or a part read twice makes."""
-    if (samples := trial.samples).test_from is None:
+    """A wrong test_from or a part that is read twice makes most of them the same."""
+    samples = trial.samples
+    if samples.test_from is None:
         return
     twins = count_leaks(samples)
-    tests = len(samples.y) - samples.test_from
-    if twins > MOSTLY * tests:
-        raise Unkept(f"{twins} of {tests} test samples are training samples too")
+    test_size = len(samples.y) - samples.test_from
+    if twins > MOSTLY * test_size:
+        raise Unkept(f"{twins} of {test_size} test samples are training samples too")
 
 
 @promise(
@@ -251,12 +249,10 @@ def has_no_twins(trial: DatasetTrial) -> None:
     twins = len(rows) - len(set(rows))
     if not twins:
         return
-    leaks = (
-        ""
-        if samples.test_from is None
-        else f", {count_leaks(samples)} of the test part in the training part"
-    )
-    raise Unkept(f"{twins} of {len(rows)} samples are there already, bit for bit{leaks}")
+    leak_text = ""
+    if samples.test_from is not None:
+        leak_text = f", {count_leaks(samples)} of the test part in the training part"
+    raise Unkept(f"{twins} of {len(rows)} samples are there already, bit for bit{leak_text}")
 
 
 @promise(
@@ -291,29 +287,29 @@ def keeps_its_memory(trial: DatasetTrial) -> None:
     try:
         samples = trial.load()
         gc.collect()
-        kept = tracemalloc.get_traced_memory()[0]
+        memory, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     size = samples.x.nbytes + samples.y.nbytes
-    if kept > 2 * size + SLACK:
-        raise Unkept(f"keeps {kept / 2**20:.0f} MiB for samples of {size / 2**20:.0f} MiB")
+    if memory > 2 * size + SLACK:
+        raise Unkept(f"keeps {memory / 2**20:.0f} MiB for samples of {size / 2**20:.0f} MiB")
 
 
 # ---- comparisons
 
 
-def compare(one: Samples, other: Samples) -> str:
+def compare(earlier: Samples, later: Samples) -> str:
     """Return the first thing in which two readings differ; "" if there is none."""
     for field in FIELDS:
-        a, b = getattr(one, field), getattr(other, field)
+        a, b = getattr(earlier, field), getattr(later, field)
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             if a is not b and a != b:
                 return f"{field} is {_describe(b)}, {_describe(a)} before"
         elif a.dtype != b.dtype or a.shape != b.shape:
             return f"{field} is {_describe(b)}, {_describe(a)} before"
         elif not torch.equal(a, b):
-            differing = int((a != b).view(len(a), -1).any(1).sum())
-            return f"{field} differs in {differing} of {len(a)} samples"
+            count = int((a != b).view(len(a), -1).any(1).sum())
+            return f"{field} differs in {count} of {len(a)} samples"
     return ""
 
 
@@ -334,20 +330,22 @@ def describe_reading_error(error: BaseException) -> str:
     return f"its reader raised {error_text(error, with_class=True)}, which ends the program"
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors share memory."""
-    start, begin = one.data_ptr(), other.data_ptr()
-    return (
-        bool(one.nbytes and other.nbytes)
-        and start < begin + other.nbytes
-        and begin < start + one.nbytes
-    )
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors share memory."""
+    if not a.nbytes or not b.nbytes:
+        return False
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes
 
 
 def _describe(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else _shorten(value)
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return _shorten(value)
 
 
 def _shorten(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else f"{text[:60]} ..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:60]} ..."

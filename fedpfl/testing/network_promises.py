@@ -1,6 +1,4 @@
-"""What every network keeps to, as functions that try it on a tiny federation and raise Unkept where
-it does not.
-"""
+"""Promises of every network, tried on a tiny federation; each raises Unkept where it is broken."""
 
 from __future__ import annotations
 
@@ -68,12 +66,14 @@ network_promise = promise_in(NETWORK_PROMISES)
 
 
 class NetworkTrial:
-    """A network on a tiny federation of samples that it takes; what several promises look at is
-    computed once.
+    """A network on a tiny federation of samples that it takes.
 
-    build: `build(shape, classes, seed)` returns the network. method: one that averages whole
-    models.
-    shape: of a sample; None: the first of SHAPES that the network takes.
+    States that several promises look at are computed once.
+
+    Args:
+        build: `build(shape, classes, seed)` returns the network.
+        method: one that averages whole models.
+        shape: of a sample; None: the first of SHAPES that the network takes.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class NetworkTrial:
         method: Method,
         shape: tuple[int, ...] | None = None,
     ):
-        self._build, self.method = build, method
+        self._build = build
+        self.method = method
         self._shapes = SHAPES if shape is None else [shape]
 
     def build(self, seed: int = 1) -> Net:
@@ -91,9 +92,7 @@ class NetworkTrial:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the samples. Raises FedpflError where the network takes none of those
-        that are tried.
-        """
+        """Return the shape of the samples. Raises FedpflError where the network takes none."""
         errors: list[FedpflError] = []
         for shape in self._shapes:
             try:
@@ -128,39 +127,44 @@ class NetworkTrial:
     def play_rounds(
         self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
     ) -> tuple[State, list[Outcome]]:
-        """Return the state after so many more rounds of all clients, and what happened in each."""
+        """Return the state after so many more rounds of all clients, and their outcomes."""
         backend = make_backend(engine, net or self.net, CPU)
+        setup = RoundSetup(backend, self.method, self.federation, LOCAL, 0)
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
-            state, outcome = play_round(
-                RoundSetup(backend, self.method, self.federation, LOCAL, 0), state, COHORT
-            )
+            state, outcome = play_round(setup, state, COHORT)
             outcomes.append(outcome)
         return state, outcomes
 
     @cached_property
     def after_one_round(self) -> State:
-        """Return the state after a round on the loop backend, which is not to be changed."""
+        """Return the state after a round on the loop backend; nobody may change it."""
         return self.play(LOOP, 1)
 
 
 @cache
 def make_federation(shape: tuple[int, ...]) -> Federation:
-    """Return clients of unequal sizes whose samples, normal numbers or token ids, tell their
-    classes.
-    """
+    """Return clients of unequal sizes whose samples, numbers or token ids, tell their classes."""
     generator = torch.Generator().manual_seed(5)
     total = sum(TRAIN) + sum(TEST)
     y = torch.randint(CLASSES, (total,), generator=generator)
     if sample_kind(shape) == "token ids":
         x = torch.randint(2, (total, *shape), generator=generator, dtype=torch.int32)
     else:
-        pattern = torch.randn(CLASSES, *shape, generator=generator)
-        x = pattern[y] + 0.5 * torch.randn(total, *shape, generator=generator)
-    indices = list(torch.arange(total).split([*TRAIN, *TEST]))
-    train, test = tuple(indices[: len(TRAIN)]), tuple(indices[len(TRAIN) :])
-    return Federation("made up", x, y, CLASSES, (), (), train=train, test=test)
+        patterns = torch.randn((CLASSES, *shape), generator=generator)
+        x = patterns[y] + 0.5 * torch.randn((total, *shape), generator=generator)
+    indices = torch.arange(total).split([*TRAIN, *TEST])
+    return Federation(
+        "made up",
+        x,
+        y,
+        CLASSES,
+        (),
+        (),
+        train=indices[: len(TRAIN)],
+        test=indices[len(TRAIN) :],
+    )
 
 
 @network_promise(
@@ -180,9 +184,9 @@ def can_be_built(trial: NetworkTrial) -> None:
 )
 def is_built_from_seed(trial: NetworkTrial) -> None:
     """Two networks of one seed are equal."""
-    again = trial.build(1)
-    require_equal("built again", trial.net.params, again.params)
-    require_equal("built again, buffers", trial.net.buffers, again.buffers)
+    twin = trial.build(1)
+    require_equal("built again", trial.net.params, twin.params)
+    require_equal("built again, buffers", trial.net.buffers, twin.buffers)
 
 
 @network_promise(
@@ -191,17 +195,14 @@ def is_built_from_seed(trial: NetworkTrial) -> None:
     " or a file",
 )
 def equals_plain_loop(trial: NetworkTrial) -> None:
-    """A client's local training, dropout's numbers included, gives the parameters and buffers of
-    torch's own SGD.
-    """
+    """Local training, dropout's numbers included, gives the values of torch's own SGD."""
     state, (outcome,) = trial.play_rounds(LOOP, 1, trial.begin())
-    parameters = []
+    models = []
     for client in COHORT:
-        trained, buffers, loss = train_plainly(trial, client)
-        require_close(
-            f"training loss of client {client}", loss, outcome.loss[client], atol=1e-5, rtol=1e-4
-        )
-        parameters.append({"params": trained, "buffers": buffers})
+        params, buffers, loss = train_plainly(trial, client)
+        label = f"training loss of client {client}"
+        require_close(label, loss, outcome.loss[client], atol=1e-5, rtol=1e-4)
+        models.append({"params": params, "buffers": buffers})
     weights = torch.tensor(TRAIN) / sum(TRAIN)
 
     def average(*leaves: Tensor) -> Tensor:
@@ -209,26 +210,21 @@ def equals_plain_loop(trial: NetworkTrial) -> None:
             return torch.stack(leaves).amax(0)
         return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True))
 
-    expected = tree.map(average, *parameters)
-    require_close("the averaged model", expected["params"], state.server, atol=1e-5, rtol=1e-4)
-    if expected["buffers"]:
-        require_close(
-            "the averaged buffers",
-            expected["buffers"],
-            state.server_buffers["main"],
-            atol=1e-5,
-            rtol=1e-4,
-        )
+    average_model = tree.map(average, *models)
+    require_close("the averaged model", average_model["params"], state.server, 1e-5, 1e-4)
+    if average_model["buffers"]:
+        server_buffers = state.server_buffers["main"]
+        require_close("the averaged buffers", average_model["buffers"], server_buffers, 1e-5, 1e-4)
 
 
 def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]:
-    """Return a client's parameters, buffers and mean loss after local training as a page of PyTorch
-    would write it.
-    """
-    net, federation, draws = trial.net, trial.federation, Draws(0, "train", 1)
+    """Train one client in plain PyTorch. Returns its parameters, buffers and mean loss."""
+    net = trial.net
+    federation = trial.federation
+    draws = Draws(0, "train", 1)
     module = net.copy_module()
-    trained = [leaf for leaf in module.parameters() if leaf.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=LOCAL.lr, momentum=LOCAL.momentum)
+    parameters = [leaf for leaf in module.parameters() if leaf.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=LOCAL.lr, momentum=LOCAL.momentum)
     shard = make_shard(federation, client, LOCAL.batch_size, draws)
     (phase,) = trial.method.phases({}, {}, net.params, 1)
     losses = []
@@ -259,11 +255,10 @@ def batched_equals_loop(trial: NetworkTrial) -> None:
         raise Unkept(f"engine=batched cannot vectorise it over clients ({obstacle})")
     if trial.net.traits.draws:
         return  # both draw other numbers; `find_obstacle` has compared them without
-    batched = trial.play(Engine("batched"), 1)
-    for what in ("server", "server_buffers"):
-        require_close(
-            what, getattr(batched, what), getattr(trial.after_one_round, what), atol=2e-5, rtol=1e-3
-        )
+    state = trial.play(Engine("batched"), 1)
+    loop_state = trial.after_one_round
+    require_close("server", state.server, loop_state.server, 2e-5, 1e-3)
+    require_close("server_buffers", state.server_buffers, loop_state.server_buffers, 2e-5, 1e-3)
 
 
 @network_promise(
@@ -283,18 +278,15 @@ def workers_do_not_matter(trial: NetworkTrial) -> None:
 )
 def evaluation_repeats(trial: NetworkTrial) -> None:
     """Neither the state nor the network."""
-    state, before = trial.after_one_round, copy.deepcopy(trial.after_one_round)
+    state = trial.after_one_round
+    state_before = copy.deepcopy(state)
     backend = make_backend(LOOP, trial.net, CPU)
-    once, again = (
-        backend.evaluate(EvalCall(trial.method, trial.federation, state, COHORT)) for _ in range(2)
-    )
-    require_equal("evaluated again", once, again)
-    require_equal("the state", state, before)
-    require_equal(
-        "the network",
-        trial.net.params | trial.net.buffers,
-        trial.build(1).params | trial.build(1).buffers,
-    )
+    call = EvalCall(trial.method, trial.federation, state, COHORT)
+    counts = backend.evaluate(call)
+    require_equal("evaluated again", counts, backend.evaluate(call))
+    require_equal("the state", state, state_before)
+    net, fresh_net = trial.net, trial.build(1)
+    require_equal("the network", net.params | net.buffers, fresh_net.params | fresh_net.buffers)
 
 
 @network_promise(
@@ -302,9 +294,9 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
 )
 def resumes_exactly(trial: NetworkTrial) -> None:
     """Two rounds are those of a network that is built anew in between."""
-    whole = trial.play(LOOP, 2)
+    uninterrupted = trial.play(LOOP, 2)
     resumed = trial.play(LOOP, 1, trial.after_one_round, net=trial.build(1))
-    require_equal("after a restart", resumed, whole)
+    require_equal("after a restart", resumed, uninterrupted)
 
 
 @network_promise(
@@ -313,7 +305,8 @@ def resumes_exactly(trial: NetworkTrial) -> None:
 )
 def is_saved_and_loaded(trial: NetworkTrial) -> None:
     """A fresh module with the loaded values predicts as the engine does."""
-    state, net = trial.after_one_round, trial.net
+    state = trial.after_one_round
+    net = trial.net
     values = {**net.frozen, **state.server, **state.server_buffers.get("main", {})}
     file = io.BytesIO()
     torch.save(net.state_dict(values), file)
@@ -326,21 +319,21 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
     x = trial.federation.x[:4]
     with torch.no_grad():
         with seeded_by_key("predict"):
-            loaded = module.eval()(x.clone()).float()
+            loaded_logits = module.eval()(x.clone()).float()
         with seeded_by_key("predict"):
-            known = net.bind(state.server_buffers)(state.server, x.clone())
-    require_close("loaded, its logits", loaded, known, atol=1e-5, rtol=1e-4)
+            logits = net.bind(state.server_buffers)(state.server, x.clone())
+    require_close("loaded, its logits", loaded_logits, logits, atol=1e-5, rtol=1e-4)
 
 
 @network_promise("its parameters are counted and sent once", "")
 def counts_parameters_once(trial: NetworkTrial) -> None:
     """What layers share is one entry."""
-    trained = sum(leaf.numel() for leaf in trial.net.module.parameters() if leaf.requires_grad)
+    net = trial.net
+    parameters = [leaf for leaf in net.module.parameters() if leaf.requires_grad]
+    # Integer buffers, such as BatchNorm's count of batches, do not travel.
+    statistics = [leaf for leaf in tree.leaves(net.buffers) if leaf.is_floating_point()]
+    expected = len(COHORT) * sum(leaf.numel() for leaf in [*parameters, *statistics])
     _, (outcome,) = trial.play_rounds(LOOP, 1)
-    statistics = sum(
-        leaf.numel() for leaf in tree.leaves(trial.net.buffers) if leaf.is_floating_point()
-    )
-    expected = len(COHORT) * (trained + statistics)
     if outcome.traffic.values_down != expected:
         raise Unkept(
             f"{outcome.traffic.values_down:,} values were sent down, expected {expected:,}"

@@ -67,7 +67,7 @@ def parametrize_with_promises(
     ((kind, value),) = selected.items()
     subject = PromiseSubject(kind, value, plugins, options)
     checks = [PromiseCheck(subject, promise) for promise in PROMISES_BY_KIND[kind]]
-    items = [pytest.param(check, id=check.promise.words) for check in checks]
+    items = [pytest.param(check, id=check.promise.title) for check in checks]
     return pytest.mark.parametrize("check", items)
 
 
@@ -83,7 +83,7 @@ class PromiseCheck:
         self.promise = promise
 
     def __repr__(self) -> str:
-        return f"<check: {self.promise.words}>"
+        return f"<check: {self.promise.title}>"
 
     def __call__(self) -> None:
         """Try the promise."""
@@ -95,19 +95,20 @@ class PromiseCheck:
             pytest.skip(str(reason))
         if not verdict.faults:
             return
-        text = "\n".join([self.promise.words, *verdict.faults, verdict.mend]).strip()
+        text = "\n".join([self.promise.title, *verdict.faults, verdict.mend]).strip()
         if self.promise.binding:
             raise Unkept(text)
         warnings.warn(text, PromiseWarning, stacklevel=2)
 
 
 class PromiseSubject:
-    """A method, network, data set or partition, and its trial, which is made when first needed."""
+    """A method, network, data set or partition, and its trial, made when first needed."""
 
     def __init__(
         self, kind: str, value: Any, plugin_files: Sequence[str], options: Mapping[str, Any]
     ):
-        self._kind, self._value = kind, value
+        self._kind = kind
+        self._value = value
         self._plugin_files = [str(Path(file).expanduser().absolute()) for file in plugin_files]
         self._options = dict(options)
 
@@ -124,14 +125,14 @@ class PromiseSubject:
         return self._judge(PROMISES_BY_KIND[self._kind][0])
 
     def _judge(self, promise: Promise) -> Verdict:
-        with self._registered():
+        with self._register_choices():
             trial = self._trial
             judge = make_judge(self._kind, trial)
             return try_promise(trial, promise, quick=False, judge=judge)
 
     @contextmanager
-    def _registered(self) -> Iterator[None]:
-        """Make the plugins' choices, and an object given itself, known for the time of a check."""
+    def _register_choices(self) -> Iterator[None]:
+        """Add the plugins' choices, and an object itself, to the registries for a check."""
         plugins.load_plugins(self._plugin_files)
         if isinstance(self._value, str):
             yield
@@ -157,7 +158,7 @@ class PromiseSubject:
         return self._make_object_trial()
 
     def _make_named_trial(self) -> Any:
-        """Return the trial of a choice by its name, with the defaults that its YAML has."""
+        """Return the trial of a choice by its name, with its YAML's defaults."""
         choice = Choice(self._kind, self._value)
         if choice.name not in choice_names(choice.kind):
             raise FedpflError(f"{choice} is no choice; name the file that adds it in plugins=[...]")
@@ -167,9 +168,9 @@ class PromiseSubject:
             for word in overrides.format_words(key, value)
         ]
         # `fedpfl check` in another process takes one file.
-        words = [*self._plugin_files[:1], str(choice), *settings]
-        trials = make_trials(Command([choice], settings, by_name=True), OtherProcess(words))
-        trial = trials[choice]
+        check_words = [*self._plugin_files[:1], str(choice), *settings]
+        command = Command([choice], settings, by_name=True)
+        trial = make_trials(command, OtherProcess(check_words))[choice]
         if len(self._plugin_files) > 1 and hasattr(trial, "read_elsewhere"):
             trial.read_elsewhere = None
         return trial

@@ -1,12 +1,11 @@
-"""What every partition keeps to, as functions that deal samples by it and raise Unkept where it
-does not.
-"""
+"""Promises of every partition, which deal samples; each raises Unkept where it is broken."""
 
 from __future__ import annotations
 
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,27 @@ FEW = 12  # samples that are not enough for what most partitions do
 SPLITS = ("train", "test", "validation")
 
 
-def make_samples(count: int = SAMPLES, classes: int = CLASSES, plain: bool = False) -> Samples:
-    """Return samples of one pixel in all classes, in groups and with a test part unless they are
-    plain.
-    """
+def make_samples(
+    count: int = SAMPLES, classes: int = CLASSES, has_groups_and_test: bool = True
+) -> Samples:
+    """Return samples of one pixel, with or without groups and a test part."""
     rng = np.random.default_rng(0)
     y = torch.from_numpy(rng.permutation(np.arange(count) % classes))
-    x = torch.zeros(count, 1, 1, 1, dtype=torch.uint8)
-    if plain:
-        return Samples("tried", x, y, classes, None, None)
-    groups = torch.from_numpy(rng.permutation(np.arange(count) % GROUPS))
-    names = tuple(f"group {number}" for number in range(GROUPS))
-    return Samples(
-        "tried", x, y, classes, None, None, groups, names, count - count * TESTS // SAMPLES
+    samples = Samples(
+        name="tried",
+        x=torch.zeros(count, 1, 1, 1, dtype=torch.uint8),
+        y=y,
+        classes=classes,
+        mean=None,
+        std=None,
+    )
+    if not has_groups_and_test:
+        return samples
+    return replace(
+        samples,
+        groups=torch.from_numpy(rng.permutation(np.arange(count) % GROUPS)),
+        group_names=tuple(f"group {number}" for number in range(GROUPS)),
+        test_from=count - count * TESTS // SAMPLES,
     )
 
 
@@ -65,13 +72,15 @@ class PartitionTrial:
         read_samples: Callable[[], Samples] = make_samples,
         read_elsewhere: Callable[[], str] | None = None,
     ):
-        self.scheme, self.read_elsewhere, self._read_samples = scheme, read_elsewhere, read_samples
+        self.scheme = scheme
+        self.read_elsewhere = read_elsewhere
+        self._read_samples = read_samples
         self.sizes = SIZES if clients is None else (clients,)
         self.options = {**options}
         if path := options.get("path"):
             self.options["path"] = Path(path).expanduser().absolute()
-        self.spoilt = ""  # what the scheme has changed of its arguments
-        self.drawn: list[str] = []  # the generators of the process that it has drawn from
+        self.argument_fault = ""  # what the scheme has changed of its arguments
+        self.global_generators: list[str] = []  # of the process, that it has drawn from
 
     @cached_property
     def samples(self) -> Samples:
@@ -79,39 +88,47 @@ class PartitionTrial:
         return self._read_samples()
 
     @cached_property
-    def dealt(self) -> dict[int, Partition]:
-        """Return what clients get, by their number, without numbers of clients that it refuses.
+    def partitions(self) -> dict[int, Partition]:
+        """Return partitions by their number of clients, without those that it refuses.
 
-        Raises Unkept, and Untriable where it refuses them all.
+        Raises:
+            Unkept: where one is wrong.
+            Untriable: where it refuses all numbers of clients.
         """
         refusals: list[str] = []
-        answers: dict[int, Partition] = {}
+        partitions: dict[int, Partition] = {}
         for clients in self.sizes:
             try:
-                answers[clients] = self.deal(clients)
+                partitions[clients] = self.deal(clients)
             except FedpflError as refusal:
                 refusals.append(str(refusal))
-        if not answers:
+        if not partitions:
             raise Untriable(refusals[0])
-        return answers
+        return partitions
 
     @property
-    def usual(self) -> int:
+    def default_size(self) -> int:
         """Return the first number of clients that it takes."""
-        return next(iter(self.dealt))
+        return next(iter(self.partitions))
 
     def deal(self, clients: int, seed: int = SEEDS[0]) -> Partition:
-        """Deal anew. Raises FedpflError for what it refuses, Unkept for what is wrong with its
-        answer.
+        """Deal anew.
+
+        Raises:
+            FedpflError: for what it refuses.
+            Unkept: for what is wrong with its answer.
         """
-        total = len(self.samples.y)
         with seeded_by_key("partition") as list_drawn:
-            parts = self._ask(clients, seed)
-            self.drawn += [name for name in list_drawn() if name not in self.drawn]
-        lengths = {len(split) for name in SPLITS if (split := getattr(parts, name, None))}
+            parts = self._call_scheme(clients, seed)
+            for name in list_drawn():
+                if name not in self.global_generators:
+                    self.global_generators.append(name)
+        splits = [getattr(parts, name, None) for name in SPLITS]
+        lengths = {len(split) for split in splits if split}
+        label = f"with {clients} clients"
         try:
             partition.check_partition(
-                parts, clients, total, f"with {clients} clients", self.options.get("path")
+                parts, clients, len(self.samples.y), label, self.options.get("path")
             )
         except FedpflError as fault:
             if lengths and lengths != {clients}:  # a file knows for how many it is
@@ -119,37 +136,41 @@ class PartitionTrial:
             raise Unkept(str(fault)) from None
         return parts
 
-    def _ask(self, clients: int, seed: int) -> Partition:
+    def _call_scheme(self, clients: int, seed: int) -> Partition:
         try:
-            return partition.call_scheme(self._spying, self.samples, clients, seed, **self.options)
+            return partition.call_scheme(
+                self._watched_scheme, self.samples, clients, seed, **self.options
+            )
         except (FedpflError, Unkept):
             raise
         except (Exception, SystemExit) as error:
-            raise Unkept(f"with {clients} clients it {describe_place(error)}") from error
+            raise Unkept(f"with {clients} clients it {describe_failure(error)}") from error
 
     @property
-    def _spying(self) -> Callable[..., Partition]:
-        """Return the scheme as one that notices what it changes."""
+    def _watched_scheme(self) -> Callable[..., Partition]:
+        """Return the scheme as one that notices which arguments it changes."""
 
         @wraps(self.scheme)
-        def spied(y: np.ndarray, *given: Any, **more: Any) -> Partition:
-            named = {"labels": y, "groups": more.get("groups")}
-            arrays: dict[str, np.ndarray] = {
-                name: array for name, array in named.items() if array is not None
-            }
-            before = {name: array.copy() for name, array in arrays.items()}
-            answer = self.scheme(y, *given, **more)
-            for name, values in before.items():
+        def call_watched(y: np.ndarray, *arguments: Any, **options: Any) -> Partition:
+            arrays: dict[str, np.ndarray] = {"labels": y}
+            groups = options.get("groups")
+            if groups is not None:
+                arrays["groups"] = groups
+            copies = {name: array.copy() for name, array in arrays.items()}
+            parts = self.scheme(y, *arguments, **options)
+            for name, values in copies.items():
                 if not np.array_equal(arrays[name], values):
-                    changed = np.count_nonzero(arrays[name] != values)
-                    self.spoilt = f"changes {changed} of the {len(values)} {name} that it is given"
-            return answer
+                    count = np.count_nonzero(arrays[name] != values)
+                    self.argument_fault = (
+                        f"changes {count} of the {len(values)} {name} that it is given"
+                    )
+            return parts
 
-        return spied
+        return call_watched
 
     def digest(self) -> str:
-        """Return what tells its answer from others."""
-        return digest_of(self.dealt[self.usual])
+        """Return the digest of its answer to the default number of clients."""
+        return digest_of_partition(self.partitions[self.default_size])
 
 
 PARTITION_PROMISES: list[Promise] = []
@@ -163,13 +184,13 @@ OWN_GENERATOR = "draw from a generator of the seed alone: np.random.default_rng(
 )
 def has_the_form(trial: PartitionTrial) -> None:
     """Nobody is tested on what anybody trains on, and everybody has a training sample."""
-    assert trial.dealt
+    assert trial.partitions
 
 
 @promise("deals the same for the same seed", OWN_GENERATOR)
 def repeats(trial: PartitionTrial) -> None:
     """For each number of clients, in the same order too."""
-    for clients, parts in trial.dealt.items():
+    for clients, parts in trial.partitions.items():
         for _ in range(2):
             if fault := compare(parts, trial.deal(clients)):
                 raise Unkept(f"{clients} clients dealt to again: {fault}")
@@ -183,9 +204,10 @@ def repeats(trial: PartitionTrial) -> None:
 )
 def follows_the_seed(trial: PartitionTrial) -> None:
     """Several seeds that share a split say less than they seem to."""
-    for clients, parts in trial.dealt.items():
-        others = [trial.deal(clients, seed) for seed in SEEDS[1:]]
-        if all(_held(parts) == _held(other) for other in others):
+    for clients, parts in trial.partitions.items():
+        holdings = _list_holdings(parts)
+        partitions_of_other_seeds = [trial.deal(clients, seed) for seed in SEEDS[1:]]
+        if all(_list_holdings(reseeded) == holdings for reseeded in partitions_of_other_seeds):
             raise Unkept(
                 f"who of {clients} clients holds what is the same for the seeds"
                 f" {', '.join(map(str, SEEDS))}"
@@ -195,19 +217,18 @@ def follows_the_seed(trial: PartitionTrial) -> None:
 @promise("draws from no generator of the process", OWN_GENERATOR)
 def draws_nothing_global(trial: PartitionTrial) -> None:
     """Neither torch's, nor NumPy's, nor Python's is drawn from or seeded."""
-    assert trial.dealt
-    if trial.drawn:
-        raise Unkept(
-            f"draws from the generators of the process, or seeds them: {', '.join(trial.drawn)}"
-        )
+    assert trial.partitions
+    if trial.global_generators:
+        names = ", ".join(trial.global_generators)
+        raise Unkept(f"draws from the generators of the process, or seeds them: {names}")
 
 
 @promise("changes nothing that it is given", "work on copies: `y = y.copy()`")
 def leaves_its_arguments(trial: PartitionTrial) -> None:
     """Labels and groups are the data set's."""
-    assert trial.dealt
-    if trial.spoilt:
-        raise Unkept(trial.spoilt)
+    assert trial.partitions
+    if trial.argument_fault:
+        raise Unkept(trial.argument_fault)
 
 
 @promise("nobody has fewer samples than min_samples", "fill up who has fewer, or raise FedpflError")
@@ -216,12 +237,13 @@ def keeps_the_minimum(trial: PartitionTrial) -> None:
     option = inspect.signature(trial.scheme).parameters.get("min_samples")
     if option is None or trial.options.get("samples_per_client") is not None:
         return
-    least = trial.options.get("min_samples", option.default)
-    for clients, parts in trial.dealt.items():
-        for client, held in enumerate(_held(parts)):
-            if (count := sum(map(len, held))) < least:
+    min_samples = trial.options.get("min_samples", option.default)
+    for clients, parts in trial.partitions.items():
+        for client, splits in enumerate(_list_holdings(parts)):
+            count = sum(len(split) for split in splits)
+            if count < min_samples:
                 raise Unkept(
-                    f"client {client} of {clients} has {count} samples, min_samples={least}"
+                    f"client {client} of {clients} has {count} samples, min_samples={min_samples}"
                 )
 
 
@@ -232,11 +254,12 @@ def keeps_the_minimum(trial: PartitionTrial) -> None:
 )
 def shares_nothing(trial: PartitionTrial) -> None:
     """Of training samples and test samples alike."""
-    for clients, parts in trial.dealt.items():
-        every = np.concatenate([index for name in SPLITS for index in getattr(parts, name)])
-        if twice := len(every) - len(np.unique(every)):
+    for clients, parts in trial.partitions.items():
+        indices = np.concatenate([index for name in SPLITS for index in getattr(parts, name)])
+        count = len(indices) - len(np.unique(indices))
+        if count:
             raise Unkept(
-                f"with {clients} clients, samples are dealt {twice} times more to another client"
+                f"with {clients} clients, samples are dealt {count} times more to another client"
             )
 
 
@@ -246,25 +269,26 @@ def shares_nothing(trial: PartitionTrial) -> None:
 )
 def refuses_in_one_line(trial: PartitionTrial) -> None:
     """A sample for each client, one class alone, no groups and no test part."""
-    tried = {
+    few_ungrouped = make_samples(FEW, 3, has_groups_and_test=False)
+    cases = {
         f"{FEW} clients of {FEW} samples": (make_samples(FEW, 3), FEW),
-        f"{FEW // 2} clients of {FEW} samples without groups": (
-            make_samples(FEW, 3, plain=True),
-            FEW // 2,
-        ),
+        f"{FEW // 2} clients of {FEW} samples without groups": (few_ungrouped, FEW // 2),
         "10 clients of one class": (make_samples(1000, 1), 10),
-        "10 clients of samples without groups or test part": (make_samples(plain=True), 10),
+        "10 clients of samples without groups or test part": (
+            make_samples(has_groups_and_test=False),
+            10,
+        ),
         "1 client": (make_samples(), 1),
     }
-    for words, (samples, clients) in tried.items():
+    for label, (samples, clients) in cases.items():
         try:
             with seeded_by_key("partition"):
                 partition.deal_samples(trial.scheme, samples, clients, SEEDS[0], **trial.options)
         except FedpflError as refusal:
             if "mend its code" in str(refusal):
-                raise Unkept(f"{words}: {refusal}") from None
+                raise Unkept(f"{label}: {refusal}") from None
         except (Exception, SystemExit) as error:
-            raise Unkept(f"{words}: it {describe_place(error)}") from error
+            raise Unkept(f"{label}: it {describe_failure(error)}") from error
 
 
 @promise(
@@ -276,7 +300,8 @@ def ignores_surroundings(trial: PartitionTrial) -> None:
 
     def compare_anew() -> str:
         try:
-            return compare(trial.dealt[trial.usual], trial.deal(trial.usual))
+            clients = trial.default_size
+            return compare(trial.partitions[clients], trial.deal(clients))
         except (Unkept, FedpflError) as error:
             return str(error)
 
@@ -297,41 +322,43 @@ def repeats_in_another_process(trial: PartitionTrial) -> None:
     if not digest:
         raise Unkept("another process fails to deal")
     if digest != trial.digest():
-        raise Unkept(f"another process deals otherwise to {trial.usual} clients")
+        raise Unkept(f"another process deals otherwise to {trial.default_size} clients")
 
 
 # ---- comparisons
 
 
-def compare(one: Partition, other: Partition) -> str:
+def compare(earlier: Partition, later: Partition) -> str:
     """Return the first split in which two answers differ; "" if there is none."""
     for name in SPLITS:
-        for client, (a, b) in enumerate(zip(getattr(one, name), getattr(other, name), strict=True)):
-            if not np.array_equal(a, b):
+        pairs = zip(getattr(earlier, name), getattr(later, name), strict=True)
+        for client, (indices, later_indices) in enumerate(pairs):
+            if not np.array_equal(indices, later_indices):
                 return f"client {client} has other {name} samples, or in another order"
     return ""
 
 
-def digest_of(parts: Partition) -> str:
-    """Return what tells an answer from others."""
-    splits = [
-        [torch.from_numpy(index.astype(np.int64)) for index in getattr(parts, name)]
-        for name in SPLITS
-    ]
-    return fingerprint(*splits)
+def digest_of_partition(parts: Partition) -> str:
+    """Return a digest of who holds which samples, in which order."""
+
+    def to_tensors(name: str) -> list[torch.Tensor]:
+        return [torch.from_numpy(indices.astype(np.int64)) for indices in getattr(parts, name)]
+
+    return fingerprint(to_tensors("train"), to_tensors("test"), to_tensors("validation"))
 
 
-def describe_place(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Say what was raised, and in which line of which file."""
     frames = traceback.extract_tb(original_error(error).__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"raised {error_text(original_error(error), with_class=True)}{place}"
+    line_text = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"raised {error_text(original_error(error), with_class=True)}{line_text}"
 
 
-def _held(parts: Partition) -> list[tuple[tuple[int, ...], ...]]:
-    """Return what each client holds, in no order."""
-    splits = [getattr(parts, name) for name in SPLITS if getattr(parts, name)]
-    return [
-        tuple(tuple(np.sort(index).tolist()) for index in client)
-        for client in zip(*splits, strict=True)
-    ]
+def _list_holdings(parts: Partition) -> list[list[list[int]]]:
+    """Return each client's sorted samples of each split that there is."""
+    holdings: list[list[list[int]]] = [[] for _ in parts.train]
+    for name in SPLITS:
+        split = getattr(parts, name)
+        for client, indices in enumerate(split):
+            holdings[client].append(np.sort(indices).tolist())
+    return holdings

@@ -1,5 +1,4 @@
-"""Promises: what code of a user's keeps to, each a function that tries it and raises Unkept where
-it does not.
+"""Promises of a user's code, each a function that tries it and raises Unkept where it is broken.
 
 A list of promises and something to try them on is all that `fedpfl check` needs.
 """
@@ -22,10 +21,10 @@ class Untriable(FedpflError):
 
 
 class Promise(NamedTuple):
-    """Hold a promise in words, how it is tried, and what mends code that breaks it.
+    """Hold a promise, how it is tried, and what mends code that breaks it.
 
     Attributes:
-        words: The promise, as the command prints it.
+        title: The promise in words, as the command prints it.
         mend: What mends code that does not keep it.
         check: `check(trial)`, or `check(trial, engine)` for each of `engines`.
         engines: The backends that it is tried on, if it depends on them.
@@ -33,7 +32,7 @@ class Promise(NamedTuple):
         slow: Whether a quick look leaves it out.
     """
 
-    words: str
+    title: str
     mend: str
     check: Callable[..., None]
     engines: tuple[str, ...] = ()
@@ -50,19 +49,17 @@ class Verdict(NamedTuple):
 
 
 def promise_in(promises: list[Promise]) -> Callable[..., Callable[[Any], Any]]:
-    """Return a decorator `promise(words, mend, ...)` that appends the function below it to the
-    list.
-    """
+    """Return a decorator `promise(title, mend, ...)` that appends its function to the list."""
 
     def promise(
-        words: str,
+        title: str,
         mend: str,
         engines: tuple[str, ...] = (),
         binding: bool = True,
         slow: bool = False,
     ) -> Callable[[Any], Any]:
         def register(check: Callable[..., None]) -> Callable[..., None]:
-            promises.append(Promise(words, mend, check, engines, binding, slow))
+            promises.append(Promise(title, mend, check, engines, binding, slow))
             return check
 
         return register
@@ -135,10 +132,12 @@ def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verd
 
 
 def _find_fault(trial: Any, promise: Promise, engine: str, judge: Judge) -> tuple[str, bool]:
-    """Return the fault, "" if there is none, and whether the promise was tried to its end."""
-    arguments = [engine] if engine else []
+    """Return the fault, "" for none, and whether the promise was tried to its end."""
     try:
-        promise.check(trial, *arguments)
+        if engine:
+            promise.check(trial, engine)
+        else:
+            promise.check(trial)
     except Untriable:
         raise
     except (Unkept, MethodError) as fault:

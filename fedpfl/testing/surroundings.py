@@ -37,13 +37,13 @@ class _Listing:
 @contextmanager
 def other_folder() -> Iterator[None]:
     """Work in an empty folder."""
-    here = os.getcwd()
+    original_folder = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             yield
         finally:
-            os.chdir(here)
+            os.chdir(original_folder)
 
 
 @contextmanager
@@ -51,12 +51,15 @@ def other_listing() -> Iterator[None]:
     """List folders in reverse: file systems differ in their order, and promise none."""
     listdir, scandir = os.listdir, os.scandir
 
-    def reversed_scandir(*place: Any) -> _Listing:
-        with scandir(*place) as entries:
+    def listdir_reversed(path: Any = None) -> list[Any]:
+        return listdir(path)[::-1]
+
+    def scandir_reversed(path: Any = None) -> _Listing:
+        with scandir(path) as entries:
             return _Listing(list(entries)[::-1])
 
-    os.listdir = lambda *place: listdir(*place)[::-1]  # type: ignore[assignment]
-    os.scandir = reversed_scandir  # type: ignore[assignment]
+    os.listdir = listdir_reversed
+    os.scandir = scandir_reversed  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -96,17 +99,19 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 def find_influence(compare: Callable[[], str]) -> str:
     """Return which surroundings change an answer, and how; "" if none does.
 
-    compare: answers anew, and says what differs from the usual answer.
+    Args:
+        compare: answers anew, and says what differs from the usual answer.
     """
+    # ---- All at once first, as an answer may take long.
     with ExitStack() as stack:
         for change in SURROUNDINGS.values():
             stack.enter_context(change())
         together = compare()
     if not together:
         return ""
-    for words, change in SURROUNDINGS.items():
+    for title, change in SURROUNDINGS.items():
         with change():
             difference = compare()
         if difference:
-            return f"{words}: {difference}"
+            return f"{title}: {difference}"
     return f"in other surroundings: {together}"

@@ -268,7 +268,7 @@ class MethodTrial:
         norm: bool = False,
         cohort: list[int] | None = None,
     ) -> tuple[State, Outcome]:
-        """Play round t + 1 on another engine, from a state of the run on `of`."""
+        """Play round t + 1 from the state that the run on engine `of` has."""
         backend, federation = self._set_up(engine, norm)
         state = copy.deepcopy(self.play_cohorts(of, norm)[0][t])
         setup = RoundSetup(backend, self.method, federation, LOCAL, 0)

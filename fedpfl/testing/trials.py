@@ -39,7 +39,6 @@ PROMISES_BY_KIND: dict[str, list[Promise]] = {
     "dataset": DATASET_PROMISES,
     "partition": PARTITION_PROMISES,
 }
-"""What each kind of choice is tried on."""
 REGISTRIES = {kind.group: kind for kind in PLUGIN_KINDS.values()}
 SHARED_OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "model": (ModelOptions,),
@@ -63,7 +62,7 @@ KIND_TITLES = {
 
 
 class Choice(NamedTuple):
-    """Hold what is tried."""
+    """Name a method, network, data set or partition that is tried."""
 
     kind: str
     name: str
@@ -73,11 +72,17 @@ class Choice(NamedTuple):
 
 
 class Command(NamedTuple):
-    """Hold what the words of the command ask for."""
+    """Hold what the words of the command ask for.
+
+    Attributes:
+        choices: that are tried.
+        settings: their options, as words.
+        by_name: whether they are named one by one, and not all that a file has.
+    """
 
     choices: list[Choice]
     settings: list[str]
-    by_name: bool  # whether they are named one by one, and not all that a file has
+    by_name: bool
 
 
 def choice_names(group: str) -> set[str]:
@@ -89,21 +94,17 @@ def choice_names(group: str) -> set[str]:
 
 
 def make_trials(command: Command, elsewhere: OtherProcess) -> dict[Choice, Any]:
-    """Return what tries each choice, by the options among the command's settings. Raises
-    FedpflError.
-    """
+    """Return what tries each choice, by the command's settings. Raises FedpflError."""
     values = _share_settings(command)
     trials: dict[Choice, Any] = {}
-    for choice in sorted(
-        command.choices, key=lambda one: one.kind == "partition"
-    ):  # which deal a data set before
-        named = [
-            trial
-            for trial in trials.values()
-            if isinstance(trial, DatasetTrial) and command.by_name
-        ]
-        with _naming_choice(choice):
-            trials[choice] = make_trial(choice, values[choice], elsewhere, named)
+    data_sets: list[DatasetTrial] = []
+    # Partitions come last: they deal the data set that is named beside them.
+    for choice in sorted(command.choices, key=lambda choice: choice.kind == "partition"):
+        with _prefix_errors(choice):
+            trial = make_trial(choice, values[choice], elsewhere, data_sets)
+        trials[choice] = trial
+        if isinstance(trial, DatasetTrial) and command.by_name:
+            data_sets.append(trial)
     return {choice: trials[choice] for choice in command.choices}
 
 
@@ -113,31 +114,45 @@ def make_trial(
     elsewhere: OtherProcess,
     data_sets: Sequence[DatasetTrial],
 ) -> Any:
-    """Return what is tried. Raises FedpflError."""
-    clients, data_dir, shape = (values.pop(key, None) for key in ("clients", "data_dir", "shape"))
+    """Return the trial of a choice. Raises FedpflError.
+
+    Args:
+        choice: that is tried.
+        values: text by key, of its options and of its trial.
+        elsewhere: reads or deals the same in another process.
+        data_sets: the first of them is what a partition deals; else it deals made samples.
+    """
+    clients = values.pop("clients", None)
+    data_dir = values.pop("data_dir", None)
+    shape = values.pop("shape", None)
     config = _compose_choice(choice, values)
-    group, read = config[choice.kind], partial(elsewhere.digest, choice)
+    group = config[choice.kind]
+    read_elsewhere = partial(elsewhere.digest, choice)
     if choice.kind == "method":
         return MethodTrial(build_dataclass(METHODS[group["name"]], without_name(group), ""))
-    chosen = {**plan.read_options(config, choice.kind)}
+    options = {**plan.read_options(config, choice.kind)}
     if choice.kind == "model":
-        options_of_network = {
-            key: value for key, value in chosen.items() if key not in ("name", "overlap")
-        }
-        build = partial(models.build_network, group["name"], **options_of_network)
+        options.pop("name", None)
+        options.pop("overlap", None)
+        build = partial(models.build_network, group["name"], **options)
         return NetworkTrial(build, METHODS["fedavg"](), _read_shape(shape))
     if choice.kind == "dataset":
-        return DatasetTrial(chosen.pop("name"), Path(data_dir or config["data_dir"]), chosen, read)
-    chosen.pop("seed", None)
-    samples = partial(getattr, data_sets[0], "samples") if data_sets else make_samples
+        name = options.pop("name")
+        return DatasetTrial(name, Path(data_dir or config["data_dir"]), options, read_elsewhere)
+    options.pop("seed", None)
+    read_samples = partial(getattr, data_sets[0], "samples") if data_sets else make_samples
     return PartitionTrial(
-        partition.SCHEMES[group["name"]], chosen, _read_clients(clients), samples, read
+        scheme=partition.SCHEMES[group["name"]],
+        options=options,
+        clients=_read_clients(clients),
+        read_samples=read_samples,
+        read_elsewhere=read_elsewhere,
     )
 
 
 @contextlib.contextmanager
-def _naming_choice(choice: Choice) -> Iterator[None]:
-    """Say of what an error is, and call its keys as the command does."""
+def _prefix_errors(choice: Choice) -> Iterator[None]:
+    """Name the choice in errors, and its keys as the command does."""
     try:
         yield
     except FedpflError as error:
@@ -145,55 +160,61 @@ def _naming_choice(choice: Choice) -> Iterator[None]:
 
 
 def _share_settings(command: Command) -> dict[Choice, dict[str, str]]:
-    """Return each choice's own settings; one without its kind is for all that take it. Raises
-    FedpflError.
+    """Return each choice's settings; one without a kind is for all that take it.
+
+    Raises:
+        FedpflError: for a key that no choice takes.
     """
     values: dict[Choice, dict[str, str]] = {choice: {} for choice in command.choices}
-    keys = {choice: _choice_keys(choice) for choice in command.choices}
+    keys = {choice: _list_keys(choice) for choice in command.choices}
     for word in command.settings:
         key, _, text = word.partition("=")
-        kind, _, rest = key.partition(".")
-        asked = command.choices
-        if kind in REGISTRIES and rest:
-            key, asked = rest, [choice for choice in command.choices if choice.kind == kind]
-        takers = [choice for choice in asked if key in keys[choice]]
+        kind, _, key_of_kind = key.partition(".")
+        candidates = command.choices
+        if kind in REGISTRIES and key_of_kind:
+            key = key_of_kind
+            candidates = [choice for choice in command.choices if choice.kind == kind]
+        takers = [choice for choice in candidates if key in keys[choice]]
         if not takers:
-            known = dict.fromkeys(name for choice in asked for name in keys[choice])
-            _refuse_key(key, list(known), asked)
+            key_names = dict.fromkeys(name for choice in candidates for name in keys[choice])
+            _refuse_key(key, list(key_names), candidates)
         for choice in takers:
             values[choice][key] = text
     return values
 
 
-def _refuse_key(key: str, known: list[str], asked: list[Choice]) -> NoReturn:
-    alone = f"{asked[0]}: " if len(asked) == 1 else ""
+def _refuse_key(key: str, key_names: list[str], choices: list[Choice]) -> NoReturn:
+    """Raise FedpflError for a key that is none of these names."""
+    choice_text = f"{choices[0]}: " if len(choices) == 1 else ""
     try:
-        require_known_keys({key: ""}, known, "")
+        require_known_keys({key: ""}, key_names, "")
     except FedpflError as error:
-        raise FedpflError(f"{alone}{error}") from None
+        raise FedpflError(f"{choice_text}{error}") from None
     raise AssertionError(key)
 
 
-def _choice_keys(choice: Choice) -> list[str]:
+def _list_keys(choice: Choice) -> list[str]:
     """Return the keys of a choice, of what surrounds its kind, and of its trial."""
-    kind, group = REGISTRIES[choice.kind], choice.kind
-    named = (
-        kind.registry.get(choice.name) or kind.registry[_compose_choice(choice, {})[group]["name"]]
-    )
-    fixed = {*kind.given, *FIXED_KEYS[group]}
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    keys = [
-        name
-        for part in (named, *SHARED_OPTIONS.get(group, ()))
-        for name, parameter in inspect.signature(part).parameters.items()
-        if name not in fixed and parameter.kind not in variable
-    ]
-    return [*dict.fromkeys([*keys, *TRIAL_KEYS.get(group, ())])]
+    kind = REGISTRIES[choice.kind]
+    target = kind.registry.get(choice.name)
+    if not target:
+        target = kind.registry[_compose_choice(choice, {})[choice.kind]["name"]]
+    fixed_keys = {*kind.supplied, *FIXED_KEYS[choice.kind]}
+    variable_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    keys: list[str] = []
+    for part in (target, *SHARED_OPTIONS.get(choice.kind, ())):
+        for name, parameter in inspect.signature(part).parameters.items():
+            if name not in fixed_keys and parameter.kind not in variable_kinds:
+                keys.append(name)
+    keys += TRIAL_KEYS.get(choice.kind, ())
+    return list(dict.fromkeys(keys))
 
 
 def _compose_choice(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration in which `train` would have the choice and these values. Raises
-    FedpflError.
+    """Return the configuration in which `train` would have the choice and these values.
+
+    Raises:
+        FedpflError: for values that cannot be read, or not be composed.
     """
     for key, text in values.items():
         try:
@@ -206,9 +227,9 @@ def _compose_choice(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]
             raise FedpflError(
                 f"{key}={text} is several values; give it one, or a list as {key}=[a,b]"
             )
-    words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
+    value_words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
     try:
-        return plan.resolve_config(overrides.compose_config([str(choice), *words]))
+        return plan.resolve_config(overrides.compose_config([str(choice), *value_words]))
     except overrides.HYDRA_ERRORS as error:
         raise FedpflError(format_error(error)) from None
 
@@ -224,9 +245,12 @@ def _read_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _read_clients(text: str | None) -> int | None:
-    if text is not None and not (text.isdecimal() and int(text)):
+    """Return a number of clients. Raises FedpflError."""
+    if text is None:
+        return None
+    if not (text.isdecimal() and int(text)):
         raise FedpflError(f"clients must be a whole number of 1 or more, got {text}")
-    return None if text is None else int(text)
+    return int(text)
 
 
 # ---- another process
@@ -235,8 +259,8 @@ def _read_clients(text: str | None) -> int | None:
 class OtherProcess:
     """The same command in another process, which hashes otherwise; one answers for all choices."""
 
-    def __init__(self, words: Sequence[str]):
-        self._words = words
+    def __init__(self, check_words: Sequence[str]):
+        self._check_words = check_words
 
     def digest(self, choice: Choice) -> str:
         """Return the digest of a choice as it is there, "" where it fails."""
@@ -245,21 +269,19 @@ class OtherProcess:
     @cached_property
     def _digests(self) -> dict[str, str]:
         seed = os.environ.get("PYTHONHASHSEED", "")
-        environment = {
-            **os.environ,
-            "PYTHONHASHSEED": str(1 + int(seed) % 1000 if seed.isdecimal() else 1),
-        }
-        command = [sys.executable, "-m", "fedpfl.check", "--digests", "--", *self._words]
-        printed = subprocess.run(
-            command, env=environment, capture_output=True, text=True
-        ).stdout.splitlines()
+        other_seed = 1 + int(seed) % 1000 if seed.isdecimal() else 1
+        environment = {**os.environ, "PYTHONHASHSEED": str(other_seed)}
+        command = [sys.executable, "-m", "fedpfl.check", "--digests", "--", *self._check_words]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        lines = result.stdout.splitlines()
+        # A plugin may print, too; the digests are in the last line.
         with contextlib.suppress(ValueError):
-            return json.loads(printed[-1]) if printed else {}
+            return json.loads(lines[-1]) if lines else {}
         return {}
 
 
 def digest_of_trial(trial: Any) -> str:
-    """Return what tells a trial's answer from others; "" where it has none, or fails."""
+    """Return the digest of a trial's answer; "" where it has none, or fails."""
     with contextlib.suppress(Exception, SystemExit):
         return trial.digest() if hasattr(trial, "digest") else ""
     return ""
@@ -269,7 +291,7 @@ def digest_of_trial(trial: Any) -> str:
 
 
 def make_judge(kind: str, trial: Any) -> Judge:
-    """Return how errors of this kind of trial are described, and how its faults are mended."""
+    """Return how errors of this kind of trial are described and mended."""
     if kind == "method":
         advice = MethodAdvice(trial.method)
         return Judge(advice.describe_error, advice.advise)

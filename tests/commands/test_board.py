@@ -146,7 +146,7 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     assert "equal, every number of 1 runs" in capsys.readouterr().out
 
     def played(foreign, root):
-        return tuning.locate_final_runs(root, foreign.words, foreign.seeds)  # the runs of just now
+        return tuning.locate_final_runs(root, foreign.run_words, foreign.seeds)  # just now
 
     make, boards, compose = board.make_board, {}, functools.cache(overrides.compose_config)
 
@@ -230,7 +230,7 @@ def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
     with mock.patch.object(board, "SUITES", made[0]):
         asked = board.read_command_line(["suite=tiny"])
     words = [
-        board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).words
+        board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).run_words
         for name in DATA_SETS
     ]
     assert words == [["dataset=digits"], ["dataset=cifar10", "dataset.download=false"]]

@@ -688,7 +688,7 @@ def limit(monkeypatch, promises: list) -> None:
 
 
 def words(*names: str, kind: str = "method") -> set[str]:
-    return {promise.words for promise in PROMISES_BY_KIND[kind] if promise.check.__name__ in names}
+    return {promise.title for promise in PROMISES_BY_KIND[kind] if promise.check.__name__ in names}
 
 
 def kind_of(head: str) -> str:
@@ -708,7 +708,7 @@ def test_what_is_documented_keeps_everything(told):
     expected = []
     for choice in ("method=halfway", "model=wide", "dataset=stripes", "partition=equal"):
         promises = PROMISES_BY_KIND[choice.partition("=")[0]]
-        expected += [choice, *(f"  ok    {promise.words}" for promise in promises)]
+        expected += [choice, *(f"  ok    {promise.title}" for promise in promises)]
         expected.append("  all is kept" if promises else "  is not tried yet")
     assert lines == expected
 

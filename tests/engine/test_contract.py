@@ -175,7 +175,7 @@ def ask_all_promises(
             continue
         subject = named if promise in HOUSE_PROMISES else named.trial
         for engine in engines_of(promise, None if turn is None else turn + place, low_precision):
-            with subtests.test(promise.words, engine=engine):
+            with subtests.test(promise.title, engine=engine):
                 promise.check(subject, *([engine] if engine else []))
 
 
@@ -221,7 +221,7 @@ def test_a_method_keeps_its_promises_over_adapters(name, subtests):
         if promise.check is contract.statistics_are_mixed and name == "fedamp":
             continue
         for engine in promise.engines or (None,):
-            with subtests.test(promise.words, engine=engine):
+            with subtests.test(promise.title, engine=engine):
                 promise.check(trial, *([engine] if engine else []))
 
 
