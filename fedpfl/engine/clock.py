@@ -196,27 +196,16 @@ def forecast_cohort(
         local: How a client trains that is no straggler.
         seed: Of the run.
         round_number: Of the round that is played next.
-        measure_loads: Is not called where nobody can be late.
+        measure_loads: Is not called where nobody can be late, or nobody is available.
     """
-    system = clock.system
-
-    # ---- Who is available, and whose upload gets lost?
-    availability_draws = {}
-    dropout_draws = {}
-    for client in cohort:
-        draws = torch.rand(2, generator=generator(seed, "system", round_number, client))
-        availability_draws[client], dropout_draws[client] = draws.tolist()
-    available = [
-        client
-        for client in sorted(cohort)
-        if availability_draws[client] < clock.devices[client].availability
-    ]
-    lost = {client for client in available if dropout_draws[client] < system.dropout}
+    # ---- Step 1: who is available, and whose upload gets lost?
+    available, lost = _draw_availability(clock, cohort, seed, round_number)
     remaining = [client for client in available if client not in lost]
     full_local = {
         client: local.with_amount(clock.amounts.get(client, local.amount)) for client in available
     }
-    if system.deadline is None and not lost and len(remaining) <= size:
+    is_nobody_late = clock.system.deadline is None and not lost and len(remaining) <= size
+    if is_nobody_late or not available:
         return CohortForecast(
             local_by_client={client: full_local[client] for client in remaining},
             late=set(),
@@ -224,8 +213,8 @@ def forecast_cohort(
             lost_traffic=RoundTraffic(),
         )
 
-    # ---- How much does each finish before the deadline?
-    settings = _partial_settings(local, system.late == "partial")
+    # ---- Step 2: how much does each finish before the deadline?
+    settings = _partial_settings(local, clock.system.late == "partial")
     settings |= dict.fromkeys(full_local.values())
     loads = dict(zip(available, measure_loads(available, tuple(settings)), strict=True))
     local_by_client: dict[int, Local] = {}
@@ -235,7 +224,7 @@ def forecast_cohort(
         if feasible is not None:
             local_by_client[client], seconds_by_client[client] = feasible
 
-    # ---- The server takes the first `size` uploads.
+    # ---- Step 3: the server takes the first `size` uploads.
     arrivals = sorted(local_by_client, key=lambda client: (seconds_by_client[client], client))
     participants = arrivals[:size]
     cut_short = {
@@ -247,6 +236,22 @@ def forecast_cohort(
         waits=len(local_by_client) < min(size, len(remaining)),
         lost_traffic=_lost_traffic(loads, participants, lost),
     )
+
+
+def _draw_availability(
+    clock: Clock, cohort: Sequence[int], seed: int, round_number: int
+) -> tuple[list[int], set[int]]:
+    """Return the clients that are available, in order, and those of them whose upload gets lost."""
+    available = []
+    lost = set()
+    for client in sorted(cohort):
+        draws = torch.rand(2, generator=generator(seed, "system", round_number, client))
+        availability_draw, dropout_draw = draws.tolist()
+        if availability_draw < clock.devices[client].availability:
+            available.append(client)
+            if dropout_draw < clock.system.dropout:
+                lost.add(client)
+    return available, lost
 
 
 def _feasible_local(

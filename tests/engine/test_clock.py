@@ -263,3 +263,14 @@ def test_a_round_that_nobody_ends_is_empty():
     assert told == {"sim_seconds": 1e-3, "dropped": 5, "late": 5}
     assert {*outcome.metrics.values()} == {None}
     assert outcome.traffic.values_up == 5 * 549
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize("late", ["drop", "partial"])
+def test_a_round_for_which_nobody_is_available_is_empty(engine, late):
+    """The server waits for nobody, whatever the deadline."""
+    devices = [device._replace(availability=0.0) for device in EQUAL]
+    clock = Clock(System(deadline=5.0, late=late), devices, {})
+    _, outcome, columns = a_round(FedAvg(), clock, engine=engine)
+    assert columns == {"sim_seconds": 0.0, "dropped": 5, "late": 0}
+    assert (outcome.cohort, outcome.traffic.values_down) == ([], 0)
