@@ -3,6 +3,7 @@ fedpfl/engine/training/hook_checks.py.
 """
 
 import copy
+import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,12 +32,19 @@ from fedpfl.runner.faults import user_errors
 from tests.command import TINY, run_command
 from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, make_federation, record_rounds, tiny
 
+pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 COHORT = [0, 1, 2]
 FEDERATION = make_federation((20, 7, 12), (5, 3, 1))
 SHORT = replace(LOCAL, epochs=1)
 
 
-def whole(method, backend):
+@pytest.fixture
+def forgotten_plugins():
+    yield
+    plugins.load_plugins([])
+
+
+def play_everything(method, backend):
     """A round and evaluations: every hook is asked."""
     net = tiny()
     count_participants(method, 0, 3, 1.0, 1)
@@ -48,372 +56,156 @@ def whole(method, backend):
         runner.evaluate(EvalCall(method, FEDERATION, state, COHORT, tuning))
 
 
-def own_phase(**functions):
-    return {"phases": lambda self, server, client, params, epochs: [Phase(epochs, **functions)]}
-
-
 def circle():
     tree = {}
     tree["tree"] = tree
     return tree
 
 
-def _survey(server, clients, uploads):
+def survey(server, clients, uploads):
     return server, clients
+
+
+def swapped_survey(server, uploads, clients):
+    return server, clients
+
+
+def swapped_step(net, params, batch, server, client):
+    return params, 0
 
 
 def head(params):
     return {"fc.bias": params["fc.bias"]}
 
 
-WRONG = {
-    "init": [
-        (
-            lambda self, params, parts: params,
-            "Wrong.init returned a dict; it must return two things: the server's tree",
-        ),
-        (lambda self, params, parts: (params, None), "returned None (is a `return` missing?)"),
-        (lambda self, params, parts: (params, {"a": {"b": 1.0}}), "returned a float as entry a.b"),
-        (
-            lambda self, params, parts: (params, {"participated": torch.tensor(False)}),
-            "returned a client state with 'participated', which the engine lays over it",
-        ),
-        (
-            lambda self, params, parts: (params, {0: torch.zeros(())}),
-            "returned an entry named 0, which is no string",
-        ),
-    ],
-    "init_clients": [
-        (
-            lambda self, clients, generator: {"rate": torch.ones(clients)},
-            "rate, which init's client state does not have",
-        ),
-        (
-            lambda self, clients, generator: torch.ones(clients),
-            "returned a tensor torch.float32 [3]",
-        ),
-    ],
-    "buffers": [
-        (
-            lambda self: {"main": "server"},
-            "returned 'server'; it must return a dict of 'aggregate' or 'local'",
-        )
-    ],
-    "turns": [
-        (
-            lambda self, played, cohort, clients, generator: [cohort],
-            "returned a list with a list of 3 in it",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: Turn(cohort),
-            "returned a Turn; it must return a list of Turn",
-        ),
-        (lambda self, played, cohort, clients, generator: [Turn([7])], "returned client 7 of 3"),
-        (
-            lambda self, played, cohort, clients, generator: None,
-            "returned None (is a `return` missing?)",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: [],
-            "returned no turn in which clients train",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: [Turn(cohort, survey=_survey)],
-            "no turn in which clients t",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: [Turn([])],
-            "returned a turn without clients",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: [Turn(cohort, trains=False)],
-            "nobody trains, and no survey",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: [Turn([2, 0, 2])],
-            "returned client 2 twice",
-        ),
-        (
-            lambda self, played, cohort, clients, generator: [Turn([1]), Turn([1])],
-            "returned client 1 twice",
-        ),
-        (lambda self, *given: [Turn([0, 0], survey=_survey), Turn([1])], "returned client 0 twice"),
-        (
-            lambda self, played, cohort, clients, generator: [
-                Turn([0], survey=lambda server, uploads, clients: (server, clients))
-            ],
-            (
-                "a turn whose survey takes (server, uploads, clients) where the contract has"
-                " (server, clients, uploads)"
-            ),
-        ),
-    ],
-    "before_turn": [
-        (
-            lambda self, server, clients, others, generator: others([0])["number"],
-            "returned a tensor torch.int64 [1]",
-        ),
-        (
-            lambda self, server, clients, others, generator: {"w": torch.ones(2)},
-            "w as a tensor [2] for 3 clients",
-        ),
-    ],
-    "sample": [
-        (lambda self, server, generator: torch.rand(2), "returned a tensor torch.float32 [2]")
-    ],
-    "before_training": [
-        (lambda self, server, client, net, shard: {"n": 3}, "returned a int as entry n")
-    ],
-    "prepare": [(lambda self, server, client: None, "returned None (is a `return` missing?)")],
-    "download": [
-        (
-            lambda self, server, client: list(server),
-            "returned a list of 6; it must return a tree of tensors",
-        )
-    ],
-    "start": [
-        (
-            lambda self, received, client: (received, client),
-            "returned a tuple of 2; it must return a tree of tensors",
-        ),
-        (
-            lambda self, received, client: head(received),
-            "returned a model without the network's conv.weight",
-        ),
-        (
-            lambda self, received, client: {**received, **circle()},
-            "returned a tree that contains itself",
-        ),
-    ],
-    "phases": [
-        (
-            lambda self, server, client, params, epochs: Phase(epochs),
-            "returned a Phase; it must return a list of Phase",
-        ),
-        (lambda self, server, client, params, epochs: [epochs], "returned a list with a int in it"),
-        (lambda self, server, client, params, epochs: [Phase(-1)], "returned a phase of -1 epochs"),
-        (
-            lambda self, server, client, params, epochs: [Phase(0.5)],
-            "returned a phase of 0.5 epochs",
-        ),
-        (
-            lambda self, server, client, params, epochs: [Phase(1, batches=0)],
-            "returned a phase of 0 batches",
-        ),
-        (
-            lambda self, server, client, params, epochs: [Phase(1, {"fc.bias": True})],
-            "mask lacks the entry conv.weight",
-        ),
-        (
-            lambda self, server, client, params, epochs: [Phase(1, params)],
-            "whose mask has a tensor torch.float32",
-        ),
-        (
-            lambda self, server, client, params, epochs: [
-                Phase(1, {n: torch.ones(2) > 0 for n in params})
-            ],
-            "whose mask has shape [2] for conv.weight, which is [4, 1, 3, 3]",
-        ),
-        (
-            lambda self, server, client, params, epochs: [Phase(1, sgd={"rate": 1.0})],
-            "with sgd value rate, which",
-        ),
-        (
-            lambda self, server, client, params, epochs: [
-                Phase(1, step=lambda net, params, batch, server, client: 0)
-            ],
-            (
-                "a phase whose step takes (net, params, batch, server, client) where the contract"
-                " has (server, client, net"
-            ),
-        ),
-    ],
-    "loss": [
-        (
-            lambda self, server, client, net, params, batch: batch.losses(net(params, batch.x)),
-            "float32 [20]; it must",
-        ),
-        (
-            lambda self, server, client, net, params, batch: (
-                batch.loss(net(params, batch.x)),
-                {"n": 3},
-            ),
-            "returned a int as entry n; it must return the loss, a 0-dimensional tensor",
-        ),
-        (lambda self, server, client, net, params, batch: None, "returned None"),
-        (
-            lambda self, *given: FedAvg.loss(self, *given).detach(),
-            "returned what has no gradient (is it detached",
-        ),
-    ],
-    "after_training": [
-        (lambda self, server, client, net, params, shard, kept: None, "returned None")
-    ],
-    "updated_buffers": [
-        (
-            lambda self, server, client: {"head": {}},
-            "statistics of head, which `buffers` does not name",
-        ),
-        (
-            lambda self, server, client: {"main": {"mean": torch.ones(1)}},
-            "returned main.mean, which is not bool",
-        ),
-    ],
-    "finish": [
-        (
-            lambda self, server, client, start, end: end,
-            "returned a dict; it must return two things: the upload",
-        ),
-        (lambda self, server, client, start, end: (end, client, start), "returned a tuple of 3"),
-        (lambda self, server, client, start, end: None, "returned None"),
-    ],
-    "aggregate": [
-        (
-            lambda self, server, clients, net, uploads, weight, generator: tree.mean(
-                uploads, weight
-            ),
-            "returned a dict; it must return two",
-        ),
-        (
-            lambda self, server, clients, net, uploads, weight, generator: (uploads, clients),
-            (
-                "another form than init's, classifier.bias was torch.float32 [5] and is"
-                " torch.float32 [3, 5]"
-            ),
-        ),
-        (
-            lambda self, server, clients, net, uploads, weight, generator: (
-                server,
-                {"n": weight.sum()},
-            ),
-            "the clients' n as a tensor []",
-        ),
-    ],
-    "evaluated": [(lambda self, server, client, params: None, "returned None")],
-    "before_evaluation": [(lambda self, server, client, net, shard: shard, "returned a Shard")],
-    "personal": [
-        (
-            lambda self, server, client: head(server),
-            "returned a model without the network's conv.weight",
-        )
-    ],
-    "predict": [
-        (
-            lambda self, net, params, batch: net(params, batch.x).argmax(1),
-            "torch.int64 [5] for 5 samples of 5 classes",
-        ),
-        (
-            lambda self, net, params, batch: net(params, batch.x)[:, :4],
-            "torch.float32 [5, 4] for 5 samples of 5 classes",
-        ),
-    ],
-    "finetuning": [
-        (
-            lambda self, params, parts, epochs: Phase(epochs),
-            "returned a Phase; it must return a list",
-        )
-    ],
-    "metrics": [
-        (
-            lambda self, server, client: {"bias": server["fc.bias"]},
-            "returned a tensor torch.float32 [12] as bias",
-        ),
-        (lambda self, server, client: {"one": 1.0}, "returned a float as entry one"),
-    ],
-    "masks": [
-        (
-            lambda self, server, client: server,
-            "returned a tensor torch.float32 [4, 1, 3, 3] as a mask",
-        )
-    ],
-}
+WRONG_ANSWERS = """
+init | params | Wrong.init returned a dict; it must return two things: the server's tree
+init | (params, None) | returned None (is a `return` missing?)
+init | (params, {'a': {'b': 1.0}}) | returned a float as entry a.b
+init | (params, {'participated': torch.tensor(False)}) | returned a client state with 'participated', which
+init | (params, {0: torch.zeros(())}) | returned an entry named 0, which is no string
+init_clients | {'rate': torch.ones(clients)} | rate, which init's client state does not have
+init_clients | torch.ones(clients) | returned a tensor torch.float32 [3]
+buffers | {'main': 'server'} | returned 'server'; it must return a dict of 'aggregate' or 'local'
+turns | [cohort] | returned a list with a list of 3 in it
+turns | Turn(cohort) | returned a Turn; it must return a list of Turn
+turns | [Turn([7])] | returned client 7 of 3
+turns | None | returned None (is a `return` missing?)
+turns | [] | returned no turn in which clients train
+turns | [Turn(cohort, survey=survey)] | no turn in which clients t
+turns | [Turn([])] | returned a turn without clients
+turns | [Turn(cohort, trains=False)] | nobody trains, and no survey
+turns | [Turn([2, 0, 2])] | returned client 2 twice
+turns | [Turn([1]), Turn([1])] | returned client 1 twice
+turns | [Turn([0, 0], survey=survey), Turn([1])] | returned client 0 twice
+turns | [Turn([0], survey=swapped_survey)] | survey takes (server, uploads, clients) where the contract has (server, clients, uploads)
+before_turn | read_states([0])['number'] | returned a tensor torch.int64 [1]
+before_turn | {'w': torch.ones(2)} | w as a tensor [2] for 3 clients
+sample | torch.rand(2) | returned a tensor torch.float32 [2]
+before_training | {'n': 3} | returned a int as entry n
+prepare | None | returned None (is a `return` missing?)
+download | list(server) | returned a list of 6; it must return a tree of tensors
+start | (received, client) | returned a tuple of 2; it must return a tree of tensors
+start | head(received) | returned a model without the network's conv.weight
+start | {**received, **circle()} | returned a tree that contains itself
+phases | Phase(epochs) | returned a Phase; it must return a list of Phase
+phases | [epochs] | returned a list with a int in it
+phases | [Phase(-1)] | returned a phase of -1 epochs
+phases | [Phase(0.5)] | returned a phase of 0.5 epochs
+phases | [Phase(1, batches=0)] | returned a phase of 0 batches
+phases | [Phase(1, {'fc.bias': True})] | mask lacks the entry conv.weight
+phases | [Phase(1, params)] | whose mask has a tensor torch.float32
+phases | [Phase(1, {n: torch.ones(2) > 0 for n in params})] | whose mask has shape [2] for conv.weight, which is [4, 1, 3, 3]
+phases | [Phase(1, sgd={'rate': 1.0})] | with sgd value rate, which
+phases | [Phase(1, step=swapped_step)] | step takes (net, params, batch, server, client) where the contract has (server, client, net
+loss | batch.losses(net(params, batch.x)) | float32 [20]; it must
+loss | (batch.loss(net(params, batch.x)), {'n': 3}) | returned a int as entry n; it must return the loss, a 0-dimensional tensor
+loss | None | returned None
+loss | (FedAvg.loss(self, server, client, net, params, batch).detach(), {}) | returned what has no gradient
+loss | FedAvg.loss(self, server, client, net, params, batch).detach() | returned what has no gradient (is it detached
+after_training | None | returned None
+updated_buffers | {'head': {}} | statistics of head, which `buffers` does not name
+updated_buffers | {'main': {'mean': torch.ones(1)}} | returned main.mean, which is not bool
+finish | params | returned a dict; it must return two things: the upload
+finish | (params, client, start) | returned a tuple of 3
+finish | None | returned None
+aggregate | tree.mean(uploads, weight) | returned a dict; it must return two
+aggregate | (uploads, clients) | another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]
+aggregate | (server, {'n': weight.sum()}) | the clients' n as a tensor []
+evaluated | None | returned None
+before_evaluation | shard | returned a Shard
+personal | head(server) | returned a model without the network's conv.weight
+predict | net(params, batch.x).argmax(1) | torch.int64 [5] for 5 samples of 5 classes
+predict | net(params, batch.x)[:, :4] | torch.float32 [5, 4] for 5 samples of 5 classes
+finetuning | Phase(epochs) | returned a Phase; it must return a list
+metrics | {'bias': server['fc.bias']} | returned a tensor torch.float32 [12] as bias
+metrics | {'one': 1.0} | returned a float as entry one
+masks | server | returned a tensor torch.float32 [4, 1, 3, 3] as a mask
+"""
+"""Hook | what it returns, given the arguments of the contract | what is said of it."""
+
+
+WRONG_PHASES = """
+loss | list(own_pair(batch, net, params)) | a list of 2; it must return the loss
+loss | (*own_pair(batch, net, params), None) | a tuple of 3; it must return the loss
+loss | (own_pair(batch, net, params)[0], {"n": torch.zeros(3)}) | beside the loss a tensor torch.float32 [3] as n for
+loss | own_pair(batch, net, params)[0].detach() | what has no gradient
+step | params | a dict; it must return two things: the new tree
+step | (head(params), None) | classifier.bias was
+after_gradient | None | None
+"""
+"""The function of a phase | what it returns | what is said of it."""
+
+
+def own_pair(batch, net, params):
+    return batch.loss(net(params, batch.x)), batch.y
+
+
+def read_cases(table):
+    """Return a case a line and engine; `make test` asks each on one of the engines."""
+    cases = []
+    for number, line in enumerate(table.strip().splitlines()):
+        for place, backend in enumerate(BACKENDS):
+            marks = [pytest.mark.full] if (number + place) % 2 else []
+            cases.append(pytest.param(*line.split(" | "), backend, marks=marks))
+    return cases
+
+
+def make_function(arguments, expression):
+    return eval(
+        f"lambda {', '.join(arguments)}: {expression}", {**globals(), "Turn": Turn, "tree": tree}
+    )
+
+
+def make_wrong(**functions):
+    return dataclass(frozen=True)(type("Wrong", (FedAvg,), functions))()
 
 
 def test_every_hook_has_a_rule_and_a_wrong_answer():
-    assert set(hook_names()) == set(answers.HOOK_RULES) == set(WRONG)
+    hooks = {line.partition(" | ")[0] for line in WRONG_ANSWERS.strip().splitlines()}
+    assert set(hook_names()) == set(answers.HOOK_RULES) == hooks
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("hook", "wrong", "told"),
-    [
-        pytest.param(hook, *case, id=f"{hook}-{k}")
-        for hook, cases in WRONG.items()
-        for k, case in enumerate(cases)
-    ],
-)
-def test_a_wrong_answer_is_told_with_the_hook(hook, wrong, told, backend):
-    Wrong = dataclass(frozen=True)(type("Wrong", (FedAvg,), {hook: wrong, "__annotations__": {}}))
+@pytest.mark.parametrize(("hook", "expression", "told", "backend"), read_cases(WRONG_ANSWERS))
+def test_a_wrong_answer_is_told_with_the_hook(hook, expression, told, backend):
+    function = make_function(inspect.signature(getattr(FedAvg, hook)).parameters, expression)
     with pytest.raises(MethodError, match=rf"^Wrong\.{hook} returned ") as error:
-        whole(Wrong(), backend)
+        play_everything(make_wrong(**{hook: function}), backend)
     assert told in str(error.value).replace("[32]", "[20]")  # the batched backend pads
     assert "it must return" in str(error.value)
 
 
-def _pair(self, server, client, net, params, batch):
-    return batch.loss(net(params, batch.x)), batch.y
-
-
-def _forgets(self, *given):
-    return None
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("phase", "function", "told"),
-    [
-        (
-            {"loss": "_own"},
-            lambda self, *given: list(_pair(self, *given)),
-            "a list of 2; it must return the loss",
-        ),
-        (
-            {"step": "_own"},
-            lambda self, server, client, net, params, *given: params,
-            "a dict; it must return two things: the new tree",
-        ),
-        (
-            {"step": "_own"},
-            lambda self, server, client, net, params, *given: (head(params), None),
-            "classifier.bias was",
-        ),
-        ({"after_gradient": "_own"}, _forgets, "None"),
-        (
-            {"loss": "_own"},
-            lambda self, *given: (*_pair(self, *given), None),
-            "a tuple of 3; it must return the loss",
-        ),
-        (
-            {"loss": "_own"},
-            lambda self, *given: (FedAvg.loss(self, *given), {"n": torch.zeros(3)}),
-            "beside the loss a tensor torch.float32 [3] as n for ",
-        ),
-        (
-            {"loss": "_own"},
-            lambda self, *given: FedAvg.loss(self, *given).detach(),
-            "what has no gradient",
-        ),
-        ({}, lambda self, *given: (FedAvg.loss(self, *given).detach(), {}), "what has no gradient"),
-    ],
-    ids=[
-        *("list", "step", "step-form", "after_gradient", "loss", "kept", "detached"),
-        "kept-detached",
-    ],
-)
-def test_what_a_phases_functions_answer_is_looked_at_too(phase, function, told, backend):
-    def phases(self, server, client, params, epochs):
-        own = {
-            name: getattr(self, value) if value == "_own" else value
-            for name, value in phase.items()
-        }
-        return [Phase(epochs, **own)]
-
-    name = "loss" if not phase else "_own"
-    Wrong = dataclass(frozen=True)(
-        type("Wrong", (FedAvg,), {"phases": phases, name: function, "__annotations__": {}})
+@pytest.mark.parametrize(("role", "expression", "told", "backend"), read_cases(WRONG_PHASES))
+def test_what_a_phases_functions_answer_is_looked_at_too(role, expression, told, backend):
+    arguments = ["self", "server", "client", "net", "params", "batch"]
+    if role == "after_gradient":
+        arguments = ["self", "*given"]
+    wrong = make_wrong(
+        _own=make_function(arguments, expression),
+        phases=lambda self, server, client, params, epochs: [Phase(epochs, **{role: self._own})],
     )
     with pytest.raises(MethodError, match=r"^Wrong\.\S+ (\(Phase\.\w+\) )?returned ") as error:
-        whole(Wrong(), backend)
+        play_everything(wrong, backend)
     assert told in str(error.value)
 
 
@@ -438,12 +230,12 @@ class Branching(FedAvg):
 
 @pytest.mark.parametrize("by", ["if", "int", "mask", "list"])
 def test_looking_at_values_in_a_vectorised_hook_is_told_with_what_to_do(by):
-    whole(Branching(by), "loop")
+    play_everything(Branching(by), "loop")
     with pytest.raises(
         MethodError,
         match=r"^Branching\.finish looks at the values of a tensor .* torch\.where, .*py:\d+\)$",
     ):
-        whole(Branching(by), "batched")
+        play_everything(Branching(by), "batched")
 
 
 def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
@@ -457,7 +249,7 @@ def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
         with pytest.raises(
             MethodError, match=r"^Adding\.start changed its argument client\.seen in place"
         ):
-            whole(Adding(), backend)
+            play_everything(Adding(), backend)
 
 
 def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
@@ -506,16 +298,12 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path):
         METHODS = {"mine": Mine}
     """
     (tmp_path / "mine.py").write_text(text.replace("\n        ", "\n"))
-    try:
-        result = run_command("plugins=[mine.py]", "method=mine", *TINY, cwd=tmp_path)
-    finally:
-        plugins.load_plugins([])
+    result = run_command("plugins=[mine.py]", "method=mine", *TINY, cwd=tmp_path)
     assert result.code == 1
     assert result.complaints == [
         "fedpfl: method=mine: Mine.finish returned a dict; it must return two things: the upload, a"
         " tree, and the client's state, a dict in the form of init's (docs/design.md#a-method)"
     ]
-    assert "mine" not in METHODS
 
 
 def test_looking_at_values_in_a_later_round_is_told_too(tmp_path: Path):
@@ -534,12 +322,7 @@ class Mine(FedAvg):
         return end, {"n": client["n"] + 1 if PLAYED[0] == 0 or client["n"] > 5 else client["n"]}
 METHODS = {"mine": Mine}
 """)
-    try:
-        result = run_command(
-            "plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path
-        )
-    finally:
-        plugins.load_plugins([])
+    result = run_command("plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path)
     assert result.code == 1
     (line,) = result.complaints
     assert line.startswith("fedpfl: method=mine: Mine.finish looks at the values of a tensor (")
@@ -556,7 +339,7 @@ def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend)
             return net(params, batch.x).detach()
 
     with pytest.raises(MethodError, match=r"^Frozen\.predict returned what has no gradient"):
-        whole(Frozen(), backend)
+        play_everything(Frozen(), backend)
 
 
 LEAVING = """
@@ -574,21 +357,17 @@ METHODS = {{"leaving": Leaving}}
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("error", ["SystemExit", "StopIteration"])
 @pytest.mark.parametrize(
     ("hook", "first"), [("turns", 0), ("start", 1), ("loss", 0), ("loss", 1), ("aggregate", 1)]
 )
-def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_path):
+def test_a_hook_ends_no_program_and_no_loop(hook, first, error, tmp_path, backend):
     """Whatever Python has for that, in the first round and later."""
     (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))
     told = rf"^method=leaving: Leaving\.{hook} raised {error}: 0 \({tmp_path}/mine\.py:10\);"
-    try:
-        plugins.load_plugins([str(tmp_path / "mine.py")])
-        cfg = OmegaConf.create({"method": {"name": "leaving"}})
-        with pytest.raises(MethodError, match=told), user_errors(cfg, tmp_path):
-            record_rounds(
-                METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
-            )
-    finally:
-        plugins.load_plugins([])
+    plugins.load_plugins([str(tmp_path / "mine.py")])
+    cfg = OmegaConf.create({"method": {"name": "leaving"}})
+    with pytest.raises(MethodError, match=told), user_errors(cfg, tmp_path):
+        record_rounds(
+            METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
+        )

@@ -1,14 +1,15 @@
 """`parametrize_with_promises` in an author's own pytest: right code passes, planted faults fail."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from fedpfl.config import plugins
 from fedpfl.testing import parametrize_with_promises
 from tests.conftest import ROOT
+
+pytest_plugins = ["pytester"]
 
 PLUGIN = """
 import numpy as np
@@ -64,68 +65,97 @@ PARTITIONS = {"halves": equal, "drawn": drawn}
 """
 
 TESTS = """
-from fedpfl.testing import parametrize_with_promises
-from mine import {object}
+from fedpfl.testing import parametrize_with_promises as ask
+from mine import Unseeded, Wrong, drawn, equal, stripes, unseeded
+
+FILES = ["mine.py"]
 
 
-@parametrize_with_promises({kind}="{right}", plugins=["mine.py"])
-def test_right(check):
+@ask(method="right", plugins=FILES)
+def test_right_method(check):
     check()
 
 
-@parametrize_with_promises({kind}="{wrong}", plugins=["mine.py"])
-def test_wrong(check):
+@ask(model="small", plugins=FILES)
+def test_right_model(check):
     check()
 
 
-@parametrize_with_promises({kind}={object})
-def test_object(check):
+@ask(dataset=stripes)
+def test_right_dataset(check):
+    check()
+
+
+@ask(partition=equal)
+def test_right_partition(check):
+    check()
+
+
+@ask(method="wrong", plugins=FILES)
+def test_wrong_name(check):
+    check()
+
+
+@ask(method=Wrong)
+def test_wrong_method(check):
+    check()
+
+
+@ask(model=Unseeded)
+def test_wrong_model(check):
+    check()
+
+
+@ask(dataset=unseeded)
+def test_wrong_dataset(check):
+    check()
+
+
+@ask(partition=drawn)
+def test_wrong_partition(check):
     check()
 """
 
-
-def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess:
-    """Run test_mine.py in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "-rfs", "-p", "no:cacheprovider", *options]
-    command += ["-o", "addopts=", "test_mine.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.parametrize(
-    ("kind", "right", "wrong", "planted", "broken"),
-    [
-        ("method", "right", "wrong", "Wrong", "both backends agree]"),
-        (
-            "model",
-            "small",
-            "unseeded",
-            "Unseeded",
-            "its calls leave nothing behind but in buffers]",
-        ),
-        ("dataset", "lines", "noise", "unseeded", "the same bit for bit when it is read again]"),
-        ("partition", "halves", "drawn", "drawn", "deals the same for the same seed]"),
-    ],
-)
-def test_an_authors_tests_tell_right_from_wrong(kind, right, wrong, planted, broken, tmp_path):
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    text = TESTS.format(kind=kind, right=right, wrong=wrong, object=planted)
-    (tmp_path / "test_mine.py").write_text(text)
-    result = run_pytest(tmp_path)
-    assert result.returncode == 1, result.stdout + result.stderr
-    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
-    assert not any("::test_right[" in line for line in failed), result.stdout
-    for test in ("test_wrong", "test_object"):
-        assert any(f"::{test}[" in line and broken in line for line in failed), result.stdout
-    assert "fedpfl.testing.promises.Unkept" in result.stdout
+PLANTED = {
+    "name": "both backends agree]",
+    "method": "both backends agree]",
+    "model": "its calls leave nothing behind but in buffers]",
+    "dataset": "the same bit for bit when it is read again]",
+    "partition": "deals the same for the same seed]",
+}
 
 
-def test_the_documented_tests_run(tmp_path):
+@pytest.fixture
+def author(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
+    """The folder of an author with a pytest of its own, in this process."""
+    yield pytester
+    plugins.load_plugins([])
+
+
+def run_pytest(author: pytest.Pytester, text: str, *options: str) -> pytest.RunResult:
+    author.makepyfile(test_mine=text)
+    return author.runpytest_inprocess("-rfs", "-p", "no:cacheprovider", *options)
+
+
+def test_an_authors_tests_tell_right_from_wrong(author):
+    author.makepyfile(mine=PLUGIN)
+    author.syspathinsert()
+    result = run_pytest(author, TESTS)
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert not any("::test_right_" in line for line in failed), failed
+    for kind, promise in PLANTED.items():
+        assert any(f"::test_wrong_{kind}[" in line and promise in line for line in failed), failed
+    result.stdout.fnmatch_lines("*fedpfl.testing.promises.Unkept*")
+
+
+def test_the_documented_tests_run(author):
     blocks = re.findall("```python\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL)
     (text,) = [block for block in blocks if "parametrize_with_promises" in block]
-    (tmp_path / "test_mine.py").write_text(text)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    result = run_pytest(tmp_path, "-k", "equal or right_form")
-    assert result.returncode == 0, result.stdout + result.stderr
+    (author.path / "docs").symlink_to(ROOT / "docs")
+    author.syspathinsert()
+    result = run_pytest(author, text, "-k", "equal or right_form")
+    assert result.ret == 0, result.outlines
+    assert result.parseoutcomes()["passed"] > 1
 
 
 def test_one_kind_is_given():
