@@ -16,11 +16,10 @@ from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Data, FedOBP, FedOBPAdaptive, Shard
-from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
-from tests.command import TINY, compose_once, play_run, read_table
+from tests.command import TINY, compose_once
 from tests.conftest import (
     CPU,
     LOCAL,
@@ -30,11 +29,8 @@ from tests.conftest import (
     keep_quick,
     make_federation,
     record_rounds,
-    tiny,
 )
 from tests.report.test_report import write_run
-
-N = 549  # entries of the tiny network
 
 
 @pytest.fixture(scope="module")
@@ -89,19 +85,6 @@ def test_a_list_of_one_is_that_value(values, backend, net, federation):
         assert (a.traffic, a.metrics) == (b.traffic, b.metrics)
         assert_same((a.before, a.after, a.loss), (b.before, b.after, b.loss))
     assert_same((one[0], one[2]), (other[0], other[2]))
-
-
-def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
-    """It costs the bit by which a client tells its choice."""
-    assert personal_count(0.9, N) == personal_count(0.9001, N)
-    one, other = (
-        told(method, net, federation, backend)
-        for method in (FedOBP(0.9), FedOBPAdaptive((0.9, 0.9001)))
-    )
-    assert_same((one[0], one[2]), (other[0], other[2]))
-    for a, b in zip(one[1], other[1], strict=True):
-        assert a.traffic._replace(bits_up=a.traffic.bits_up + 5) == b.traffic
-        assert a.metrics == b.metrics
 
 
 def test_who_holds_nothing_out_takes_the_largest(backend, net, federation):
@@ -178,51 +161,6 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     assert kept["q"] == best
 
 
-def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
-    """Of what the engine says of each q alone, on validation samples; with batch normalisation, in
-    evaluation mode.
-    """
-    several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
-    states, runner = (
-        record_rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)[0],
-        make_backend(as_engine(backend), net, CPU),
-    )
-    for state in states[1:]:
-        chosen, *alone = (
-            runner.evaluate_splits(EvalCall(method, federation, state, list(range(10))))
-            for method in (FedOBPAdaptive(several), *map(FedOBP, reversed(several)))
-        )
-        for client in range(10):
-            told = [
-                (-int(own["validation"].correct[client]), float(own["validation"].loss[client]))
-                for own in alone
-            ]
-            best = told.index(min(told))
-            bests.add(best)
-            for split, counts in chosen.items():
-                assert counts.correct[client] == alone[best][split].correct[client]
-                assert counts.loss[client] == pytest.approx(
-                    float(alone[best][split].loss[client]), rel=1e-5
-                )
-    assert len(bests) > 2
-
-
-# What travels
-
-
-def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federation):
-    """Whatever is chosen; in round 1 all scores are zero and nothing is withheld."""
-    several = (0.3, 0.7, 0.98)
-    states, outcomes = record_rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)
-    withheld = personal_count(several[-1], N)
-    down = [(own.traffic.values_down, own.traffic.bits_down) for own in outcomes]
-    assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - withheld), 5 * N * 32)] * 2
-    assert [(own.traffic.values_up, own.traffic.bits_up) for own in outcomes] == [
-        (5 * N, 5 * (N * 32 + 2))
-    ] * 3
-    assert len({float(q) for state in states for q in state.clients["q"]}) == 3
-
-
 # Configuration
 
 
@@ -270,20 +208,6 @@ def test_without_held_out_samples_it_is_refused(share):
 
 
 # A run
-
-
-def test_a_run_records_what_was_chosen(tmp_path):
-    words = (
-        *TINY,
-        *("method=fedobp_adaptive", "method.q=[0.5,0.999]", "validation=0.25"),
-        "eval.finetune_epochs=0",
-    )
-    play_run(tmp_path, *words, "model=mlp", "model.hidden=[8]")
-    for line in read_table(tmp_path / "rounds.csv"):
-        shares = [float(line[f"q_share/{q}"]) for q in (0.5, 0.999)]
-        assert sum(shares) == 1
-        assert float(line["q_mean"]) == pytest.approx(0.5 * shares[0] + 0.999 * shares[1])
-    assert read_started_run(tmp_path).method == "FedOBP (adaptive q)"
 
 
 def test_it_is_not_the_papers(tmp_path):

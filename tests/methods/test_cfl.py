@@ -3,36 +3,17 @@ travels.
 """
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
-from fedpfl.methods import CFL, LocalOnly
+from fedpfl.methods import CFL
 from fedpfl.methods.cfl import bipartition_clients
-from tests.conftest import CPU, assert_close, assert_same, record_states, tiny
+from tests.conftest import CPU, assert_close, assert_same, tiny
 
 ROOM = {"warmup": 0, "clusters": 3}
-
-
-@dataclass(frozen=True)
-class Apart(CFL):
-    """Everybody is in a cluster of its own."""
-
-    def init(self, params, parts):
-        server, client = super().init(params, parts)
-        server["cluster_of"][:-1] = torch.arange(parts.clients)
-        return {**server, "count": torch.tensor(parts.clients)}, client
-
-
-def test_a_cluster_for_each_client_is_local_only(backend, net, federation):
-    own, other = (
-        record_states(m, net, federation, engine=backend) for m in (Apart(clusters=10), LocalOnly())
-    )
-    for ours, theirs in zip(own, other, strict=True):
-        assert_same(tree.take(ours.server["models"], slice(10)), theirs.clients["model"])
 
 
 def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
@@ -79,16 +60,6 @@ def test_two_opposite_pairs_part():
     assert (
         aggregated(CFL(**ROOM), [u, u, -u, -u], weight=[0.4, 0.3, 0.2, 0.1])["count"] == 1
     )  # a mean of 0.4 |u|
-
-
-def test_lengths_do_not_matter_to_who_goes_with_whom():
-    split = []
-    for lengths in ((2, 2, 2, 2), (0.2, 10, 4, 2)):
-        changes = [
-            unit(angle, length) for angle, length in zip((10, 25, 170, 200), lengths, strict=True)
-        ]
-        split.append(aggregated(CFL(eps1=99.0, **ROOM), changes))
-    assert [own["cluster_of"].tolist() for own in split] == [[0, 0, 1, 1, 3]] * 2
 
 
 @pytest.mark.parametrize(("linkage", "away"), [("single", [4]), ("complete", [2, 3, 4])])

@@ -2,22 +2,15 @@
 travels.
 """
 
-import itertools
 from functools import cache
 
 import pytest
 import torch
 
-from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
-from fedpfl.methods import FedFomo, LocalOnly
-from fedpfl.methods.shared.pool import choose_candidates, validation_loss
+from fedpfl.methods import FedFomo
+from fedpfl.methods.shared.pool import choose_candidates
 from tests.conftest import (
-    assert_close,
-    assert_same,
-    client_row,
-    differing,
     hold_out_quarter,
     record_states,
 )
@@ -36,100 +29,6 @@ def played(net, held):
     return cache(
         lambda method, backend="loop": record_states(method, net, held, OFTEN, engine=backend)
     )
-
-
-def begun(method, net, federation, state, client, **more):
-    """What a client finds out before it trains, given what the server sends it."""
-    shard = make_shard(federation, client, 32, Draws(0, "train", 9))
-    return method.before_training(
-        state.server, state.client(client) | more, net.bind({"main": {}}, True), shard
-    )
-
-
-def offer(models):
-    """Candidates 1, 2, ... of these models."""
-    sent = {
-        "model": tree.stack(models),
-        "statistics": {},
-        "number": torch.arange(1, len(models) + 1),
-    }
-    return {"sent": sent, "there": torch.ones(len(models), dtype=torch.bool)}
-
-
-def loss(method, net, federation, model, client):
-    shard = make_shard(federation, client, 32, Draws(0, "train", 9))
-    return float(validation_loss(net.bind({"main": {}}), model, {}, shard))
-
-
-def test_the_last_training_is_undone_where_it_did_not_help(net, held, played):
-    """Alone a client starts from its old model or its new one, and the loss on V_i of where it
-    starts never rises.
-    """
-    method, undone = FedFomo(candidates=0), set()
-    states = played(method)
-    for client in OFTEN[0]:
-        losses = []
-        for before, after in itertools.pairwise(states[1:]):
-            start = client_row(after.clients["old"]["model"], client)
-            old, new = (
-                client_row(before.clients["old"]["model"], client),
-                client_row(before.clients["model"], client),
-            )
-            undone.add(not differing(start, old))
-            assert_same(start, old) if not differing(start, old) else assert_same(start, new)
-            losses.append(loss(method, net, held, start, client))
-        assert losses == sorted(losses, reverse=True)
-    assert False in undone
-
-
-def test_a_client_that_has_nothing_held_out_keeps_its_model(net, held, played):
-    """Else its training would be undone each time, for want of a gain."""
-    state = record_states(FedFomo(), net, held, [[2, 8], [2, 8]])[-1]
-    assert not len(held.validation[8])
-    assert_same(
-        client_row(state.clients["old"]["model"], 8),
-        client_row(record_states(FedFomo(), net, held, [[2, 8]])[-1].clients["model"], 8),
-    )
-
-
-@pytest.mark.parametrize("fallback", ["baseline", "keep"])
-def test_weights(fallback, net, held, played):
-    method = FedFomo(candidates=2, fallback=fallback)
-    state = played(method)[1]
-    own = state.client(2)
-    old, new = own["old"]["model"], own["model"]
-    better = played(LocalOnly())[3].client(2)["model"]
-    worse = tree.map(lambda leaf: -3 * leaf, old)
-    gain = {
-        k: loss(method, net, held, old, 2) - loss(method, net, held, m, 2)
-        for k, m in (("b", better), ("n", new))
-    }
-    w = {
-        k: gain[k] / float(tree.squared_distance(m, old).sqrt())
-        for k, m in (("b", better), ("n", new))
-    }
-    assert min(w.values()) > 0
-
-    found = begun(method, net, held, state, 2, **offer([better, worse]))
-    share = w["b"] / (w["b"] + w["n"])
-    assert_close(
-        found["begun"]["model"], tree.map(lambda b, n: share * b + (1 - share) * n, better, new)
-    )
-    assert_close(found["gains"][:2], torch.tensor([w["n"], w["b"]]), rtol=1e-4)
-    assert float(found["affinity"][1]) == pytest.approx(w["b"], rel=1e-4)
-    assert found["affinity"][2] < 0  # as it is, below 0 too
-    assert found["affinity"][3:].tolist() == [0.0] * 7
-
-    bad = state.client(2) | {"model": worse} | offer([better, worse])
-    assert_same(
-        begun(method, net, held, state, 2, **bad)["begun"]["model"], better
-    )  # the only positive weight
-    twins = begun(method, net, held, state, 2, **offer([better, better]))["gains"]
-    assert twins[1] == twins[2]
-    none = state.client(2) | {"model": worse} | offer([worse, old])
-    found = begun(method, net, held, state, 2, **none)
-    assert_same(found["begun"]["model"], old if fallback == "baseline" else worse)
-    assert found["gains"][2] == 0
 
 
 def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -63,16 +62,6 @@ def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
             own[client] = set(map(tuple, mask[tensor].nonzero().tolist()))
         assert told == counted(own, mask[tensor].numel())
     assert any(0 < told["held"][0] < told["entries"] for told in found["tensors"].values())
-
-
-def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
-    method = METHODS["fedselect"](p=0.5, alpha=0.4)
-    state = record_rounds(method, tiny(), make_federation(), [[0, 1, 2]])[0][-1]
-    sizes = [
-        np.diagonal(one["both"]).tolist()
-        for one in engine.compare_masks(method, state)["tensors"].values()
-    ]
-    assert sizes == [[18] * 3, [216] * 3, [30] * 3]  # half of each weight, after one round
 
 
 def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,13 +190,3 @@ def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path
         with pytest.raises(FedpflError, match=r"masks\.json") as told:
             _ = read_started_run(folder).masks
         assert "\n" not in str(told.value)
-
-
-def test_pairs_are_in_the_order_of_combinations() -> None:
-    both = np.diag([4.0, 5, 6, 7])
-    for place, (i, j) in enumerate(itertools.combinations(range(4), 2)):
-        both[i, j] = both[j, i] = place / 2
-    unions = [both[i, i] + both[j, j] - both[i, j] for i, j in itertools.combinations(range(4), 2)]
-    assert MaskOverlap(30, np.zeros(5), both).overlaps() == pytest.approx(
-        [n / 2 / u for n, u in enumerate(unions)]
-    )

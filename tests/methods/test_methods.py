@@ -9,16 +9,14 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from fedpfl.engine import Engine, FineTuning, Local, make_backend, make_initial_state
+from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Ditto, FedALA, FedAvg, FedOBP, FedPer, LGFedAvg, LocalOnly
 from fedpfl.methods.shared import importance
-from fedpfl.models import Net
 from tests.conftest import (
     BACKENDS,
     COHORTS,
@@ -26,7 +24,6 @@ from tests.conftest import (
     HEAD,
     LOCAL,
     PLAIN,
-    TRAIN,
     Tiny,
     assert_close,
     assert_same,
@@ -37,10 +34,8 @@ from tests.conftest import (
     participate,
     record_states,
     tiny,
-    with_client_states,
 )
 
-NORMS = ("none", "layer", "global")
 SCORES = ("obp", "obp_as_published", "gradient", "fisher", "fisher_batch")
 EVERYONE = list(range(10))
 UNSEEN = 7  # until round 3
@@ -67,34 +62,7 @@ def backend(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def fedavg(backend, net, federation):
-    """FedAvg's states on the backend."""
-    return record_states(FedAvg(), net, federation, engine=backend)
-
-
-@pytest.fixture(scope="module")
-def local_only(backend, net, federation):
-    """Local-Only's states on the backend."""
-    return record_states(LocalOnly(), net, federation, engine=backend)
-
-
 # FedAvg
-
-
-def test_fedavg_with_one_client_takes_its_model_bit_for_bit(backend, net, federation):
-    state = make_initial_state(FedAvg(), net, 10, CPU)
-    part = participate(FedAvg(), net, federation, state, [2], engine=backend)
-    after = record_states(FedAvg(), net, federation, [[2]], engine=backend)[-1]
-    assert_same(after.server, client_row(part.uploads, 0))
-    assert len(differing(after.server, net.params)) == len(net.params)
-
-
-def test_fedavg_of_identical_clients_is_one_clients_model(backend, net, federation):
-    same = replace(federation, train=(federation.train[0],) * 3, test=(federation.test[0],) * 3)
-    together = record_states(FedAvg(), net, same, [[0, 1, 2]], engine=backend, local=PLAIN)[-1]
-    alone = record_states(FedAvg(), net, same, [[0]], engine=backend, local=PLAIN)[-1]
-    assert_close(together.server, alone.server, atol=1e-7, rtol=1e-6)
 
 
 def test_fedavg_round_of_full_batches_is_one_pooled_gradient_step(backend, net, federation):
@@ -105,21 +73,6 @@ def test_fedavg_round_of_full_batches_is_one_pooled_gradient_step(backend, net, 
     F.cross_entropy(module(x), y).backward()
     expected = {name: (p - PLAIN.lr * p.grad).detach() for name, p in module.named_parameters()}
     assert_close(after.server, expected, atol=1e-6, rtol=0)
-
-
-def test_fedavg_weighs_by_training_samples_of_the_cohort(backend, net, federation, fedavg):
-    part = participate(FedAvg(), net, federation, fedavg[0], COHORTS[0], engine=backend)
-    total = sum(TRAIN[i] for i in COHORTS[0])
-    for name, leaf in fedavg[1].server.items():
-        shares = [
-            TRAIN[i] / total * part.uploads[name][k].double() for k, i in enumerate(COHORTS[0])
-        ]
-        assert_close(leaf, sum(shares).float(), atol=1e-7)
-
-
-def test_a_client_of_one_sample_trains_nothing(backend, net, federation):
-    after = record_states(FedAvg(), net, federation, [[9]], engine=backend)[-1]
-    assert_same(after.server, net.params)
 
 
 # FedAvg + fine-tuning
@@ -158,71 +111,13 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
         assert differing(other, states[t + 1].server)
 
 
-def test_evaluated_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
-    old, new = record_states(FedAvg(), net, federation, [[2]], engine=backend)
-    runner = make_backend(Engine(backend), net, CPU)
-    after = runner.evaluate(
-        EvalCall(FedAvg(), federation, old, [2], FineTuning(LOCAL, Draws(0, "train", 1)))
-    )
-    assert_same(after, runner.evaluate(EvalCall(FedAvg(), federation, new, [2])))
-    assert not torch.equal(
-        after.loss, runner.evaluate(EvalCall(FedAvg(), federation, old, [2])).loss
-    )
-
-
 def test_fine_tuning_only_the_head_leaves_the_body_bit_for_bit(net, federation):
     state = make_initial_state(FedAvg(), net, 10, CPU)
     params = tuned(Watched(), net, federation, state, 0, Draws(0, "finetune", 0), part="head")
     assert differing(params, net.params) == sorted((f"/{name}" for name in HEAD), reverse=True)
 
 
-def test_fine_tuning_a_client_of_one_sample_changes_nothing(net, federation):
-    state = make_initial_state(FedAvg(), net, 10, CPU)
-    assert TRAIN[9] == 1
-    assert_same(tuned(Watched(), net, federation, state, 9, Draws(0, "finetune", 0)), net.params)
-
-
 # FedOBP
-
-
-class Dead(nn.Module):
-    """A linear classifier whose weights of the first pixel start at zero and never get a gradient:
-    that pixel is 0.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.classifier = nn.Linear(64, 5)
-        with torch.no_grad():
-            self.classifier.weight[:, 0] = 0
-
-    def forward(self, x):
-        return self.classifier(x.flatten(1))
-
-
-def test_fedobp_with_q_0_is_local_only_where_the_least_score_is_zero(backend, federation):
-    x = federation.x.clone()
-    x[:, :, 0, 0] = 0
-    dead, net = replace(federation, x=x, mean=(0.0,)), Net(Dead())
-    local_only = record_states(LocalOnly(), net, dead, engine=backend)
-    method = FedOBP(q=0.0)
-    for state, expected in zip(
-        record_states(method, net, dead, engine=backend), local_only, strict=True
-    ):
-        assert_same(state.clients["model"], expected.clients["model"])
-        for client in EVERYONE:
-            assert_same(
-                personal(method, state, client), client_row(expected.clients["model"], client)
-            )
-
-
-def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
-    state = record_states(FedOBP(q=0.0), net, federation)[-1]
-    own = state.client(0)
-    scores = tree.ravel(own["model"]).sub(tree.ravel(state.server)).square()
-    assert scores.min() > 0
-    mask = tree.ravel(FedOBP(q=0.0).prepare(state.server, own)["mask"])
-    assert torch.equal(~mask, scores == scores.min())
 
 
 @pytest.mark.parametrize("score", keep_quick(SCORES))
@@ -250,41 +145,6 @@ def test_scope_tensor_has_the_same_share_of_every_tensor(net, federation):
     mask = method.prepare(state.server, state.client(0))["mask"]
     for leaf in mask.values():
         assert leaf.sum() == importance.personal_count(0.8, leaf.numel())
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_fedobps_masks_shrink_as_q_grows_and_count_n_q(norm, net, federation):
-    state = record_states(FedOBP(q=0.9), net, federation)[-1]
-    own, last, total = state.client(0), None, tree.size(net.params)
-    assert (
-        len(
-            tree.ravel(tree.map(lambda a, b: (a - b).square(), own["model"], state.server)).unique()
-        )
-        > 0.9 * total
-    )
-    for q in (0.0, 0.1, 0.5, 0.77, 0.9, 0.99, 0.999, 1.0):
-        mask = tree.ravel(FedOBP(q=q, norm=norm).prepare(state.server, own)["mask"])
-        assert last is None or not (mask & ~last).any()
-        assert mask.sum() <= importance.personal_count(q, total)
-        last = mask
-    assert tree.ravel(
-        FedOBP(q=0.9).prepare(state.server, own)["mask"]
-    ).sum() == importance.personal_count(0.9, total)
-
-
-def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
-    method = FedOBP(q=0.7)
-    state = record_states(method, net, federation)[-1]
-    for client in EVERYONE:
-        kept = state.client(client)
-        mask = tree.ravel(method.prepare(state.server, kept)["mask"])
-        merged, own, shared = (
-            tree.ravel(t) for t in (personal(method, state, client), kept["model"], state.server)
-        )
-        assert torch.equal(merged[mask], own[mask])
-        assert torch.equal(merged[~mask], shared[~mask])
-        scores = (own - shared).square()
-        assert scores[mask].min() > scores[~mask].max()
 
 
 def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
@@ -455,80 +315,12 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
 # FedPer
 
 
-def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend):
-    """Within a round; through the body it may in later ones."""
-    method = FedPer()
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    head = state.clients["head"]
-    for leaf in head.values():
-        leaf[2] += 1
-    other = with_client_states(state, {"head": head})
-    a, b = (
-        participate(method, net, federation, s, COHORTS[1], engine=backend) for s in (state, other)
-    )
-    for k, client in enumerate(COHORTS[1]):
-        assert bool(differing(client_row(a.client_states, k), client_row(b.client_states, k))) == (
-            client == 2
-        )
-
-
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
 def test_more_layers_than_the_network_has_are_refused(method, net):
     with pytest.raises(
         FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"
     ):
         make_initial_state(method, net, 10, CPU)
-
-
-# Ditto
-
-
-def test_ditto_without_pull_and_epochs_stays_at_the_initial_model(backend, net, federation):
-    state = record_states(Ditto(lam=0.0, personal_epochs=0), net, federation, engine=backend)[-1]
-    for client in EVERYONE:
-        assert_same(personal(Ditto(lam=0.0, personal_epochs=0), state, client), net.params)
-
-
-def test_one_ditto_step_with_eta_lam_1_forgets_where_it_started(backend, net, federation):
-    """V = w_ref - eta grad CE(v), for one full batch without momentum."""
-    method = Ditto(lam=1 / PLAIN.lr)
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    after = record_states(
-        method, net, federation, [COHORTS[0], [0, 2]], engine=backend, local=PLAIN
-    )
-    before = after[1]
-    for client in (0, 2):
-        module = module_with(client_row(before.clients["v"], client))
-        x, y = images(federation, federation.train[client])
-        F.cross_entropy(module(x), y).backward()
-        expected = {n: before.server[n] - PLAIN.lr * p.grad for n, p in module.named_parameters()}
-        assert_close(client_row(after[2].clients["v"], client), expected, atol=1e-6, rtol=0)
-    assert differing(state.server, before.server)
-
-
-def test_a_strong_pull_brings_ditto_to_the_received_model(net, federation):
-    """Distance to w after many steps falls with lambda (eta lambda < 1)."""
-    local = Local(epochs=6, batch_size=32, lr=0.01)
-    far, near = (record_states(Ditto(lam=lam), net, federation, local=local) for lam in (0.0, 50.0))
-
-    def distance(states):
-        return (
-            tree.ravel(client_row(states[-1].clients["v"], 0)) - tree.ravel(states[-2].server)
-        ).norm()
-
-    assert distance(near) < 0.3 * distance(far)
-
-
-# Local-Only
-
-
-def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, federation, local_only):
-    x = federation.x.clone()
-    for client in range(1, 10):
-        x[federation.train[client]] = 255 - x[federation.train[client]]
-    state = record_states(LocalOnly(), net, replace(federation, x=x), engine=backend)[-1]
-    assert_same(state.client(0), local_only[-1].client(0))
-    assert differing(state.client(2), local_only[-1].client(2))
 
 
 # Learning at all

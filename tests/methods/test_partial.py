@@ -4,28 +4,24 @@ import dataclasses
 from functools import cache
 
 import pytest
-import torch
 
 from fedpfl import models
-from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import FedAvg, FedBABU, FedBN, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
+from fedpfl.methods import FedAvg, FedBABU, FedBN, FedRep, LGFedAvg
 from tests.conftest import (
     COHORTS,
     CPU,
     HEAD,
     LOCAL,
     LOOP,
-    assert_close,
     assert_same,
     client_row,
     differing,
-    keep_quick,
     participate,
-    record_rounds,
     record_states,
     tiny,
 )
@@ -46,13 +42,6 @@ def body(params):
 # LG-FedAvg
 
 
-def test_lg_fedavg_shares_what_fedper_keeps(net, federation):
-    lg, per = (make_initial_state(method, net, 10, CPU) for method in (LGFedAvg(), FedPer()))
-    shared, personal = set(lg.server), set(per.clients["head"])
-    assert shared == personal == set(HEAD)
-    assert set(lg.clients["own"]) | shared == set(net.params)
-
-
 def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
     net = models.build_network("cnn4", (3, 32, 32), 10, 0)
     sent = {}
@@ -67,53 +56,7 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
-@pytest.mark.parametrize(
-    "method", [LGFedAvg(), FedBN(), LocalOnly()], ids=lambda method: type(method).__name__
-)
-def test_statistics_of_batch_normalisation_stay_with_the_client(method, backend, federation):
-    """After the first round they are those of the client's own training, which does not depend on
-    who else plays.
-    """
-    net = tiny(norm=True)
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    assert not state.server_buffers.get("main")
-    for client in (0, 2):
-        alone = record_states(FedAvg(), net, federation, [[client]], engine=backend)[-1]
-        assert_close(client_row(state.client_buffers, client), alone.server_buffers)
-    assert_same(client_row(state.client_buffers, 7), {"main": net.buffers})  # was not there
-
-
 # FedRep and FedBABU
-
-
-def test_fedrep_without_body_epochs_keeps_the_body(backend, net, federation):
-    states = record_states(FedRep(body_epochs=0), net, federation, engine=backend)
-    assert_close(states[-1].server, body(net.params), atol=1e-7)
-    assert differing(
-        client_row(states[-1].clients["own"], 2), {name: net.params[name] for name in HEAD}
-    )
-
-
-def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation):
-    """Momentum and weight decay too: phase 1 alone leaves the body, phase 2 leaves the head that
-    phase 1 made.
-    """
-    state = make_initial_state(FedRep(), net, 10, CPU)
-    first = participate(
-        FedRep(head_epochs=1, body_epochs=0), net, federation, state, [0, 2, 3], engine=backend
-    )
-    both = participate(
-        FedRep(head_epochs=1, body_epochs=1), net, federation, state, [0, 2, 3], engine=backend
-    )
-    assert_same(first.uploads, tree.repeat(body(net.params), 3))
-    assert_same(first.client_states["own"], both.client_states["own"])
-    assert differing(both.uploads, first.uploads)
-
-
-def test_fedbabus_head_never_moves(backend, net, federation):
-    local = dataclasses.replace(LOCAL, weight_decay=0.1, momentum=0.9)
-    for state in record_states(FedBABU(), net, federation, engine=backend, local=local):
-        assert_same(state.server["head"], {name: net.params[name] for name in HEAD})
 
 
 @pytest.mark.parametrize(
@@ -182,58 +125,3 @@ def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
     )  # seven in the blocks' paths and stem, two projections
     assert FedBN()._personal(group.parts) == ()
     assert group.parts.normalisation
-
-
-# FedProx
-
-
-def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not(backend, net, federation):
-    """The pull is zero at the model received; a reference to the live parameters would keep it
-    zero.
-    """
-    one = Local(epochs=1, batch_size=512, lr=0.05)
-    for local, same in ((one, True), (dataclasses.replace(one, epochs=2), False)):
-        prox, plain = (
-            record_states(m, net, federation, COHORTS[:1], engine=backend, local=local)[-1].server
-            for m in (FedProx(mu=1.0), FedAvg())
-        )
-        assert (not differing(prox, plain)) == same
-
-
-def test_more_pull_keeps_clients_nearer(net, federation):
-    state = make_initial_state(FedAvg(), net, 10, CPU)
-
-    def distance(mu):
-        part = participate(FedProx(mu=mu), net, federation, state, COHORTS[0])
-        return float(sum((u - net.params[name]).square().sum() for name, u in part.uploads.items()))
-
-    distances = [distance(mu) for mu in (0.0, 0.1, 1.0, 5.0)]
-    assert distances == sorted(distances, reverse=True)
-
-
-def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, federation):
-    """W - lr (g + mu (w - r)) = r - lr g(w): the second step's result lies one gradient from the
-    model received.
-    """
-    local = Local(epochs=2, batch_size=512, lr=0.05)
-    once = dataclasses.replace(local, epochs=1)
-    state = make_initial_state(FedAvg(), net, 10, CPU)
-    after_one = participate(FedProx(mu=20.0), net, federation, state, [2], local=once).uploads
-    after_two = participate(FedProx(mu=20.0), net, federation, state, [2], local=local).uploads
-    there = dataclasses.replace(state, server=tree.take(after_one, 0))
-    step = participate(FedAvg(), net, federation, there, [2], local=once).uploads
-    expected = tree.map(
-        lambda r, w, moved: r - (w - moved), net.params, tree.take(after_one, 0), tree.take(step, 0)
-    )
-    assert_close(tree.take(after_two, 0), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "method", keep_quick([LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)]), ids=repr
-)
-def test_they_learn(method, net, federation):
-    """Each beats its own beginning on what clients have seen."""
-    _, outcomes = record_rounds(method, net, federation, COHORTS[:1] * 6)
-    hits = [float(outcome.after.correct.sum()) for outcome in outcomes]
-    assert hits[-1] >= hits[0]
-    assert torch.stack([outcome.loss for outcome in outcomes]).mean(1)[-1] < outcomes[0].loss.mean()

@@ -4,32 +4,22 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from fedpfl import models
-from fedpfl.engine import make_backend
-from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
-from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import Data, PFedFDA, Shard
 from fedpfl.methods.pfedfda import Features
 from fedpfl.methods.shared.gaussian import (
     class_frequencies,
-    class_means,
     lda_head,
     pack_symmetric,
     unpack_symmetric,
 )
 from tests.conftest import (
     CLASSES,
-    COHORTS,
-    CPU,
     HEAD,
-    LOOP,
     assert_close,
     assert_same,
-    participate,
     record_states,
     tiny,
 )
@@ -60,13 +50,6 @@ def logits(z, head):
     return z @ head[0].T + head[1]
 
 
-def test_with_a_spherical_covariance_the_nearest_mean_wins():
-    mean, z = draw(CLASSES, 12), draw(200, 12, seed=1)
-    head = lda_head(mean, 3 * torch.eye(12, dtype=torch.float64), UNIFORM, 1e-4)
-    assert logits(z, head).argmax(1).tolist() == torch.cdist(z, mean).argmin(1).tolist()
-    assert len(logits(z, head).argmax(1).unique()) == CLASSES
-
-
 def test_lda_is_bayes_rule_for_gaussians():
     mean, cov, z = draw(CLASSES, 12), spread(), draw(50, 12, seed=1)
     prior = torch.tensor([0.5, 0.2, 0.1, 0.15, 0.05], dtype=torch.float64)
@@ -76,35 +59,6 @@ def test_lda_is_bayes_rule_for_gaussians():
     assert_close(
         {"": logits(z, lda_head(mean, cov, prior, 1e-4)).softmax(1)}, {"": posterior}, atol=1e-10
     )
-
-
-def test_a_common_shift_of_means_and_features_moves_logits_by_a_constant():
-    mean, cov, z, shift = draw(CLASSES, 12), spread(), draw(50, 12, seed=1), draw(12, seed=5)
-    before = logits(z, lda_head(mean, cov, UNIFORM, 1e-4))
-    after = logits(z + shift, lda_head(mean + shift, cov, UNIFORM, 1e-4))
-    assert not torch.allclose(before, after)
-    assert_close({"": after - after[:, :1]}, {"": before - before[:, :1]}, atol=1e-9)
-
-
-class Forced(PFedFDA):
-    def _search_beta(self, samples, shared, beta):
-        return torch.full((2,), self.eps, dtype=torch.float64).round() + type(self).value
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_beta_of_one_is_local_and_of_zero_global(value):
-    z, y, prior, mean, cov = problem()
-    method = type("Fixed", (Forced,), {"value": value})()
-    server = {"mean": mean, "cov": pack_symmetric(cov)}
-    got = method._fit_statistics(Features(z, y, prior), server, torch.zeros(2), 1)
-    own = class_means(z, y, mean, 1)
-    scatter = sum(torch.outer(r, r) for r in z - own[y])
-    local = scatter / (len(z) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
-    wanted = (own, local) if value else (mean, cov)
-    assert_close({"": got[0], "cov": got[1]}, {"": wanted[0], "cov": wanted[1]}, atol=1e-12)
-    for c in range(3):
-        assert_close({"": own[c]}, {"": z[y == c].mean(0)}, atol=1e-12)
-    assert torch.equal(own[3:], mean[3:])
 
 
 @pytest.mark.parametrize(("seed", "single"), [(0, False), (1, False), (2, True), (3, True)])
@@ -146,14 +100,6 @@ def test_where_the_search_fails_the_last_beta_stays():
         PFedFDA()._search_beta(Features(z * math.nan, y, prior), (mean, cov), last).tolist()
         == last.tolist()
     )
-
-
-def test_classes_of_few_samples_use_the_global_mean_at_judging(net, federation):
-    """At most as many samples as folds."""
-    z = draw(7, 12)
-    means = class_means(z, torch.tensor([0, 0, 0, 1, 1, 2, 3]), draw(CLASSES, 12, seed=1), 3)
-    assert torch.equal(means[1:], draw(CLASSES, 12, seed=1)[1:])
-    assert_close({"": means[0]}, {"": z[:3].mean(0)}, atol=1e-12)
 
 
 class Local(PFedFDA):
@@ -216,80 +162,6 @@ def test_packing_keeps_a_symmetric_matrix():
     cov = spread()
     assert pack_symmetric(cov).shape == (78,)
     assert torch.equal(unpack_symmetric(pack_symmetric(cov)), cov)
-
-
-class Spy(PFedFDA):
-    """Uploads the trained tree as it was before and after."""
-
-    def finish(self, server, client, start, end):
-        return {"start": start, "end": end}, {"beta": client["beta"]}
-
-
-def test_training_leaves_the_head_alone(backend, net, federation):
-    state = record_states(PFedFDA(), net, federation, COHORTS[:1], engine=backend)[-1]
-    part = participate(Spy(), net, federation, state, COHORTS[1], engine=backend)
-    for name in HEAD:
-        assert torch.equal(part.uploads["start"][name], part.uploads["end"][name])
-    assert not torch.equal(part.uploads["start"]["fc.weight"], part.uploads["end"]["fc.weight"])
-    assert not torch.equal(
-        part.uploads["start"][HEAD[1]][0], part.uploads["start"][HEAD[1]][1]
-    )  # own priors
-
-
-def test_without_a_step_the_server_stays(backend, net, federation):
-    """Client 9 has one sample, which makes no batch."""
-    before, after = record_states(PFedFDA(), net, federation, [[9]], engine=backend)
-    assert_close(after.server, before.server, rtol=1e-6)
-
-
-def test_statistics_are_averaged_and_stay_positive_definite(backend, net, federation):
-    method = PFedFDA()
-    states = record_states(method, net, federation, engine=backend)
-    sizes = federation.train_sizes[COHORTS[2]].float()
-    part = participate(method, net, federation, states[2], COHORTS[2], engine=backend)
-    for name in ("mean", "cov"):
-        mean = torch.einsum("k,k...->...", sizes / sizes.sum(), part.uploads[name])
-        assert_close({"": states[3].server[name]}, {"": mean}, atol=1e-6)
-    for state in states:
-        cov = unpack_symmetric(state.server["cov"])
-        assert torch.equal(cov, cov.T)
-        assert torch.linalg.eigvalsh(cov.double()).min() > 0
-    assert not torch.equal(states[0].server["mean"], states[1].server["mean"])
-
-
-def test_as_published_statistics_never_move(backend, net, federation):
-    first, *_, last = record_states(
-        PFedFDA(variant="as_published"), net, federation, COHORTS[:2], engine=backend
-    )
-    assert_same(last.server["mean"], first.server["mean"])
-    assert (first.server["mean"] >= 0).all()
-    assert (first.server["mean"] < 1).all()
-
-
-def test_body_statistics_and_nothing_else_travel():
-    net = models.build_network("cnn4", (3, 32, 32), 10, 0)
-    method = PFedFDA()
-    server, client = method.init(net.params, net.parts)
-    assert int(count_traffic(method.download(server, client)).values) == 873_408 + 5_120 + 131_328
-
-
-def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
-    method = PFedFDA()
-    state = record_states(method, net, federation, COHORTS[:1])[-1]
-    heads = []
-    for client in (1, 4):  # never sampled
-        shard = make_shard(federation, client, 32, Draws(0, "adapt", 1))
-        own = state.client(client)
-        own |= method.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
-        heads.append(method.personal(state.server, own))
-    assert not torch.equal(heads[0]["classifier.weight"], heads[1]["classifier.weight"])
-    assert_same(heads[0]["fc.weight"], state.server["body"]["fc.weight"])
-    tally = make_backend(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [1, 4]))
-    for k, client in enumerate((1, 4)):
-        x = federation.normalize(federation.x[federation.test[client]])
-        own = net.bind({"main": {}})(heads[k], x)
-        loss = F.cross_entropy(own, federation.y[federation.test[client]], reduction="sum")
-        assert_close({"": tally.loss[k]}, {"": loss}, atol=1e-4)
 
 
 def test_features_are_judged_in_evaluation_mode(federation):

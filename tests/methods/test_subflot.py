@@ -17,18 +17,15 @@ from torch import Tensor, nn
 from fedpfl import models
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import Batch, FjORD, LocalOnly, SubFLOT
+from fedpfl.methods import FjORD, SubFLOT
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.models import Net
 from fedpfl.models.norm import BatchNorm2d
 from tests.conftest import (
-    COHORTS,
     CPU,
     LOCAL,
     assert_close,
     assert_same,
-    client_row,
     differing,
     keep_quick,
     make_federation,
@@ -167,15 +164,6 @@ def test_a_model_aligned_with_itself_is_itself(mode, world):
     assert_same(covered, tree.full_like(aligned, True))
 
 
-@modes
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_a_history_that_is_the_global_model_is_sent_for_every_alpha(mode, alpha, world):
-    method = SubFLOT(rates=(0.0,), mode=mode, alpha=alpha)
-    server, client = method.init(world.net.params, world.net.parts)
-    ready = received(method, server, {**client, "participated": torch.tensor(True)})
-    assert_same(method._begin(server, ready), world.net.params)
-
-
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 @pytest.mark.parametrize("turned", [False, True])
 def test_some_of_the_neurons_are_found_again(share, turned, world):
@@ -187,25 +175,6 @@ def test_some_of_the_neurons_are_found_again(share, turned, world):
     assert_same(covered, tree.full_like(small, True))
     mixed, _ = world.align(model, small, "balanced")
     assert differing(mixed, small)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_history_of_the_global_models_neurons_is_sent(turned, world):
-    method = SubFLOT(rates=(0.5,))
-    server, client = method.init(world.net.params, world.net.parts)
-    own = world.active(0.5)
-    history = transport.embed_dense(
-        world.cut(world.net.params, own), neurons.entry_masks(world.plan, own, world.net.params)
-    )
-    client |= {
-        "model": history,
-        "own": own[:-1],
-        "participated": torch.tensor(True),
-        "rate": torch.tensor(0.5).double(),
-    }
-    if turned:
-        server["model"] = permuted(world.net.params, orders(GROUPS, 1))
-    assert_same(method._begin(server, received(method, server, client)), history)
 
 
 @modes
@@ -237,13 +206,6 @@ def test_balanced_what_is_expanded_is_extracted_again(ratio, world):
     assert_same(world.align(big, small, "balanced")[0], small)
 
 
-def test_of_equal_widths_both_modes_are_the_same_permutation(world):
-    source = permuted(noisy(world.net.params, 0.1), orders(GROUPS, 4))
-    one, balanced = (world.align(source, world.net.params, mode) for mode in MODES)
-    assert_same(one, balanced)
-    assert_same(one[0], noisy(world.net.params, 0.1))
-
-
 def test_one_to_one_what_is_not_reached_is_told(world):
     small = world.cut(noisy(world.net.params), world.active(0.5))
     up, covered = world.align(small, world.net.params, "one")
@@ -251,31 +213,6 @@ def test_one_to_one_what_is_not_reached_is_told(world):
         assert int(mask.sum()) == small[name].numel()
         assert_same(up[name][mask].sort().values, small[name].flatten().sort().values)
         assert not up[name][~mask].any()
-
-
-def test_each_layer_is_compared_behind_the_layer_before(world):
-    """Matched without its inputs moved, the second layer would go elsewhere."""
-    turned = permuted(world.net.params, orders(GROUPS, 1))
-    naive = torch.cdist(
-        turned["second.weight"].flatten(1), world.net.params["second.weight"].flatten(1)
-    )
-    move = transport.match_neurons(naive.double(), "one")
-    right = torch.zeros_like(move)
-    right[torch.arange(12), orders(GROUPS, 1)["second"]] = 1
-    assert not torch.equal(move, right)
-    assert_same(world.align(turned, world.net.params, "one")[0], world.net.params)
-
-
-def test_the_bias_tells_neurons_apart():
-    world = World(tiny())
-    params = {
-        **world.net.params,
-        "conv.weight": torch.zeros(4, 1, 3, 3),
-        "conv.bias": torch.arange(4.0),
-    }
-    turned = {**params, "conv.bias": params["conv.bias"].flip(0)}
-    turned["fc.weight"] = params["fc.weight"].unflatten(1, (4, 9)).flip(1).flatten(1)
-    assert_same(world.align(turned, params, "one")[0], params)
 
 
 # Other networks
@@ -303,16 +240,6 @@ def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
     assert sum(int(mask.sum()) for mask in tree.leaves(covered)) == tree.size(small)
 
 
-def test_a_residual_network_plays(backend, federation):
-    net = models.build_network("resnet8", (1, 8, 8), 5, 0)
-    local = dataclasses.replace(LOCAL, epochs=1, batch_size=512)
-    states, outcomes = record_rounds(
-        SubFLOT(rates=(0.75,)), net, federation, [[3], [3]], engine=backend, local=local
-    )
-    assert all(bool(outcome.finite.all()) for outcome in outcomes)
-    assert differing(states[1].server["model"], states[2].server["model"])
-
-
 # Matching
 
 
@@ -323,25 +250,6 @@ def costs(sources: int, targets: int, seed: int = 0) -> Tensor:
 
 
 SIZES = [(1, 1), (5, 5), (8, 4), (4, 8), (8, 6), (6, 8), (1, 7), (7, 1), (7, 5), (11, 13)]
-
-
-@modes
-@pytest.mark.parametrize(("sources", "targets"), SIZES)
-def test_columns_sum_to_one_where_anything_arrives(mode, sources, targets):
-    move = transport.match_neurons(costs(sources, targets), mode)
-    arrived = move.sum(0)
-    assert move.min() >= 0
-    if mode == "one":
-        assert sorted(arrived.tolist()) == [0.0] * max(0, targets - sources) + [1.0] * min(
-            sources, targets
-        )
-        assert set(move.flatten().tolist()) <= {0.0, 1.0}
-        assert move.sum(1).max() == 1
-    else:
-        assert_close(arrived, torch.ones(targets, dtype=torch.float64), atol=1e-15)
-        assert_close(
-            move.sum(1), torch.full((sources,), targets / sources, dtype=torch.float64), atol=1e-14
-        )
 
 
 @pytest.mark.parametrize(("sources", "targets"), SIZES)
@@ -408,78 +316,7 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
     assert not own[-1].clients["own"][0].all()
 
 
-def test_without_the_global_model_it_is_local_training(backend, net, federation):
-    method = SubFLOT(rates=(0.0,), alpha=0.0, lam=0.0)
-    own, alone = (
-        record_states(m, net, federation, [[0, 2, 3]] * 3, engine=backend)
-        for m in (method, LocalOnly())
-    )
-    for client in (0, 2, 3):
-        for a, b in zip(own, alone, strict=True):
-            theirs = LocalOnly().personal(b.server, client_row(b.clients, client))
-            assert_same(method.personal(a.server, client_row(a.clients, client)), theirs)
-
-
-def test_without_the_global_model_a_client_starts_from_its_last(backend, net, federation):
-    """And is pulled towards it."""
-    method = SubFLOT(alpha=0.0)
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    other = strange(state)
-    for client in COHORTS[0]:
-        client = state.client(client) | method.sample(state.server, torch.Generator())
-        assert_same(
-            method._begin(other.server, received(method, other.server, client)), client["model"]
-        )
-    once, twice = (
-        participate(method, net, federation, s, COHORTS[0], engine=backend) for s in (state, other)
-    )
-    assert_same(once.uploads, twice.uploads)
-
-
-def test_the_loss_pulls_to_what_was_received(net, federation):
-    method = SubFLOT(rates=(0.25, 0.75), assign="blocks", lam=0.3)
-    states = record_states(method, net, federation, COHORTS[:1])
-    x, y = federation.normalize(federation.x[:20]), federation.y[:20]
-    for client, rate in ((0, 0.25), (9, 0.75)):
-        server = states[-1].server
-        client = received(
-            method, server, states[-1].client(client) | method.sample(server, torch.Generator())
-        )
-        here = tree.map(lambda leaf, mask: leaf + 0.1 * mask, client["received"], client["mask"])
-        loss = method.loss(server, client, net.bind({}), here, Batch(x, y))
-        active = sum(int(mask.sum()) for mask in tree.leaves(client["mask"]))
-        expected = float(F.cross_entropy(net.bind({})(here, x), y)) + 0.3 * rate * 0.01 * active
-        assert float(loss) == pytest.approx(expected, rel=1e-5)
-        plain = dataclasses.replace(method, sar=False).loss(
-            server, client, net.bind({}), here, Batch(x, y)
-        )
-        assert float(plain) == pytest.approx(
-            float(F.cross_entropy(net.bind({})(here, x), y)), rel=1e-6
-        )
-
-
 # Rounds
-
-
-def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, federation):
-    """Also in a later round, when the global model has moved on."""
-    method, states = SubFLOT(rates=(0.5,)), played(backend)
-    for t, client in ((1, 0), (2, 4), (3, 7)):
-        before, after = states[t - 1], states[t]
-        assert not before.client(client)["participated"]
-        assert_same(
-            client_row(before.clients["model"], client), net.params
-        )  # and by this it is judged
-        assert after.client(client)["participated"]
-        own = torch.cat([after.clients["own"][client], torch.tensor([True])])
-        assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
-        part = participate(method, net, federation, before, [client], engine=backend, local=still())
-        mask = neurons.entry_masks(before.server["plan"], own, net.params)
-        begun = tree.map(
-            lambda leaf, kept: torch.where(kept, leaf, 0.0), before.server["model"], mask
-        )
-        assert_same(client_row(part.uploads["model"].values, 0), begun)
-        assert t == 1 or differing(before.server["model"], net.params)
 
 
 def strange(state):
@@ -490,73 +327,6 @@ def strange(state):
 def still():
     """Training that does not move anything."""
     return dataclasses.replace(LOCAL, lr=1e-30, momentum=0.0)
-
-
-def test_a_client_keeps_its_neurons(backend, net, federation):
-    states = played(backend)
-    assert_same(states[1].clients["own"][2], states[2].clients["own"][2])
-    choices = {
-        tuple(own.tolist())
-        for own in states[-1].clients["own"][states[-1].client(range(10))["participated"]]
-    }
-    assert len(choices) > 5
-    first = record_states(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[
-        -1
-    ].clients["own"]
-    for client in (0, 7):
-        assert first[client].nonzero().flatten().tolist() == [0, 1, 4, 5, 6, 7, 8, 9]
-
-
-def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
-    method = SubFLOT(rates=(0.5,), alpha=0.25)
-    state = strange(record_states(method, net, federation, COHORTS[:1], engine=backend)[-1])
-    server, client = state.server, state.client(2)
-    world = World(net)
-    active = torch.cat([client["own"], torch.tensor([True])])
-    history = world.cut(client["model"], active)
-    aligned, _ = world.align(server["model"], history, "one")
-    assert differing(aligned, world.cut(server["model"], active))
-    part = participate(method, net, federation, state, [2], engine=backend, local=still())
-    begun = world.cut(client_row(part.uploads["model"].values, 0), active)
-    assert_close(
-        begun, tree.map(lambda new, old: 0.25 * new + 0.75 * old, aligned, history), atol=1e-7
-    )
-    for name, mask in neurons.entry_masks(world.plan, active, net.params).items():
-        assert not client_row(part.uploads["model"].values, 0)[name][~mask].any()
-
-
-def test_the_global_model_takes_what_reaches_it(backend, net, federation):
-    """From a single client: its values where its neurons go, elsewhere nothing changes."""
-    method = SubFLOT(rates=(0.5,))
-    before, after = record_states(method, net, federation, [[0], [4]], engine=backend)[1:]
-    world = World(net)
-    client = client_row(after.clients, 4)
-    small = world.cut(client["model"], torch.cat([client["own"], torch.tensor([True])]))
-    aligned, covered = world.align(small, before.server["model"], "one")
-    assert_same(after.server["model"], tree.where(covered, aligned, before.server["model"]))
-    assert (
-        0
-        < int(covered["fc.weight"].sum())
-        == small["fc.weight"].numel()
-        < covered["fc.weight"].numel()
-    )
-
-
-def test_several_clients_are_averaged_by_samples_where_they_reach(backend, net, federation):
-    method = SubFLOT(rates=(0.0, 0.5), assign="blocks")
-    before, after = record_states(
-        method, net, federation, [[0, 6]], engine=backend
-    )  # 40 and 50 samples
-    world = World(net)
-    a, b = (client_row(after.clients, client) for client in (0, 6))
-    small = world.cut(b["model"], torch.cat([b["own"], torch.tensor([True])]))
-    aligned, covered = world.align(small, before.server["model"], "one")
-    for name, mask in covered.items():
-        assert_close(
-            after.server["model"][name][mask],
-            (40 * a["model"][name] + 50 * aligned[name])[mask] / 90,
-        )
-        assert torch.equal(after.server["model"][name][~mask], a["model"][name][~mask])
 
 
 @pytest.mark.parametrize("part", ["otp", "ota"])
@@ -589,19 +359,6 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         assert differing(merged["model"], moved["model"])
 
 
-@pytest.mark.parametrize("part", keep_quick(["otp", "ota"]))
-def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, federation):
-    own, first = (
-        record_states(
-            SubFLOT(rates=(0.5,), initial="prefix", positions=positions, **{part: False}),
-            *(net, federation),
-            engine=backend,
-        )[-1]
-        for positions in ("own", "first")
-    )
-    assert_same(own, first)
-
-
 def test_without_regularisation_is_with_none(backend, net, federation):
     off, zero = (
         record_states(SubFLOT(rates=(0.5,), **values), net, federation, engine=backend)[-1]
@@ -609,16 +366,6 @@ def test_without_regularisation_is_with_none(backend, net, federation):
     )
     assert_same(off, zero)
     assert differing(off.server["model"], played(backend)[-1].server["model"])
-
-
-def test_statistics_stay_with_the_clients_neurons(backend):
-    states = played(backend, norm=True)
-    assert states[-1].server_buffers == {}
-    for client in (0, 2, 7):
-        mean = states[-1].client_buffers["main"]["norm.running_mean"][client]
-        assert torch.equal(mean != 0, states[-1].clients["own"][client][:4])
-        for name in ("norm.weight", "norm.bias"):
-            assert not states[-1].clients["model"][name][client][mean == 0].any()
 
 
 # What travels
@@ -638,22 +385,6 @@ def test_dense_networks_travel_and_nothing_else(backend, net, federation):
             assert outcome.traffic.bits_down == outcome.traffic.bits_up == 64 * size
             assert outcome.metrics["trained_share"] == pytest.approx(size / tree.size(net.params))
     assert sizes[0] == tree.size(net.params)
-
-
-@pytest.mark.parametrize(
-    ("rate", "size"), [(0.0, 878_538), (0.25, 495_706), (0.5, 221_674), (0.75, 56_442)]
-)
-def test_sizes_of_the_four_layer_network(rate, size):
-    """conv1 76 a, conv2 (25 a + 1) b, fc1 (25 b + 1) c, classifier 10 c + 10, of 32, 64 and 512."""
-    a, b, c = (round((1 - rate) * width) for width in (32, 64, 512))
-    assert size == 76 * a + (25 * a + 1) * b + (25 * b + 1) * c + 10 * c + 10
-    method, net = SubFLOT(rates=(rate,)), models.build_network("cnn4", (3, 32, 32), 10, 0)
-    state = make_initial_state(method, net, 1, CPU)
-    client = state.client(0) | method.sample(state.server, torch.Generator())
-    client = received(method, state.server, client)
-    assert int(count_traffic(method.download(state.server, client)).values) == size
-    upload, _ = method.finish(state.server, client, client["received"], client["received"])
-    assert [int(leaf) for leaf in count_traffic(upload)] == [size, 32 * size]
 
 
 @pytest.mark.parametrize("initial", ["random", "prefix"])

@@ -25,88 +25,15 @@ from fedpfl.methods import (
 )
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons, sum_incoming
 from tests.conftest import (
-    COHORTS,
     CPU,
     LOCAL,
     assert_close,
-    assert_same,
-    client_row,
     participate,
     record_rounds,
-    record_states,
-    tiny,
 )
 
 EVERYONE = list(range(10))
 PRUNED = [Hermes, FedMP, PruneFL]
-FIXED = {"widths": (0.3, 0.6, 1.0)}
-
-
-@pytest.mark.parametrize(
-    "method",
-    [FedSPU(**FIXED), RandomDropout(**FIXED, judge="own"), FjORD(**FIXED), Hermes(**FIXED)],
-)
-def test_entries_that_are_not_active_do_not_move(method, backend, federation):
-    """Frozen at a client, and at the server where nobody trained them; with momentum and weight
-    decay.
-    """
-    net = tiny(norm=True)
-    cohort = [0, 1, 2, 4] if backend == "loop" else [0, 1, 2]  # narrow ones alone in the latter
-    old, new = record_states(method, net, federation, [[0, 2, 5], cohort], engine=backend)[1:]
-    untouched = 0
-    any_active = tree.full_like(net.params, False)
-    for client in cohort:
-        own = old.client(client) | method.sample(old.server, Draws(0, "train", 2).server(client))
-        if isinstance(method, Hermes):
-            own |= {"own": new.clients["own"][client]}
-        own = method.prepare(old.server, own)
-        start, end = method._begin(old.server, own), client_row(new.clients["model"], client)
-        for name, mask in own["mask"].items():
-            assert torch.equal(start[name][~mask], end[name][~mask])
-            if not isinstance(method, FedSPU):
-                assert not end[name][~mask].any()
-            any_active[name] |= mask
-    for name, mask in any_active.items():
-        assert torch.equal(old.server["model"][name][~mask], new.server["model"][name][~mask])
-        untouched += int((~mask).sum())
-        assert not torch.equal(old.server["model"][name][mask], new.server["model"][name][mask])
-    assert untouched > 0 or 4 in cohort
-
-
-def test_an_entry_is_averaged_over_those_who_trained_it(backend, net, federation):
-    method = FjORD(widths=(0.5, 1.0))
-    narrow, wide = 0, 9 - 3  # 40 and 50 samples
-    states = record_states(method, net, federation, [[narrow, wide]], engine=backend)
-    a, b = (
-        client_row(states[1].clients["model"], narrow),
-        client_row(states[1].clients["model"], wide),
-    )
-    active = prefix_neurons(states[0].server["plan"], torch.tensor(0.5, dtype=torch.float64))
-    for name, shared in entry_masks(states[0].server["plan"], active, net.params).items():
-        merged = states[1].server["model"][name]
-        assert_close(merged[shared], (40 * a[name] + 50 * b[name])[shared] / 90)
-        assert torch.equal(merged[~shared], b[name][~shared])
-
-
-@pytest.mark.parametrize("method", [FjORD(widths=(0.5,)), Hermes(widths=(0.5,), ranking_epochs=0)])
-def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(
-    method, backend, net, federation
-):
-    """The ranking of the common initial model is everyone's."""
-    start, *states = record_states(method, net, federation, engine=backend)
-    part = participate(method, net, federation, start, COHORTS[0], engine=backend)
-    mask = client_row(part.uploads["model"].mask, 0)
-    assert_same(
-        tree.map(lambda m: m.any(0) == m.all(0), part.uploads["model"].mask),
-        tree.full_like(mask, True),
-    )
-    for state in states:
-        for name, own in mask.items():
-            assert torch.equal(state.server["model"][name][~own], net.params[name][~own])
-    weight = federation.train_sizes[COHORTS[0]].double()
-    mean = tree.mean(part.uploads["model"].values, (weight / weight.sum()).float())
-    for name, own in mask.items():
-        assert torch.equal(states[0].server["model"][name][own], mean[name][own])
 
 
 # What travels
@@ -140,36 +67,6 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
 # Choices
 
 
-def test_random_neurons_are_new_every_round_and_for_every_client(net, federation):
-    method = FedSPU(widths=(0.5,))
-    state = make_initial_state(method, net, 10, CPU)
-    seen = set()
-    for t in (1, 2, 3):
-        for client in (0, 1, 2):
-            own = state.client(client) | method.sample(
-                state.server, Draws(0, "train", t).server(client)
-            )
-            active = method.prepare(state.server, own)["active"]
-            assert int(active[:4].sum()) == 2
-            assert int(active[4:16].sum()) == 6
-            seen.add(tuple(active.tolist()))
-    assert len(seen) == 9
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-def test_neurons_are_ranked_once(kind, backend, net, federation):
-    states = record_states(
-        kind(widths=(0.5,)), net, federation, [[0, 1], [0, 2], [0, 1]], engine=backend
-    )
-    own = [state.clients["own"] for state in states]
-    assert torch.equal(own[1][0], own[3][0])
-    assert torch.equal(own[1][1], own[3][1])
-    assert own[1][2].all()
-    assert not own[2][2].all()
-    assert [int(state.client(range(10))["participated"].sum()) for state in states] == [0, 2, 3, 3]
-    assert not torch.equal(own[3][0], own[3][1]) or kind is not PruneFL
-
-
 @pytest.mark.parametrize(("kind", "best"), [(Hermes, 0), (FedMP, 1), (PruneFL, 2)])
 def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
     """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP),
@@ -182,50 +79,6 @@ def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
     plan = make_initial_state(method, net, 1, CPU).server["plan"]
     score = sum_incoming(plan, method._scores(weights, slopes))[4:]
     assert int(score.argmax()) == best
-
-
-def test_norms_do_not_see_signs_orders_or_common_factors(net, federation):
-    """Ranking without training: flipped filters, permuted inputs and a scaled layer rank the same."""
-    changed = dict(net.params)
-    changed["conv.weight"] = -3.0 * changed["conv.weight"]
-    changed["fc.weight"] = changed["fc.weight"].flip(1)
-    for kind in (Hermes, FedMP):
-        method = kind(widths=(0.5,), ranking_epochs=0)
-        found = []
-        for params in (net.params, changed):
-            own = tiny()
-            own.params = params
-            found.append(record_states(method, own, federation, [[0]])[-1].clients["own"][0])
-        assert torch.equal(*found)
-        assert not found[0].all()
-
-
-def test_a_neuron_without_gradient_is_pruned_first(backend, federation):
-    net = tiny()
-    net.params["classifier.weight"] = net.params["classifier.weight"].clone()
-    net.params["classifier.weight"][:, [3, 7]] = (
-        0  # what units 3 and 7 do has no effect, nor any gradient
-    )
-    method = PruneFL(widths=(10 / 12,), ranking_lr=1e-12)
-    own = record_states(method, net, federation, [[0]], engine=backend)[-1].clients["own"][0]
-    assert (~own[4:]).nonzero().flatten().tolist() == [3, 7]
-
-
-def test_dropout_judges_by_the_global_model_or_the_own_part(net, federation):
-    whole, part = (
-        record_states(RandomDropout(**FIXED, judge=j), net, federation)[-1]
-        for j in ("global", "own")
-    )
-    assert set(whole.clients) == {"width"}
-    for client in EVERYONE:
-        a, b = (
-            m.personal(s.server, client_row(s.clients, client))
-            for m, s in ((RandomDropout(), whole), (RandomDropout(judge="own"), part))
-        )
-        assert_same(a, whole.server["model"])
-        if client == 8:  # never drawn but with one step; narrow clients have zeros
-            assert b["fc.weight"].any()
-    assert (part.clients["model"]["fc.weight"][0] == 0).any()
 
 
 def test_widths_come_in_blocks_or_at_random(net):
