@@ -37,6 +37,9 @@ from fedpfl.config.resolvers import choice_folder
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+import hospitals  # noqa: E402 - from examples/
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
@@ -44,6 +47,7 @@ PARTS = (
     "benchmarks",
     "conf",
     "docs",
+    "examples",
     "fedpfl",
     "hydra_plugins",
     "scripts",
@@ -204,7 +208,7 @@ def words(text: str) -> list[str]:
     return [
         word
         for word in shlex.split(text)[3:]
-        if word not in ("-m", "--multirun", "--cfg", "job", "--help")
+        if word not in ("-m", "--multirun", "--cfg", "job", "--help", "--dry-run")
     ]
 
 
@@ -298,6 +302,7 @@ def checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
     (folder / ".venv/ready").touch()
     make_up(folder / "made_up", names)
     shutil.copy(folder / "made_up/mnist.npz", folder / "mine.npz")
+    hospitals.write_hospitals(folder / "hospitals")
     curve = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
     (folder / "published_curves.csv").write_text(curve)
 
@@ -356,25 +361,27 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="training commands at a time")
     parser.add_argument("--at", type=Path, help="a folder that does not exist yet; it stays")
     args = parser.parse_args()
-    lines: dict[Line, Command] = {}  # what is run, and the first command that it stands for
-    spared = 0
-    for command in commands():
-        if args.only in command.text or args.only == command.page:
-            if reason := excuse(command.text):
-                print(f"not run: {command.text}: {reason}", flush=True)
-                spared += 1
-            else:
-                lines.setdefault(runnable(command.text), command)
-    places: dict[str, list[Line]] = {}
-    for line in lines:
-        places.setdefault(line.place, []).append(line)
-    rest = sorted(
-        places.pop("", []), key=lambda line: "report clean" in line.text
-    )  # last: it removes
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.at or Path(scratch) / "checkout"
+        folder = (args.at or Path(scratch) / "checkout").absolute()
         checkout(folder)
         make_up(folder / "large", ["fmnist"], 20_000)  # for benchmarks, on 100 clients
+        os.chdir(folder)  # commands name files that are there
+
+        lines: dict[Line, Command] = {}  # what is run, and the first command that it stands for
+        spared = 0
+        for command in commands():
+            if args.only in command.text or args.only == command.page:
+                if reason := excuse(command.text):
+                    print(f"not run: {command.text}: {reason}", flush=True)
+                    spared += 1
+                else:
+                    lines.setdefault(runnable(command.text), command)
+        places: dict[str, list[Line]] = {}
+        for line in lines:
+            places.setdefault(line.place, []).append(line)
+        rest = sorted(
+            places.pop("", []), key=lambda line: "report clean" in line.text
+        )  # last: it removes
 
         def queue(own: list[Line]) -> int:
             return sum(run(lines[line], line, folder) for line in own)

@@ -85,7 +85,7 @@ def test_the_pages_show_commands():
     "everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"]
 )
 @pytest.mark.parametrize("command", keep_quick(OWN, 2))
-def test_commands_compose(command: str, everything: bool):
+def test_commands_compose(command: str, everything: bool, tmp_path, monkeypatch):
     """The first job of each, or so many that each value occurs. Experiments:
     tests/papers/test_experiments.py.
     """
@@ -96,6 +96,9 @@ def test_commands_compose(command: str, everything: bool):
         pytest.importorskip(
             "hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray"
         )
+    if "dataset=sites" in command:
+        monkeypatch.chdir(tmp_path)
+        try_docs.hospitals.write_hospitals(tmp_path / "hospitals")
     parsed, composed = try_docs.base(try_docs.filled(command))  # so does Hydra, before the jobs
     # What the experiment sweeps over, the command may set.
     choices = {
