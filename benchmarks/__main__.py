@@ -7,6 +7,7 @@
     report     `make tables` over many runs
     federation federations of processes beside the simulation
     partition  statistics and a picture of a partition
+    sites      federations of many sites
     pretrain   train a network for adapters to start from
 
 `python -m benchmarks NAME --help` says what each takes.
@@ -30,6 +31,7 @@ NAMES = (
     "pretrain",
     "processes",
     "report",
+    "sites",
     "speed",
 )
 
