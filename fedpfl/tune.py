@@ -92,15 +92,15 @@ def _require_searchable(methods: Sequence[str], shared_words: Sequence[str]) -> 
             )
 
 
-def run_or_exit(options: Sequence[str], words: Sequence[str], accepted_status: int = 0) -> None:
+def run_or_exit(options: Sequence[str], run_words: Sequence[str], accepted_status: int = 0) -> None:
     """Do as fedpfl.train's command line, and end the process where that failed.
 
     Args:
         options: those that Hydra takes before words.
-        words: keys and values.
+        run_words: keys and values.
         accepted_status: exit status beside 0 that is no failure here.
     """
-    status = train.run_command([*options, *words])
+    status = train.run_command([*options, *run_words])
     if status not in (0, accepted_status):
         sys.exit(status)
 

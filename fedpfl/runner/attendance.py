@@ -32,12 +32,12 @@ def find_trained_clients(state: engine.State) -> set[int]:
     return {client for clients in by_process for client in clients}
 
 
-def warn_if_few_train(run: Run, reached: int) -> str:
-    """Return a line about a run that can train at most a tenth of its clients; "" for others.
+def warn_if_few_train(run: Run, participants: int) -> str:
+    """Return a line about a run that trains hardly any clients; "" for others.
 
     Args:
         run: what is to be played.
-        reached: how many clients will be drawn at least once.
+        participants: how many clients will be drawn at least once.
     """
     clients = run.federation.clients
     idle = run.federation.count_untrainable(run.local.batch_size)
@@ -55,11 +55,11 @@ def warn_if_few_train(run: Run, reached: int) -> str:
             f"almost nobody can train: {idle} of {clients_text} have fewer than 2 training "
             "samples; use fewer clients, or a larger partition.min_samples"
         )
-    if reached <= ALMOST_NOBODY_SHARE * clients:
+    if participants <= ALMOST_NOBODY_SHARE * clients:
         rounds_text = pluralize(run.settings.rounds, "round")
         return (
-            f"almost nobody will train: {reached} of {clients_text} are drawn in {rounds_text}; "
-            "raise rounds or participation"
+            f"almost nobody will train: {participants} of {clients_text} are drawn in"
+            f" {rounds_text}; raise rounds or participation"
         )
     return ""
 
@@ -82,10 +82,10 @@ class Attendance:
         self._lost_count = 0
         self._idle_count = 0
         self._rounds = 0
-        able = run.federation.clients - run.federation.count_untrainable(run.local.batch_size)
-        self._has_warned = (
-            able <= ALMOST_NOBODY_SHARE * run.federation.clients
-        )  # by `warn_if_few_train`
+        clients = run.federation.clients
+        able = clients - run.federation.count_untrainable(run.local.batch_size)
+        # Then `warn_if_few_train` has warned before the run.
+        self._has_warned = able <= ALMOST_NOBODY_SHARE * clients
 
     @property
     def has_steps(self) -> bool:
@@ -93,13 +93,13 @@ class Attendance:
         return bool(self._trained_clients)
 
     def count_round(
-        self, outcome: engine.Outcome, drawn: int, clock_columns: dict[str, int]
+        self, outcome: engine.Outcome, cohort_size: int, clock_columns: dict[str, int]
     ) -> None:
         """Take in a round.
 
         Args:
             outcome: what happened in it.
-            drawn: how many clients were drawn for it.
+            cohort_size: how many clients were drawn for it.
             clock_columns: columns of simulated time, {} without any.
         """
         flags = outcome.trained.tolist()
@@ -110,7 +110,7 @@ class Attendance:
         self._rounds += 1
         planned = self._run.cohort
         if self._run.stopping.early:  # which shrinks the cohort
-            planned = min(planned, drawn)
+            planned = min(planned, cohort_size)
         self._planned_count += planned
         self._trained_count += len(trained)
         self._idle_count += len(outcome.cohort) - len(trained)

@@ -1,4 +1,4 @@
-"""What sub-models of each width come to."""
+"""The costs of sub-models of each width."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from fedpfl.models.shapes import sample_kind
 def count_submodel_costs(
     method: Submodel, net: Net, shape: tuple[int, ...]
 ) -> list[dict[str, float]]:
-    """Count what the sub-model of each width comes to, and the full network: one row each, the
-    widest last.
+    """Return a row for each sub-model and one for the full network, the widest last.
 
-    width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its
-    layers with parameters make of one sample of `shape`.
+    Args:
+        method: whose widths.
+        net: the full network.
+        shape: of a sample.
+
+    Returns:
+        `width`, the share of every hidden layer's neurons; `entries`, its parameters; `values`,
+        numbers that its layers with parameters make of one sample.
     """
-    outputs = _forward(net.copy_module(), shape)
-    plan, rows = neurons.build_plan(net.params, net.parts), []
+    layer_outputs = _count_outputs(net.copy_module(), shape)
+    plan = neurons.build_plan(net.params, net.parts)
+    rows = []
     for width in sorted({*method.widths, 1.0}):
-        active = neurons.prefix_neurons(
-            plan, torch.tensor(width, dtype=torch.float64), method.rounding
-        )
-        mask = neurons.entry_masks(plan, active, net.params)
-        row = {
-            "width": width,
-            "entries": sum(int(active_count.sum()) for active_count in mask.values()),
-            "values": 0,
-        }
-        for name, layer, values in outputs:
-            active_count = active[
-                plan["columns" if isinstance(layer, nn.Embedding) else "rows"][f"{name}.weight"]
-            ]
-            row["values"] += values // len(active_count) * int(active_count.sum())
-        rows.append(row)
+        width_tensor = torch.tensor(width, dtype=torch.float64)
+        active = neurons.prefix_neurons(plan, width_tensor, method.rounding)
+        masks = neurons.entry_masks(plan, active, net.params)
+        values = 0
+        for name, layer, outputs in layer_outputs:
+            # An embedding's neurons are columns of its weight, those of other layers rows.
+            axis = "columns" if isinstance(layer, nn.Embedding) else "rows"
+            active_neurons = active[plan[axis][f"{name}.weight"]]
+            values += outputs // len(active_neurons) * int(active_neurons.sum())
+        entries = sum(int(mask.sum()) for mask in masks.values())
+        rows.append({"width": width, "entries": entries, "values": values})
     return rows
 
 
-def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Module, int]]:
-    """Layers with weights, and how many numbers each makes of one sample."""
-    module, layer_outputs = module.eval(), []
+def _count_outputs(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Module, int]]:
+    """Return layers with weights, and how many numbers each makes of one sample."""
+    layer_outputs: list[tuple[str, nn.Module, int]] = []
 
-    def watch(name: str, layer: nn.Module) -> None:
-        def seen(_: nn.Module, __: tuple[Tensor, ...], outputs: Tensor) -> None:
+    def add_hook(name: str, layer: nn.Module) -> None:
+        def count(_: nn.Module, __: tuple[Tensor, ...], outputs: Tensor) -> None:
             layer_outputs.append((name, layer, outputs.numel()))
 
-        layer.register_forward_hook(seen)
+        layer.register_forward_hook(count)
 
     for name, layer in module.named_modules():
         if layer._parameters.get("weight") is not None:
-            watch(name, layer)
-    sample = torch.zeros(
-        (1, *shape), dtype=torch.int64 if sample_kind(shape) == "token ids" else torch.float32
-    )
+            add_hook(name, layer)
+    dtype = torch.int64 if sample_kind(shape) == "token ids" else torch.float32
     with torch.no_grad():
-        module.to("cpu")(sample)
+        module.eval().to("cpu")(torch.zeros((1, *shape), dtype=dtype))
     return layer_outputs

@@ -101,10 +101,10 @@ def print_dry_run(arguments: Sequence[str]) -> None:
     other_options = [option for option in options if option not in SWEEP_OPTIONS]
     if other_options:
         raise FedpflError(f"--dry-run goes with -m alone; leave out {other_options[0]}")
-    words = [argument for argument in arguments if argument not in options]
+    run_words = [argument for argument in arguments if argument not in options]
     try:
         with source.without_writing():
-            _print_runs(words, is_sweep=bool(options))
+            _print_runs(run_words, is_sweep=bool(options))
     except source.WouldDownload as absence:
         print(f"data        {absence}")
     except overrides.HYDRA_ERRORS as error:
@@ -129,7 +129,7 @@ def _print_runs(settings: Sequence[str], is_sweep: bool) -> None:
 
 
 def _print_search(common: DictConfig, cache: RunCache) -> None:
-    """Print what the trials of a search come to, by the values of the configuration itself."""
+    """Print what a search's trials come to, by the values of the configuration."""
     _print_composition(common)
     path = Path(common.hydra.sweep.dir, "(a trial)")
     rehearsal = rehearse_run(check_config(common), path, cache)
@@ -140,7 +140,7 @@ def _print_search(common: DictConfig, cache: RunCache) -> None:
 
 
 def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: RunCache) -> None:
-    """Print the first run of a sweep in full, a line for each, and what all come to.
+    """Print a sweep's first run in full, a line for each, and a total.
 
     Args:
         jobs: words, and values of what is swept over, of each run.
@@ -182,8 +182,9 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Run
 
 def _print_total(rehearsals: Sequence[Rehearsal], jobs: int) -> None:
     """Print what the runs of a sweep come to."""
-    finished = sum(rehearsal.directory_status.status == "finished" for rehearsal in rehearsals)
-    finished_text = f", {finished} of them finished" if finished else ""
+    statuses = [rehearsal.directory_status.status for rehearsal in rehearsals]
+    finished_count = statuses.count("finished")
+    finished_text = f", {finished_count} of them finished" if finished_count else ""
     total_time = console.format_duration(sum(rehearsal.seconds for rehearsal in rehearsals))
     largest = max((rehearsal.needs.states for rehearsal in rehearsals), default=0)
     disk = sum(rehearsal.needs.checkpoint for rehearsal in rehearsals)
@@ -197,7 +198,7 @@ def _print_total(rehearsals: Sequence[Rehearsal], jobs: int) -> None:
 
 
 def _print_composition(cfg: DictConfig) -> None:
-    """Print which choices were made, and the values that most decide how long a run takes."""
+    """Print the choices, and the values that most decide how long a run takes."""
     choices = cfg.hydra.runtime.choices
     chosen_groups = [
         f"{group}={choices[group]}"

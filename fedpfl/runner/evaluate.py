@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import (
     cross_client_accuracy,
     mean_of_defined,
@@ -125,65 +125,85 @@ def _evaluate_federation(
         prefixes: of the columns, by split.
     """
     # ---- Step 1: evaluate on the clients' own samples, and on everybody's where that is asked for.
-    clients = list(range(federation.clients))
-    common: Federation | None = None
-    if run.eval.common and federation is run.federation and not tuning:
-        common = federation.merge_clients(MAX_MATRIX_CLIENTS)
-    counts_by_split = backend.evaluate_splits(
-        EvalCall(
-            method=run.method,
-            federation=federation,
-            state=state,
-            clients=clients,
-            tuning=tuning,
-            before_evaluation=make_adaptation(run, state),
-            measures=run.settings.metrics,
-            common_federation=common,
-        )
-    )
+    counts_by_split = backend.evaluate_splits(_make_call(run, federation, state, tuning))
     tuning_prefix = "ft_" if tuning else ""
     counts_by_prefix = {
         f"{prefix}{tuning_prefix}": counts_by_split[split]
         for split, prefix in prefixes.items()
         if split in counts_by_split
     }
-    diverged = [
+    diverged_clients = [
         federation.client_label(client)
         for counts in counts_by_prefix.values()
         for client in non_finite_clients(counts)
     ]
-    if diverged and not tuning:
+    if diverged_clients and not tuning:
         raise Diverged(
-            f"training diverged: the model of client {diverged[0]} is not finite; lower local.lr"
+            f"training diverged: the model of client {diverged_clients[0]} is not finite; lower"
+            " local.lr"
         )
 
-    # ---- Step 2: each client's accuracy, and the means over clients.
+    # ---- Step 2: each client's scores, and means; one over some of the clients would flatter.
     for prefix, counts in counts_by_prefix.items():
-        for name, values in scores_per_client(counts).items():
-            column = f"{prefix.removeprefix('unseen_')}{name}"
-            by_number = {
-                federation.partition_number(client): value for client, value in enumerate(values)
-            }
-            evaluation.clients.setdefault(column, {}).update(by_number)
-        if not diverged:  # a mean over the others would flatter
+        _add_client_scores(evaluation, federation, prefix, counts)
+        if not diverged_clients:
             means = summarize_scores(counts)
             evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
 
     # ---- Step 3: each client's model on everybody's samples.
-    if common:
-        matrix, on_all_samples = cross_client_accuracy(counts_by_split["common"])
-        evaluation.row["common_accuracy"] = mean_of_defined(on_all_samples)
-        evaluation.clients["common_accuracy"] = {
-            federation.partition_number(client): float(accuracy)
-            for client, accuracy in enumerate(on_all_samples)
-        }
-        if federation.clients <= MAX_MATRIX_CLIENTS:
-            evaluation.matrix.extend(matrix.tolist())
-    if diverged:
+    if "common" in counts_by_split:
+        _add_matrix(evaluation, federation, counts_by_split["common"])
+    if diverged_clients:
         evaluation.notes.append(
-            f"round {state.round}: fine-tuning diverged at {len({*diverged})} of {len(clients)} "
-            f"clients, client {diverged[0]} the first; its columns stay empty"
+            f"round {state.round}: fine-tuning diverged at {len({*diverged_clients})} of"
+            f" {federation.clients} clients, client {diverged_clients[0]} the first; its columns"
+            " stay empty"
         )
+
+
+def _make_call(
+    run: Run,
+    federation: Federation,
+    state: engine.State,
+    tuning: engine.FineTuning | None,
+) -> EvalCall:
+    """Return the call that evaluates all clients of a federation."""
+    common: Federation | None = None
+    if run.eval.common and federation is run.federation and not tuning:
+        common = federation.merge_clients(MAX_MATRIX_CLIENTS)
+    return EvalCall(
+        method=run.method,
+        federation=federation,
+        state=state,
+        clients=list(range(federation.clients)),
+        tuning=tuning,
+        before_evaluation=make_adaptation(run, state),
+        measures=run.settings.metrics,
+        common_federation=common,
+    )
+
+
+def _add_client_scores(
+    evaluation: Evaluation, federation: Federation, prefix: str, counts: Counts
+) -> None:
+    """Add each client's scores, newcomers' in the columns of those that take part."""
+    for name, values in scores_per_client(counts).items():
+        column = f"{prefix.removeprefix('unseen_')}{name}"
+        column_values = evaluation.clients.setdefault(column, {})
+        for client, value in enumerate(values):
+            column_values[federation.partition_number(client)] = value
+
+
+def _add_matrix(evaluation: Evaluation, federation: Federation, counts: Counts) -> None:
+    """Add the accuracies of each client's model on everybody's samples."""
+    matrix, accuracies = cross_client_accuracy(counts)
+    evaluation.row["common_accuracy"] = mean_of_defined(accuracies)
+    evaluation.clients["common_accuracy"] = {
+        federation.partition_number(client): float(accuracy)
+        for client, accuracy in enumerate(accuracies)
+    }
+    if federation.clients <= MAX_MATRIX_CLIENTS:
+        evaluation.matrix.extend(matrix.tolist())
 
 
 def collect_server_parameters(run: Run, state: engine.State) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ def user_errors(cfg: DictConfig, path: Path, keep_traceback: bool = False) -> It
 
 
 def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | None:
-    """Say which part was too large for memory, or that threads ran out; None of other errors."""
+    """Say what was too large for memory, or that threads ran out; None otherwise."""
     text = error_text(error)
     if THREAD_SIGN in text:
         return FedpflError(
@@ -90,7 +90,7 @@ def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | No
 
 
 def _find_memory_advice(error: BaseException) -> tuple[str, str]:
-    """Return what was too large, by the innermost file of ours, and what to do about it."""
+    """Return what was too large, by our innermost file, and what to do."""
     for file, _, _ in reversed(ranks.error_frames(error)):
         for folder, advice in MEMORY_ADVICE.items():
             if folder in file.replace(os.sep, "/"):
@@ -99,7 +99,7 @@ def _find_memory_advice(error: BaseException) -> tuple[str, str]:
 
 
 def _find_failed_hook(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
-    """Return the hook that raised and its place in the file; "" if it was not the method."""
+    """Return the hook that raised and its line; "" if it was not the method."""
     method_name = OmegaConf.select(cfg, "method.name")
     if method_name not in METHODS:
         return "", ""
@@ -118,14 +118,14 @@ def _explain_method_error(
         started: time since which the run may have written to it.
     """
     method_name = OmegaConf.select(cfg, "method.name")
-    hook, place = _find_failed_hook(error, cfg)
+    hook, line = _find_failed_hook(error, cfg)
     if not hook:
         return None
     vmap_advice = engine.vmap_advice(error)
     if vmap_advice:
-        return MethodError(f"method={method_name}: {hook} {vmap_advice} ({place})")
+        return MethodError(f"method={method_name}: {hook} {vmap_advice} ({line})")
     traceback_hint = "HYDRA_FULL_ERROR=1 shows its traceback"
     if log.is_file() and log.stat().st_mtime >= started:
         traceback_hint = f"its traceback is in {log}"
-    raised = error_text(original_error(error), with_class=True)
-    return MethodError(f"method={method_name}: {hook} raised {raised} ({place}); {traceback_hint}")
+    reason = error_text(original_error(error), with_class=True)
+    return MethodError(f"method={method_name}: {hook} raised {reason} ({line}); {traceback_hint}")

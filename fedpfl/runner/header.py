@@ -144,10 +144,8 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
     """Return the first lines that a user sees of a run."""
     federation = run.federation
     sample_counts = outlook.label_counts.sum(1)
-    spread = "/".join(
-        f"{int(count):,}"
-        for count in (sample_counts.min(), sample_counts.median(), sample_counts.max())
-    )
+    quantiles = (sample_counts.min(), sample_counts.median(), sample_counts.max())
+    quantiles_text = "/".join(f"{int(count):,}" for count in quantiles)
     shape = "x".join(map(str, federation.shape))
 
     # ---- What is trained, where, by how many
@@ -163,7 +161,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
         ),
         (
             f"clients     {federation.clients}, {run.cohort} per round; samples min/median/max "
-            f"{spread}{_describe_absent_clients(run)}"
+            f"{quantiles_text}{_describe_absent_clients(run)}"
         ),
         f"partition   {describe_choice(run.config['partition'])}",
         f"from iid    {federation.heterogeneity} (0: none)",
@@ -184,17 +182,22 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
         lines.append(f"precision   {outlook.pace}")
 
     # ---- What it takes
-    needs = outlook.needs
-    store_text = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
-    lines.append(
-        f"memory      client states {format_mib(outlook.state_bytes)} MiB{store_text}, up to "
-        f"{format_mib(needs.states)} once {needs.clients:,} clients have trained; checkpoint up "
-        f"to {format_mib(needs.checkpoint)} MiB"
-    )
+    lines.append(_describe_memory(run, outlook))
     if outlook.time_text:
         lines.append(f"time        {outlook.time_text}")
     lines.append(f"directory   {outlook.path}")
     return lines
+
+
+def _describe_memory(run: Run, outlook: RunOutlook) -> str:
+    """Return the line about client states and checkpoints."""
+    needs = outlook.needs
+    store_text = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
+    return (
+        f"memory      client states {format_mib(outlook.state_bytes)} MiB{store_text}, up to "
+        f"{format_mib(needs.states)} once {needs.clients:,} clients have trained; checkpoint up "
+        f"to {format_mib(needs.checkpoint)} MiB"
+    )
 
 
 def _describe_absent_clients(run: Run) -> str:

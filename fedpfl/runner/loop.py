@@ -89,7 +89,6 @@ def train_rounds(
     Raises:
         Diverged: where numbers are not finite.
     """
-    federation = run.federation
     drawn_cohorts = islice(run.draw_cohorts(), state.round, None)
     empty_columns = dict.fromkeys(_list_columns(run))
     attendance = Attendance(run, state)
@@ -97,18 +96,14 @@ def train_rounds(
     cohort = _pick_cohort(run, state, drawn_cohorts)
     while cohort is not None:
         # ---- Step 1: train the cohort.
-        began = time.monotonic()
+        start_time = time.monotonic()
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
         row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
-        row |= _measure_training(
-            outcome, [federation.partition_number(client) for client in outcome.cohort]
-        )
+        row |= _measure_training(run, state, outcome)
         attendance.count_round(outcome, len(cohort), clock_columns)
         if not attendance.has_steps:
             row |= dict.fromkeys(MODEL_COLUMNS)
-        if run.account:
-            row["epsilon"] = run.account.epsilon(state.round)
-        row["seconds"] = time.monotonic() - began
+        row["seconds"] = time.monotonic() - start_time
         cohort = _pick_cohort(run, state, drawn_cohorts)
         is_last = cohort is None
 
@@ -116,18 +111,17 @@ def train_rounds(
         evaluation = Evaluation({}, {}, [], [])
         if (state.round % run.eval.every == 0 or is_last) and attendance.has_steps:
             on_evaluation(state.round)
-            began = time.monotonic()
+            start_time = time.monotonic()
             is_sent_nothing = bool(outcome.cohort) and not outcome.traffic.values_down
             evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
-            row |= {**evaluation.row, "eval_seconds": time.monotonic() - began}
+            row |= {**evaluation.row, "eval_seconds": time.monotonic() - start_time}
 
         # ---- Step 3: hand the round on.
         notes = [*evaluation.notes, *attendance.make_warnings(is_last)]
-        impure_functions = () if has_warned_impure else engine.find_global_draws(run.method)
-        if impure_functions:
-            method_name = run.config["method"]["name"]
-            notes.append(IMPURE.format(method=method_name, names=", ".join(impure_functions)))
-            has_warned_impure = True
+        if not has_warned_impure:
+            impure_notes = _describe_global_draws(run)
+            notes += impure_notes
+            has_warned_impure = bool(impure_notes)
         played_round = Round(
             run=run,
             state=state,
@@ -139,6 +133,14 @@ def train_rounds(
         )
         yield played_round
         played_round.is_over = not is_last
+
+
+def _describe_global_draws(run: Run) -> list[str]:
+    """Return a note where the method draws from the generators of the process."""
+    names = ", ".join(engine.find_global_draws(run.method))
+    if not names:
+        return []
+    return [IMPURE.format(method=run.config["method"]["name"], names=names)]
 
 
 def _list_columns(run: Run) -> tuple[str, ...]:
@@ -177,18 +179,19 @@ def _pick_cohort(
     run: Run, state: engine.State, drawn_cohorts: Iterator[list[int]]
 ) -> list[int] | None:
     """Return the next round's cohort, None where the run is over."""
-    drawn = next(drawn_cohorts, None)
-    if drawn is None:
+    drawn_cohort = next(drawn_cohorts, None)
+    if drawn_cohort is None:
         return None
-    cohort = engine.pick_cohort(state, drawn, run.settings.seed)
+    cohort = engine.pick_cohort(state, drawn_cohort, run.settings.seed)
     # Poisson sampling may draw nobody, and the run goes on; early stopping may leave nobody.
     return cohort if cohort or run.is_poisson_sampled else None
 
 
-def _measure_training(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:
+def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) -> dict[str, Any]:
     """Return the columns that each round has. Raises Diverged where numbers are not finite."""
     if not bool(outcome.finite.all()):
-        client = cohort[int((~outcome.finite).nonzero()[0])]
+        index = outcome.cohort[int((~outcome.finite).nonzero()[0])]
+        client = run.federation.partition_number(index)
         raise Diverged(
             f"training diverged: client {client} brought back numbers that are not finite; "
             "lower local.lr"
@@ -197,11 +200,14 @@ def _measure_training(outcome: engine.Outcome, cohort: list[int]) -> dict[str, A
         raise Diverged(
             "training diverged: the server's numbers are not finite after the round; lower local.lr"
         )
-    return {
+    columns = {
         "participants": len(outcome.loss),
         "cohort_before": pooled_accuracy(outcome.before),
         "cohort_after": pooled_accuracy(outcome.after),
-        "train_loss": float(outcome.loss.mean()) if cohort else None,
+        "train_loss": float(outcome.loss.mean()) if outcome.cohort else None,
         **outcome.traffic._asdict(),
         **outcome.metrics,
     }
+    if run.account:
+        columns["epsilon"] = run.account.epsilon(state.round)
+    return columns

@@ -50,8 +50,7 @@ class Models(ABC):
         """Give the state after the round."""
 
     def personal(self, client: int | str) -> dict[str, Tensor]:
-        """Return a client's personal model: the one that is evaluated between rounds, as a
-        `state_dict` of `network`.
+        """Return the model that a client is evaluated with, as a `state_dict` of `network`.
 
         Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their
         entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
@@ -72,10 +71,9 @@ class Models(ABC):
         return provenance.attach_to(_copy_to_cpu(values))
 
     def mask(self, client: int | str) -> dict[str, Tensor]:
-        """Return which entries are a client's own: bool tensors by names of parameters, of those
-        that may be.
-        """
-        run, (_, state, number) = self._run, self._locate(client)
+        """Return which entries are a client's own, as bool tensors by names of parameters."""
+        run = self._run
+        _, state, number = self._locate(client)
         masks = run.method.masks(state.server, state.client(number))
         if not masks:
             raise FedpflError(
@@ -109,8 +107,11 @@ class Models(ABC):
             ).cpu()
 
     def samples(self, client: int | str, split: str = "test") -> tuple[Tensor, Tensor]:
-        """Return a client's samples of a split (train, test, validation) and their labels, as the
-        data set has them.
+        """Return a client's samples and labels of a split, as the data set has them.
+
+        Args:
+            client: its number or name.
+            split: train, test or validation.
         """
         run, (federation, _, number) = self._run, self._locate(client)
         splits = {
@@ -125,10 +126,9 @@ class Models(ABC):
         return run.federation.x[indices].cpu(), run.federation.y[indices].cpu()
 
     def global_model(self) -> dict[str, Tensor]:
-        """Return what the server holds of the network, as a `state_dict`; without what stays with
-        the clients.
+        """Return the server's part of the network as a `state_dict`.
 
-        Raises FedpflError where that is everything.
+        What stays with the clients is not in it. Raises FedpflError where that is everything.
         """
         run = self._run
         values = collect_server_parameters(run, self._state)
@@ -199,14 +199,14 @@ class Models(ABC):
         return names.index(name)
 
     def _make_network(self) -> nn.Module:
-        """Return a copy of the network as it was before round 1; it takes scaled samples."""
+        """Return a copy of the network before round 1; it takes scaled samples."""
         net = self._run.net.copy()
         net.module.load_state_dict(net.state_dict({**net.frozen, **net.params, **net.buffers}))
         return net.module.cpu().eval()
 
     @property
     def _record(self) -> Provenance:
-        """Return what a model that is given back says of the samples that it was trained on."""
+        """Return what a model tells of the samples that it was trained on."""
         if self._run.privacy:  # hashes of samples would tell who took part
             return Provenance(unrecorded=("a model of a private run",))
         return self._run.origin.trained
@@ -253,18 +253,18 @@ class Models(ABC):
 
     def _role(self, job: EvalJob) -> str:
         """Return whose statistics the method predicts with."""
-        asked: list[str] = []
+        roles: list[str] = []
 
-        class Asked(Bound):
+        class RecordingNet(Bound):
             def __call__(self, params: tree.Tree, x: Tensor, role: str = "main") -> Tensor:
-                asked.append(role)
+                roles.append(role)
                 return super().__call__(params, x, role)
 
         run = self._run
+        net = RecordingNet(run.net, job.buffers, False, None)
         with torch.no_grad():
-            sample_batch = _make_batch(run, run.federation.x[:1])
-            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, sample_batch)
-        return asked[0]
+            run.method.predict(net, job.params, _make_batch(run, run.federation.x[:1]))
+        return roles[0]
 
     def _locate(self, client: int | str) -> tuple[Federation, engine.State, int]:
         """Return where a client is: its federation, that one's state, and the number there."""

@@ -63,8 +63,9 @@ def _count_participants(run: Run) -> int:
     settings = run.settings
     clients = run.federation.clients
     if run.account and run.account.noise:  # who takes part is secret, and how many do
-        drawn = clients if run.is_poisson_sampled else run.cohort * settings.rounds
-        return min(clients, drawn)
+        if run.is_poisson_sampled:
+            return clients
+        return min(clients, run.cohort * settings.rounds)
     return engine.count_participants(
         run.method,
         settings.seed,
@@ -77,7 +78,7 @@ def _count_participants(run: Run) -> int:
 
 
 def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, state_bytes: int) -> list[str]:
-    """Return a line for memory and for the disk where there is too little room now.
+    """Return a line for memory and for the disk where there is too little room.
 
     Args:
         run: what is to be played.

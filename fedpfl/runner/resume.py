@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from fedpfl import engine
 from fedpfl.config import plugins
@@ -261,7 +262,7 @@ class Progress:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        began = time.monotonic()
+        start_time = time.monotonic()
         rows = self.state.rows
         saved_rows = rows.saved()
         if rows.is_stored_here:
@@ -279,14 +280,14 @@ class Progress:
         )
         self._saved_at = time.monotonic()
         self._saved_round = self.state.round
-        self._save_seconds = self._saved_at - began
+        self._save_seconds = self._saved_at - start_time
 
 
 # ---- Extend a shorter run
 
 
 def load_shorter_run(run: Run) -> dict[str, Any] | None:
-    """Return the checkpoint of the run that `extend` names, as this run would have made it.
+    """Return the checkpoint of the run that `extend` names, as this run would have it.
 
     None without `extend`, and in processes beside the first.
 
@@ -335,12 +336,13 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
 
 def _depends_on_rounds(run: Run, shorter_rounds: int) -> bool:
     """Return whether the method's initial state differs with the number of rounds."""
-    leaves_by_rounds = []
-    for rounds_planned in (shorter_rounds, run.settings.rounds):
+
+    def initial_leaves(rounds_planned: int) -> list[Tensor]:
         parts = replace(run.net.parts, rounds=rounds_planned)
         server, client = run.method.init(run.net.params, parts)
-        leaves_by_rounds.append(tree.leaves({"server": server, "client": client}))
-    pairs = zip(*leaves_by_rounds, strict=True)
+        return tree.leaves({"server": server, "client": client})
+
+    pairs = zip(initial_leaves(shorter_rounds), initial_leaves(run.settings.rounds), strict=True)
     return not all(torch.equal(shorter, longer) for shorter, longer in pairs)
 
 

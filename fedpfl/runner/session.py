@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
 from fedpfl.runner.loop import Round, train_rounds
-from fedpfl.runner.needs import estimate_needs
+from fedpfl.runner.needs import ResourceNeeds, estimate_needs
 from fedpfl.runner.trials import SearchTrial, replay_evaluations
 
 AUTOTUNED_KEYS = ("backend", "graphs", "width")
@@ -65,9 +66,8 @@ def play_session(
     run = build_run(check_config(cfg), stage.share if stage else share_nothing)
     needs = estimate_needs(run)
     remote_backend = make_remote_backend(run) if make_remote_backend else None
-    plugin_callbacks: list[Callback] = []
     if ranks.is_main_process():
-        plugin_callbacks = plugins.make_callbacks(run.config["plugins"])
+        callbacks = [*callbacks, *plugins.make_callbacks(run.config["plugins"])]
     shorter_run = resume.load_shorter_run(run)
 
     with resume.open_directory(run, path) as directory:
@@ -88,50 +88,93 @@ def play_session(
         )
         run = resume.add_secret(run, progress)
         backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
-        client_table = ClientTable(run)
-        search_facts = {"search": trial.study_name} if trial else {}
-        directory.write_summary(status="running", **header.make_summary_facts(run), **search_facts)
-        client_table.write_partition(directory)
+        session = _Session(run, path, progress, backend, ClientTable(run), trial)
+        session.describe_run()
 
-        # ---- Step 3: only the first process tells of the run.
-        run_callbacks = Callbacks()
-        if ranks.is_main_process():
-            # In lockstep and at nodes the time of a round depends on others.
-            is_timed = not (stage or remote_backend) and timing.is_worth_timing(
-                run, progress.state.round
-            )
-            info = header.introduce_run(
-                run=run,
-                progress=progress,
-                group=experiment or run.federation.name,
-                backend=backend,
-                label_counts=client_table.label_counts,
-                needs=needs,
-                forecast=timing.forecast_run(run, progress.state) if is_timed else None,
-            )
-            run_callbacks = loggers.start_callbacks(
-                run.config["logger"], info, quiet, [*callbacks, *plugin_callbacks]
-            )
-
-        # ---- Step 4: play the rounds.
+        # ---- Step 3: introduce the run, and play its rounds.
+        # In lockstep and at nodes the time of a round depends on others.
+        is_timed = not (stage or remote_backend)
+        run_callbacks = session.start_callbacks(experiment, needs, is_timed, quiet, callbacks)
         with run_callbacks, _report_ending(progress, run_callbacks):
-            if trial and replay_evaluations(path, trial.should_prune, is_finished=False):
+            yield from session.play_rounds(run_callbacks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Session:
+    """Hold what a run is played with.
+
+    Attributes:
+        run: what is played.
+        path: its run directory.
+        progress: how far it has come.
+        backend: what computes the clients.
+        client_table: of all clients.
+        trial: the trial of a search that this run is, None for any other run.
+    """
+
+    run: Run
+    path: Path
+    progress: resume.Progress
+    backend: engine.Backend
+    client_table: ClientTable
+    trial: SearchTrial | None
+
+    def describe_run(self) -> None:
+        """Write into the directory what is known of the run before its first round."""
+        directory = self.progress.directory
+        search_facts = {"search": self.trial.study_name} if self.trial else {}
+        run_facts = header.make_summary_facts(self.run)
+        directory.write_summary(status="running", **run_facts, **search_facts)
+        self.client_table.write_partition(directory)
+
+    def start_callbacks(
+        self,
+        experiment: str | None,
+        needs: ResourceNeeds,
+        is_timed: bool,
+        quiet: bool,
+        callbacks: Sequence[Callback],
+    ) -> Callbacks:
+        """Introduce the run to callbacks, in the first process alone."""
+        if not ranks.is_main_process():
+            return Callbacks()
+        run = self.run
+        state = self.progress.state
+        forecast = None
+        if is_timed and timing.is_worth_timing(run, state.round):
+            forecast = timing.forecast_run(run, state)
+        info = header.introduce_run(
+            run=run,
+            progress=self.progress,
+            group=experiment or run.federation.name,
+            backend=self.backend,
+            label_counts=self.client_table.label_counts,
+            needs=needs,
+            forecast=forecast,
+        )
+        return loggers.start_callbacks(run.config["logger"], info, quiet, callbacks)
+
+    def play_rounds(self, callbacks: Callbacks) -> Iterator[Round]:
+        """Play the rounds; write, show and save each, and yield it."""
+        run, progress, trial = self.run, self.progress, self.trial
+        if trial:
+            is_hopeless = replay_evaluations(self.path, trial.should_prune, is_finished=False)
+            if is_hopeless or trial.should_prune(progress.state.round, None):
                 raise TrialPruned("given up")
-            if trial and trial.should_prune(progress.state.round, None):
+        for played_round in train_rounds(
+            run, self.backend, progress.state, callbacks.on_evaluation
+        ):
+            engine_record = _engine_record(run, self.backend)
+            _record_round(played_round, progress, self.client_table, engine_record)
+            for note in played_round.notes:
+                callbacks.on_note(note)
+            callbacks.on_round(played_round)
+            progress.save_if_due(played_round.is_last)
+            yield played_round
+            may_prune = played_round.is_evaluated and not played_round.is_last
+            round_number = played_round.state.round
+            if trial and may_prune and trial.should_prune(round_number, progress.last_row):
                 raise TrialPruned("given up")
-            for played_round in train_rounds(
-                run, backend, progress.state, run_callbacks.on_evaluation
-            ):
-                _record_round(played_round, progress, client_table, _engine_record(run, backend))
-                for note in played_round.notes:
-                    run_callbacks.on_note(note)
-                run_callbacks.on_round(played_round)
-                progress.save_if_due(played_round.is_last)
-                yield played_round
-                may_prune = played_round.is_evaluated and not played_round.is_last
-                round_number = played_round.state.round
-                if trial and may_prune and trial.should_prune(round_number, progress.last_row):
-                    raise TrialPruned("given up")
 
 
 def _record_round(
@@ -163,11 +206,11 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
         progress.save_if_left()
         raise
     except TrialPruned:
-        why = (
+        reason = (
             f"given up after round {progress.state.round}: "
             "its validation accuracy is below the others' median"
         )
-        callbacks.on_end("interrupted", {**directory.summary, "error": why})
+        callbacks.on_end("interrupted", {**directory.summary, "error": reason})
         raise
     except Diverged as error:
         directory.write_summary(status="diverged", error=str(error))
@@ -179,13 +222,10 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
     masks = engine.compare_masks(run.method, progress.state)
     if masks:
         federation = run.federation
-        names = [
-            federation.client_names[client]
-            for client in masks["clients"]
-            if federation.client_names
-        ]
-        clients = [federation.partition_number(client) for client in masks["clients"]]
-        masks = {**masks, "clients": clients, **({"names": names} if names else {})}
+        clients = masks["clients"]
+        masks = {**masks, "clients": [federation.partition_number(client) for client in clients]}
+        if clients and federation.client_names:
+            masks["names"] = [federation.client_names[client] for client in clients]
     directory.write_masks(masks)
     directory.write_summary(
         status="finished",

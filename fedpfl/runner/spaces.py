@@ -29,7 +29,7 @@ EDGE_SHARE = 0.05
 """Share of an interval at either end that counts as its edge."""
 
 
-def make_search_space(method: str, words: Sequence[str]) -> list[str]:
+def make_search_space(method: str, user_words: Sequence[str]) -> list[str]:
     """Return the words of a method's search space, without keys that the user has set.
 
     A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open
@@ -39,39 +39,41 @@ def make_search_space(method: str, words: Sequence[str]) -> list[str]:
         FedpflError: for a file that is no space.
     """
     user_values = {}
-    for word in words:
+    for word in user_words:
         key, _, value = word.partition("=")
         user_values[key.lstrip("+")] = value
-    space = {**_read_space("all", words), **_read_space(method, words)}
+    space = {**_read_space("all", user_words), **_read_space(method, user_words)}
     space.pop(LIMITS, None)
     search_words = [
         f"{key}={text}"
         for key, text in space.items()
         if key not in user_values and _is_left_open(key, user_values)
     ]
-    if not search_words and not any(map(overrides.is_sweep, words)):
+    if not search_words and not any(map(overrides.is_sweep, user_words)):
         return [f"local.lr=choice({user_values['local.lr']})"]  # every trial is the same run
     return search_words
 
 
-def keep_within_limits(method: str, words: Sequence[str]) -> list[str]:
-    """Return words of a search without values that make the method another one, and say which.
+def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
+    """Return words of a search without values that make the method another one.
+
+    Which these are is printed.
 
     Raises:
         FedpflError: where no value is left.
     """
-    limits = _read_space(method, words).get(LIMITS, {})
+    limits = _read_space(method, search_words).get(LIMITS, {})
     limited_words = [
         word
-        for word in words
+        for word in search_words
         if overrides.is_sweep(word)
         and _override_key(word) in limits
         and overrides.split_values(word)
     ]
     if not limited_words:
-        return list(words)
-    bounds = _find_bounds(words, " ".join(limits.values()))
-    kept_words = list(words)
+        return list(search_words)
+    bounds = _find_bounds(search_words, " ".join(limits.values()))
+    kept_words = list(search_words)
     for word in limited_words:
         key = _override_key(word)
         values = overrides.split_values(word)
@@ -99,7 +101,7 @@ def find_edge_values(
     method: str,
     chosen_words: Sequence[str],
     distributions: Mapping[str, Any],
-    words: Sequence[str] = (),
+    user_words: Sequence[str] = (),
 ) -> list[str]:
     """Return the chosen words whose value is at an end of what was searched.
 
@@ -109,9 +111,9 @@ def find_edge_values(
         method: name of the method.
         chosen_words: what the search has found.
         distributions: Optuna's, by key.
-        words: of the command, which may name a folder of the user's.
+        user_words: of the command, which may name a folder of the user's.
     """
-    limits = _read_space(method, words).get(LIMITS, {})
+    limits = _read_space(method, user_words).get(LIMITS, {})
     edge_words = []
     for word in chosen_words:
         key, _, text = word.partition("=")
@@ -119,7 +121,10 @@ def find_edge_values(
             continue
         directions = _find_directions_beyond(text, distributions[key])
         limit = limits.get(key, "")
-        if any(_has_value_beyond(method, key, float(text), way, limit) for way in directions):
+        if any(
+            _has_value_beyond(method, key, float(text), direction, limit)
+            for direction in directions
+        ):
             edge_words.append(word)
     return edge_words
 
@@ -129,13 +134,13 @@ def _override_key(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _read_space(name: str, words: Sequence[str] = ()) -> dict[str, Any]:
+def _read_space(name: str, user_words: Sequence[str] = ()) -> dict[str, Any]:
     """Return a search space by key: of the user's folder, the method's plugin, or conf/tune/.
 
     Raises:
         FedpflError: for a file that is no such space.
     """
-    user_folders = [folder / "tune" for folder in overrides.find_config_dirs(words)]
+    user_folders = [folder / "tune" for folder in overrides.find_config_dirs(user_words)]
     for folder in (*user_folders, SPACES_FOLDER):
         path = folder / f"{name}.yaml"
         if path.is_file():
@@ -155,7 +160,7 @@ def _name_file_in_errors(path: Path) -> Iterator[None]:
 
 
 def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
-    """Return whether the group of a key was not chosen, or leaves it without a value."""
+    """Return whether a key's group was not chosen, or leaves it without a value."""
     group, _, name = key.partition(".")
     if group not in user_values:
         return True
@@ -166,19 +171,21 @@ def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
 # ---- Limits, such as "above 0, below layers"
 
 
-def _find_bounds(words: Sequence[str], limits: str) -> dict[str, float]:
-    """Return the least number of `layers` and of local `epochs` of the runs of these words.
+def _find_bounds(search_words: Sequence[str], limits: str) -> dict[str, float]:
+    """Return the least numbers of `layers` and of local `epochs` in a search.
 
     Args:
-        words: of a search.
+        search_words: of the search.
         limits: texts that may name them.
     """
     fixed_words = [
-        word for word in words if not (overrides.is_sweep(word) or overrides.is_hydra_setting(word))
+        word
+        for word in search_words
+        if not (overrides.is_sweep(word) or overrides.is_hydra_setting(word))
     ]
     swept_values = {
         _override_key(word): overrides.split_values(word)
-        for word in words
+        for word in search_words
         if overrides.is_sweep(word)
     }
     model_words = [[f"model={name}"] for name in swept_values.get("model", [])] or [[]]
@@ -231,7 +238,7 @@ def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
 
 
 def _find_directions_beyond(text: str, distribution: Any) -> list[int]:
-    """Return -1 where a value is at the lower end of its distribution, 1 where at the upper."""
+    """Return -1 for a value at the lower end of what was searched, 1 at the upper."""
     choices = getattr(distribution, "choices", None)
     try:
         numbers = sorted(map(float, choices or (distribution.low, distribution.high)))
@@ -254,7 +261,7 @@ def _find_directions_beyond(text: str, distribution: Any) -> list[int]:
 
 
 def _has_value_beyond(method: str, key: str, value: float, direction: int, limit: str) -> bool:
-    """Return whether the key takes a value beyond this one, with which the method stays itself."""
+    """Return whether the key takes a value beyond this one, within the method's limit."""
     group, _, name = key.partition(".")
     annotation = schema_annotations(SCHEMAS.get(group, METHODS[method])).get(name)
 

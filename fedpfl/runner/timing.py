@@ -213,9 +213,12 @@ class _Stopwatch:
             smaller = _with_fewer_tests(run.federation, self._clients, samples)
             return _mean_size(smaller.select_clients(self._clients))
 
-        most = max(len(run.federation.test[client]) for client in self._clients)
+        largest_test = max(len(run.federation.test[client]) for client in self._clients)
         return self._fit_time(
-            evaluate, small=min(most, FEW_SAMPLES), large=min(most, MANY_SAMPLES), size=mean_size
+            evaluate,
+            small=min(largest_test, FEW_SAMPLES),
+            large=min(largest_test, MANY_SAMPLES),
+            size=mean_size,
         )
 
     def _time_tuning(self) -> LinearTime:
@@ -269,11 +272,11 @@ class _Stopwatch:
         is_cuda = self._run.device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         act(amount)
         if is_cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return time.perf_counter() - start_time
 
     def _mean_steps(self, federation: Federation) -> float:
         """Return the steps of a participation over all phases, mean over clients."""

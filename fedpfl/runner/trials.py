@@ -179,8 +179,8 @@ def parse_distribution(override: Override) -> Any:
         return distributions.CategoricalDistribution(choices)
     if isinstance(sweep, RangeSweep):
         is_whole = all(
-            end is not None and float(end).is_integer()
-            for end in (sweep.start, sweep.stop, sweep.step)
+            number is not None and float(number).is_integer()
+            for number in (sweep.start, sweep.stop, sweep.step)
         )
         if not is_whole:
             raise FedpflError(
@@ -332,7 +332,7 @@ class Search:
             run_jobs: of numbers and words of jobs, returns what became of them, in order.
             tell: called with a line about each trial that has ended.
         """
-        began = time.monotonic()
+        start_time = time.monotonic()
         told_count = 0
         while True:
             batch = self._next_batch()
@@ -342,30 +342,31 @@ class Search:
             # ---- Step 1: run the jobs of the batch; equal proposals are one run.
             jobs = [(trial.number, self.to_overrides(trial.params)) for trial in batch]
             distinct_jobs: dict[tuple[str, ...], tuple[int, list[str]]] = {}
-            for number, words in jobs:
-                distinct_jobs.setdefault(tuple(words), (number, words))
+            for number, trial_words in jobs:
+                distinct_jobs.setdefault(tuple(trial_words), (number, trial_words))
             ordered_jobs = sorted(distinct_jobs.values())
             job_results = run_jobs(ordered_jobs)
             results = {
-                tuple(words): result
-                for (_, words), result in zip(ordered_jobs, job_results, strict=True)
+                tuple(trial_words): result
+                for (_, trial_words), result in zip(ordered_jobs, job_results, strict=True)
             }
 
             # ---- Step 2: tell the study, and whoever watches, what became of them.
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - start_time
             told_count += len(batch)
-            for trial, (_, words) in zip(batch, jobs, strict=True):
-                result = results[tuple(words)]
+            for trial, (_, trial_words) in zip(batch, jobs, strict=True):
+                result = results[tuple(trial_words)]
                 self._store_result(trial, result)
-                done = self._count_done()
+                ended_count = self._count_ended()
                 outcome: str = result.lost
                 if result.value is not None:
                     outcome = f"validation {result.value:.2f} %"
                 eta = ""
-                if done < self._settings.trials:
-                    seconds_left = (self._settings.trials - done) * seconds / told_count
-                    eta = f", ETA {format_duration(seconds_left)}"
-                tell(f"trial {done}/{self._settings.trials}{eta}  {' '.join(words)}: {outcome}")
+                trials_left = self._settings.trials - ended_count
+                if trials_left > 0:
+                    eta = f", ETA {format_duration(trials_left * seconds / told_count)}"
+                progress_text = f"{ended_count}/{self._settings.trials}{eta}"
+                tell(f"trial {progress_text}  {' '.join(trial_words)}: {outcome}")
 
     def _store_result(self, trial: Any, result: TrialResult) -> None:
         """Tell the study what became of a trial."""
@@ -384,8 +385,8 @@ class Search:
         else:
             self.study.tell(trial.number, result.value)
 
-    def _count_done(self) -> int:
-        """Return how many trials have ended, but for those that a killed process left half drawn."""
+    def _count_ended(self) -> int:
+        """Return how many trials have ended, without those that were left half drawn."""
         failed = _import_optuna().trial.TrialState.FAIL
         return sum(
             trial.state.is_finished() and trial.state != failed for trial in self.study.trials
@@ -423,14 +424,14 @@ class Search:
 
     def to_overrides(self, params: Mapping[str, Any]) -> list[str]:
         """Return proposed values as words of the command line."""
-        words = []
+        trial_words = []
         for key in self._space:
             value = params[key]
             if isinstance(value, float):
-                words.append(f"{key}={value:.4g}")
+                trial_words.append(f"{key}={value:.4g}")
             else:
-                words.append(requote_word(f"{key}={value}"))
-        return words
+                trial_words.append(requote_word(f"{key}={value}"))
+        return trial_words
 
     def _find_best(self) -> SearchResult:
         """Return the first of the best trials. Raises FedpflError where none came to its end."""
@@ -538,7 +539,7 @@ def _list_accuracies(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _digest_trial(trial: Any, value: float | None) -> str:
-    """Return the digest of all that is stored of a trial, so that an edited one is noticed.
+    """Return the digest of all that is stored of a trial; it shows edits.
 
     Args:
         trial: Optuna's.
@@ -604,7 +605,7 @@ class SearchTrial:
 
 
 def find_trial(sweeper: Mapping[str, Any], number: int) -> SearchTrial | None:
-    """Return the trial that a job of a sweep is, None where the sweep is no search.
+    """Return the trial of a sweep's job, None where the sweep is no search.
 
     Args:
         sweeper: the configuration of Hydra's sweeper.

@@ -65,7 +65,7 @@ class RunCommand(Protocol):
     """Does a command line of fedpfl.train's."""
 
     def __call__(
-        self, options: Sequence[str], words: Sequence[str], accepted_status: int = 0
+        self, options: Sequence[str], run_words: Sequence[str], accepted_status: int = 0
     ) -> None:
         """Return only where the exit status is 0 or `accepted_status`."""
 
@@ -79,9 +79,10 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
 
     # ---- Step 1: compose all spaces, so that a mistake is told hours before its method's turn.
     spaces = {}
-    for method, words in method_words.items():
+    for method, user_words in method_words.items():
+        space_words = make_search_space(method, user_words)
         # Fine-tuned columns choose nothing.
-        spaces[method] = [*words, *make_search_space(method, words), "eval.finetune_epochs=0"]
+        spaces[method] = [*user_words, *space_words, "eval.finetune_epochs=0"]
     for method, search_words in spaces.items():
         _require_keys(method, search_words)
     searches = {
@@ -95,7 +96,25 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
         for method, search_words in searches.items()
     ]
 
-    # ---- Step 3: the table, and what its reader must know.
+    # ---- Step 3: the table.
+    titled_records = [
+        {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
+        for record in records
+    ]
+    return Table.of(
+        titled_records,
+        COLUMNS,
+        title="Tuned on equal terms",
+        frame=pd.DataFrame(records),
+        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation accuracy; "
+        f"then {pluralize(request.seeds, 'other seed')}, each at its round of the best validation "
+        "accuracy: mean (standard deviation over seeds), in percent.",
+        notes=tuple(_make_notes(request, records)),
+    )
+
+
+def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what a reader of the table must know."""
     notes = [
         "Rounds: played by all trials together. A trial below the others' median validation "
         "accuracy is given up."
@@ -113,20 +132,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
                 f"{record['method']}: {record['at_end']}: at the end of what was searched; better "
                 "values may lie beyond."
             )
-    titled_records = [
-        {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
-        for record in records
-    ]
-    return Table.of(
-        titled_records,
-        COLUMNS,
-        title="Tuned on equal terms",
-        frame=pd.DataFrame(records),
-        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation accuracy; "
-        f"then {pluralize(request.seeds, 'other seed')}, each at its round of the best validation "
-        "accuracy: mean (standard deviation over seeds), in percent.",
-        notes=tuple(notes),
-    )
+    return notes
 
 
 def _override_key(word: str) -> str:
@@ -152,18 +158,18 @@ def _split_words_by_method(
         for method in methods
     }
     keys_of_any = set[str]().union(*keys.values())
-    words_by_method = {}
+    words_by_method: dict[str, list[str]] = {}
     for method in methods:
         absent_keys = {f"method.{key}" for key in keys_of_any - keys[method]}
-        words = []
+        words_by_method[method] = []
         for word in shared_words:
-            if _override_key(word) in absent_keys:
+            key = _override_key(word)
+            if key in absent_keys:
                 print_notice(
-                    f"method={method} has no {_override_key(word)}, so {word} is for the other methods alone"
+                    f"method={method} has no {key}, so {word} is for the other methods alone"
                 )
             else:
-                words.append(word)
-        words_by_method[method] = words
+                words_by_method[method].append(word)
     return words_by_method
 
 
@@ -185,7 +191,7 @@ def _require_keys(method: str, search_words: Sequence[str]) -> None:
 def _tune_method(
     request: TuningRequest,
     method: str,
-    words: Sequence[str],
+    user_words: Sequence[str],
     search_words: Sequence[str],
     run_command: RunCommand,
 ) -> dict[str, Any]:
@@ -194,20 +200,14 @@ def _tune_method(
     Args:
         request: what is to be tuned.
         method: name of the method.
-        words: of the user for this method.
+        user_words: of the command line, for this method.
         search_words: those of its search.
         run_command: does a command line of fedpfl.train's.
     """
     # ---- Step 1: the search.
-    run_command(
-        [
-            "-m",
-            "hydra/sweeper=optuna",
-            f"hydra.sweeper.trials={request.trials}",
-            *_sweep_dir_words(request.folder / "trials"),
-        ],
-        search_words,
-    )
+    search_options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={request.trials}"]
+    search_options += _sweep_dir_words(request.folder / "trials")
+    run_command(search_options, search_words)
     result = trials.search_results[-1]
     draw_search(result, request.folder, method)
 
@@ -215,7 +215,7 @@ def _tune_method(
     chosen_keys = {_override_key(word) for word in result.overrides}
     kept_words = [
         word
-        for word in words
+        for word in user_words
         if not word.startswith("hydra.sweeper.") and _override_key(word) not in chosen_keys
     ]
     final_words = [f"method={method}", *kept_words, *result.overrides]
@@ -225,25 +225,12 @@ def _tune_method(
         f"method={method}: {pluralize(request.seeds, 'fresh seed')} of {' '.join(result.overrides)}"
     )
 
-    # ---- Step 3: the final runs. Those of other code cannot stand beside what was searched.
+    # ---- Step 3: the final runs.
     final_folder = request.folder / "final"
-    outdated_seeds = _find_outdated_seeds(final_folder, final_words, seeds)
-    other_seeds = [seed for seed in seeds if seed not in outdated_seeds]
-    for seeds_to_run, more_words in ((outdated_seeds, ["restart=true"]), (other_seeds, [])):
-        if seeds_to_run:
-            run_command(
-                ["-m", *_sweep_dir_words(final_folder)],
-                [
-                    *final_words,
-                    f"seed=choice({','.join(map(str, seeds_to_run))})",
-                    "hydra.sweeper.table=false",
-                    *more_words,
-                ],
-                accepted_status=EXIT_STATUS[Diverged],
-            )
+    _play_final_runs(final_folder, final_words, seeds, run_command)
 
     # ---- Step 4: what came of it, and the command that repeats the final runs.
-    edge_values = find_edge_values(method, result.overrides, result.space, words)
+    edge_values = find_edge_values(method, result.overrides, result.space, user_words)
     run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
     seeds_word = f"seed={','.join(map(str, seeds))}"
     return {
@@ -258,23 +245,43 @@ def _tune_method(
     }
 
 
+def _play_final_runs(
+    folder: Path, final_words: Sequence[str], seeds: Sequence[int], run_command: RunCommand
+) -> None:
+    """Run words with each seed; runs of other code are made anew.
+
+    They could not stand beside what was searched.
+    """
+    outdated_seeds = _find_outdated_seeds(folder, final_words, seeds)
+    other_seeds = [seed for seed in seeds if seed not in outdated_seeds]
+    for seeds_to_run, extra_words in ((outdated_seeds, ["restart=true"]), (other_seeds, [])):
+        if not seeds_to_run:
+            continue
+        seed_word = f"seed=choice({','.join(map(str, seeds_to_run))})"
+        run_command(
+            ["-m", *_sweep_dir_words(folder)],
+            [*final_words, seed_word, "hydra.sweeper.table=false", *extra_words],
+            accepted_status=EXIT_STATUS[Diverged],
+        )
+
+
 def _sweep_dir_words(folder: Path) -> Iterator[str]:
     return overrides.format_words("hydra.sweep.dir", str(folder))
 
 
-def locate_final_runs(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
+def locate_final_runs(root: Path, run_words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
     """Return the run directories of these words, one per seed."""
     return [
-        root / overrides.compose_single_run([*words, f"seed={seed}"]).hydra.sweep.subdir
+        root / overrides.compose_single_run([*run_words, f"seed={seed}"]).hydra.sweep.subdir
         for seed in seeds
     ]
 
 
-def _find_outdated_seeds(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[int]:
+def _find_outdated_seeds(root: Path, run_words: Sequence[str], seeds: Sequence[int]) -> list[int]:
     """Return the seeds whose runs another version of the code made."""
-    code = resume.digest_code(check_config(overrides.compose_single_run(words)))
+    code = resume.digest_code(check_config(overrides.compose_single_run(run_words)))
     outdated_seeds = []
-    for seed, path in zip(seeds, locate_final_runs(root, words, seeds), strict=True):
+    for seed, path in zip(seeds, locate_final_runs(root, run_words, seeds), strict=True):
         if (path / "summary.json").is_file():
             codes = reading.read_summary(path).get("code", [])
             if any(other_code != code for other_code in codes):
@@ -282,14 +289,16 @@ def _find_outdated_seeds(root: Path, words: Sequence[str], seeds: Sequence[int])
     return outdated_seeds
 
 
-def _read_test_results(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+def _read_test_results(
+    root: Path, run_words: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
     """Return mean test accuracies of these runs, each at its best validation round.
 
     They are nan where a run diverged.
     """
     values: dict[str, list[float]] = {name: [] for name in JUDGED_COLUMNS}
     diverged_count = 0
-    for path in locate_final_runs(root, words, seeds):
+    for path in locate_final_runs(root, run_words, seeds):
         status = load.read_started_run(path).status
         if status not in ("finished", "diverged"):
             raise FedpflError(f"{path}: {status}; the same command tries it again")

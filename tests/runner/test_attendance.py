@@ -165,7 +165,7 @@ def attended(monkeypatch):
             cohort=10,
             stopping=SimpleNamespace(early=early),
             system=deadline and SimpleNamespace(deadline=deadline),
-            poisson=poisson,
+            is_poisson_sampled=poisson,
         )
         return Attendance(run, None)
 
