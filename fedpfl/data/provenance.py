@@ -48,7 +48,7 @@ class Provenance:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Provenance | None:
-        """Read it from an archive's arrays; None where an older version wrote the archive."""
+        """Read it from an archive's arrays, None where it is not there."""
         if "trained_on" not in arrays:
             return None
         return cls(arrays["trained_on"], tuple(arrays["unrecorded"].tolist()))

@@ -83,8 +83,8 @@ def check_content(
 ) -> None:
     """Raise FedpflError where a file does not hold what the run wrote.
 
-    Of older runs, whose summary has no `files`, nothing is known. An unfinished run's file may be
-    any that it wrote, and rounds.csv may end in the middle of a row.
+    Nothing is known where the summary has no `files`. An unfinished run's file may be any that it
+    wrote, and rounds.csv may end in the middle of a row.
 
     Args:
         folder: the run directory.

