@@ -241,6 +241,12 @@ def method_cases(engines: tuple[str, ...]) -> list[Any]:
     return parameters
 
 
+def read_cases(text: str, separator: str = " => ") -> list[Any]:
+    """Return a tuple of the parts of each line, or the line itself where nothing separates it."""
+    rows = (line.strip() for line in text.splitlines() if line.strip())
+    return [tuple(row.split(separator)) if separator in row else row for row in rows]
+
+
 def keep_quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
     """Leave the first `count` cases, which stand for the others, to `make test`; the rest is
     `full`.

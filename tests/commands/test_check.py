@@ -507,8 +507,7 @@ DATA_FAULTS = {
     "tests on what another trains on": (
         DEAL,
         (
-            "train, test = dealt(np.arange(len(y)), clients); return Partition(tuple(train),"
-            " tuple(train[::-1]))"
+            "train, test = dealt(np.arange(len(y)), clients); return Partition(tuple(train), tuple(train[::-1]))"
         ),
         {"has_the_form"},
         "is for training and for testing or validation too",
@@ -516,8 +515,7 @@ DATA_FAULTS = {
     "out of range": (
         DEAL,
         (
-            "train, test = dealt(np.arange(len(y)) + 1, clients); return Partition(tuple(train),"
-            " tuple(test))"
+            "train, test = dealt(np.arange(len(y)) + 1, clients); return Partition(tuple(train), tuple(test))"
         ),
         {"has_the_form"},
         "client 9 has sample 10000, and the data set has 10000",
@@ -525,8 +523,7 @@ DATA_FAULTS = {
     "no whole numbers": (
         DEAL,
         (
-            "train, test = dealt(np.arange(len(y)) / 1, clients); return Partition(tuple(train),"
-            " tuple(test))"
+            "train, test = dealt(np.arange(len(y)) / 1, clients); return Partition(tuple(train), tuple(test))"
         ),
         {"has_the_form"},
         "has train samples that are no array of whole numbers",
@@ -564,8 +561,7 @@ DATA_FAULTS = {
     "ignores the seed": (
         DEAL,
         (
-            "return Partition(*map(tuple, dealt(np.random.default_rng(0).permutation(len(y)),"
-            " clients)))"
+            "return Partition(*map(tuple, dealt(np.random.default_rng(0).permutation(len(y)), clients)))"
         ),
         {"follows_the_seed"},
         "who of 10 clients holds what is the same for the seeds 0, 1, 2",
@@ -573,8 +569,7 @@ DATA_FAULTS = {
     "deals unseeded": (
         DEAL,
         (
-            "return Partition(*map(tuple, dealt(np.random.default_rng().permutation(len(y)),"
-            " clients)))"
+            "return Partition(*map(tuple, dealt(np.random.default_rng().permutation(len(y)), clients)))"
         ),
         {"repeats", "ignores_surroundings"},
         "10 clients dealt to again: client 0 has other train samples, or in another order",
@@ -582,8 +577,7 @@ DATA_FAULTS = {
     "deals by np.random": (
         DEAL,
         (
-            "np.random.seed(seed); return Partition(*map(tuple,"
-            " dealt(np.random.permutation(len(y)), clients)))"
+            "np.random.seed(seed); return Partition(*map(tuple, dealt(np.random.permutation(len(y)), clients)))"
         ),
         {"draws_nothing_global"},
         "draws from the generators of the process, or seeds them: numpy",
@@ -609,8 +603,7 @@ DATA_FAULTS = {
     "leaves some below the minimum": (
         "def mine(y, clients, seed, min_samples: int = 300):",
         (
-            "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)),"
-            " clients)))"
+            "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))"
         ),
         {"keeps_the_minimum"},
         "client 0 of 40 has 250 samples, min_samples=300",
@@ -866,8 +859,7 @@ def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
     assert told("digit") == (
         2,
         [
-            "fedpfl: digit is no file, and no method, model, data set or partition; did you mean"
-            " digits?"
+            "fedpfl: digit is no file, and no method, model, data set or partition; did you mean digits?"
         ],
     )
     monkeypatch.setitem(MODELS, "digits", MODELS["mlp"])
@@ -919,10 +911,7 @@ def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
 
 def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path: Path, told):
     """By itself made samples, which it may not be for."""
-    body = (
-        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300:"
-        " 300}[len(y)]), clients)))"
-    )
+    body = "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300: 300}[len(y)]), clients)))"
     reader = "x, y = made(); return Raw(x, y)"
     file = write_plugin(tmp_path / "mine.py", DATASETS=(READER, reader), PARTITIONS=(DEAL, body))
     for words_given in (["partition=mine"], []):
@@ -958,8 +947,7 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
             "docs",
             ("shere=0.2", "method=halfway"),
             (
-                "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics;"
-                " did you mean share?"
+                "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?"
             ),
         ),
         ("docs", ("shere=0.2",), "fedpfl: shere is not a key here; did you mean share?"),
@@ -978,8 +966,7 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
             "docs",
             ("share=0.1,0.2",),
             (
-                "fedpfl: method=halfway: share=0.1,0.2 is several values; give it one, or a list as"
-                " share=[a,b]"
+                "fedpfl: method=halfway: share=0.1,0.2 is several values; give it one, or a list as share=[a,b]"
             ),
         ),
         ("docs", ("share",), "fedpfl: share is not KEY=VALUE"),

@@ -300,8 +300,7 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         (
             "x = 1",
             (
-                "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS,"
-                " PARTITIONS of names"
+                "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names"
             ),
         ),
         ("a = 1\nb = c", "plugins: {}:2: NameError: name 'c' is not defined"),
@@ -328,15 +327,13 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         (  # of the contract as it once was
             METHOD.format("def start(self, server, client): return server"),
             (
-                "plugins: {}:3: Mine.start takes (server, client) where the contract has (received,"
-                " client); change"
+                "plugins: {}:3: Mine.start takes (server, client) where the contract has (received, client); change"
             ),
         ),
         (
             METHOD.format("def loss(self, net, params, batch, server, client): pass"),
             (
-                "plugins: {}:3: Mine.loss takes (net, params, batch, server, client) where the"
-                " contract has (server, "
+                "plugins: {}:3: Mine.loss takes (net, params, batch, server, client) where the contract has (server, "
             ),
         ),
         (

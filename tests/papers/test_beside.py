@@ -69,12 +69,11 @@ def test_departures_from_the_published_setup_are_told_briefly(tmp_path: Path) ->
         write_run(tmp_path / str(number), rounds=400, method=method, local={"momentum": 0.0})
     note = table_of(tmp_path).notes[0]
     assert note.startswith(
-        "Set-up that differs from the published one: q 0.1, 0.2, 0.3 and 3 more (published"
-        " 0.99993) for"
+        "Set-up that differs from the published one: q 0.1, 0.2, 0.3 and 3 more (published 0.99993) for"
     )
     assert (
-        "norm layer (published global) for FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3"
-        " more." in note
+        "norm layer (published global) for FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3 more."
+        in note
     )
 
 

@@ -533,8 +533,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
     assert (
         fill_table("fedspu/table3", []).notes[0]
-        == "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's;"
-        " transfers count."
+        == "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's; transfers count."
     )
     assert fill_table("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
@@ -1135,12 +1134,10 @@ def test_tables_and_figures_at_once(
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, told in {
         "table9": (
-            "table9 is neither a folder nor a table or figure; there are fedobp/table2,"
-            " fedobp/table3"
+            "table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3"
         ),
         "table3": (
-            "table3 is in several papers; name one of fedobp/table3, fedpurin/table3,"
-            " fedselect/table3, fedspu"
+            "table3 is in several papers; name one of fedobp/table3, fedpurin/table3, fedselect/table3, fedspu"
         ),
         "fedobp/figure4": (
             "no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n"

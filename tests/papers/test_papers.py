@@ -53,10 +53,7 @@ FEDPURIN = f"{SMALL} {PURIN_CIFAR100}"
 CHOSEN = "fedpurin/norm fedpurin/tau"
 VARIANTS = "fedpurin/fmnist_ablation fedpurin/cifar10_ablation fedpurin/cifar100_ablation"
 COMPARING = "fedpurin/fmnist fedpurin/cifar10 fedpurin/cifar100"
-LABELS = (
-    "subflot/cifar10 subflot/cifar100 subflot/tiny_imagenet subflot/ag_news subflot/ablation"
-    " subflot/scalability"
-)
+LABELS = "subflot/cifar10 subflot/cifar100 subflot/tiny_imagenet subflot/ag_news subflot/ablation subflot/scalability"
 ABLATION = "subflot/ablation subflot/ablation_digit5"
 SUBFLOT = f"{LABELS} subflot/har subflot/digit5 subflot/pacs subflot/ablation_digit5"
 WHOLE = f"{SUBFLOT} -subflot/ablation -subflot/ablation_digit5 -subflot/scalability"
@@ -881,8 +878,7 @@ def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
 QUOTED = {
     "fedselect/cifar10": "82.25 77.65 77.20 75.45 75.40 75.30 74.60 72.75 67.60 27.70",  # Table 1
     "fedselect/alpha": (  # Table 2
-        "80.10 82.25 82.20 81.40 68.30 70.60 72.05 71.40 37.60 37.84 38.69 34.51 "
-        "78.46 80.51 76.08 76.65"
+        "80.10 82.25 82.20 81.40 68.30 70.60 72.05 71.40 37.60 37.84 38.69 34.51 78.46 80.51 76.08 76.65"
     ),
     "fedselect/ablation": (  # Table 3
         "79.87 79.73 79.96 78.36 79.24 78.08 64.20 61.12 65.76 62.81 64.82 62.50 "
@@ -900,8 +896,7 @@ QUOTED = {
         "85.90 71.53 65.50 86.48 71.10 63.23 85.52 69.47 62.62 84.75 67.38 61.97 81.97 60.78 52.42"
     ),
     "fedpurin/cifar100": (
-        "83.07 54.23 34.92 82.87 52.47 33.73 82.63 54.98 34.78 82.07 52.93 31.55 83.60 51.47 33.67 "
-        "81.32 46.93 23.43"
+        "83.07 54.23 34.92 82.87 52.47 33.73 82.63 54.98 34.78 82.07 52.93 31.55 83.60 51.47 33.67 81.32 46.93 23.43"
     ),
     # Table 2
     "fedpurin/fmnist_ablation": (

@@ -197,10 +197,7 @@ def test_lock_held_by_this_process(tmp_path):
         with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
             opened(tmp_path)
         # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
-        code = (
-            "import sys\nfrom fedpfl.record.rundir import"
-            " RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
-        )
+        code = "import sys\nfrom fedpfl.record.rundir import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
         other = python(code, tmp_path)
         assert "in use by process" in other.communicate()[1]
     opened(tmp_path).close()
@@ -662,10 +659,7 @@ def test_console_plain_lines(tmp_path):
     ]
     assert lines[0] == "data set    digits"
     assert lines[1] == "round 1/20  cohort 16.67 -> 66.67 %  0.10 s  ETA 0:00:38 + evaluations"
-    tuned = (
-        "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s "
-        " ETA 0:00:27"
-    )
+    tuned = "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s  ETA 0:00:27"
     assert tuned in lines
     assert lines[-3] == "round 20/20  cohort 16.67 -> 66.67 %  2.00 s"
     assert lines[-2] == "a [bold]note[/bold]"

@@ -168,8 +168,7 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     assert "Only in B: seeds 3." in notes(compared)
     assert any(
         note.startswith(
-            "2 pairs of seeds are too few for the paired t-test, which takes the differences as"
-            " normal: from"
+            "2 pairs of seeds are too few for the paired t-test, which takes the differences as normal: from"
         )
         for note in notes(compared)
     )
@@ -207,24 +206,21 @@ def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
             3,
             "t",
             (
-                "p: the paired t-test, which takes the differences as normal, of the 3 pairs of"
-                " seeds, two-sided"
+                "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided"
             ),
         ),
         (
             3,
             "wilcoxon",
             (
-                "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot"
-                " fall "
+                "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall "
             ),
         ),
         (
             5,
             "wilcoxon",
             (
-                "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot"
-                " fall below 0.06"
+                "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot fall below 0.06"
             ),
         ),
         (

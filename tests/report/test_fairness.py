@@ -192,10 +192,7 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     )
     told = fairness_table(runs(root / "far", root / "fedper"))
     assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
-    words = (
-        "FedAvg+FT was run with another local.epochs, local.lr than FedPer (epochs=5, lr=0.01) on"
-        " FMNIST, Dir(0.1)."
-    )
+    words = "FedAvg+FT was run with another local.epochs, local.lr than FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
     assert words in told.notes
 
 
@@ -229,8 +226,7 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == (
         "",
         (
-            "fedpfl: --fairness is of the last evaluation, which clients.csv holds; leave out"
-            " --select\n"
+            "fedpfl: --fairness is of the last evaluation, which clients.csv holds; leave out --select\n"
         ),
     )
     assert main(["tables", str(root), "method=fedper", "--fairness"]) == 2

@@ -14,6 +14,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report import runs
 from fedpfl.report.__main__ import COMMANDS, main
 from fedpfl.report.filters import apply_filters, is_filter
+from tests.conftest import read_cases
 from tests.report.test_listing import HOUR, age
 from tests.report.test_report import write_run
 
@@ -70,26 +71,19 @@ def test_what_is_let_through(filters: str, kept: str) -> None:
 
 @pytest.mark.parametrize(
     ("filters", "message"),
-    [
-        ("methd=fedobp", "methd: no run here has such a key; did you mean method?"),
-        ("lr=0.1", "lr: no run here has such a key; did you mean local.lr?"),
-        ("local.lr.x=1", "local.lr.x: no run here has such a key; did you mean local.lr?"),
-        ("local=1", "local is a group; name a key of it: local.lr, local.betas"),
-        (
-            "method=fedopb",
-            (
-                "method=fedopb: no such run here; there are: fedavg, fedobp, lg_fedavg; did you"
-                " mean fedobp?"
-            ),
-        ),
-        (
-            "method=fedavg,ditto",
-            "method=ditto: no such run here; there are: fedavg, fedobp, lg_fedavg",
-        ),
-        ("local.lr=0.2", "local.lr=0.2: no such run here; there are: 0.01, 0.1"),
-        ("method=", "method=: no such run here; there are: fedavg, fedobp, lg_fedavg"),
-        ("clients=10 method=fedobp", "no run here is all of clients=10 method=fedobp"),
-    ],
+    read_cases(
+        """
+        methd=fedobp => methd: no run here has such a key; did you mean method?
+        lr=0.1 => lr: no run here has such a key; did you mean local.lr?
+        local.lr.x=1 => local.lr.x: no run here has such a key; did you mean local.lr?
+        local=1 => local is a group; name a key of it: local.lr, local.betas
+        method=fedopb => method=fedopb: no such run here; there are: fedavg, fedobp, lg_fedavg; did you mean fedobp?
+        method=fedavg,ditto => method=ditto: no such run here; there are: fedavg, fedobp, lg_fedavg
+        local.lr=0.2 => local.lr=0.2: no such run here; there are: 0.01, 0.1
+        method= => method=: no such run here; there are: fedavg, fedobp, lg_fedavg
+        clients=10 method=fedobp => no run here is all of clients=10 method=fedobp
+        """
+    ),
 )
 def test_what_no_run_is(filters: str, message: str) -> None:
     with pytest.raises(FedpflError) as refused:
@@ -177,8 +171,7 @@ def test_every_command_takes_filters(root: Path, capsys: pytest.CaptureFixture) 
         out, err = shown(capsys, command, root, "method=fedpre", code=2)
         assert out == ""
         assert err.endswith(
-            "fedpfl: method=fedpre: no such run here; there are: fedavg, fedper; did you mean"
-            " fedper?\n"
+            "fedpfl: method=fedpre: no such run here; there are: fedavg, fedper; did you mean fedper?\n"
         )
     found = runs(root, where=["method=fedper"], warn=lambda _: None)
     assert [run.path.parts[-4] for run in found] == ["one", "two", "two"]

@@ -352,10 +352,7 @@ def test_partitions_are_shown_once(root: Path) -> None:
     assert (heat["x"], heat["y"]) == ([*"0123456789"], ["0", "1"])
     # 1 + ... + 10 and five times 10 samples; 11, 2, 13, 4, 15, 6, 17, 8, 19, 10 each; 15 of 20
     # cells are filled.
-    words = (
-        "10 clients hold 105 samples: least 2, median 10.5, most 19; 1.5 of 2 classes per client on"
-        " average"
-    )
+    words = "10 clients hold 105 samples: least 2, median 10.5, most 19; 1.5 of 2 classes per client on average"
     assert figure["note"] == words
     for order, clients in {"by size": "8642097531", "by largest class": "9753102468"}.items():
         axis = page.figure("partition", "seed 0, 1 (2 runs)", order)["layout"]["xaxis"]
@@ -701,14 +698,8 @@ def dom_of(page: Path, folder: Path, script: str = "") -> tuple[dict[str, str], 
     page.write_text(
         page.read_text(encoding="utf-8").replace("</body>", script or "</body>"), encoding="utf-8"
     )
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
-        " --disable-background-networking "
-    )
-    flags += (
-        "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=4000"
-        " --dump-dom "
-    )
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    flags += "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=4000 --dump-dom "
     flags += f"--window-size=1200,900 --user-data-dir={folder}"
     command = [str(BROWSER), *flags.split(), page.resolve().as_uri()]
     done = subprocess.run(

@@ -113,12 +113,12 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
     out = " ".join(out.split())
     assert (
-        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST,"
-        " Dir(0.5)), lr=0.01, " in out
+        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, "
+        in out
     )
     assert (
-        "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST,"
-        " Dir(0.5))." in out
+        "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5))."
+        in out
     )
     assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
     assert (
@@ -183,8 +183,8 @@ def test_a_column_of_the_paper_says_what_is_not_alike_in_it(
         write_run(tmp_path / str(number), method={"name": method}, **changes)
     text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert (
-        "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30,"
-        " rounds=12)." in text
+        "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30, rounds=12)."
+        in text
     )
 
 

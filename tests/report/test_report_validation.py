@@ -114,10 +114,7 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
     assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
     text = render(table, "markdown")
-    heads = (
-        "| validation mean | unseen mean | unseen worst 10% | unseen, fine-tuned mean | unseen gap"
-        " | values down"
-    )
+    heads = "| validation mean | unseen mean | unseen worst 10% | unseen, fine-tuned mean | unseen gap | values down"
     assert heads in text
     assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
     assert "the participation gap, mean before minus unseen mean, in points" in text
