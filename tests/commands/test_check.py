@@ -18,7 +18,7 @@ from fedpfl.testing import trials
 from fedpfl.testing.method_promises import METHOD_PROMISES
 from fedpfl.testing.trials import PROMISES_BY_KIND
 from tests.command import format_override
-from tests.conftest import ROOT, keep_one_of_each, keep_quick
+from tests.conftest import ROOT, keep_one_of_each, keep_quick, read_cases
 
 HEAD = """
 import torch
@@ -97,14 +97,6 @@ FAULTS = {
         {"backends_agree_in_evaluation"},
         "evaluated, test loss: up to 0.",
     ),
-    "starts from what is not sent": (
-        """
-    def download(self, server, client):
-        return {name: leaf for name, leaf in server.items() if name != "fc.bias"}
-        """,
-        {"keeps_form"},
-        "Mine.start returned a model without the network's fc.bias",
-    ),
     "trains with what is not sent": (
         """
     def init(self, params, parts):
@@ -142,33 +134,6 @@ FAULTS = {
         """,
         {"statistics_are_mixed"},
         "before_turn returns mixed.conv.weight, and no statistics",
-    ),
-    "changes an argument": (
-        """
-    def start(self, received, client):
-        received["fc.bias"].mul_(1.0)
-        return received
-        """,
-        {"keeps_form"},
-        "Mine.start changed its argument received.fc.bias in place",
-    ),
-    "branches": (
-        """
-    def init(self, params, parts):
-        return params, {"n": params["fc.bias"].sum()}
-    def prepare(self, server, client):
-        return client if client["n"] > 9 else {**client}
-        """,
-        {"keeps_form"},
-        "batched: Mine.prepare looks at the values of a tensor",
-    ),
-    "forgets its return": (
-        """
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        super().aggregate(server, clients, net, uploads, weight, generator)
-        """,
-        {"keeps_form"},
-        "Mine.aggregate returned None (is a `return` missing?); it must return two things",
     ),
     "asks for values": (
         """
@@ -237,14 +202,6 @@ FAULTS = {
             "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend"
             " differs from itself"
         ),
-    ),
-    "misses an entry": (
-        """
-    def finish(self, server, client, start, end):
-        return end, {"own": client["own"]}
-        """,
-        {"keeps_form"},
-        "Mine.finish raised KeyError: 'own' (",
     ),
     "looks at single uploads": (
         """
@@ -332,312 +289,130 @@ def dealt(order, clients):
     cuts = [len(part) // 4 for part in parts]
     return [[part[cut:] for part, cut in zip(parts, cuts)], [part[:cut] for part, cut in zip(parts, cuts)]]
 
+def split(train, test):
+    return Partition(tuple(train), tuple(test))
+
+def shuffled(y, seed):
+    return np.random.default_rng(seed).permutation(len(y))
+
+def share(train, clients):
+    train[-1] = np.append(train[-1], train[0][: 3 * (clients > 1)])
+
 KEPT, CALLS = made(), []
 FOLDER = Path(__file__).parent / "listed"
+
+def list_folder():
+    FOLDER.mkdir(exist_ok=True)
+    [(FOLDER / str(n)).touch() for n in range(300)]
+
+def listed():
+    x, y = made()
+    return x, y[[int(name) for name in os.listdir(FOLDER)]]
+
+def letter():
+    file = FOLDER.with_name("t.txt")
+    file.write_text("\\u00fc", "utf-8")
+    return file
 """
 READER, DEAL = "def mine(source) -> Raw:", "def mine(y, clients, seed):"
-DATA_FAULTS = {
-    "labels out of range": (
-        READER,
-        "x, y = made(); return Raw(x, y - 1)",
-        {"has_the_form"},
-        "labels must be 0..C-1, found -1; number the classes from 0",
-    ),
-    "lengths that differ": (
-        READER,
-        "x, y = made(); return Raw(x, y[1:])",
-        {"has_the_form"},
-        "x has 300 samples but y has 299",
-    ),
-    "groups of another length": (
-        READER,
-        "x, y = made(); return Raw(x, y, y[1:], ('a', 'b', 'c'))",
-        {"has_the_form"},
-        "groups must be integers [samples], got int64 [299]",
-    ),
-    "no arrays": (
-        READER,
-        "x, y = made(); return Raw(x.tolist(), y)",
-        {"has_the_form"},
-        "AttributeError",
-    ),
-    "numbers that are not finite": (
-        READER,
-        "x, y = made(); return Raw(x / np.maximum(x, 1) / (y[:, None, None, None] > 0), y)",
-        {"has_the_form"},
-        "x holds values that are not finite",
-    ),
-    "ends the program": (
-        READER,
-        "raise SystemExit(0)",
-        {"has_the_form"},
-        "its reader raised SystemExit: 0",
-    ),
-    "shuffles by np.random": (
-        READER,
-        "x, y = made(); np.random.shuffle(y); return Raw(x, y)",
-        {"draws_nothing_global"},
-        "draws from the generators of the process, or seeds them: numpy",
-    ),
-    "seeds the process": (
-        READER,
-        "x, y = made(); torch.manual_seed(0); random.seed(0); return Raw(x, y)",
-        {"draws_nothing_global"},
-        "seeds them: torch, random",
-    ),
-    "a generator that nobody seeds": (
-        READER,
-        "x, y = made(); return Raw(x, np.random.default_rng().permutation(y))",
-        {"repeats", "ignores_surroundings", "misses_files_in_one_line"},
-        "read again: y differs in",
-    ),
-    "counts its calls": (
-        READER,
-        "x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)",
-        {"repeats", "ignores_surroundings", "misses_files_in_one_line"},
-        "read again: x differs in 1 of 300 samples",
-    ),
-    "gives what it keeps": (
-        READER,
-        "return Raw(*KEPT)",
-        {"owns_its_arrays"},
-        "x of two readings is one array: who changes one changes both",
-    ),
-    "changes what it gave": (
-        READER,
-        "KEPT[0][:] += 1; return Raw(*KEPT)",
-        {"repeats", "owns_its_arrays", "ignores_surroundings", "misses_files_in_one_line"},
-        "what was read first changes when it is read again",
-    ),
-    "reads as folders are listed": (
-        READER,
-        (
-            "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y ="
-            " made(); return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])"
-        ),
-        {"ignores_surroundings"},
-        "with folders listed in another order: y differs in",
-    ),
-    "reads by a glob": (
-        READER,
-        (
-            "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y ="
-            " made(); return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])"
-        ),
-        {"ignores_surroundings"},
-        "with folders listed in another order: y differs in",
-    ),
-    "caches what it lists": (
-        READER,
-        (
-            "file = source.folder / 'raw'; file.exists() or file.touch(); x, y = made();"
-            " FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; return"
-            " read_cached(source, {}, [file], lambda: Raw(x, y[[int(name) for name in"
-            " os.listdir(FOLDER)]]))"
-        ),
-        {"ignores_surroundings"},
-        "with folders listed in another order: y differs in",
-    ),
-    "reads from where it is": (
-        READER,
-        "x, y = made(); x[0] = os.getcwd() == START; return Raw(x, y)",
-        {"ignores_surroundings"},
-        "in another working directory: x differs in 1 of 300 samples",
-    ),
-    "reads text as it comes": (
-        READER,
-        (
-            "file = FOLDER.with_name('t.txt'); file.write_text('\\u00fc', 'utf-8'); x, y = made();"
-            " x[0] = len(open(file).read()); return Raw(x, y)"
-        ),
-        {"ignores_surroundings"},
-        "in another locale: ",
-    ),
-    "by threads": (
-        READER,
-        "x, y = made(); x[0] = torch.get_num_threads(); return Raw(x, y)",
-        {"ignores_surroundings"},
-        "on more threads: x differs in 1 of 300 samples",
-    ),
-    "makes do without its files": (
-        READER,
-        "x, y = made(300 if source.folder.name == 'full' else 200); return Raw(x, y)",
-        {"misses_files_in_one_line"},
-        "without its files it is something else, and says nothing: x is torch.uint8 [200, 1, 6, 6]",
-    ),
-    "overflows when scaled": (
-        READER,
-        "x, y = made(); x = 3e38 - 1e34 * x; x[7] = -3e38; return Raw(x, y)",
-        {"scales_to_finite_numbers"},
-        "sample 7 is not finite once it is scaled",
-    ),
-    "tests on what it trains on": (
-        READER,
-        "x, y = made(); return Raw(np.concatenate([x, x]), np.concatenate([y, y]), test_from=300)",
-        {"tests_on_other_samples", "has_no_twins"},
-        "300 of 300 test samples are training samples too",
-    ),
-    "a few twins": (
-        READER,
-        "x, y = made(); x[298] = x[0]; return Raw(x, y, test_from=200)",
-        {"has_no_twins"},
-        "1 of 300 samples are there already, bit for bit, 1 of the test part in the training part",
-    ),
-    "a class in the test part alone": (
-        READER,
-        "x, y = made(); y[y == 2] = 1; y[250:] = 2; return Raw(x, y, test_from=200)",
-        {"has_all_classes"},
-        "1 of 3 classes are in the test part alone: 2",
-    ),
-    "keeps the whole of what it cuts": (
-        READER,
-        "x, y = made(1_000_000); return Raw(x[:300], y[:300])",
-        {"keeps_its_memory"},
-        "MiB for samples of 0 MiB",
-    ),
-    "a sample twice": (
-        DEAL,
-        (
-            "train, test = dealt(np.arange(len(y)), clients); train[0] = np.append(train[0],"
-            " train[0][0]); return Partition(tuple(train), tuple(test))"
-        ),
-        {"has_the_form"},
-        "with 10 clients: client 0 has a train sample twice",
-    ),
-    "tests on what another trains on": (
-        DEAL,
-        (
-            "train, test = dealt(np.arange(len(y)), clients); return Partition(tuple(train), tuple(train[::-1]))"
-        ),
-        {"has_the_form"},
-        "is for training and for testing or validation too",
-    ),
-    "out of range": (
-        DEAL,
-        (
-            "train, test = dealt(np.arange(len(y)) + 1, clients); return Partition(tuple(train), tuple(test))"
-        ),
-        {"has_the_form"},
-        "client 9 has sample 10000, and the data set has 10000",
-    ),
-    "no whole numbers": (
-        DEAL,
-        (
-            "train, test = dealt(np.arange(len(y)) / 1, clients); return Partition(tuple(train), tuple(test))"
-        ),
-        {"has_the_form"},
-        "has train samples that are no array of whole numbers",
-    ),
-    "nobody's samples": (
-        DEAL,
-        (
-            "train, test = dealt(np.arange(len(y)), clients); train[1] = train[1][:0]; "
-            "return Partition(tuple(train), tuple(test))"
-        ),
-        {"has_the_form"},
-        "client 1 has no training samples",
-    ),
-    "no Partition": (
-        DEAL,
-        "return dealt(np.arange(len(y)), clients)",
-        {"has_the_form"},
-        "got list",
-    ),
-    "fails": (
-        DEAL,
-        "return 1 / 0",
-        {"has_the_form"},
-        "with 10 clients it raised ZeroDivisionError",
-    ),
-    "fails for many": (
-        DEAL,
-        (
-            "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)),"
-            " clients))) if clients < 40 else {}[clients]"
-        ),
-        {"has_the_form"},
-        "with 40 clients it raised KeyError: 40 (",
-    ),
-    "ignores the seed": (
-        DEAL,
-        (
-            "return Partition(*map(tuple, dealt(np.random.default_rng(0).permutation(len(y)), clients)))"
-        ),
-        {"follows_the_seed"},
-        "who of 10 clients holds what is the same for the seeds 0, 1, 2",
-    ),
-    "deals unseeded": (
-        DEAL,
-        (
-            "return Partition(*map(tuple, dealt(np.random.default_rng().permutation(len(y)), clients)))"
-        ),
-        {"repeats", "ignores_surroundings"},
-        "10 clients dealt to again: client 0 has other train samples, or in another order",
-    ),
-    "deals by np.random": (
-        DEAL,
-        (
-            "np.random.seed(seed); return Partition(*map(tuple, dealt(np.random.permutation(len(y)), clients)))"
-        ),
-        {"draws_nothing_global"},
-        "draws from the generators of the process, or seeds them: numpy",
-    ),
-    "changes the labels": (
-        DEAL,
-        (
-            "y[0] = 1 - min(y[0], 1); return Partition(*map(tuple,"
-            " dealt(np.random.default_rng(seed).permutation(len(y)), clients)))"
-        ),
-        {"leaves_its_arguments"},
-        "changes 1 of the 10000 labels that it is given",
-    ),
-    "changes the groups": (
-        "def mine(y, clients, seed, groups=None):",
-        (
-            "groups is None or groups.sort(); return Partition(*map(tuple,"
-            " dealt(np.random.default_rng(seed).permutation(len(y)), clients)))"
-        ),
-        {"leaves_its_arguments"},
-        "of the 10000 groups that it is given",
-    ),
-    "leaves some below the minimum": (
-        "def mine(y, clients, seed, min_samples: int = 300):",
-        (
-            "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))"
-        ),
-        {"keeps_the_minimum"},
-        "client 0 of 40 has 250 samples, min_samples=300",
-    ),
-    "shares samples": (
-        DEAL,
-        (
-            "train, test = dealt(np.random.default_rng(seed).permutation(len(y)), clients);"
-            " train[-1] = np.append(train[-1], train[0][: 3 * (clients > 1)]); return"
-            " Partition(tuple(train), tuple(test))"
-        ),
-        {"shares_nothing"},
-        "with 10 clients, samples are dealt 3 times more to another client",
-    ),
-    "fails where samples are few": (
-        DEAL,
-        (
-            "order = np.random.default_rng(seed).permutation(len(y)); order[99]; "
-            "return Partition(*map(tuple, dealt(order, clients)))"
-        ),
-        {"refuses_in_one_line"},
-        "12 clients of 12 samples: it raised IndexError",
-    ),
-    "deals as threads are": (
-        DEAL,
-        (
-            "order = np.random.default_rng([seed, torch.get_num_threads()]).permutation(len(y)); "
-            "return Partition(*map(tuple, dealt(order, clients)))"
-        ),
-        {"ignores_surroundings"},
-        "on more threads: client 0 has other train samples",
-    ),
+READER_FAULTS = r"""
+labels out of range | x, y = made(); return Raw(x, y - 1)
+has_the_form | labels must be 0..C-1, found -1; number the classes from 0
+groups of another length | x, y = made(); return Raw(x, y, y[1:], ('a', 'b', 'c'))
+has_the_form | groups must be integers [samples], got int64 [299]
+no arrays | x, y = made(); return Raw(x.tolist(), y)
+has_the_form | AttributeError
+numbers that are not finite | x, y = made(); return Raw(x / np.maximum(x, 1) / (y[:, None, None, None] > 0), y)
+has_the_form | x holds values that are not finite
+ends the program | raise SystemExit(0)
+has_the_form | its reader raised SystemExit: 0
+shuffles by np.random | x, y = made(); np.random.shuffle(y); return Raw(x, y)
+draws_nothing_global | draws from the generators of the process, or seeds them: numpy
+seeds the process | x, y = made(); torch.manual_seed(0); random.seed(0); return Raw(x, y)
+draws_nothing_global | seeds them: torch, random
+counts its calls | x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)
+repeats ignores_surroundings misses_files_in_one_line | read again: x differs in 1 of 300 samples
+gives what it keeps | return Raw(*KEPT)
+owns_its_arrays | x of two readings is one array: who changes one changes both
+changes what it gave | KEPT[0][:] += 1; return Raw(*KEPT)
+repeats owns_its_arrays ignores_surroundings misses_files_in_one_line | what was read first changes when it is read again
+reads as folders are listed | x, y = made(); list_folder(); return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])
+ignores_surroundings | with folders listed in another order: y differs in
+reads by a glob | x, y = made(); list_folder(); return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])
+ignores_surroundings | with folders listed in another order: y differs in
+caches what it lists | list_folder(); return read_cached(source, {}, [FOLDER / "0"], lambda: Raw(*listed()))
+ignores_surroundings | with folders listed in another order: y differs in
+reads from where it is | x, y = made(); x[0] = os.getcwd() == START; return Raw(x, y)
+ignores_surroundings | in another working directory: x differs in 1 of 300 samples
+reads text as it comes | x, y = made(); x[0] = len(open(letter()).read()); return Raw(x, y)
+ignores_surroundings | in another locale:
+by threads | x, y = made(); x[0] = torch.get_num_threads(); return Raw(x, y)
+ignores_surroundings | on more threads: x differs in 1 of 300 samples
+makes do without its files | x, y = made(300 if source.folder.name == 'full' else 200); return Raw(x, y)
+misses_files_in_one_line | without its files it is something else, and says nothing: x is torch.uint8 [200, 1, 6, 6]
+overflows when scaled | x, y = made(); x = 3e38 - 1e34 * x; x[7] = -3e38; return Raw(x, y)
+scales_to_finite_numbers | sample 7 is not finite once it is scaled
+tests on what it trains on | x, y = made(); return Raw(np.concatenate([x, x]), np.concatenate([y, y]), test_from=300)
+tests_on_other_samples has_no_twins | 300 of 300 test samples are training samples too
+a few twins | x, y = made(); x[298] = x[0]; return Raw(x, y, test_from=200)
+has_no_twins | 1 of 300 samples are there already, bit for bit, 1 of the test part in the training part
+a class in the test part alone | x, y = made(); y[y == 2] = 1; y[250:] = 2; return Raw(x, y, test_from=200)
+has_all_classes | 1 of 3 classes are in the test part alone: 2
+keeps the whole of what it cuts | x, y = made(1_000_000); return Raw(x[:300], y[:300])
+keeps_its_memory | MiB for samples of 0 MiB
+"""
+DEAL_FAULTS = r"""
+a sample twice | train, test = dealt(np.arange(len(y)), clients); train[0] = np.append(train[0], train[0][0]); return split(train, test)
+has_the_form | with 10 clients: client 0 has a train sample twice
+tests on what another trains on | train, test = dealt(np.arange(len(y)), clients); return split(train, train[::-1])
+has_the_form | is for training and for testing or validation too
+out of range | return split(*dealt(np.arange(len(y)) + 1, clients))
+has_the_form | client 9 has sample 10000, and the data set has 10000
+no whole numbers | return split(*dealt(np.arange(len(y)) / 1, clients))
+has_the_form | has train samples that are no array of whole numbers
+nobody's samples | train, test = dealt(np.arange(len(y)), clients); train[1] = train[1][:0]; return split(train, test)
+has_the_form | client 1 has no training samples
+no Partition | return dealt(np.arange(len(y)), clients)
+has_the_form | got list
+fails | return 1 / 0
+has_the_form | with 10 clients it raised ZeroDivisionError
+fails for many | return split(*dealt(shuffled(y, seed), clients)) if clients < 40 else {}[clients]
+has_the_form | with 40 clients it raised KeyError: 40 (
+ignores the seed | return split(*dealt(shuffled(y, 0), clients))
+follows_the_seed | who of 10 clients holds what is the same for the seeds 0, 1, 2
+deals unseeded | return split(*dealt(shuffled(y, None), clients))
+repeats ignores_surroundings | 10 clients dealt to again: client 0 has other train samples, or in another order
+deals by np.random | np.random.seed(seed); return split(*dealt(np.random.permutation(len(y)), clients))
+draws_nothing_global | draws from the generators of the process, or seeds them: numpy
+changes the labels | y[0] = 1 - min(y[0], 1); return split(*dealt(shuffled(y, seed), clients))
+leaves_its_arguments | changes 1 of the 10000 labels that it is given
+changes the groups | groups is None or groups.sort(); return split(*dealt(shuffled(y, seed), clients))
+leaves_its_arguments | of the 10000 groups that it is given
+leaves some below the minimum | return split(*dealt(shuffled(y, seed), clients))
+keeps_the_minimum | client 0 of 40 has 250 samples, min_samples=300
+shares samples | train, test = dealt(shuffled(y, seed), clients); share(train, clients); return split(train, test)
+shares_nothing | with 10 clients, samples are dealt 3 times more to another client
+fails where samples are few | order = shuffled(y, seed); order[99]; return split(*dealt(order, clients))
+refuses_in_one_line | 12 clients of 12 samples: it raised IndexError
+deals as threads are | return split(*dealt(shuffled(y, [seed, torch.get_num_threads()]), clients))
+ignores_surroundings | on more threads: client 0 has other train samples
+"""
+MORE_ARGUMENTS = {
+    "changes the groups": "def mine(y, clients, seed, groups=None):",
+    "leaves some below the minimum": "def mine(y, clients, seed, min_samples: int = 300):",
 }
-"""Readers and partitions, what they break, and what is said of it."""
+
+
+def read_faults(head: str, text: str) -> dict[str, tuple[str, str, set[str], str]]:
+    """Read two lines a fault: its name and code, then what it breaks and what is said of it."""
+    rows = iter(read_cases(text, " | "))
+    return {
+        name: (MORE_ARGUMENTS.get(name, head), body, {*broken.split()}, says)
+        for (name, body), (broken, says) in zip(rows, rows, strict=True)
+    }
+
+
+DATA_FAULTS = {**read_faults(READER, READER_FAULTS), **read_faults(DEAL, DEAL_FAULTS)}
 ELSEWHERE = {
     "DATASETS": (
         "x, y = made(); x[0] = hash('name') % 251; return Raw(x, y)",
@@ -645,10 +420,7 @@ ELSEWHERE = {
         "another process reads other samples",
     ),
     "PARTITIONS": (
-        (
-            "order = np.random.default_rng([seed, hash('name') % 2**32]).permutation(len(y)); "
-            "return Partition(*map(tuple, dealt(order, clients)))"
-        ),
+        "return split(*dealt(shuffled(y, [seed, hash('name') % 2**32]), clients))",
         {"repeats_in_another_process"},
         "another process deals otherwise to 10 clients",
     ),
@@ -746,18 +518,6 @@ def test_what_is_right_is_not_alarmed(body: str, tmp_path: Path, told, monkeypat
     assert not any(line.startswith("  note") for line in lines), lines
 
 
-def test_a_hook_that_fails_is_told_nothing_about_numbers(tmp_path: Path, told):
-    body = """
-    def init(self, params, parts):
-        return (params, {}) if not parts.batch_norm else 1 / 0
-    """
-    file = tmp_path / "mine.py"
-    file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
-    _, lines = told(file, "--quick")
-    assert any("Mine.init raised ZeroDivisionError" in line for line in lines), lines
-    assert not any("->" in line for line in lines), lines
-
-
 def test_every_promise_is_broken_by_a_planted_fault():
     planted = {
         "method": {name for _, broken, _ in FAULTS.values() for name in broken},
@@ -826,7 +586,7 @@ def test_what_differs_between_processes_is_told(tmp_path: Path, told):
     assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "random", ""])
+@pytest.mark.parametrize("seed", ["1", "random"])
 def test_another_process_hashes_otherwise(seed: str, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", seed)
     environments = []
@@ -842,33 +602,18 @@ def test_another_process_hashes_otherwise(seed: str, monkeypatch):
     assert [int(own["PYTHONHASHSEED"]) for own in environments] == [2 if seed == "1" else 1]
 
 
-def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
+def test_a_choice_is_tried_by_its_name(told, monkeypatch):
     assert told("iid", "--quick")[1][0] == "partition=iid"
-    assert told("digits", "--quick", "only=[1,2]")[1][0] == "dataset=digits"
-    assert told("shards", "--quick", "classes_per_client=3", "clients=4")[1][-1] == "  all is kept"
     status, lines = told("shards", "--quick", "classes_per_client=11")
-    assert (status, lines[1:]) == (
-        2,
-        [
-            (
-                "fedpfl: partition=shards: partition.classes_per_client must be at most the number"
-                " of classes, 10, got 11"
-            ),
-        ],
-    )
-    assert told("digit") == (
-        2,
-        [
-            "fedpfl: digit is no file, and no method, model, data set or partition; did you mean digits?"
-        ],
-    )
+    message = "classes_per_client must be at most the number of classes, 10, got 11"
+    assert (status, lines[1:]) == (2, [f"fedpfl: partition=shards: partition.{message}"])
+    unknown = "digit is no file, and no method, model, data set or partition; did you mean digits?"
+    assert told("digit") == (2, [f"fedpfl: {unknown}"])
     monkeypatch.setitem(MODELS, "digits", MODELS["mlp"])
-    status, lines = told("digits")
-    assert (status, lines) == (
-        2,
-        ["fedpfl: digits is a model and a data set; write model=digits or dataset=digits"],
-    )
-    assert told("dataset=digits", "--quick")[0] == 0
+    line = "fedpfl: digits is a model and a data set; write model=digits or dataset=digits"
+    assert told("digits") == (2, [line])
+    status, lines = told("dataset=digits", "--quick", "only=[1,2]")
+    assert (status, lines[0]) == (0, "dataset=digits")
 
 
 BUILT_IN = {
@@ -879,7 +624,7 @@ BUILT_IN = {
 """What is noted of fedpfl's own partitions."""
 
 
-@pytest.mark.parametrize("name", keep_quick(BUILT_IN, 3))
+@pytest.mark.parametrize("name", keep_quick(BUILT_IN, 2))
 def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path, told):
     values = []
     if name == "file":
@@ -930,70 +675,40 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
     assert "  all is kept" in lines
 
 
-@pytest.mark.parametrize(
-    ("text", "values", "line"),
-    [
-        (None, (), "fedpfl: plugins: {}: No such file or directory"),
-        ("x = c", (), "fedpfl: plugins: {}:1: NameError: name 'c' is not defined"),
-        (
-            "from fedpfl import Callback\nclass Mine(Callback): pass\nCALLBACKS = [Mine]",
-            (),
-            (
-                "fedpfl: {} has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS,"
-                " PARTITIONS of names and"
-            ),
-        ),
-        (
-            "docs",
-            ("shere=0.2", "method=halfway"),
-            (
-                "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?"
-            ),
-        ),
-        ("docs", ("shere=0.2",), "fedpfl: shere is not a key here; did you mean share?"),
-        (
-            "docs",
-            ("method.width=3",),
-            "fedpfl: method=halfway: width is not a key here; known keys: share, statistics",
-        ),
-        ("docs", ("share=2",), "fedpfl: method=halfway: share must be between 0 and 1, got 2"),
-        (
-            "docs",
-            ("share={",),
-            "fedpfl: method=halfway: share={{ cannot be read; quote what is no number or word",
-        ),
-        (
-            "docs",
-            ("share=0.1,0.2",),
-            (
-                "fedpfl: method=halfway: share=0.1,0.2 is several values; give it one, or a list as share=[a,b]"
-            ),
-        ),
-        ("docs", ("share",), "fedpfl: share is not KEY=VALUE"),
-        (
-            "docs",
-            ("count=many",),
-            "fedpfl: dataset=stripes: count must be a whole number, got 'many'",
-        ),
-        (
-            "docs",
-            ("clients=0",),
-            "fedpfl: partition=equal: clients must be a whole number of 1 or more, got 0",
-        ),
-        (
-            "docs",
-            ("partition=equals",),
-            "fedpfl: partition=equals is no choice; did you mean equal?",
-        ),
-    ],
-)
-def test_what_cannot_be_checked_is_one_line(text, values, line, tmp_path: Path, told):
+WRONG_WORDS = """
+shere=0.2 => shere is not a key here; did you mean share?
+shere=0.2 method=halfway => method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?
+method.width=3 => method=halfway: width is not a key here; known keys: share, statistics
+share=2 => method=halfway: share must be between 0 and 1, got 2
+share={ => method=halfway: share={ cannot be read; quote what is no number or word
+share=0.1,0.2 => method=halfway: share=0.1,0.2 is several values; give it one, or a list as share=[a,b]
+share => share is not KEY=VALUE
+count=many => dataset=stripes: count must be a whole number, got 'many'
+clients=0 => partition=equal: clients must be a whole number of 1 or more, got 0
+partition=equals => partition=equals is no choice; did you mean equal?
+"""
+
+
+def test_words_that_cannot_be_tried_are_one_line(told):
+    for words, says in read_cases(WRONG_WORDS):
+        status, lines = told(ROOT / "docs/mine.py", *words.split())
+        assert (status, len(lines)) == (2, 1), words
+        assert lines[0].startswith(f"fedpfl: {says}")
+
+
+def test_a_file_that_cannot_be_tried_is_one_line(tmp_path: Path, told):
     file = tmp_path / "mine.py"
-    if text:
-        file.write_text((ROOT / "docs/mine.py").read_text() if text == "docs" else text)
-    status, lines = told(file, *values)
-    assert (status, len(lines)) == (2, 1)
-    assert lines[0].startswith(line.format(file))
+    nothing = "has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of"
+    for text, says in (
+        (None, f"plugins: {file}: No such file or directory"),
+        ("x = c", f"plugins: {file}:1: NameError: name 'c' is not defined"),
+        ("from fedpfl import Callback\nCALLBACKS = [Callback]", f"{file} {nothing}"),
+    ):
+        if text:
+            file.write_text(text)
+        status, lines = told(file)
+        assert (status, len(lines)) == (2, 1), text
+        assert lines[0].startswith(f"fedpfl: {says}")
 
 
 def test_a_hyperparameter_without_a_default_is_asked_for(tmp_path: Path, told):

@@ -8,6 +8,7 @@ import pytest
 
 from fedpfl.runner import timing
 from tests.command import TINY, run_command, snapshot, start_process, wait_for
+from tests.conftest import read_cases
 
 WORDS = ("dataset=digits", "model=mlp", "method=fedavg", *TINY, "rounds=8")
 
@@ -125,23 +126,17 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    [
-        (("rounds=0",), "rounds must be 1 or more, got 0"),
-        (("seed=1,2",), "seed=1,2 is a sweep"),
-        (("--cfg", "job"), "--dry-run goes with -m alone; leave out --cfg"),
-        (("dataset=har",), "data set har is not in data_dir=data .*put folder 'UCI HAR Dataset'"),
-        (
-            ("-m", "method=fedavg,ditto", "rounds=1,0"),
-            "2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0",
-        ),
-        (("plugins=[there.py]",), "there.py"),
-    ],
-    ids=str,
+    read_cases("""
+    rounds=0 => rounds must be 1 or more, got 0
+    seed=1,2 => seed=1,2 is a sweep
+    --cfg job => --dry-run goes with -m alone; leave out --cfg
+    dataset=har => data set har is not in data_dir=data .*put folder 'UCI HAR Dataset'
+    -m method=fedavg,ditto rounds=1,0 => 2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0
+    plugins=[there.py] => there.py
+    """),
 )
-def test_what_the_command_would_refuse_is_refused(
-    words: tuple[str, ...], line: str, tmp_path: Path
-) -> None:
-    result = run_command("--dry-run", *WORDS, *words, cwd=tmp_path)
+def test_what_the_command_would_refuse_is_refused(words: str, line: str, tmp_path: Path) -> None:
+    result = run_command("--dry-run", *WORDS, *words.split(), cwd=tmp_path)
     assert result.code == 2
     (told,) = result.complaints
     assert re.search(line, told)
@@ -152,10 +147,8 @@ def test_what_the_command_would_refuse_is_refused(
 def test_a_directory_of_another_run_is_told(tmp_path: Path) -> None:
     assert run_command(*WORDS, "rounds=1", "hydra.run.dir=run", cwd=tmp_path).code == 0
     result = run_command("--dry-run", *WORDS, "hydra.run.dir=run", cwd=tmp_path)
-    assert (result.code, result.err) == (
-        2,
-        "fedpfl: run directory run holds a different run; choose another with hydra.run.dir=...\n",
-    )
+    line = "run directory run holds a different run; choose another with hydra.run.dir=..."
+    assert (result.code, result.err) == (2, f"fedpfl: {line}\n")
 
 
 def test_data_that_would_be_downloaded_are_not(
@@ -166,10 +159,8 @@ def test_data_that_would_be_downloaded_are_not(
 
     monkeypatch.setattr(urllib.request, "urlopen", asked)
     told = foretold(*WORDS, "dataset=cifar10", "data_dir=here", cwd=tmp_path)
-    assert (
-        "\ndata        data set cifar10 is not in data_dir=here; a run would download https://"
-        in told
-    )
+    absent = "data set cifar10 is not in data_dir=here; a run would download https://"
+    assert f"\ndata        {absent}" in told
 
 
 @pytest.mark.full

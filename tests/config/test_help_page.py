@@ -77,7 +77,7 @@ def test_every_method_has_its_page(name):
 
 
 def test_a_methods_page_says_what_the_server_sees():
-    for score, seen in (("obp", "client states"), ("fisher", "mean of uploads")):
+    for score, seen in (("fisher", "mean of uploads"),):
         page = help_page.format_help(["method=fedobp", "method.q=0.9", f"method.score={score}"])
         assert f"(the server sees: {seen})" in " ".join(page.split())
     assert "the server sees" not in help_page.format_help(["method=fedobp", "method.q=7"])
