@@ -175,6 +175,6 @@ def damaged_error(path: Path, problem: str = "is damaged") -> FedpflError:
 
 
 def irregular_error(path: Path) -> FedpflError:
-    """Return the error for a link, a pipe or a folder in place of a file."""
+    """Return the error for a link, pipe or folder in place of a file."""
     advice = "remove it, or choose another directory with hydra.run.dir=..."
     return FedpflError(f"{path} is not a regular file; {advice}")

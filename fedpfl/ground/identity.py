@@ -61,6 +61,7 @@ An option of a later release so leaves the identities of earlier runs as they ar
 def result_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a resolved configuration that determines the result, without the seed."""
     relevant = {key: value for key, value in config.items() if key not in NON_IDENTITY_KEYS}
+    # Of the engine, the precision alone changes results beyond the order of sums.
     if isinstance(engine := relevant.get("engine"), Mapping):
         relevant["engine"] = {key: value for key, value in engine.items() if key == "precision"}
     if isinstance(dataset := relevant.get("dataset"), Mapping):
@@ -102,10 +103,9 @@ def describe_differences(
         stored_text = _value_text(dotted.get_dotted(stored_config, key))
         new_text = _value_text(dotted.get_dotted(new_config, key))
         texts.append(f"{label} {stored_text} there, {new_text} here")
-    listed = texts[:limit]
     if len(texts) > limit:
-        listed.append(f"{len(texts) - limit} more")
-    return "; ".join(listed)
+        texts[limit:] = [f"{len(texts) - limit} more"]
+    return "; ".join(texts)
 
 
 def _flat_result_config(config: Mapping[str, Any]) -> dict[str, Any]:

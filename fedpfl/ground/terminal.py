@@ -35,16 +35,15 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parse words in any order."""
-        words = list(sys.argv[1:] if args is None else args)
+        advice = f"{self.prog} --help tells what it takes"
+        arguments = list(sys.argv[1:] if args is None else args)
         try:
-            words = check_words(
-                words, parser_options(self), f"{self.prog} --help tells what it takes"
-            )
+            arguments = check_words(arguments, parser_options(self), advice)
         except FedpflError as error:
             print_notice(error)
             sys.exit(2)
-        parsed = super().parse_intermixed_args(words, namespace)
-        note = replaced_words(words)
+        parsed = super().parse_intermixed_args(arguments, namespace)
+        note = replaced_words(arguments)
         if note and not self._allow_repeats:
             print_notice(note)
         return parsed

@@ -25,39 +25,39 @@ class Traffic(NamedTuple):
     bits: Tensor
 
 
-def count_traffic(sent: Tree) -> Traffic:
+def count_traffic(payload: Tree) -> Traffic:
     """Count the scalars and bits of a tree that travels.
 
     Of `Masked` and `Agreed` only the selected entries travel, of `Known` none. Flags (bool tensors)
     are bits alone, no values. The positions of a `Masked` tree cost the cheapest of a list of the
     selected entries, a list of the others (32 bits an index) and a bitmap (one bit an entry).
     """
-    if isinstance(sent, Masked | Agreed):
-        return _count_masked(sent)
-    if isinstance(sent, Known):
+    if isinstance(payload, Masked | Agreed):
+        return _count_masked(payload)
+    if isinstance(payload, Known):
         return count_traffic({})
-    if isinstance(sent, dict):
-        parts = [count_traffic(part) for part in sent.values()]
+    if isinstance(payload, dict):
+        parts = [count_traffic(part) for part in payload.values()]
         zero = torch.zeros((), dtype=torch.int64)
         return Traffic(
             values=sum((part.values for part in parts), zero),
             bits=sum((part.bits for part in parts), zero),
         )
-    values = 0 if sent.dtype == torch.bool else sent.numel()
-    bits = sent.numel() * _bits_per_entry(sent)
+    values = 0 if payload.dtype == torch.bool else payload.numel()
+    bits = payload.numel() * _bits_per_entry(payload)
     return Traffic(values=torch.tensor(values), bits=torch.tensor(bits))
 
 
-def _count_masked(sent: Masked | Agreed) -> Traffic:
-    masks = tree.leaves(sent.mask)
+def _count_masked(payload: Masked | Agreed) -> Traffic:
+    """Count the selected entries of a tree, and of Masked ones their positions."""
+    masks = tree.leaves(payload.mask)
     entries = sum(mask.numel() for mask in masks)
     selected = torch.stack([mask.sum() for mask in masks])
-    bits_per_entry = tree.send(
-        torch.tensor([_bits_per_entry(leaf) for leaf in tree.leaves(sent.values)]), selected.device
-    )
-    values = (selected * (bits_per_entry > 1)).sum()
+    leaf_bits = torch.tensor([_bits_per_entry(leaf) for leaf in tree.leaves(payload.values)])
+    bits_per_entry = tree.send(leaf_bits, selected.device)
+    values = (selected * (bits_per_entry > 1)).sum()  # flags are no values
     value_bits = (selected * bits_per_entry).sum()
-    if isinstance(sent, Agreed):
+    if isinstance(payload, Agreed):
         return Traffic(values=values, bits=value_bits)
     index_list_bits = INDEX_BITS * torch.minimum(selected.sum(), entries - selected.sum())
     return Traffic(values=values, bits=value_bits + index_list_bits.clamp(max=entries))

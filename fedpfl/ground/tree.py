@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-# Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively buys nothing from the type
-# checker
+# Tensor | dict[str, Tree] | NamedTuple. Spelt out recursively, the type checker finds no more.
 Tree = Any
 
 
@@ -61,24 +60,26 @@ class Ragged(NamedTuple):
     real: Tensor | None = None
 
 
-def unmask_received(sent: Tree) -> Tree:
+def unmask_received(payload: Tree) -> Tree:
     """Return the tree that a client receives, zeros for entries that did not travel."""
-    if isinstance(sent, Masked | Agreed):
-        return apply_mask(sent.values, sent.mask)
-    if isinstance(sent, Known):
-        return sent.values
-    if isinstance(sent, dict):
-        return {name: unmask_received(part) for name, part in sent.items()}
-    return sent
+    if isinstance(payload, Masked | Agreed):
+        return apply_mask(payload.values, payload.mask)
+    if isinstance(payload, Known):
+        return payload.values
+    if isinstance(payload, dict):
+        return {name: unmask_received(part) for name, part in payload.items()}
+    return payload
 
 
-def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+def map(f: Callable[..., Any], *trees: Tree) -> Tree:
     """Apply `f` to corresponding leaves of trees; the result has the structure of the first."""
+    tree = trees[0]
     if isinstance(tree, dict):
-        return {key: map(f, value, *(other[key] for other in rest)) for key, value in tree.items()}
+        return {key: map(f, *[part[key] for part in trees]) for key in tree}
     if isinstance(tree, tuple):
-        return type(tree)(*(map(f, *fields) for fields in zip(tree, *rest, strict=True)))
-    return f(tree, *rest)
+        fields = zip(*trees, strict=True)
+        return type(tree)(*[map(f, *parts) for parts in fields])
+    return f(*trees)
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:

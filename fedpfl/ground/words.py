@@ -20,11 +20,13 @@ def parser_options(parser: argparse.ArgumentParser) -> dict[str, str]:
     return {name: "" if action.nargs == 0 else action.dest for name, action in actions}
 
 
-def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = "") -> list[str]:
+def check_words(
+    arguments: Sequence[str], options: Mapping[str, str], advice: str = ""
+) -> list[str]:
     """Return a command's words without `--`, after which no word is an option.
 
     Args:
-        words: The words from the shell.
+        arguments: The words from the shell.
         options: The options' names, each with its value's name ("" for flags).
         advice: How to list all options, for an error.
 
@@ -32,7 +34,7 @@ def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = 
         FedpflError: For an empty word, an unknown option, or an option given twice.
     """
     # ---- Words that nobody means as they stand.
-    for word in words:
+    for word in arguments:
         if not word.strip():
             raise FedpflError(
                 "the command has an empty word; leave it out, or give its key a value"
@@ -45,8 +47,8 @@ def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = 
 
     # ---- Options before `--`.
     value_names = set()
-    options_end = words.index("--") if "--" in words else len(words)
-    for word in words[:options_end]:
+    options_end = arguments.index("--") if "--" in arguments else len(arguments)
+    for word in arguments[:options_end]:
         if not word.startswith("-") or word == "-" or NEGATIVE.fullmatch(word):
             continue
         name, equals, _ = word.partition("=")
@@ -60,18 +62,18 @@ def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = 
         value_names |= {options[name]} - {""}
 
     # ---- Words after `--`.
-    after_dashes = list(words[options_end + 1 :])
+    after_dashes = list(arguments[options_end + 1 :])
     for word in after_dashes:
         if word.startswith("-"):
             raise FedpflError(f"{word} stands behind --, where nothing is an option; put it before")
-    return [*words[:options_end], *after_dashes]
+    return [*arguments[:options_end], *after_dashes]
 
 
-def replaced_words(words: Iterable[str]) -> str:
+def replaced_words(run_words: Iterable[str]) -> str:
     """Return a note about keys that are given twice with different values, "" without any."""
     latest: dict[str, str] = {}
     pairs = []
-    for word in words:
+    for word in run_words:
         key, equals, _ = word.lstrip("+").partition("=")
         if not equals or word.startswith(("-", "~")):
             continue
