@@ -52,6 +52,12 @@ def test_archives_are_joined_in_order_of_names(tmp_path):
         assert np.array_equal(samples.x[9:].numpy(), archive["x"])
 
 
+def test_floats_of_any_size_are_float32(tmp_path):
+    write_archive(tmp_path / "a.npz", x=np.ones((6, 2), np.float64))
+    write_archive(tmp_path / "b.npz", x=np.ones((6, 2), np.float32))
+    assert str(load(tmp_path).x.dtype) == "torch.float32"
+
+
 def test_test_parts_come_after_all_training_parts(tmp_path):
     write_archive(tmp_path / "a.npz", 4, test_from=3, y=np.array([10, 20, 10, 20]))
     write_archive(tmp_path / "b.npz", 5, test_from=2, y=np.array([20, 30, 10, 10, 30]))
@@ -141,6 +147,28 @@ FAULTS: dict[str, tuple[Callable[[Path], object], dict, str]] = {
         lambda f: (two_archives(f), (f / "notes.txt").write_text("x")),
         {},
         "notes.txt is no site",
+    ),
+    "one class": (
+        lambda f: (
+            two_archives(f, y=np.zeros(6, int)) or write_archive(f / "a.npz", y=np.zeros(6, int))
+        ),
+        {},
+        "all samples have one label",
+    ),
+    "one value not finite": (
+        lambda f: (
+            write_archive(f / "a.npz", x=np.zeros((6, 1))),
+            write_archive(f / "b.npz", x=np.array([[0.0], [1], [np.inf], [0], [0], [np.nan]])),
+        ),
+        {},
+        "b.npz: x holds values that are not finite (or not as float32), first in sample 2",
+    ),
+    "a name of spaces": (lambda f: write_table(f / " .csv"), {}, "has a site called ' '"),
+    "a name of two lines": (lambda f: write_table(f / "a\nb.csv"), {}, "has a site called 'a\\nb'"),
+    "a label of two lines": (
+        lambda f: two_tables(f, sick=["yes", "no\n", "yes", "no"]),
+        {"label": "sick", "categories": ("ward",)},
+        "a label is 'no\\n'",
     ),
     "mixed kinds": (
         lambda f: (two_archives(f), write_table(f / "c.csv")),

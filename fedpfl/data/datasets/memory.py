@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpfl.data.datasets.shared.samples import Raw, number_groups
+from fedpfl.data.datasets.shared.samples import Raw, number_groups, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import Table, encode_tables
 from fedpfl.data.fingerprint import fingerprint
@@ -176,6 +176,11 @@ def _read_part(value: Any, origin: str) -> Part:
             raise FedpflError(f"{origin}: x has {len(x)} samples, and {name} has {len(array)}")
     if not len(x):
         raise FedpflError(f"{origin} has no sample; there must be at least one")
+    if x.dtype.kind == "f":
+        try:
+            x = to_finite_floats(x)
+        except ValueError as error:
+            raise FedpflError(f"{origin}: {error}") from None
     return Part(origin, x, y, groups[0] if groups else None)
 
 

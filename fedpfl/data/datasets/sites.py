@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.archive import read_archive
 from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
-from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.samples import Raw, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import Table, encode_tables
 from fedpfl.ground.errors import FedpflError
@@ -96,7 +96,7 @@ def list_sites(folder: Path) -> list[Path]:
         raise FedpflError(f"dataset.path={folder} is empty; every entry of it is to be a site")
     paths_by_name: dict[str, Path] = {}
     for entry in entries:
-        if not site_name(entry).isprintable():
+        if not site_name(entry).isprintable() or not site_name(entry).strip():
             raise FedpflError(
                 f"dataset.path={folder} has a site called {site_name(entry)!r}; rename it, as its "
                 "name is to be shown in a line"
@@ -172,7 +172,13 @@ def _read_archives(entries: Sequence[Path]) -> list[Site]:
             raise FedpflError(
                 f"{entry}: test_from must be from 1 to {len(labels) - 1}, got {raw.test_from}"
             )
-        read_sites.append(Site(site_name(entry), entry, raw.x, labels, raw.test_from))
+        x = raw.x
+        if x.dtype.kind == "f":
+            try:
+                x = to_finite_floats(x)
+            except ValueError as error:
+                raise FedpflError(f"{entry}: {error}") from None
+        read_sites.append(Site(site_name(entry), entry, x, labels, raw.test_from))
     return read_sites
 
 

@@ -111,6 +111,11 @@ def check_samples(
         y = _check_labels(raw)
         classes = _count_classes(y, classes)
         groups = _check_groups(raw)
+        for class_name in raw.class_names:
+            if not class_name.isprintable():
+                raise ValueError(
+                    f"a label is {class_name!r}; texts of labels must be printable, on one line"
+                )
         if raw.test_from is not None and raw.test_from not in range(1, len(x)):
             raise ValueError(
                 f"test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; "
@@ -177,14 +182,7 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
             raise ValueError(
                 f"signals must be [samples, channels or features, ...], got {list(x.shape)}"
             )
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
-            x = x.astype(np.float32, copy=False)
-        if not np.isfinite(x).all():
-            raise ValueError(
-                "x holds values that are not finite (or not as float32); mend or leave out those "
-                "samples"
-            )
-        return _channels_first(x)
+        return _channels_first(to_finite_floats(x))
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
         worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
         if worst < 0:
@@ -210,6 +208,20 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
             f"{list(x.shape)}{'; save a table of features as floats' if x.ndim == 2 else ''}"
         )
     return _channels_first(x)
+
+
+def to_finite_floats(x: np.ndarray) -> np.ndarray:
+    """Return floats as float32. Raises ValueError for the first sample that is not finite."""
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        x = x.astype(np.float32, copy=False)
+    is_finite = np.isfinite(x)
+    if not is_finite.all():
+        sample = int(np.flatnonzero(~is_finite.reshape(len(x), -1).all(1))[0])
+        raise ValueError(
+            f"x holds values that are not finite (or not as float32), first in sample {sample}; "
+            "mend or leave out those samples"
+        )
+    return x
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -258,6 +270,8 @@ def _count_classes(y: np.ndarray, classes: int | None) -> int:
         return classes
     present = np.unique(y)
     classes = int(present[-1]) + 1
+    if classes == 1:
+        raise ValueError("all samples have one label; there must be two classes at least")
     if len(present) != classes:
         absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
         raise ValueError(
