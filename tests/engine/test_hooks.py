@@ -8,19 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedpfl.engine import (
     FineTuning,
     RoundSetup,
-    Store,
     make_backend,
     make_initial_state,
     play_round,
 )
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.store import RowStorage
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
@@ -33,7 +30,6 @@ from tests.conftest import (
     assert_same,
     client_row,
     hold_out_quarter,
-    make_federation,
     participate,
     record_rounds,
     record_states,
@@ -324,16 +320,6 @@ def test_keeping_records_changes_no_training(backend, net, federation):
     assert_same(plain.server, own.server)
 
 
-def test_records_agree_between_backends_and_belong_to_their_clients(net, federation):
-    state = make_initial_state(Recorder(), net, 10, CPU)
-    loop, batched = (
-        participate(Recorder(), net, federation, state, EVERYONE, engine=b)
-        for b in ("loop", "batched")
-    )
-    assert_close(loop.uploads, batched.uploads, atol=1e-4, rtol=1e-4)
-    assert len(set(loop.uploads["sum"].tolist())) == 10
-
-
 # Whole steps
 
 
@@ -585,25 +571,6 @@ def test_a_survey_counts_averaged_statistics(backend, federation):
     outcomes = record_rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
     each = tree.size(net.params) + 8  # running mean and variance of four channels
     assert [outcome.traffic.values_up for outcome in outcomes] == [5 * each, 15 * each]
-
-
-def test_a_survey_with_client_states_elsewhere(net):
-    """It sees the stacked rows wherever the store keeps them; they are overwritten there."""
-    federation = make_federation()
-    ends = []
-    for store in (Store(), Store("disk")):
-        state = make_initial_state(Surveyor(), net, 10, CPU, RowStorage(store))
-        for cohort in COHORTS[:2]:
-            state, _ = play_round(
-                RoundSetup(
-                    make_backend(as_engine("loop"), net, CPU), Surveyor(), federation, LOCAL, 0
-                ),
-                state,
-                cohort,
-            )
-        ends.append(state)
-    assert_same(*ends)
-    assert isinstance(ends[0].clients["told"], Tensor)
 
 
 @dataclass(frozen=True)

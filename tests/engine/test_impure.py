@@ -182,15 +182,6 @@ def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
     assert len(torch.cat([part.uploads["drawn"] for part in parts]).unique()) == 9
 
 
-def test_a_method_that_draws_from_what_it_is_given_is_asked_once(monkeypatch):
-    drawn = []
-    net, method = tiny(), FedAvg()
-    runner = make_backend(Engine("loop"), net, CPU)
-    monkeypatch.setattr(runner, "_answers", lambda calls: drawn.append(calls) or [])
-    runner.run([EvalCall(method, FEDERATION, make_initial_state(method, net, 5, CPU), [0])])
-    assert len(drawn) == 1
-
-
 def test_seeds_are_of_the_key_and_end_with_it():
     def draw():
         return float(torch.rand(())), float(np.random.rand()), random.random()

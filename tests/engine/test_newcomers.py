@@ -214,12 +214,6 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
         )
 
 
-def test_scaffold_counts_those_who_take_part():
-    run = build_run(check_config(compose_once(*SETTINGS, "method=scaffold")))
-    assert run.settings.clients == 6
-    assert run.method.init(run.net.params, run.net.parts)[0]["clients"] == 4
-
-
 def test_it_tells_runs_apart_and_0_is_what_all_had_before():
     plain, zero = (
         check_config(compose_once(*TINY, *more)).identity for more in ((), ("unseen=0",))

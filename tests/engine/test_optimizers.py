@@ -4,7 +4,6 @@ by hand.
 
 import dataclasses
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.backends import loop
-from fedpfl.engine.backends import programs as program
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import (
@@ -41,7 +38,6 @@ from tests.conftest import (
     differing,
     keep_quick,
     make_federation,
-    record_rounds,
     record_states,
     tiny,
 )
@@ -51,6 +47,7 @@ from tests.engine.test_program import Capture, played
 KINDS = {
     "nesterov": (SGD, {"momentum": 0.7, "weight_decay": 1e-2, "nesterov": True}),
     "sgd": (SGD, {"momentum": 0.9, "weight_decay": 1e-2}),
+    "sgd-plain": (SGD, {}),
     "adam": (Adam, {}),
     "adam-decayed": (Adam, {"betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.1}),
     "adam-without-mean": (Adam, {"betas": (0.0, 0.9)}),
@@ -261,44 +258,6 @@ def test_captured_steps_know_their_stream(federation):
     assert capture.replayed
 
 
-def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(
-    net, federation, monkeypatch
-):
-    """Stacked or not, alone or joined: FedSelect's two streams have each a memory for what they
-    move, and no other.
-    """
-    method = FedSelect(p=0.5)
-    server, client = method.init(net.params, net.parts)
-    moments = initial_moments(
-        TrainPlan(None, method.phases(server, client, net.params, 3), LOCAL), net.params
-    )
-    weights = sum(leaf.numel() for leaf in client["own"].values())
-    assert {
-        stream: sum(map(torch.Tensor.numel, own.leaves())) for stream, own in moments.items()
-    } == {
-        "personal": weights,
-        "main": tree.size(net.params),
-    }
-    plain = initial_moments(
-        TrainPlan(None, [Phase(1)], dataclasses.replace(LOCAL, momentum=0.0)), net.params
-    )["main"]
-    assert not sum(map(torch.Tensor.numel, plain.leaves()))
-    parks = []
-    for module in (loop, program):
-        monkeypatch.setattr(
-            module, "masked_moments", lambda *given: parks.append(given) or nullcontext()
-        )
-    call = TrainCall(
-        method, federation, make_initial_state(method, net, 10, CPU), COHORTS[0], LOCAL, DRAWS
-    )
-    for engine in (LOOP, Engine("batched")):
-        answers = make_backend(engine, net, CPU).run(
-            [call, dataclasses.replace(call, clients=COHORTS[1])]
-        )
-        assert not any(isinstance(answer, Exception) for answer in answers), answers
-    assert not parks
-
-
 METHODS = [
     FedAvg(),
     Ditto(lam=0.3, personal_epochs=1),
@@ -401,10 +360,7 @@ def test_runs_of_other_rates_share_a_program(net, federation):
 @pytest.mark.parametrize(
     ("values", "rates"),
     [
-        ({}, [0.4] * 5),
-        ({"decay": 0.5}, [0.4, 0.2, 0.1, 0.05, 0.025]),
         ({"decay": 0.1, "decay_every": 2}, [0.4, 0.4, 0.04, 0.04, 0.004]),
-        ({"decay": "cosine"}, [0.2 + 0.2 * math.cos(math.pi * t / 5) for t in range(5)]),
         (
             {"decay": "cosine", "decay_every": 3},
             [0.4] * 3 + [0.2 + 0.2 * math.cos(0.6 * math.pi)] * 2,
@@ -490,18 +446,6 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
         Counting(), net, federation, [list(range(10))], engine=engine, local=local
     )[-1]
     assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
-
-
-def test_steps_equal_epochs_where_all_clients_have_as_many(net):
-    """Where every client has three minibatches, six steps are two epochs."""
-    federation = make_federation((80, 96, 65 + 1), (4, 4, 4))
-    ends = [
-        record_rounds(
-            FedAvg(), net, federation, [[0, 1, 2]] * 2, local=dataclasses.replace(LOCAL, **length)
-        )[0][-1]
-        for length in ({"epochs": 2}, {"epochs": None, "steps": 6})
-    ]
-    assert_same(*ends)
 
 
 @pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)

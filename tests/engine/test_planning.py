@@ -169,15 +169,3 @@ def test_pooling_without_gradients_is_pytorchs_to_the_bit(shape, size, dtype, la
     assert [event.count for event in profile.key_averages() if event.key == "aten::max_pool2d"] == [
         1
     ]
-
-
-def test_pooling_of_models_copies_nothing():
-    w, x = torch.randn(3, 4, 2, 3, 3), torch.randn(5, 2, 8, 8)
-
-    def copies(pool):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            vmap(lambda w: pool(F.conv2d(x, w), 2))(w)
-        return sum(event.count for event in profile.key_averages() if event.key == "aten::clone")
-
-    assert copies(F.max_pool2d) > 0
-    assert copies(max_pool) == 0

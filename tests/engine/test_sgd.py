@@ -1,28 +1,22 @@
 """The one training step against torch.optim.SGD, and the plan of batches."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.sgd import (
     Local,
     Moments,
     as_bitmask,
-    clients_without_trainable_entries,
-    find_trainable_leaves,
-    masked_moments,
     optimizer_step_,
     plan_steps,
     with_epoch_numbers,
 )
 from fedpfl.methods import Phase
-from tests.conftest import assert_close, assert_same, make_federation
+from tests.conftest import assert_same, make_federation
 
-SETTINGS = list(itertools.product([0.0, 0.7], [0.0, 1e-2]))
 DRAWS = Draws(0, "train", 1)
 
 
@@ -32,53 +26,6 @@ def problem(steps: int = 6) -> tuple[list[torch.Tensor], list[list[torch.Tensor]
     return [torch.randn(s, generator=g) for s in shapes], [
         [torch.randn(s, generator=g) for s in shapes] for _ in range(steps)
     ]
-
-
-def descend(local: Local, masks=None) -> list[torch.Tensor]:
-    params, gradients = problem()
-    velocity = [torch.zeros_like(p) for p in params]
-    for grads in gradients:
-        optimizer_step_(
-            params,
-            Moments(velocity),
-            [g.clone() for g in grads],
-            masks or [None] * len(params),
-            local,
-        )
-    return params
-
-
-@pytest.mark.parametrize(("momentum", "weight_decay"), SETTINGS)
-def test_update_is_torch_optim_sgd_bit_for_bit(momentum, weight_decay):
-    params, gradients = problem()
-    optimizer = torch.optim.SGD(params, lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    for grads in gradients:
-        for p, g in zip(params, grads, strict=True):
-            p.grad = g.clone()
-        optimizer.step()
-    assert_same(descend(Local(1, 2, 0.1, momentum, weight_decay)), params)
-
-
-@pytest.mark.parametrize(("momentum", "weight_decay"), SETTINGS)
-def test_masked_entries_hold_still_and_the_others_move_as_ever(momentum, weight_decay):
-    local = Local(1, 2, 0.1, momentum, weight_decay)
-    start, _ = problem()
-    masks = [torch.rand(p.shape, generator=torch.Generator().manual_seed(1)) < 0.5 for p in start]
-    masks[1] = None
-    free, masked = descend(local), descend(local, masks)
-    for before, unmasked, after, mask in zip(start, free, masked, masks, strict=True):
-        move = torch.ones_like(before, dtype=torch.bool) if mask is None else mask
-        assert torch.equal(after[~move], before[~move])
-        assert_close(after[move], unmasked[move])
-
-
-def test_a_masked_entry_gathers_no_momentum():
-    """It starts from rest when a later phase lets it go."""
-    local, frozen = Local(1, 2, 1.0, momentum=0.5), torch.tensor([False, True])
-    params, velocity, gradient = [torch.zeros(2)], [torch.zeros(2)], [torch.ones(2)]
-    optimizer_step_(params, Moments(velocity), gradient, [frozen], local)
-    optimizer_step_(params, Moments(velocity), gradient, [None], local)
-    assert params[0].tolist() == [-1.0, -2.5]
 
 
 @pytest.mark.parametrize("local", [Local(1, 2, 0.1, 0.7, 0.1, clip=0.5), Local(1, 2, 0.1)], ids=str)
@@ -96,29 +43,6 @@ def test_bits_are_the_mask(local):
     assert_same(*ends)
     assert torch.equal(ends[0][0][~mask], params[~mask])
     assert not torch.equal(ends[0][0], params)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.7])
-def test_phases_of_different_masks_have_momentum_of_their_own(momentum):
-    """As two optimisers with entries of their own that take turns, and a third one whose entries
-    always move.
-    """
-    local, (params, gradients) = Local(1, 2, 0.1, momentum), problem(8)
-    mask = torch.rand(params[0].shape, generator=torch.Generator().manual_seed(2)) < 0.5
-    one, other, always = params[0].clone(), params[0].clone(), params[1].clone()
-    optimizers = [torch.optim.SGD([p], lr=0.1, momentum=momentum) for p in (one, other, always)]
-    velocity = [torch.zeros_like(p) for p in params[:2]]
-    for phase in range(4):
-        now = [mask if phase % 2 == 0 else ~mask, None]
-        with masked_moments(Moments(velocity), now, local):
-            for grads in gradients[2 * phase : 2 * phase + 2]:
-                optimizer_step_(params[:2], Moments(velocity), grads[:2], now, local)
-                one.grad = other.grad = grads[0]
-                always.grad = grads[1]
-                optimizers[phase % 2].step()
-                optimizers[2].step()
-    assert_same(params[0], torch.where(mask, one, other))
-    assert_same(params[1], always)
 
 
 def test_gradients_handed_in_are_not_changed():
@@ -194,13 +118,6 @@ def test_batches_are_a_pure_function_of_their_key():
     assert len({tuple(other) for other in others}) == len(others)
 
 
-def test_generators_do_not_touch_the_global_one():
-    state = torch.get_rng_state()
-    torch.rand(3, generator=generator(1, "train", 2))
-    dealt_to(30, 8, 2)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_epochs_count_up_per_stream_and_empty_phases_are_dropped():
     phases = [
         Phase(2),
@@ -212,21 +129,6 @@ def test_epochs_count_up_per_stream_and_empty_phases_are_dropped():
     ]
     plan = [(phase.stream, list(epochs)) for phase, epochs in with_epoch_numbers(phases)]
     assert plan == [("main", [0, 1]), ("head", [0]), ("main", [2, 3, 4]), ("head", [1, 2])]
-
-
-def test_movement_reads_masks():
-    trained = {
-        "w": {"a": torch.zeros(2), "b": torch.zeros(3)},
-        "v": {"a": torch.zeros(2), "b": torch.zeros(3)},
-    }
-    elements = torch.tensor([True, False])
-    assert find_trainable_leaves(Phase(1), trained).moving == [0, 1, 2, 3]
-    assert find_trainable_leaves(Phase(1, {"w": True, "v": False}), trained).moving == [0, 1]
-    mixed = find_trainable_leaves(
-        Phase(1, {"w": {"a": elements, "b": False}, "v": {"a": True, "b": False}}), trained
-    )
-    assert mixed.moving == [0, 2]
-    assert mixed.masks == [elements, None]
 
 
 @pytest.mark.parametrize(
@@ -255,19 +157,3 @@ def test_a_phase_has_values_of_its_own():
     )
     with pytest.raises(ValueError, match="lr must be a positive number"):
         local.for_phase(Phase(1, sgd={"lr": -1.0}))
-
-
-def test_who_leaves_a_phase_out():
-    none, some = (
-        torch.zeros(2, 3, dtype=torch.bool),
-        torch.tensor([[False, False, False], [False, True, False]]),
-    )
-    assert clients_without_trainable_entries(Phase(1)) is None
-    assert clients_without_trainable_entries(Phase(1, {"a": True, "b": none[0]})) is None
-    assert bool(clients_without_trainable_entries(Phase(1, {"a": False, "b": none[0]})))
-    assert bool(clients_without_trainable_entries(Phase(1, {"a": False})))
-    assert not bool(clients_without_trainable_entries(Phase(1, {"a": some[1], "b": none[0]})))
-    assert clients_without_trainable_entries(
-        Phase(1, {"a": False, "b": some, "c": none}), 2
-    ).tolist() == [True, False]
-    assert clients_without_trainable_entries(Phase(1, False), 2).tolist() == [True, True]

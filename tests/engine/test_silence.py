@@ -170,26 +170,6 @@ class OtherType(LocalOnly):
         return {}, {"model": tree.map(torch.Tensor.double, end)}
 
 
-@dataclass(frozen=True)
-class ServerKey(FedAvg):
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
-        return {**server, "extra": torch.zeros(2)}, clients
-
-
-@dataclass(frozen=True)
-class OtherShape(LocalOnly):
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        return server, tree.map(lambda leaf: leaf.unsqueeze(1), clients)
-
-
-@dataclass(frozen=True)
-class Forgetful(FedAvg):
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
-        return tree.drop(server, ["fc.bias"]), clients
-
-
 @pytest.mark.parametrize(
     ("broken", "word"),
     [
@@ -197,9 +177,6 @@ class Forgetful(FedAvg):
         (InPlaceClient, "client.model.fc.bias in place"),
         (MissingKey, "is missing"),
         (OtherType, "torch.float64"),
-        (ServerKey, "extra was missing"),
-        (OtherShape, "torch.float32 [1, 5]"),
-        (Forgetful, "fc.bias was torch.float32 [12] and is missing"),
     ],
 )
 def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word):
@@ -217,25 +194,9 @@ def test_evaluation_may_not_change_the_state_either():
         )
 
 
-def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
-    registered("fedavg", InPlace)
-    result = run_command("method=fedavg", *TINY, cwd=tmp_path)
-    assert result.code == 1
-    assert len(result.complaints) == 1
-    assert "method=fedavg: InPlace.start changed its argument received." in result.complaints[0]
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("los", "loss"),
-        ("strat", "start"),
-        ("aggregates", "aggregate"),
-        ("personel", "personal"),
-        ("finnish", "finish"),
-        ("after_trainig", "after_training"),
-        ("before_train", "before_training"),
-    ],
+    [("strat", "start"), ("aggregates", "aggregate"), ("before_train", "before_training")],
 )
 def test_a_hook_of_a_misspelled_name_is_refused(name, meant):
     with pytest.raises(

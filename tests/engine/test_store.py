@@ -30,6 +30,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
 from tests.command import (
     TINY,
+    play_run,
     read_checkpoint,
     read_table,
     run_command,
@@ -142,17 +143,6 @@ def test_memory_grows_with_those_who_took_part(where, tmp_path):
     assert each * len(took_part) <= held <= each * len(took_part) * (1 + 1 / SPARE)
 
 
-def test_rows_are_written_in_place_and_never_moved(net):
-    rows = make_initial_state(OBP, net, 50, CPU).rows
-    rows.put_([7], {"client": rows.take("client", [7])})
-    seven = rows.take("client", 7)["model"]["fc.bias"]
-    rows.put_(
-        range(50), {"client": tree.map(lambda leaf: leaf + 1, rows.take("client", range(50)))}
-    )
-    assert torch.equal(seven, net.params["fc.bias"] + 1)
-    assert seven.data_ptr() == rows.take("client", 7)["model"]["fc.bias"].data_ptr()
-
-
 def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_blocks(net):
     begun = make_initial_state(OBP, net, 100, CPU)
     rows, again = begun.rows, make_initial_state(OBP, net, 100, CPU).rows
@@ -217,17 +207,15 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
 RUN = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[8]")
 
 
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_a_run_with_its_states_elsewhere_is_the_same_run(where, tmp_path):
-    assert run_command(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
-    result = run_command(*RUN, "hydra.run.dir=there", f"state.device={where}", cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert {"cpu": "in host memory", "disk": "on disk"}[where] in result.err
-    assert_same(read_checkpoint(tmp_path / "here"), read_checkpoint(tmp_path / "there"))
-    assert read_table(tmp_path / "here" / "rounds.csv") == read_table(
-        tmp_path / "there" / "rounds.csv"
-    )
-    assert set(snapshot(tmp_path / "here")) == set(snapshot(tmp_path / "there"))
+def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
+    here = tmp_path / "here"
+    play_run(here, *RUN)
+    for where, told in (("cpu", "in host memory"), ("disk", "on disk")):
+        there = tmp_path / where
+        assert told in play_run(there, *RUN, f"state.device={where}")
+        assert_same(read_checkpoint(here), read_checkpoint(there))
+        assert read_table(here / "rounds.csv") == read_table(there / "rounds.csv")
+        assert set(snapshot(here)) == set(snapshot(there))
 
 
 LARGE = (
