@@ -129,8 +129,11 @@ class OptunaSweeper(Sweeper):
             tidy.remove_empty_directories()
             print_failures([job for job in returns if not _is_diverged(job)])
         trials.search_results.append(best)
+        task = search_plan.search.task
         counts = ", ".join(f"{count} {outcome}" for outcome, count in best.trials.items())
-        print_notice(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.overrides)}")
+        print_notice(
+            f"best of {counts}: validation {task.describe_score(best.value)}  {' '.join(best.overrides)}"
+        )
         return [returns]
 
     def _run_batch(
@@ -206,6 +209,7 @@ class OptunaSweeper(Sweeper):
                 startup=self._startup,
                 warmup=settings.rounds // 3,
                 seed=settings.seed,
+                task=plan.task,
             ),
         )
         if settings.restart:

@@ -446,7 +446,8 @@ def parsed_once() -> Iterator[None]:
 
 def draw_small_partition(label_counts: Any, title: str, *names: Any) -> bytes:
     """Return a pixel a count as a png file, for the picture takes half of a tiny run's time."""
-    pixels = np.minimum(np.asarray(label_counts), 255).astype(np.uint8)
+    counts = np.asarray(label_counts)
+    pixels = np.minimum(counts if counts.size else [[0]], 255).astype(np.uint8)
     text, file = PngInfo(), io.BytesIO()
     text.add_text("Title", title)
     Image.fromarray(pixels).save(file, "png", pnginfo=text)

@@ -46,6 +46,7 @@ from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.seeding import seeded_by_key
+from fedpfl.ground.tasks import TASKS, Task, require_classification
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
@@ -76,6 +77,11 @@ class Plan:
     method: Method
     config: dict[str, Any]
     identity: str
+
+    @property
+    def task(self) -> Task:
+        """Return what labels are for."""
+        return TASKS[self.settings.task]
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,7 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     )
     if method.own_steps and not parts["local"].is_plain:
         raise FedpflError(engine.unused_optimizer_text(f"method={method_name}", parts["local"]))
+    _require_fit_of_task(config, settings, parts["eval"], method)
     for check_group in (_model_options, _adapter_options, _partition_options, _dataset_options):
         check_group(config)
     parts["system"] = _make_system(config, parts["local"])
@@ -198,6 +205,28 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     return Plan(
         settings, **parts, device=device, method=method, config=config, identity=identity(config)
     )
+
+
+def _require_fit_of_task(
+    config: Mapping[str, Any], settings: Settings, evaluation: Eval, method: Method
+) -> None:
+    """Raise FedpflError for a choice that is about classes, in a task without any."""
+    task = TASKS[settings.task]
+    method_name = config["method"]["name"]
+    if method.needs_classes:
+        require_classification(task, f"method={method_name}", method.needs_classes)
+    choices = {
+        f"metrics=[{','.join(settings.metrics)}]": bool(settings.metrics),
+        "eval.classes=own": evaluation.classes == "own",
+        "eval.common=true": evaluation.common,
+    }
+    for choice, is_chosen in choices.items():
+        if is_chosen:
+            require_classification(task, choice, "it is about classes; leave it out")
+    scheme = config["partition"].get("name")
+    if partition.deals_by_class(scheme, config["partition"]):
+        reason = "it deals samples by class; use partition=iid, or sites or groups"
+        require_classification(task, f"partition={scheme}", reason)
 
 
 def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
@@ -554,12 +583,13 @@ def _partition_options(config: Mapping[str, Any]) -> dict[str, Any]:
 def _dataset_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
     reader = look_up_choice("dataset", config["dataset"], datasets.DATA_SETS)
-    return checked_arguments(
+    options = checked_arguments(
         (datasets.load_samples, reader),
         config["dataset"],
         "dataset",
-        provided_elsewhere=("data_dir", "options", "source"),
+        provided_elsewhere=("data_dir", "options", "source", "task"),
     )
+    return {**options, "task": config["task"]}
 
 
 def escape_interpolations(config: Mapping[str, Any]) -> DictConfig:

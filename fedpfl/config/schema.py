@@ -59,6 +59,7 @@ class Settings(Checked):
     participation: Annotated[float, Above(0), AtMost(1)]
     validation: Annotated[float, AtLeast(0), Below(1)]
     unseen: Annotated[float, AtLeast(0), Below(1)]
+    task: Literal["classification", "multilabel", "regression"]
     metrics: tuple[Literal["f1", "balanced", "auroc", "ece"], ...]
     data_dir: str
     device: str

@@ -14,9 +14,10 @@ from torch import Tensor
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
-from fedpfl.data.heterogeneity import Heterogeneity, measure_heterogeneity
+from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task, find_task
 
 # Streams of random numbers beside the partition's, which has the seed alone.
 VALIDATION_STREAM = 1
@@ -50,8 +51,9 @@ class Federation:
         name: Of the data set.
         x: uint8 images `[samples, channels, height, width]`, int32 token ids `[samples, length]`,
             or float32 signals.
-        y: int64 labels `[samples]`.
-        classes: Number of classes.
+        y: labels in the form of their task: int64 classes `[samples]`, bools `[samples, labels]` or
+            float32 `[samples]`.
+        classes: Number of classes, or of what else a network answers: labels, or 1 number.
         mean: Per channel; empty where samples are not scaled.
         std: Per channel; empty where samples are not scaled.
         train: int64 indices of each client's training samples.
@@ -129,7 +131,10 @@ class Federation:
         return int((batches < batches_per_step).sum())
 
     def label_counts(self) -> Tensor:
-        """Count all samples per client and class, int64 `[clients, classes]`, on the CPU."""
+        """Count samples per client and class, int64 `[clients, classes]`, on the CPU.
+
+        Of several labels those with a label are counted; in a regression there are none to count.
+        """
         return self._label_counts.clone()
 
     @cached_property
@@ -138,13 +143,33 @@ class Federation:
         splits_by_client = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
         counts = []
         for splits in splits_by_client:
-            counts.append(torch.bincount(labels[torch.cat(splits)], minlength=self.classes))
+            client_labels = labels[torch.cat(splits)]
+            if self.task is CLASSIFICATION:
+                counts.append(torch.bincount(client_labels, minlength=self.classes))
+            elif self.task is MULTILABEL:
+                counts.append(client_labels.sum(0))
+            else:
+                counts.append(torch.zeros(0, dtype=torch.int64))
         return torch.stack(counts)
+
+    @property
+    def task(self) -> Task:
+        """Return what the labels are for."""
+        return find_task(self.y)
+
+    def sample_counts(self) -> Tensor:
+        """Count all samples per client, int64 `[clients]`, on the CPU."""
+        splits = filter(len, (self.train, self.validation, self.test))
+        sizes = [torch.tensor([*map(len, split)], dtype=torch.int64) for split in splits]
+        return torch.stack(sizes).sum(0)
 
     @cached_property
     def heterogeneity(self) -> Heterogeneity:
         """Return how much the clients differ in their labels and sizes."""
-        return measure_heterogeneity(self._label_counts.numpy())
+        if self.task is CLASSIFICATION:
+            return measure_heterogeneity(self._label_counts.numpy())
+        sizes = self.sample_counts()
+        return Heterogeneity(None, gini_coefficient(sizes[sizes > 0].numpy()))
 
     def partition_number(self, client: int) -> int:
         """Return a client's number in the partition."""

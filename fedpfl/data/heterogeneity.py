@@ -13,15 +13,17 @@ class Heterogeneity:
 
     Attributes:
         label_skew: Mean total variation distance between a client's labels and everybody's, from 0
-            (iid) to 1; each client counts once.
+            (iid) to 1; each client counts once. None where labels are no classes.
         size_gini: Gini coefficient of the clients' numbers of samples, from 0 (all equal) to 1.
     """
 
-    label_skew: float
+    label_skew: float | None
     size_gini: float
 
     def __str__(self) -> str:
-        """Return both numbers in words."""
+        """Return what is known in words."""
+        if self.label_skew is None:
+            return f"size Gini {self.size_gini:.2f}"
         return f"label skew {self.label_skew:.2f}, size Gini {self.size_gini:.2f}"
 
 

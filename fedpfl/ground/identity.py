@@ -42,6 +42,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "validation": 0.0,
     "unseen": 0.0,
     "metrics": [],
+    "task": "classification",
     "eval": {"common": False, "classes": "all"},
     "model": {"weights": None, "overlap": False, "projection": 0, "head": None},
     "adapter": {"name": "none", "pairs": 1},

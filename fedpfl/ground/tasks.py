@@ -46,15 +46,14 @@ class Task:
         return score > other if self.is_higher_better else score < other
 
     def describe_score(self, score: float) -> str:
-        """Write a score with its unit, as terminals show it."""
-        if self.unit:
-            return f"{score:.2f} {self.unit}"
-        return f"{self.score_word} {score:.4g}"
+        """Write a score as terminals show it, with the word for it where it is no accuracy."""
+        number = f"{score:.2f} {self.unit}" if self.unit else f"{score:.4g}"
+        return number if self.score == "accuracy" else f"{self.score_word} {number}"
 
 
 CLASSIFICATION = Task(
     name="classification",
-    labels="integers [samples], a class each",
+    labels="integers [samples]",
     score="accuracy",
     score_word="accuracy",
     unit="%",

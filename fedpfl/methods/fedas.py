@@ -48,6 +48,8 @@ class FedAS(Method):
     weights: Literal["fisher", "samples"] = "fisher"
     judge: Literal["stored", "received"] = "stored"
 
+    needs_classes = "it aligns features by class"
+
     @property
     def server_sees(self) -> str:  # type: ignore[override]
         """Return a mean, unless the server weighs bodies by F_i."""

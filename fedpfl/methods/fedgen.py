@@ -51,6 +51,7 @@ class FedGen(Method):
     teacher: Literal["weighted", "mean_logits"] = "weighted"
     labels: Literal["uniform", "frequency"] = "uniform"
 
+    needs_classes = "its generator draws features of a class"
     server_sees = "each upload"
 
     @property

@@ -48,6 +48,8 @@ class FedPAC(PersonalByName):
 
     _key: ClassVar[str] = "head"
 
+    needs_classes = "it averages features by class"
+
     def init(self, params, parts):
         """Begin without prototypes."""
         body, client = super().init(params, parts)

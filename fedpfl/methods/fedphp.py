@@ -44,6 +44,13 @@ class FedPHP(Method):
 
     server_sees = "mean of uploads"
 
+    @property
+    def needs_classes(self) -> str:  # type: ignore[override]
+        """Return why labels must be classes, "" where they need not."""
+        if self.transfer == "kd" and self.lam:
+            return "it distils probabilities of classes; use method.transfer=mmd"
+        return ""
+
     def init(self, params, parts):
         """Begin with the initial model as everybody's private one."""
         count = torch.zeros_like(flag(params), dtype=torch.float32)

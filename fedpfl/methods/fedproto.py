@@ -41,6 +41,7 @@ class FedProto(LocalOnly):
     weights: Literal["uniform", "counts"] = "uniform"
     judge: Literal["nearest", "nearest_own", "head"] = "nearest"
 
+    needs_classes = "it averages features by class"
     server_sees = "each upload"
 
     def init(self, params, parts):

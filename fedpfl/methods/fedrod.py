@@ -31,6 +31,8 @@ class FedRoD(Method):
 
     gamma: Annotated[float, AtLeast(0)] = 1.0
 
+    needs_classes = "its balanced softmax counts classes"
+
     def init(self, params, parts):
         """Keep the personal head under the names of the generic one."""
         return params, {"q": tree.select(params, parts.head)}

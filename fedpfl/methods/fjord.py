@@ -33,6 +33,11 @@ class FjORD(Submodel):
     ordered: bool = False
     distill: Annotated[float, Between(0, 1)] = 0.0
 
+    @property
+    def needs_classes(self) -> str:  # type: ignore[override]
+        """Return why labels must be classes, "" where they need not."""
+        return "it distils probabilities of classes; use method.distill=0" if self.distill else ""
+
     def __post_init__(self):
         super().__post_init__()
         self.check(self.ordered or self.distill == 0, "distill", "0 unless ordered")

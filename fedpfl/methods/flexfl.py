@@ -55,6 +55,11 @@ class FlexFL(PartialModel):
 
     server_sees = "each upload"
 
+    @property
+    def needs_classes(self) -> str:  # type: ignore[override]
+        """Return why labels must be classes, "" where they need not."""
+        return "it distils probabilities of classes; use method.gamma=0" if self.gamma else ""
+
     def __post_init__(self):
         super().__post_init__()
         is_ascending = all(low < high for low, high in pairwise(self.levels))

@@ -41,6 +41,8 @@ class FLUTE(PersonalByName):
 
     _key: ClassVar[str] = "head"
 
+    needs_classes = "it looks at which classes a client has"
+
     def before_training(self, server, client, net, shard):
         """Return u, which classes there are."""
         classes = len(_head_weight(client["head"]))

@@ -41,6 +41,8 @@ class GPFL(Method):
     mu: Annotated[float, AtLeast(0)] = 0.1
     guidance: Literal["frobenius", "mean"] = "frobenius"
 
+    needs_classes = "it learns an embedding per class"
+
     def init(self, params, parts):
         """Draw E from N(0, 1), and V as torch initialises linear and normalising layers."""
         head = tree.select(params, parts.head)

@@ -51,6 +51,11 @@ class HeteroFL(Submodel):
 
     server_sees = "each upload"
 
+    @property
+    def needs_classes(self) -> str:  # type: ignore[override]
+        """Return why labels must be classes, "" where they need not."""
+        return "it masks classes; use method.masked=false" if self.masked else ""
+
     def init(self, params, parts):
         """Add the names of scaled entries and of those with a row per class.
 

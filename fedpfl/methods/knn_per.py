@@ -48,6 +48,8 @@ class KNNPer(Method):
     distance: Literal["squared", "euclidean"] = "squared"
     mix: Literal["probabilities", "logits"] = "probabilities"
 
+    needs_classes = "neighbours vote for classes"
+
     @property
     def validates(self) -> bool:  # type: ignore[override]
         """Whether each client tunes lam."""

@@ -50,6 +50,7 @@ class PFedFDA(Method):
     cov_reg: Annotated[float, AtLeast(0)] = 1.0
     variant: Literal["paper", "as_published"] = "paper"
 
+    needs_classes = "it models features by class"
     server_sees = "mean of uploads"
 
     @property

@@ -31,6 +31,8 @@ class PFedSD(Method):
     tau: Annotated[float, Above(0)] = 3.0
     teacher: Literal["eval", "train"] = "eval"
 
+    needs_classes = "it distils probabilities of classes"
+
     def init(self, params, parts):
         """Begin without a teacher."""
         return params, {"teacher": params}

@@ -6,8 +6,10 @@ and which statistic it is: `unseen_ft_accuracy_worst10`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass
+
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, TASKS, Task
 
 SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
 """The samples that models are evaluated on, each with the prefix of its columns.
@@ -16,8 +18,6 @@ The test and the validation samples of clients that take part, and the test samp
 """
 TUNED_PREFIX = "ft_"
 """Stands before the statistic after fine-tuning."""
-VALIDATION_ACCURACY = "val_accuracy"
-"""The column by which a round is chosen without a look at test data."""
 COMMON_SCOPE = "common"
 """Scope of columns that judge models on the test samples of all that take part."""
 SYSTEM_SCOPE = "system"
@@ -46,6 +46,7 @@ class Metric:
         best: `max` or `min`, nothing where neither end is better.
         fine_tuned: whether it is measured after fine-tuning.
         option: the measure, `common`, `system` or `privacy`, that a run must ask for to have it.
+        tasks: the tasks that have it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Metric:
     best: str = ""
     fine_tuned: bool = False
     option: str = ""
+    tasks: tuple[str, ...] = tuple(TASKS)
 
     @property
     def is_evaluated(self) -> bool:
@@ -74,6 +76,8 @@ class _Statistic:
     phrase: str
     label: str
     best: str
+    tasks: tuple[str, ...] = (CLASSIFICATION.name,)
+    unit: str = "%"
 
 
 _STATISTICS = (
@@ -93,12 +97,19 @@ _STATISTICS = (
         label="{} accuracy of the worst decile of clients",
         best="max",
     ),
-    _Statistic("loss", "loss", "loss", "{} loss", "min"),
+    _Statistic("loss", "loss", "loss", "{} loss", "min", tasks=tuple(TASKS), unit=""),
 )
 STATISTICS = tuple(statistic.name for statistic in _STATISTICS)
 """Statistics over the clients of a split."""
 _MEASURES = (
-    _Statistic("f1", "F1", "F1, mean over clients", "mean {} F1 over clients", "max"),
+    _Statistic(
+        name="f1",
+        heading="F1",
+        phrase="F1, mean over clients",
+        label="mean {} F1 over clients",
+        best="max",
+        tasks=(CLASSIFICATION.name, MULTILABEL.name),
+    ),
     _Statistic(
         name="balanced",
         heading="balanced",
@@ -106,7 +117,14 @@ _MEASURES = (
         label="mean balanced {} accuracy over clients",
         best="max",
     ),
-    _Statistic("auroc", "AUROC", "AUROC, mean over clients", "mean {} AUROC over clients", "max"),
+    _Statistic(
+        name="auroc",
+        heading="AUROC",
+        phrase="AUROC, mean over clients",
+        label="mean {} AUROC over clients",
+        best="max",
+        tasks=(CLASSIFICATION.name, MULTILABEL.name),
+    ),
     _Statistic(
         name="ece",
         heading="ECE",
@@ -116,32 +134,89 @@ _MEASURES = (
     ),
 )
 MEASURES = tuple(measure.name for measure in _MEASURES)
-"""Further statistics, of runs whose `metrics` name them."""
+"""Further statistics, of runs whose `metrics` name them, or whose task has them."""
+_MULTILABEL_STATISTICS = (
+    _Statistic(
+        name="auroc_std",
+        heading="std",
+        phrase="std of AUROC over clients",
+        label="standard deviation of {} AUROC over clients",
+        best="",
+        tasks=(MULTILABEL.name,),
+    ),
+    _Statistic(
+        name="auroc_worst10",
+        heading="worst 10%",
+        phrase="worst 10%",
+        label="{} AUROC of the worst decile of clients",
+        best="max",
+        tasks=(MULTILABEL.name,),
+    ),
+)
+_REGRESSION_STATISTICS = tuple(
+    _Statistic(name, heading, phrase, label, best, (REGRESSION.name,), unit="")
+    for name, heading, phrase, label, best in (
+        ("rmse", "RMSE", "RMSE, mean over clients", "mean {} RMSE over clients", "min"),
+        ("rmse_pooled", "pooled", "pooled RMSE", "pooled {} RMSE", "min"),
+        (
+            "rmse_std",
+            "std",
+            "std of RMSE over clients",
+            "standard deviation of {} RMSE over clients",
+            "",
+        ),
+        (
+            "rmse_worst10",
+            "worst 10%",
+            "worst 10%",
+            "{} RMSE of the worst decile of clients",
+            "min",
+        ),
+        ("r2", "R2", "R2, mean over clients", "mean {} R2 over clients", "max"),
+        ("r2_pooled", "pooled R2", "pooled R2", "pooled {} R2", "max"),
+    )
+)
 
 
 def column_name(statistic: str, split: str = "test", fine_tuned: bool = False) -> str:
     """Return the name of the column that holds a statistic of a split.
 
     Args:
-        statistic: of STATISTICS or MEASURES.
+        statistic: of STATISTICS or MEASURES, or of another task.
         split: of SPLITS.
         fine_tuned: whether after fine-tuning.
     """
     return f"{SPLITS[split]}{TUNED_PREFIX if fine_tuned else ''}{statistic}"
 
 
+def validation_column(task: Task = CLASSIFICATION) -> str:
+    """Return the column by which a round is chosen without a look at test data."""
+    return column_name(task.score, "validation")
+
+
+def task_of_columns(columns: Container[str]) -> Task:
+    """Return the task of a run with these columns, by a statistic that no other task has."""
+    if f"{REGRESSION.score}_worst10" in columns:
+        return REGRESSION
+    return MULTILABEL if f"{MULTILABEL.score}_worst10" in columns else CLASSIFICATION
+
+
 def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
     """Return the metrics of a split, before or after fine-tuning."""
     metrics = []
-    for statistic in (*_STATISTICS, *_MEASURES):
+    for statistic in (
+        *_STATISTICS,
+        *_MEASURES,
+        *_MULTILABEL_STATISTICS,
+        *_REGRESSION_STATISTICS,
+    ):
         label = statistic.label.format("validation" if split == "validation" else "test")
         if split == "unseen":
             label = f"unseen clients: {label}"
         if fine_tuned:
             label += " after fine-tuning"
-        is_loss = statistic.name == "loss"
-        if not is_loss:
-            label += " (%)"
+        if statistic.unit:
+            label += f" ({statistic.unit})"
         metrics.append(
             Metric(
                 name=column_name(statistic.name, split, fine_tuned),
@@ -149,11 +224,12 @@ def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
                 heading=statistic.heading,
                 phrase=statistic.phrase,
                 label=label,
-                unit="" if is_loss else "%",
-                kind="short" if is_loss else "percent",
+                unit=statistic.unit,
+                kind="percent" if statistic.unit else "short",
                 best=statistic.best,
                 fine_tuned=fine_tuned,
                 option=statistic.name if statistic.name in MEASURES else "",
+                tasks=statistic.tasks,
             )
         )
     return metrics
@@ -195,6 +271,7 @@ _COHORT_METRICS = (
         unit="%",
         kind="percent",
         best="max",
+        tasks=(CLASSIFICATION.name,),
     ),
     Metric(
         name="cohort_after",
@@ -205,6 +282,25 @@ _COHORT_METRICS = (
         unit="%",
         kind="percent",
         best="max",
+        tasks=(CLASSIFICATION.name,),
+    ),
+    Metric(
+        name="cohort_loss_before",
+        scope="cohort",
+        heading="before",
+        phrase="cohort's loss before local training",
+        label="pooled test loss, cohort before local training",
+        best="min",
+        tasks=(MULTILABEL.name, REGRESSION.name),
+    ),
+    Metric(
+        name="cohort_loss_after",
+        scope="cohort",
+        heading="after",
+        phrase="cohort's loss after local training",
+        label="pooled test loss, cohort after local training",
+        best="min",
+        tasks=(MULTILABEL.name, REGRESSION.name),
     ),
     Metric(
         name="train_loss",
@@ -335,7 +431,10 @@ METRICS = {
 
 
 def round_columns(
-    validation: bool = False, unseen: bool = False, options: Collection[str] = ()
+    validation: bool = False,
+    unseen: bool = False,
+    options: Collection[str] = (),
+    task: Task = CLASSIFICATION,
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv after `round`; a method's own follow.
 
@@ -345,6 +444,7 @@ def round_columns(
         validation: whether there are validation samples.
         unseen: whether there are newcomers.
         options: measures that the run asks for, `common`, and `system` in simulated time.
+        task: of the run.
     """
     absent_scopes = set()
     if not validation:
@@ -354,7 +454,9 @@ def round_columns(
     return tuple(
         name
         for name, metric in METRICS.items()
-        if metric.scope not in absent_scopes and metric.option in ("", *options)
+        if metric.scope not in absent_scopes
+        and metric.option in ("", *options, *task.measures)
+        and task.name in metric.tasks
     )
 
 

@@ -14,7 +14,9 @@ from datetime import timedelta
 from statistics import fmean
 from typing import Any, ClassVar, TextIO
 
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.callbacks import Callback, RunInfo
+from fedpfl.record.columns import column_name, task_of_columns
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 
 run_label: ContextVar[str] = ContextVar("label", default="")
@@ -103,7 +105,8 @@ class Console(Callback):
         now = self._clock()
         evaluation_seconds = row.get("eval_seconds")
         if evaluation_seconds is not None:
-            is_tuned = row.get("ft_accuracy") is not None
+            tuned_score = column_name(task_of_columns(row).score, fine_tuned=True)
+            is_tuned = row.get(tuned_score) is not None
             measured = self._tuned_seconds if is_tuned else self._evaluation_seconds
             measured.append(evaluation_seconds)
         self._round_seconds.append(now - self._round_time - (evaluation_seconds or 0))
@@ -246,45 +249,48 @@ def describe_row(row: Mapping[str, Any], rounds: int) -> str:
 
 
 def describe_cohort(row: Mapping[str, Any]) -> str:
-    """Write the cohort's accuracy before and after its training, `` where unknown."""
-    before = row.get("cohort_before")
-    after = row.get("cohort_after")
+    """Write the cohort's accuracy, or loss, before and after its training, `` where unknown."""
+    has_accuracy = task_of_columns(row) is CLASSIFICATION
+    before = row.get("cohort_before" if has_accuracy else "cohort_loss_before")
+    after = row.get("cohort_after" if has_accuracy else "cohort_loss_after")
     if before is None or after is None:
         return ""
-    return f"cohort {before:.2f} -> {after:.2f} %"
+    if has_accuracy:
+        return f"cohort {before:.2f} -> {after:.2f} %"
+    return f"cohort's loss {before:.4g} -> {after:.4g}"
 
 
 def describe_all_clients(row: Mapping[str, Any]) -> str:
-    """Write all clients' mean accuracy, `` where they were not evaluated."""
-    parts = (
-        _describe_accuracy(row, "all clients", ""),
-        _describe_accuracy(row, "validation", "val_"),
-        _describe_accuracy(row, "unseen", "unseen_"),
-    )
+    """Write all clients' mean score, `` where they were not evaluated."""
+    titles = {"test": "all clients", "validation": "validation", "unseen": "unseen"}
+    parts = [_describe_score(row, title, split) for split, title in titles.items()]
     return ", ".join(filter(None, parts))
 
 
-def _describe_accuracy(row: Mapping[str, Any], title: str, prefix: str) -> str:
-    """Write the accuracy of a split, before and after fine-tuning.
+def _describe_score(row: Mapping[str, Any], title: str, split: str) -> str:
+    """Write the score of a split, before and after fine-tuning.
 
     Args:
         row: of rounds.csv.
         title: of the split.
-        prefix: of its columns.
+        split: of `columns.SPLITS`.
     """
-    accuracy = row.get(f"{prefix}accuracy")
-    tuned_accuracy = row.get(f"{prefix}ft_accuracy")
-    if accuracy is None and tuned_accuracy is None:
+    task = task_of_columns(row)
+    score = row.get(column_name(task.score, split))
+    tuned_score = row.get(column_name(task.score, split, fine_tuned=True))
+    if score is None and tuned_score is None:
         return ""
-    fine_tuned = f"fine-tuned {tuned_accuracy:.2f} %" if tuned_accuracy is not None else ""
-    if accuracy is None:
+    fine_tuned = ""
+    if tuned_score is not None:
+        fine_tuned = f"fine-tuned {task.describe_score(tuned_score)}"
+    if score is None:
         return f"{title} {fine_tuned}"
-    text = f"{title} {accuracy:.2f} %"
+    text = f"{title} {task.describe_score(score)}"
     return f"{text} ({fine_tuned})" if fine_tuned else text
 
 
 def describe_result(summary: Mapping[str, Any]) -> str:
-    """Write a finished run's mean accuracy over clients, or that nobody trained."""
+    """Write a finished run's mean score over clients, or that nobody trained."""
     return describe_all_clients(summary.get("last", {})) or untrained_note(summary)
 
 

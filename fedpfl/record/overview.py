@@ -6,18 +6,22 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from fedpfl.record.columns import PERSONAL_PREFIX, VALIDATION_ACCURACY, column_name
+from fedpfl.ground.tasks import TASKS
+from fedpfl.record.columns import PERSONAL_PREFIX, column_name, task_of_columns
 
-LAST_COLUMNS = (
-    "accuracy",
-    "accuracy_pooled",
-    "accuracy_worst10",
-    column_name("accuracy", fine_tuned=True),
-    VALIDATION_ACCURACY,
-    column_name("accuracy", "unseen"),
-    column_name("accuracy", "unseen", fine_tuned=True),
-)
-"""Columns whose last number is shown."""
+LAST_COLUMNS = {
+    task.name: (
+        task.score,
+        f"{task.score}_pooled",
+        f"{task.score}_worst10",
+        column_name(task.score, fine_tuned=True),
+        column_name(task.score, "validation"),
+        column_name(task.score, "unseen"),
+        column_name(task.score, "unseen", fine_tuned=True),
+    )
+    for task in TASKS.values()
+}
+"""Columns whose last number is shown, by task."""
 
 
 class Overview:
@@ -43,11 +47,13 @@ class Overview:
             self._rounds_with_traffic += 1
             for direction in self._bits:
                 self._bits[direction] += numbers[f"bits_{direction}"]
-        for name in LAST_COLUMNS:
+        task = task_of_columns(row)
+        for name in LAST_COLUMNS[task.name]:
             if name in numbers:
                 self._values[f"last_{name}"] = numbers[name]
-        if numbers.get("accuracy", -1) > self._values.get("best_accuracy", -1):
-            self._values["best_accuracy"] = numbers["accuracy"]
+        best = f"best_{task.score}"
+        if task.is_better(numbers.get(task.score), self._values.get(best)):
+            self._values[best] = numbers[task.score]
             self._values["best_round"] = numbers["round"]
         layer_entries = [value for key, value in numbers.items() if key.startswith(PERSONAL_PREFIX)]
         if layer_entries:
@@ -61,7 +67,7 @@ class Overview:
     def fields(self) -> dict[str, float]:
         """Return the numbers by names without dots, which all panels of W&B can use.
 
-        last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median.
+        last_*, best_*: percent, but for those of a regression. bits_*_per_client: mean over rounds. seconds_per_round: median.
         personal_entries: of all tensors, after the last round that counts them.
         """
         fields = dict(self._values)

@@ -17,14 +17,18 @@ MAX_NAME_LENGTH = 20
 
 
 def partition_png(
-    label_counts: Any, title: str, client_names: Sequence[str] = (), class_names: Sequence[str] = ()
+    label_counts: Any,
+    title: str,
+    client_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    sizes: Sequence[int] = (),
 ) -> bytes:
     """Return the picture of `draw_partition` as a png file.
 
     It is cached, as the runs of a sweep may have the partition in common.
     """
     counts = tuple(map(tuple, np.asarray(label_counts).tolist()))
-    return _cached_png(counts, title, tuple(client_names), tuple(class_names))
+    return _cached_png(counts, title, tuple(client_names), tuple(class_names), tuple(sizes))
 
 
 @lru_cache(maxsize=4)
@@ -33,9 +37,10 @@ def _cached_png(
     title: str,
     client_names: tuple[str, ...],
     class_names: tuple[str, ...],
+    sizes: tuple[int, ...],
 ) -> bytes:
     file = io.BytesIO()
-    draw_partition(label_counts, file, title, client_names, class_names)
+    draw_partition(label_counts, file, title, client_names, class_names, sizes)
     return file.getvalue()
 
 
@@ -45,17 +50,19 @@ def draw_partition(
     title: str,
     client_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    sizes: Sequence[int] = (),
 ) -> None:
     """Draw clients x classes as a heat map below each client's sample count.
 
     Darker is more, also in grey.
 
     Args:
-        label_counts: samples `[clients, classes]`.
+        label_counts: samples `[clients, classes]`; without any class the sizes are drawn alone.
         path: a file, its ending gives the format (png, pdf, svg), or an open binary file for png.
         title: of the picture.
         client_names: written where there are at most MAX_NAMES, else clients have numbers.
         class_names: likewise.
+        sizes: each client's sample count, where a sample may have several labels or none.
     """
     drawing.load_matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
@@ -71,6 +78,14 @@ def draw_partition(
     height = float(np.clip(2.3 + classes * (0.3 if has_numbers else 0.16), 3.5, 11))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    if not classes:
+        size_axes = figure.add_subplot()
+        _draw_sizes(size_axes, np.asarray(sizes))
+        size_axes.tick_params(labelbottom=True)
+        size_axes.set_xlabel("client")
+        size_axes.set_title(title, fontsize=10, wrap=True)
+        figure.savefig(path, dpi=150)
+        return
     grid = figure.add_gridspec(2, 2, height_ratios=(1, max(2.0, height - 2)), width_ratios=(60, 1))
     map_axes = figure.add_subplot(grid[1, 0])
     size_axes = figure.add_subplot(grid[0, 0], sharex=map_axes)
@@ -83,7 +98,7 @@ def draw_partition(
         cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest"
     )
     map_axes.set_xlabel("client")
-    map_axes.set_ylabel("class")
+    map_axes.set_ylabel("label" if len(sizes) else "class")
     for axis, names, ticks in (
         (map_axes.xaxis, client_names, 20),
         (map_axes.yaxis, class_names, 12),
@@ -103,7 +118,7 @@ def draw_partition(
             )
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
 
-    _draw_sizes(size_axes, counts.sum(1))
+    _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
     size_axes.set_title(title, fontsize=10, wrap=True)
     map_axes.set_xlim(-0.5, clients - 0.5)
     figure.savefig(path, dpi=150)

@@ -50,6 +50,7 @@ class PartitionRecord:
         trained: what the run's models are trained on.
         client_names: left out if empty.
         class_names: of the picture, which has numbers without.
+        sizes: of the picture, where label counts do not add up to them.
     """
 
     train: Sequence[np.ndarray]
@@ -61,6 +62,7 @@ class PartitionRecord:
     trained: Provenance | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 class RunDirectory:
@@ -320,7 +322,11 @@ class RunDirectory:
         self._write("partition.npz", archive.getvalue())
         if not (self.path / "partition.png").exists():
             picture = partition_png(
-                record.label_counts, record.title, record.client_names, record.class_names
+                record.label_counts,
+                record.title,
+                record.client_names,
+                record.class_names,
+                record.sizes,
             )
             self._write("partition.png", picture)
 

@@ -18,7 +18,7 @@ import numpy as np
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.columns import METRICS, PERSONAL_PREFIX
+from fedpfl.record.columns import METRICS, PERSONAL_PREFIX, task_of_columns
 from fedpfl.record.mirror import ServiceLogger, service_run_id
 
 MAX_BINS = 512  # W&B's limit for a histogram
@@ -127,7 +127,7 @@ class WandbLogger(ServiceLogger):
                 self._defined_metrics.add(name)
                 self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
         logged = dict(values)
-        is_evaluated = row.get("accuracy") is not None
+        is_evaluated = row.get(task_of_columns(row).score) is not None
         layer_entries = [
             float(value) for key, value in values.items() if key.startswith(PERSONAL_PREFIX)
         ]

@@ -14,7 +14,7 @@ import pandas as pd
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
-from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names
+from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names, validation_column
 from fedpfl.report.fairness import (
     HarmStatistics,
     count_changes,
@@ -359,7 +359,11 @@ def _final_metrics(a: Group, b: Group, heading: str, select: str) -> list[Paired
 
 def _judged_row(run: Run, select: str) -> pd.Series:
     """Return the evaluation that a run is judged by, empty without any."""
-    return best_round(run.evaluations) if select == "validation" else run.last_evaluation
+    return (
+        best_round(run.evaluations, validation_column(run.task))
+        if select == "validation"
+        else run.last_evaluation
+    )
 
 
 def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:

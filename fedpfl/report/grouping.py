@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
+from fedpfl.ground.tasks import CLASSIFICATION, Task
 from fedpfl.report import labels
 from fedpfl.report.filters import value_when_off
 from fedpfl.report.names import METHOD_TITLES
@@ -17,6 +19,28 @@ from fedpfl.report.text import format_range, join_few
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+
+
+def common_task(runs: Iterable[Run]) -> Task:
+    """Return the task of all runs; classification without any.
+
+    Raises:
+        FedpflError: they are of several tasks, whose scores do not stand side by side.
+    """
+    tasks = {run.task.name: run.task for run in runs} or {CLASSIFICATION.name: CLASSIFICATION}
+    if len(tasks) > 1:
+        raise FedpflError(
+            f"these runs are of several tasks ({', '.join(sorted(tasks))}), which have no score in "
+            f"common; choose some with --where task={min(tasks)}"
+        )
+    return next(iter(tasks.values()))
+
+
+def task_metric(metric: str, task: Task) -> str:
+    """Return the column for a task of what classification has under `metric`: rmse for accuracy."""
+    if task is CLASSIFICATION:
+        return metric
+    return metric.replace(CLASSIFICATION.score, task.score)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +71,11 @@ class Group:
     def title(self) -> str:
         """Return method, data set and partition."""
         return f"{self.method} on {self.setting}"
+
+    @property
+    def task(self) -> Task:
+        """Return what its labels are for."""
+        return self.runs[0].task
 
     @property
     def reported_runs(self) -> tuple[Run, ...]:

@@ -17,6 +17,7 @@ import pandas as pd
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import run_status
+from fedpfl.ground.tasks import Task, configured_task
 from fedpfl.record import digests
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE, PERSONAL_PREFIX, column_names
 from fedpfl.report.names import METHOD_TITLES
@@ -34,7 +35,6 @@ STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken"
 STALE_SECONDS = 600.0
 """Where no lock tells, a directory unchanged for longer is taken to have no writer."""
 SIMULATED = "sim_hours"
-_REQUIRED_COLUMNS = ("round", "accuracy")
 
 
 class MaskOverlap(NamedTuple):
@@ -106,6 +106,11 @@ class Run:
     identity: str
     fingerprint: str
 
+    @property
+    def task(self) -> Task:
+        """Return what its labels are for."""
+        return configured_task(self.config)
+
     @cached_property
     def rounds(self) -> pd.DataFrame:
         """Return one row per round, ascending; nan where a cell is empty.
@@ -114,9 +119,9 @@ class Run:
             FedpflError: rounds.csv is damaged.
         """
         if self._is_absent("rounds.csv"):
-            return pd.DataFrame(columns=_REQUIRED_COLUMNS, dtype=float)
+            return pd.DataFrame(columns=("round", self.task.score), dtype=float)
         frame = read_numbers(self.path, "rounds.csv", self.summary)
-        for name in _REQUIRED_COLUMNS:
+        for name in ("round", self.task.score):
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
         number = frame["round"]
@@ -203,11 +208,11 @@ class Run:
     def evaluations(self) -> pd.DataFrame:
         """Return the rounds after which all clients were evaluated.
 
-        They lack an accuracy where a model was not finite.
+        They lack a score where a model was not finite.
         """
         if self.is_untrained:
             return self.rounds.iloc[:0]
-        is_evaluated = self.rounds["accuracy"].notna()
+        is_evaluated = self.rounds[self.task.score].notna()
         if "eval_seconds" in self.rounds:
             is_evaluated |= self.rounds["eval_seconds"].notna()
         return self.rounds[is_evaluated]
@@ -330,8 +335,9 @@ class Run:
         clients that take part are than those that never do.
         """
         if name == "gap":
-            seen_accuracy = self.metric_value("accuracy", row)
-            return seen_accuracy - self.metric_value("unseen_accuracy", row)
+            seen_score = self.metric_value(self.task.score, row)
+            gap = seen_score - self.metric_value(f"unseen_{self.task.score}", row)
+            return gap if self.task.is_higher_better else -gap
         if name == "hours":
             return self.summary_number(name)
         if name == "seconds":
@@ -348,13 +354,17 @@ class Run:
 
         Args:
             row: a row of `rounds`.
-            percent: count up to the first evaluation of this accuracy instead.
+            percent: count up to the first evaluation that reaches this score instead.
         """
         if "sim_seconds" not in self.rounds:
             return math.nan
         if percent:
             evaluations = self.evaluations
-            target_rows = evaluations[evaluations["accuracy"] >= float(percent)]
+            scores = evaluations[self.task.score]
+            is_reached = scores >= float(percent)
+            if not self.task.is_higher_better:
+                is_reached = scores <= float(percent)
+            target_rows = evaluations[is_reached]
             row = target_rows.iloc[0] if len(target_rows) else {}
         is_before = self.rounds["round"] <= row.get("round", math.nan)
         if not is_before.any():

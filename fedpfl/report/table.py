@@ -283,14 +283,29 @@ def _format_age(value: float) -> str:
     return f"{seconds} s"
 
 
-def mark_best(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
+def mark_best(
+    cells: Sequence[Cell],
+    finished: Sequence[bool],
+    kind: str = "percent",
+    is_lowest_best: bool = False,
+) -> None:
     """Mark the best and the second cell, by the digits that are shown.
 
     Unfinished runs compete only where there are no finished ones; one number is no best, and after
     two there is no second.
+
+    Args:
+        cells: the cells.
+        finished: whether the runs of each are.
+        kind: `percent` or `short`, as in `format_number`.
+        is_lowest_best: which end is the better one.
     """
+
+    def round_as_shown(value: float) -> float:
+        return round(value, 2) if kind == "percent" else float(f"{value:.4g}")
+
     candidates = [
-        (round(cell.value, 2), is_finished, cell)
+        (round_as_shown(cell.value), is_finished, cell)
         for cell, is_finished in zip(cells, finished, strict=True)
         if isinstance(cell.value, float) and not math.isnan(cell.value)
     ]
@@ -298,7 +313,7 @@ def mark_best(cells: Sequence[Cell], finished: Sequence[bool]) -> None:
     candidates = finished_candidates or candidates
     if len(candidates) < 2:
         return
-    values = sorted((value for value, *_ in candidates), reverse=True)
+    values = sorted((value for value, *_ in candidates), reverse=not is_lowest_best)
     for value, _, cell in candidates:
         if value == values[0]:
             cell.mark = "best"

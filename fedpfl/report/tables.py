@@ -12,8 +12,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.record.columns import METRICS, VALIDATION_ACCURACY, Metric
-from fedpfl.report.grouping import Group, group_by, groups, shared_settings_note
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
+from fedpfl.record.columns import METRICS, Metric, validation_column
+from fedpfl.report.grouping import (
+    Group,
+    common_task,
+    group_by,
+    groups,
+    shared_settings_note,
+    task_metric,
+)
 from fedpfl.report.run import SIMULATED, Run
 from fedpfl.report.table import Column, Table, mark_best, seed_statistics
 from fedpfl.report.text import format_range, join_few
@@ -40,7 +48,7 @@ DEFAULT_COLUMNS = {
     "accuracy_worst10": 3,
     "ft_accuracy": 2,
     "ft_accuracy_pooled": 5,
-    VALIDATION_ACCURACY: 4,
+    "val_accuracy": 4,
     "unseen_accuracy": 2,
     "unseen_accuracy_worst10": 5,
     "unseen_ft_accuracy": 3,
@@ -57,9 +65,9 @@ DEFAULT_COLUMNS = {
     "seeds": 0,
     "status": 0,
 }
-"""The columns shown by default, each with its `spare`."""
+"""The columns shown by default, each with its `spare`; see `_default_columns`."""
 _OPTIONAL_COLUMNS = (
-    VALIDATION_ACCURACY,
+    "val_accuracy",
     "unseen_accuracy",
     "unseen_accuracy_worst10",
     "unseen_ft_accuracy",
@@ -77,7 +85,8 @@ _MEANINGS = {
     "fine-tuned": f"fine-tuned: after {_EPOCHS}",
     "F1": "F1: of the classes that a client has or that are predicted, mean over clients",
     "balanced": "balanced: recall of the classes that a client has, mean over clients",
-    "AUROC": "AUROC: of these classes one against the rest, mean over the clients with two or more",
+    "AUROC": "AUROC: of a class against the rest, or of a label, averaged over those that a client "
+    "has with and without, then over clients",
     "ECE": "ECE: expected calibration error in 15 bins, mean over clients",
     "common": "common: on everybody's test samples",
     "validation": "validation: on held-out training samples",
@@ -158,20 +167,23 @@ def accuracy_table(
         every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds
             only (published: 100).
         beside: returns what is published.
-        chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS.
+        chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS, with the task's score in
+            place of the accuracy.
 
     Raises:
-        FedpflError: the selection or a column is unknown.
+        FedpflError: the selection or a column is unknown, or runs are of several tasks.
     """
     available_columns = _available_columns(select, chosen)
 
     # ---- Step 1: a record per configuration.
     shown_groups = groups(runs)
+    task = common_task(group.runs[0] for group in shown_groups)
+    default_columns = _default_columns(task)
     if beside:
         published = beside(shown_groups)
     else:
         published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
-    keys = tuple(dict.fromkeys(chosen or DEFAULT_COLUMNS))
+    keys = tuple(dict.fromkeys(chosen or default_columns))
     records = [
         _make_record(group, select, every, keys, published_value)
         for group, published_value in zip(shown_groups, published.values, strict=True)
@@ -179,7 +191,8 @@ def accuracy_table(
 
     # ---- Step 2: columns, by default without those that these runs do not have.
     if not chosen:
-        keys = tuple(key for key in keys if key not in _OPTIONAL_COLUMNS or _has_any(records, key))
+        optional_columns = {task_metric(key, task) for key in _OPTIONAL_COLUMNS}
+        keys = tuple(key for key in keys if key not in optional_columns or _has_any(records, key))
     epochs = f"{_describe_epochs(shown_groups)} more"
     columns = dict(ROW_COLUMNS)
     for key in keys:
@@ -187,7 +200,7 @@ def accuracy_table(
         meaning = column.meaning.replace(_EPOCHS, epochs)
         columns[key] = replace(
             column,
-            spare=0 if chosen else DEFAULT_COLUMNS[key],
+            spare=0 if chosen else default_columns[key],
             meaning=published.meaning if key == "published" else meaning,
         )
     frame = pd.DataFrame(records)
@@ -204,6 +217,22 @@ def accuracy_table(
     table = Table.of(records, columns, frame=frame[csv_columns], caption=caption, notes=notes, by=2)
     _mark_best_of_blocks(table, [*columns], shown_groups)
     return table
+
+
+def _default_columns(task: Task) -> dict[str, int]:
+    """Return the columns shown by default, each with its `spare`."""
+    if task is CLASSIFICATION:
+        return DEFAULT_COLUMNS
+    columns = {}
+    for key, spare in DEFAULT_COLUMNS.items():
+        name = task_metric(key, task)
+        # Points are percent, and what is better is less in a regression.
+        is_of_points = name == "gap" and not task.unit
+        if name in COLUMNS and COLUMNS[name].group != "published" and not is_of_points:
+            columns[name] = spare
+        if key == "accuracy_worst10":
+            columns["r2" if task is REGRESSION else "f1"] = 2
+    return columns
 
 
 def _available_columns(select: str, chosen: Sequence[str]) -> dict[str, Column]:
@@ -234,10 +263,14 @@ def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequen
             for row_index in row_indices
         ]
         for column_index, key in enumerate(keys):
-            is_ranked = key in METRICS and METRICS[key].best == "max"
-            if is_ranked and key != VALIDATION_ACCURACY:
+            if key not in METRICS or key == validation_column(shown_groups[0].task):
+                continue
+            metric = METRICS[key]
+            # Errors are scores of a regression, and losses of other tasks none.
+            is_error = metric.best == "min" and metric.tasks == (REGRESSION.name,)
+            if metric.best == "max" or (is_error and metric.is_evaluated):
                 cells = [table.rows[row_index][column_index] for row_index in row_indices]
-                mark_best(cells, finished)
+                mark_best(cells, finished, metric.kind, is_lowest_best=is_error)
 
 
 def judged_rows(
@@ -252,24 +285,26 @@ def judged_rows(
         group: the group.
         select: as in `accuracy_table`.
         every: as in `accuracy_table`.
-        by: with `best-checkpoint`, the column that is greatest in the row; a cohort's column is
-            known in every round, others where all were evaluated.
+        by: with `best-checkpoint`, the column that is best in the row; a cohort's column is known
+            in every round, others where all were evaluated. `accuracy` means the task's score.
 
     Returns:
         A row of each run that has one. With `validation`, none of any run where one has no
         validation accuracy.
     """
     candidates = {}
+    by = task_metric(by, group.task)
     for run in group.reported_runs:
         rows = run.rounds if by.startswith("cohort_") else run.evaluations
         if len(rows):
             candidates[run] = rows
-    # Accuracy rises with rounds: unfinished seeds are comparable only up to the shortest.
+    # Scores get better with rounds: unfinished seeds are comparable only up to the shortest.
     if candidates and group.reported_runs[0].status != "finished":
         last_common_round = min(rows["round"].iloc[-1] for rows in candidates.values())
         for run, rows in candidates.items():
             candidates[run] = rows[rows["round"] <= last_common_round]
-    selection_column = {"best-checkpoint": by, "validation": VALIDATION_ACCURACY}.get(select, "")
+    validation = validation_column(group.task)
+    selection_column = {"best-checkpoint": by, "validation": validation}.get(select, "")
     selected = {}
     for run, rows in candidates.items():
         if select == "best-checkpoint":
@@ -283,18 +318,20 @@ def judged_rows(
     return selected
 
 
-def best_round(rows: pd.DataFrame, by: str = VALIDATION_ACCURACY) -> pd.Series:
-    """Return the first row with the greatest value of a column.
+def best_round(rows: pd.DataFrame, by: str) -> pd.Series:
+    """Return the first row with the best value of a column.
 
     It is empty where no row has a number there.
     """
     if by in rows and rows[by].notna().any():
+        if by in METRICS and METRICS[by].best == "min":
+            return rows.loc[rows[by].idxmin()]
         return rows.loc[rows[by].idxmax()]
     return pd.Series(dtype=float)
 
 
 def no_validation_error(group: Group) -> FedpflError:
-    """Return the error that no round can be chosen by validation accuracy."""
+    """Return the error that no round can be chosen by validation samples."""
     if any(run.is_untrained for run in group.reported_runs):
         return FedpflError(
             f"{group.title}: no client has made a step, so there is no round to choose"
@@ -325,7 +362,7 @@ def empty_cell_notes(
     without_accuracy = []
     for group in shown_groups:
         for run, row in judged_rows(group, select, every, by).items():
-            if math.isnan(row.get(by, math.nan)):
+            if math.isnan(row.get(task_metric(by, group.task), math.nan)):
                 place = f"seed {run.seed}, round {int(row['round'])}"
                 without_accuracy.append(f"{group.title} ({place})")
     return (
@@ -419,7 +456,8 @@ def _newcomer_notes(shown_groups: Sequence[Group]) -> list[str]:
 
 def _sends_no_model(run: Run) -> bool:
     rounds = run.rounds
-    if "unseen_accuracy" not in rounds or not rounds["unseen_accuracy"].isna().all():
+    column = f"unseen_{run.task.score}"
+    if column not in rounds or not rounds[column].isna().all():
         return False
     return run.per_client("values_down") == 0
 
@@ -494,14 +532,17 @@ def _make_record(
         "status": group.status,
     }
     record = row_cells(group)
-    for key in dict.fromkeys((*keys, "accuracy", "accuracy_pooled")):
+    compared_keys = ("accuracy", "accuracy_pooled") if group.task is CLASSIFICATION else ()
+    for key in dict.fromkeys((*keys, *compared_keys)):
         if key not in fields and not key.startswith("difference"):
             values = [run.metric_value(key, row) for run, row in rows.items()]
             record |= seed_statistics(key, values)
-    differences = {
-        "difference": record["accuracy"] - published,
-        "difference_pooled": record["accuracy_pooled"] - published,
-    }
+    differences = dict.fromkeys(("difference", "difference_pooled"), math.nan)
+    if compared_keys:
+        differences = {
+            "difference": record["accuracy"] - published,
+            "difference_pooled": record["accuracy_pooled"] - published,
+        }
     return record | fields | differences
 
 
@@ -517,17 +558,19 @@ def _describe_epochs(shown_groups: Iterable[Group]) -> str:
 
 
 def _make_caption(shown_groups: list[Group], select: str, every: int) -> str:
+    task = common_task(group.runs[0] for group in shown_groups)
     evaluation = "the last evaluation"
     if select == "best-checkpoint":
         evaluation = "the best evaluation"
         if every > 1:
             evaluation += f" after a multiple of {every} rounds"
     elif select == "validation":
-        evaluation = "the first evaluation of the best validation accuracy"
+        evaluation = f"the first evaluation of the best validation {task.score_word}"
     has_one_setting = len({group.setting for group in shown_groups}) == 1
     seeds = {}
     for group in shown_groups:
         judged_runs = judged_rows(group, select, every) or group.reported_runs
         title = group.method if has_one_setting else group.title
         seeds[title] = [run.seed for run in judged_runs]
-    return f"Test accuracy in percent at {evaluation}; {describe_seeds(seeds)}."
+    unit = " in percent" if task.unit else ""
+    return f"Test {task.score_word}{unit} at {evaluation}; {describe_seeds(seeds)}."

@@ -10,7 +10,13 @@ from fedpfl.record.columns import ALMOST_NOBODY_SHARE
 
 PATIENCE = 3
 """Rounds before a run is said to train almost nobody; one empty round may be chance."""
-MODEL_COLUMNS = ("cohort_before", "cohort_after", "train_loss")
+MODEL_COLUMNS = (
+    "cohort_before",
+    "cohort_after",
+    "cohort_loss_before",
+    "cohort_loss_after",
+    "train_loss",
+)
 """Columns that would show a model of which no client has trained a part."""
 
 

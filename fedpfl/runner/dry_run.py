@@ -236,7 +236,7 @@ def rehearse_run(plan: Plan, path: Path, cache: RunCache) -> Rehearsal:
     state_bytes = sum(map(tree.nbytes, state.rows.trees))
     outlook = RunOutlook(
         path=path,
-        label_counts=ClientTable(run).label_counts,
+        sample_counts=ClientTable(run).sample_counts,
         backend_name=backend.name,
         state_bytes=state_bytes,
         needs=needs,

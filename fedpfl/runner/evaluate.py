@@ -147,7 +147,7 @@ def _evaluate_federation(
     for prefix, counts in counts_by_prefix.items():
         _add_client_scores(evaluation, federation, prefix, counts)
         if not diverged_clients:
-            means = summarize_scores(counts)
+            means = summarize_scores(counts, run.task)
             evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
 
     # ---- Step 3: each client's model on everybody's samples.
@@ -178,7 +178,7 @@ def _make_call(
         clients=list(range(federation.clients)),
         tuning=tuning,
         before_evaluation=make_adaptation(run, state),
-        measures=run.settings.metrics,
+        measures=(*run.settings.metrics, *run.task.measures),
         common_federation=common,
     )
 
@@ -187,7 +187,7 @@ def _add_client_scores(
     evaluation: Evaluation, federation: Federation, prefix: str, counts: Counts
 ) -> None:
     """Add each client's scores, newcomers' in the columns of those that take part."""
-    for name, values in scores_per_client(counts).items():
+    for name, values in scores_per_client(counts, federation.task).items():
         column = f"{prefix.removeprefix('unseen_')}{name}"
         column_values = evaluation.clients.setdefault(column, {})
         for client, value in enumerate(values):

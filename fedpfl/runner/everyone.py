@@ -10,6 +10,7 @@ import torch
 from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.rundir import PartitionRecord, RunDirectory
 
 
@@ -39,6 +40,7 @@ class ClientTable:
 
     Attributes:
         label_counts: samples by label, `[clients, classes]`, in the order of the partition.
+        sample_counts: all samples, `[clients]`.
         client_names: in the order of the partition, empty where clients are numbers alone.
     """
 
@@ -52,7 +54,10 @@ class ClientTable:
             for index in range(federation.clients)
         ]
         counts = torch.cat([federation.label_counts() for federation in federations])
-        self.label_counts = counts[torch.tensor(numbers).argsort()]
+        order = torch.tensor(numbers).argsort()
+        self.label_counts = counts[order]
+        sizes = torch.cat([federation.sample_counts() for federation in federations])
+        self.sample_counts = sizes[order]
         self.client_names = tuple(
             federation.client_names[client]
             for federation, client in self._clients
@@ -72,6 +77,9 @@ class ClientTable:
         }
         federation = run.federation
         partition_text = describe_choice(run.config["partition"])
+        sizes: tuple[int, ...] = ()
+        if federation.task is not CLASSIFICATION:
+            sizes = tuple(self.sample_counts.tolist())
         title = f"{federation.name}, {run.settings.clients} clients, {partition_text}"
         directory.write_partition(
             PartitionRecord(
@@ -82,6 +90,7 @@ class ClientTable:
                 trained=run.origin.trained,
                 client_names=self.client_names,
                 class_names=federation.class_names,
+                sizes=sizes,
             )
         )
 

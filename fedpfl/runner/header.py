@@ -16,11 +16,13 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
 from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
+from fedpfl.record.columns import task_of_columns
 from fedpfl.record.forecast import Forecast, Schedule
 from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
@@ -36,7 +38,7 @@ class RunOutlook:
 
     Attributes:
         path: the run directory.
-        label_counts: samples by label, `[clients, classes]`.
+        sample_counts: each client's samples.
         backend_name: of the backend that computes the clients.
         state_bytes: bytes of the client states that are there.
         needs: what the run will hold.
@@ -45,7 +47,7 @@ class RunOutlook:
     """
 
     path: Path
-    label_counts: torch.Tensor
+    sample_counts: torch.Tensor
     backend_name: str
     state_bytes: int
     needs: ResourceNeeds
@@ -143,7 +145,7 @@ def make_run_info(
 def format_header(run: Run, outlook: RunOutlook) -> list[str]:
     """Return the first lines that a user sees of a run."""
     federation = run.federation
-    sample_counts = outlook.label_counts.sum(1)
+    sample_counts = outlook.sample_counts
     quantiles = (sample_counts.min(), sample_counts.median(), sample_counts.max())
     quantiles_text = "/".join(f"{int(count):,}" for count in quantiles)
     shape = "x".join(map(str, federation.shape))
@@ -157,7 +159,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
     lines += [
         (
             f"data set    {federation.name}: {len(federation.y):,} samples {shape}, "
-            f"{federation.classes} classes"
+            f"{_describe_labels(federation)}"
         ),
         (
             f"clients     {federation.clients}, {run.cohort} per round; samples min/median/max "
@@ -200,6 +202,14 @@ def _describe_memory(run: Run, outlook: RunOutlook) -> str:
     )
 
 
+def _describe_labels(federation: Federation) -> str:
+    """Return what a network answers for a sample."""
+    if federation.task is REGRESSION:
+        return "a number each"
+    things = "classes" if federation.task is CLASSIFICATION else "labels"
+    return f"{federation.classes} {things}"
+
+
 def _describe_absent_clients(run: Run) -> str:
     """Say how many clients never train, and how many are newcomers; "" for none."""
     text = ""
@@ -235,7 +245,7 @@ def introduce_run(
     progress: Progress,
     group: str,
     backend: engine.Backend,
-    label_counts: torch.Tensor,
+    sample_counts: torch.Tensor,
     needs: ResourceNeeds,
     forecast: Forecast | None = None,
 ) -> RunInfo:
@@ -246,7 +256,7 @@ def introduce_run(
         progress: how far it is.
         group: of the run in loggers, such as its experiment.
         backend: what computes the clients.
-        label_counts: samples by label, `[clients, classes]`.
+        sample_counts: each client's samples.
         needs: what the run will hold.
         forecast: seconds of its parts, None where they were not timed.
     """
@@ -263,7 +273,7 @@ def introduce_run(
         )
     outlook = RunOutlook(
         path=directory.path,
-        label_counts=label_counts,
+        sample_counts=sample_counts,
         backend_name=backend.name,
         state_bytes=state_bytes,
         needs=needs,
@@ -301,13 +311,14 @@ def report_finished(directory: RunDirectory, quiet: bool) -> None:
         quiet: whether notes go to run.log alone.
     """
     last_row = directory.summary.get("last", {})
+    task = task_of_columns(last_row)
     titles = {
-        "accuracy": "mean over clients",
-        "accuracy_pooled": "pooled",
-        "ft_accuracy": "after fine-tuning",
+        task.score: "mean over clients",
+        f"{task.score}_pooled": "pooled",
+        f"ft_{task.score}": "after fine-tuning",
     }
     accuracies = [
-        f"{last_row[name]:.2f} % {title}"
+        f"{task.describe_score(last_row[name])} {title}"
         for name, title in titles.items()
         if last_row.get(name) is not None
     ]

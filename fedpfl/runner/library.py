@@ -345,11 +345,11 @@ class Trained(Models):
 
     def __repr__(self) -> str:
         tables = self._tables
-        accuracies = tables.evaluations["accuracy"].dropna()
-        accuracy_text = f", {accuracies.iloc[-1]:.2f} %" if len(accuracies) else ""
+        scores = tables.evaluations[tables.task.score].dropna()
+        score_text = f", {tables.task.describe_score(scores.iloc[-1])}" if len(scores) else ""
         return (
             f"<{tables.method} on {tables.dataset}: {self.status}, {tables.rounds_done} of "
-            f"{tables.rounds_planned} rounds{accuracy_text}, {self.path}>"
+            f"{tables.rounds_planned} rounds{score_text}, {self.path}>"
         )
 
     def __len__(self) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 
 from fedpfl import engine
 from fedpfl.config.plan import Run
-from fedpfl.engine.evaluate import pooled_accuracy
+from fedpfl.engine.evaluate import pooled_accuracy, pooled_loss
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.columns import round_columns
 from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
 from fedpfl.runner.evaluate import Evaluation, evaluate_clients
@@ -36,7 +37,7 @@ class Round(Models):
         run: what is played.
         state: what server and clients hold after the round.
         row: the row of rounds.csv; None where nothing was measured.
-        clients: percent correct by column and client; {} unless all were evaluated.
+        clients: scores by column and client; {} unless all were evaluated.
         matrix: accuracy of each client's model on each client's test samples, `[clients, clients]`,
             where `eval.common` asks for it.
         notes: lines for the user.
@@ -102,7 +103,7 @@ def train_rounds(
         row |= _measure_training(run, state, outcome)
         attendance.count_round(outcome, len(cohort), clock_columns)
         if not attendance.has_steps:
-            row |= dict.fromkeys(MODEL_COLUMNS)
+            row |= dict.fromkeys(name for name in MODEL_COLUMNS if name in row)
         row["seconds"] = time.monotonic() - start_time
         cohort = _pick_cohort(run, state, drawn_cohorts)
         is_last = cohort is None
@@ -152,7 +153,9 @@ def _list_columns(run: Run) -> tuple[str, ...]:
         column_groups.append("system")
     if run.account:
         column_groups.append("privacy")
-    return round_columns(bool(run.federation.validation), bool(run.newcomers), column_groups)
+    return round_columns(
+        bool(run.federation.validation), bool(run.newcomers), column_groups, run.task
+    )
 
 
 def _train_cohort(
@@ -200,10 +203,19 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
         raise Diverged(
             "training diverged: the server's numbers are not finite after the round; lower local.lr"
         )
+    if run.task is CLASSIFICATION:
+        cohort_scores = {
+            "cohort_before": pooled_accuracy(outcome.before),
+            "cohort_after": pooled_accuracy(outcome.after),
+        }
+    else:
+        cohort_scores = {
+            "cohort_loss_before": pooled_loss(outcome.before),
+            "cohort_loss_after": pooled_loss(outcome.after),
+        }
     columns = {
         "participants": len(outcome.loss),
-        "cohort_before": pooled_accuracy(outcome.before),
-        "cohort_after": pooled_accuracy(outcome.after),
+        **cohort_scores,
         "train_loss": float(outcome.loss.mean()) if outcome.cohort else None,
         **outcome.traffic._asdict(),
         **outcome.metrics,

@@ -164,7 +164,7 @@ class Progress:
         directory: its run directory; a stand-in in processes beside the first.
         started: when this process began with it, by the monotonic clock.
         state: what server and clients hold after the last finished round.
-        best_row: the evaluated row of the best accuracy.
+        best_row: the evaluated row of the best score.
         last_row: the last evaluated row.
         earlier_seconds: time that the run took before this process.
         recorded_engine: the engine that computed rounds before this process.
@@ -232,8 +232,8 @@ class Progress:
         self._row_writes = self.state.rows.writes
         if played_round.is_evaluated:
             self.last_row = dict(played_round.row)  # callbacks may change theirs
-            accuracy = self.last_row["accuracy"]
-            if accuracy is not None and accuracy > self.best_row.get("accuracy", -1):
+            task = self.run.task
+            if task.is_better(self.last_row[task.score], self.best_row.get(task.score)):
                 self.best_row = self.last_row
         if engine_record != self.engine_record:
             self.engine_record = dict(engine_record)
@@ -359,9 +359,14 @@ def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) ->
         if (metric.fine_tuned and not is_finetuned) or (is_of_evaluation and not is_evaluated):
             table[-1][position] = ""
     text = "".join(map(rounds.format_row, (header, *table)))
-    rows = [row for row in rounds.read_rows(text) if row["accuracy"] is not None]
+    score = run.task.score
+    rows = [row for row in rounds.read_rows(text) if row[score] is not None]
+    best_row: dict[str, Any] = {}
+    for row in rows:
+        if run.task.is_better(row[score], best_row.get(score)):
+            best_row = row
     return {
-        "best": max(rows, key=lambda row: row["accuracy"] or 0.0, default={}),
+        "best": best_row,
         "last": rows[-1] if rows else {},
         "files": {**files, "rounds.csv": text},
     }

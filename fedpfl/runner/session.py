@@ -148,7 +148,7 @@ class _Session:
             progress=self.progress,
             group=experiment or run.federation.name,
             backend=self.backend,
-            label_counts=self.client_table.label_counts,
+            sample_counts=self.client_table.sample_counts,
             needs=needs,
             forecast=forecast,
         )
@@ -188,7 +188,7 @@ def _record_round(
     if played_round.is_evaluated:
         directory.write_clients(client_table.make_rows(played_round.clients))
     elif played_round.is_last:  # nobody has made a step
-        directory.write_clients(client_table.make_rows({"accuracy": {}}))
+        directory.write_clients(client_table.make_rows({progress.run.task.score: {}}))
     if played_round.matrix:
         directory.write_clients(client_table.make_matrix_rows(played_round.matrix), "common.csv")
     directory.row(played_round.row)
@@ -206,9 +206,10 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
         progress.save_if_left()
         raise
     except TrialPruned:
+        side = "below" if run.task.is_higher_better else "above"
         reason = (
             f"given up after round {progress.state.round}: "
-            "its validation accuracy is below the others' median"
+            f"its validation {run.task.score_word} is {side} the others' median"
         )
         callbacks.on_end("interrupted", {**directory.summary, "error": reason})
         raise

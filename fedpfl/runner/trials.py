@@ -1,4 +1,4 @@
-"""Search for hyperparameters with Optuna, by validation accuracy alone (`hydra/sweeper=optuna`).
+"""Search for hyperparameters with Optuna, by the validation score alone (`hydra/sweeper=optuna`).
 
 A study is a function of its configuration, seed and search space: killed anywhere, the same command
 ends in the same trials. So each proposal has random numbers of its own, and the study is told of
@@ -25,7 +25,8 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from fedpfl.config.overrides import requote_word
 from fedpfl.config.plan import Plan, build_run
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.record.columns import VALIDATION_ACCURACY
+from fedpfl.ground.tasks import CLASSIFICATION, TASKS, Task
+from fedpfl.record.columns import task_of_columns, validation_column
 from fedpfl.record.console import format_duration
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
@@ -41,7 +42,7 @@ ShouldPrune = Callable[[int, Mapping[str, Any] | None], bool]
 The row is None when a run begins or goes on.
 """
 Outcome = Literal["", "given up", "diverged", "untrained"]
-"""Why a trial has no validation accuracy, "" where it has one."""
+"""Why a trial has no validation score, "" where it has one."""
 DATABASE = "trials.db"
 
 
@@ -70,11 +71,12 @@ class SearchResult:
 
     Attributes:
         overrides: the words that were chosen.
-        value: their validation accuracy in percent.
+        value: their validation score, such as the accuracy in percent.
         trials: number of trials by what became of them.
         rounds: played by all of them.
         study: Optuna's, for figures.
         space: its distributions by key.
+        task: whose score it searched by.
     """
 
     overrides: tuple[str, ...]
@@ -83,6 +85,7 @@ class SearchResult:
     rounds: int
     study: optuna.Study = field(repr=False)
     space: Mapping[str, Any] = field(default_factory=dict)
+    task: Task = CLASSIFICATION
 
 
 search_results: list[SearchResult] = []
@@ -94,10 +97,10 @@ class TrialResult:
     """Hold what became of a trial.
 
     Attributes:
-        value: its validation accuracy in percent, None where `lost` says why there is none.
+        value: its validation score, None where `lost` says why there is none.
         rounds: that it played.
         directory: of its run.
-        lost: why it has no validation accuracy.
+        lost: why it has no validation score.
     """
 
     value: float | None
@@ -214,6 +217,7 @@ class SearchSettings:
         startup: proposals at random, before which nothing is given up either.
         warmup: rounds before which nothing is given up.
         seed: of the proposals.
+        task: whose score is searched by.
     """
 
     trials: int
@@ -221,6 +225,7 @@ class SearchSettings:
     startup: int
     warmup: int
     seed: int
+    task: Task = CLASSIFICATION
 
 
 class Search:
@@ -254,15 +259,21 @@ class Search:
         with _database_errors(folder):
             self.study = self._open_study()
 
+    @property
+    def task(self) -> Task:
+        """Return the task whose score is searched by."""
+        return self._settings.task
+
     def _open_study(self) -> Any:
         study = _import_optuna().create_study(
             storage=open_storage(self._folder),
             study_name=self._name,
-            direction="maximize",
+            direction="maximize" if self._settings.task.is_higher_better else "minimize",
             load_if_exists=True,
         )
         study.set_user_attr("startup", self._settings.startup)
         study.set_user_attr("warmup", self._settings.warmup)
+        study.set_user_attr("task", self._settings.task.name)
         return study
 
     def forget(self) -> None:
@@ -309,16 +320,16 @@ class Search:
             from fedpfl.report import load  # pandas is slow to load
 
             run = load.read_started_run(path)
-            values = _list_accuracies([*run.rounds.to_dict("records")])
+            values = _list_scores([*run.rounds.to_dict("records")], self._settings.task)
         except FedpflError as error:
             return f"has lost its run ({error})"
         fault = explain_other_origin(run.summary, find_origin(self.to_overrides(trial.params)))
         if fault:
             return f"{fault} ({path})"
         # The run of one that was given up may have gone on since, for an equal proposal.
-        is_equal = run.status == "finished" and max(values, default=None) == value
+        is_equal = run.status == "finished" and _find_best_score(values, run.task) == value
         if is_complete and not is_equal:
-            return f"has another accuracy than its run ({path})"
+            return f"has another {run.task.score_word} than its run ({path})"
         return ""
 
     def run(
@@ -360,7 +371,7 @@ class Search:
                 ended_count = self._count_ended()
                 outcome: str = result.lost
                 if result.value is not None:
-                    outcome = f"validation {result.value:.2f} %"
+                    outcome = f"validation {self._settings.task.describe_score(result.value)}"
                 eta = ""
                 trials_left = self._settings.trials - ended_count
                 if trials_left > 0:
@@ -377,7 +388,8 @@ class Search:
         directory = os.path.relpath(Path(result.directory).resolve(), self._folder)
         stored.set_user_attr("directory", directory)
         if result.value is None and not self.study.trials[trial.number].intermediate_values:
-            stored.report(0.0, 0)  # it diverged before it was judged
+            # It diverged before it was judged.
+            stored.report(0.0 if self._settings.task.is_higher_better else math.inf, 0)
         digest = _digest_trial(self.study.trials[trial.number], result.value)
         stored.set_user_attr("digest", digest)
         if result.value is None:
@@ -446,7 +458,8 @@ class Search:
             raise FedpflError(
                 f"none of {len(trials)} trials came to its end; look at their run.log"
             )
-        best = max(complete_trials, key=lambda trial: (trial.value, -trial.number))
+        sign = 1 if self._settings.task.is_higher_better else -1
+        best = max(complete_trials, key=lambda trial: (sign * trial.value, -trial.number))
         # Equal proposals are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
         return SearchResult(
@@ -459,6 +472,7 @@ class Search:
             rounds=sum(rounds.values()),
             study=self.study,
             space=self._space,
+            task=self._settings.task,
         )
 
 
@@ -491,20 +505,21 @@ def _to_number(value: Any) -> float | None:
 
 
 def read_trial_result(folder: Path, lost: Outcome = "") -> TrialResult:
-    """Read from a trial's directory its validation accuracy, and no other measure.
+    """Read from a trial's directory its validation score, and no other measure.
 
     Args:
         folder: the run directory.
-        lost: why the trial has no validation accuracy, as far as its job knows.
+        lost: why the trial has no validation score, as far as its job knows.
 
     Raises:
         FedpflError: where no sample was held out.
     """
     rows: list[dict[str, float | None]] = []
+    task = CLASSIFICATION
     # A run that is lost may have diverged in the first round.
     if (folder / "rounds.csv").is_file() or not lost:
-        rows = _read_evaluations(folder)
-    values = _list_accuracies(rows)
+        task, rows = _read_evaluations(folder)
+    values = _list_scores(rows, task)
     if not lost and not values and _is_untrained(folder):
         lost = "untrained"
     if not lost and not values:
@@ -513,17 +528,21 @@ def read_trial_result(folder: Path, lost: Outcome = "") -> TrialResult:
             "samples"
         )
     return TrialResult(
-        value=None if lost else max(values),
+        value=None if lost else _find_best_score(values, task),
         rounds=int(rows[-1]["round"] or 0) if rows else 0,
         directory=str(folder),
         lost=lost,
     )
 
 
-def _read_evaluations(folder: Path) -> list[dict[str, float | None]]:
-    """Return rounds and validation accuracies of rounds.csv, and not even read the rest."""
+def _read_evaluations(folder: Path) -> tuple[Task, list[dict[str, float | None]]]:
+    """Return a run's task, and rounds and validation scores of rounds.csv.
+
+    The rest is not even read.
+    """
     text = (folder / "rounds.csv").read_text(encoding="utf-8")
-    return read_rows(text, only=("round", VALIDATION_ACCURACY))
+    task = task_of_columns(text.partition("\n")[0].split(","))
+    return task, read_rows(text, only=("round", validation_column(task)))
 
 
 def _is_untrained(folder: Path) -> bool:
@@ -532,10 +551,15 @@ def _is_untrained(folder: Path) -> bool:
     return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
 
 
-def _list_accuracies(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the validation accuracies in rows of rounds.csv."""
-    values = [row.get(VALIDATION_ACCURACY) for row in rows]
+def _list_scores(rows: Sequence[Mapping[str, Any]], task: Task) -> list[float]:
+    """Return the validation scores in rows of rounds.csv."""
+    values = [row.get(validation_column(task)) for row in rows]
     return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _find_best_score(values: Sequence[float], task: Task) -> float | None:
+    """Return the best of some scores, None without any."""
+    return (max if task.is_higher_better else min)(values, default=None)
 
 
 def _digest_trial(trial: Any, value: float | None) -> str:
@@ -543,7 +567,7 @@ def _digest_trial(trial: Any, value: float | None) -> str:
 
     Args:
         trial: Optuna's.
-        value: its validation accuracy, None where it was given up; Optuna then stores the last one
+        value: its validation score, None where it was given up; Optuna then stores the last one
             that it was told.
     """
     attributes = {key: text for key, text in trial.user_attrs.items() if key != "digest"}
@@ -637,18 +661,20 @@ def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
         study.pruner = optuna.pruners.NopPruner()
     stored = study.trials[number]
     trial = optuna.trial.Trial(study, stored._trial_id)
-    best_accuracy = max(stored.intermediate_values.values(), default=-math.inf)
+    task = TASKS[study.user_attrs.get("task", CLASSIFICATION.name)]
+    best_score = _find_best_score([*stored.intermediate_values.values()], task)
 
     def should_prune(round_number: int, row: Mapping[str, Any] | None) -> bool:
-        nonlocal best_accuracy
+        nonlocal best_score
         if row is not None:
-            accuracy = row.get(VALIDATION_ACCURACY)
-            if accuracy is None or not math.isfinite(accuracy):
+            score = row.get(validation_column(task))
+            if score is None or not math.isfinite(score):
                 return False
-            best_accuracy = max(best_accuracy, accuracy)
+            if task.is_better(score, best_score):
+                best_score = score
             if round_number not in stored.intermediate_values:
-                trial.report(best_accuracy, round_number)
-        return best_accuracy > -math.inf and bool(trial.should_prune())
+                trial.report(best_score, round_number)
+        return best_score is not None and bool(trial.should_prune())
 
     return should_prune
 
@@ -666,7 +692,7 @@ def replay_evaluations(folder: Path, should_prune: ShouldPrune, is_finished: boo
     """
     if not (folder / "rounds.csv").is_file():
         return False
-    rows = _read_evaluations(folder)
+    _, rows = _read_evaluations(folder)
     if is_finished:
         rows = rows[:-1]
     return any(should_prune(int(row["round"] or 0), row) for row in rows)

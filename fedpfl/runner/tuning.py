@@ -15,7 +15,9 @@ from fedpfl.config.choices import GROUPS
 from fedpfl.config.plan import check_config
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
+from fedpfl.record.columns import METRICS, validation_column
 from fedpfl.report import load, reading
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.table import Column, Table, mean_and_std
@@ -24,23 +26,32 @@ from fedpfl.runner import resume, trials
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_search_space
 
-JUDGED_COLUMNS = {
-    "accuracy": Column("mean", "percent", "test accuracy"),
-    "accuracy_pooled": Column("pooled", "percent", "test accuracy"),
-    "ft_accuracy": Column("fine-tuned", "percent", "test accuracy"),
-    "unseen_accuracy": Column("unseen", "percent"),
-}
-"""By what of its run each seed is judged."""
-COLUMNS = {
-    "method": Column("method"),
-    "chosen": Column("chosen", "long"),
-    "finished": Column("finished", "whole", "trials"),
-    "given up": Column("given up", "whole", "trials"),
-    "rounds": Column("rounds", "whole", "trials"),
-    "validation": Column("validation", "percent"),
-    **JUDGED_COLUMNS,
-    "seeds": Column("seeds", "whole"),
-}
+
+def _judged_columns(task: Task) -> dict[str, Column]:
+    """Return by what of its run each seed is judged."""
+    kind = "percent" if task.unit else "short"
+    title = f"test {task.score_word}"
+    columns = {
+        task.score: Column("mean", kind, title),
+        f"{task.score}_pooled": Column("pooled", kind, title),
+        f"ft_{task.score}": Column("fine-tuned", kind, title),
+        f"unseen_{task.score}": Column("unseen", kind),
+    }
+    return {name: column for name, column in columns.items() if name in METRICS}
+
+
+def _table_columns(task: Task) -> dict[str, Column]:
+    """Return the columns of the table."""
+    return {
+        "method": Column("method"),
+        "chosen": Column("chosen", "long"),
+        "finished": Column("finished", "whole", "trials"),
+        "given up": Column("given up", "whole", "trials"),
+        "rounds": Column("rounds", "whole", "trials"),
+        "validation": Column("validation", "percent" if task.unit else "short"),
+        **_judged_columns(task),
+        "seeds": Column("seeds", "whole"),
+    }
 
 
 class TuningRequest(NamedTuple):
@@ -97,27 +108,30 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     ]
 
     # ---- Step 3: the table.
+    task = trials.search_results[-1].task
     titled_records = [
         {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
         for record in records
     ]
     return Table.of(
         titled_records,
-        COLUMNS,
+        _table_columns(task),
         title="Tuned on equal terms",
         frame=pd.DataFrame(records),
-        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation accuracy; "
-        f"then {pluralize(request.seeds, 'other seed')}, each at its round of the best validation "
-        "accuracy: mean (standard deviation over seeds), in percent.",
-        notes=tuple(_make_notes(request, records)),
+        caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation "
+        f"{task.score_word}; then {pluralize(request.seeds, 'other seed')}, each at its round of "
+        f"the best validation {task.score_word}: mean (standard deviation over seeds)"
+        f"{', in percent' if task.unit else ''}.",
+        notes=tuple(_make_notes(request, records, task)),
     )
 
 
-def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]]) -> list[str]:
+def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]], task: Task) -> list[str]:
     """Return what a reader of the table must know."""
+    side = "below" if task.is_higher_better else "above"
     notes = [
-        "Rounds: played by all trials together. A trial below the others' median validation "
-        "accuracy is given up."
+        f"Rounds: played by all trials together. A trial {side} the others' median validation "
+        f"{task.score_word} is given up."
     ]
     for record in records:
         lost_count = request.seeds - record["seeds"]
@@ -241,7 +255,7 @@ def _tune_method(
         "validation": result.value,
         "at_end": " ".join(edge_values),
         "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *run_words, seeds_word]),
-        **_read_test_results(final_folder, final_words, seeds),
+        **_read_test_results(final_folder, final_words, seeds, result.task),
     }
 
 
@@ -290,13 +304,13 @@ def _find_outdated_seeds(root: Path, run_words: Sequence[str], seeds: Sequence[i
 
 
 def _read_test_results(
-    root: Path, run_words: Sequence[str], seeds: Sequence[int]
+    root: Path, run_words: Sequence[str], seeds: Sequence[int], task: Task
 ) -> dict[str, Any]:
-    """Return mean test accuracies of these runs, each at its best validation round.
+    """Return mean test scores of these runs, each at its best validation round.
 
     They are nan where a run diverged.
     """
-    values: dict[str, list[float]] = {name: [] for name in JUDGED_COLUMNS}
+    values: dict[str, list[float]] = {name: [] for name in _judged_columns(task)}
     diverged_count = 0
     for path in locate_final_runs(root, run_words, seeds):
         status = load.read_started_run(path).status
@@ -306,7 +320,7 @@ def _read_test_results(
         if status == "diverged":
             diverged_count += 1
         else:
-            row = best_round(load.read_run(path).evaluations)
+            row = best_round(load.read_run(path).evaluations, validation_column(task))
         for name in values:
             values[name].append(float(row.get(name, float("nan"))))
     results: dict[str, Any] = {"seeds": len(seeds) - diverged_count}
@@ -328,10 +342,10 @@ def draw_search(result: trials.SearchResult, folder: Path, method: str) -> None:
     complete_trials = [
         trial for trial in result.study.trials if trial.state == optuna.trial.TrialState.COMPLETE
     ]
+    unit = " (%)" if result.task.unit else ""
+    target_name = f"validation {result.task.score_word}{unit}"
     drawings: dict[str, Callable[[], Any]] = {
-        "history": lambda: figures.plot_optimization_history(
-            result.study, target_name="validation accuracy (%)"
-        )
+        "history": lambda: figures.plot_optimization_history(result.study, target_name=target_name)
     }
     if len({trial.value for trial in complete_trials}) > 1:
         drawings["importance"] = lambda: figures.plot_param_importances(result.study)

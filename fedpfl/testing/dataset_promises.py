@@ -23,6 +23,7 @@ from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_by_key
+from fedpfl.ground.tasks import CLASSIFICATION, find_task
 from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
 from fedpfl.testing.surroundings import find_influence
 
@@ -263,6 +264,8 @@ def has_no_twins(trial: DatasetTrial) -> None:
 def has_all_classes(trial: DatasetTrial) -> None:
     """What no client has ever seen, none can learn."""
     samples = trial.samples
+    if find_task(samples.y) is not CLASSIFICATION:
+        return
     counts = torch.bincount(samples.y, minlength=samples.classes)
     if empty := (counts == 0).nonzero().flatten().tolist():
         raise Unkept(f"{len(empty)} of {samples.classes} classes have no sample: {_shorten(empty)}")

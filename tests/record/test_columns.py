@@ -13,10 +13,10 @@ from fedpfl.record.columns import (
     METRICS,
     SPLITS,
     STATISTICS,
-    VALIDATION_ACCURACY,
     column_name,
     column_names,
     round_columns,
+    validation_column,
 )
 from fedpfl.report.table import format_number
 
@@ -78,7 +78,7 @@ def test_names_choose_by_split_and_by_fine_tuning():
     assert (
         column_names("validation", fine_tuned=False)[0]
         == column_name("accuracy", "validation")
-        == VALIDATION_ACCURACY
+        == validation_column()
         == "val_accuracy"
     )
     assert column_names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")

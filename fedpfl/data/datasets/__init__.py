@@ -27,6 +27,7 @@ from fedpfl.data.datasets.shared.samples import (
 from fedpfl.data.datasets.shared.source import AbsentFiles, Source, error_line
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, Between
+from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     path: Path | None = None,
     download: bool = True,
     normalize: bool = True,
+    task: str = CLASSIFICATION.name,
     **options: Any,
 ) -> Samples:
     """Load a data set by name, or with `path` from an .npz archive of `x` and `y`.
@@ -68,6 +70,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         path: An archive that takes the place of the data set's files; of `sites`, their folder.
         download: Whether absent files may be downloaded.
         normalize: Whether samples are scaled; otherwise images are only divided by 255.
+        task: What the labels are for, one of `ground.tasks.TASKS`; a key of the run.
         options: The data set's options, which an archive has no use for.
 
     Raises:
@@ -77,7 +80,10 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     source = Source(name, Path(data_dir).expanduser(), download)
     reader = DATA_SETS[name]
     try:
-        takes_path = "path" in inspect.signature(reader).parameters
+        parameters = inspect.signature(reader).parameters
+        takes_path = "path" in parameters
+        if "task" in parameters:
+            options["task"] = TASKS[task]
         archive = None if takes_path else _find_archive(source, path)
         if takes_path:
             raw = reader(source, path=path, **options)
@@ -94,6 +100,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
             std=std,
             classes=classes,
             normalize=normalize,
+            task=TASKS[task],
         )
         return samples if only is None else select_classes(samples, only)
     except FedpflError:

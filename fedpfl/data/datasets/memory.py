@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fedpfl.data.datasets.shared.samples import Raw, number_groups, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.tables import Table, encode_tables
+from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,18 +116,20 @@ def memory(
     source: Source,
     *,
     digest: str | None = None,
-    label: str | None = None,
+    label: str | tuple[str, ...] | None = None,
     categories: tuple[str, ...] = (),
     by: str | None = None,
+    task: Task = CLASSIFICATION,
 ) -> Raw:
     """Return the samples that a program holds.
 
     Args:
         source: Not used.
         digest: Of the samples.
-        label: The column of a table that holds the labels.
+        label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         by: The column of a table that says which client a sample is of.
+        task: What the labels are for.
 
     Raises:
         FedpflError: No program holds them, or they are not of one form.
@@ -139,7 +142,7 @@ def memory(
         )
     parts = held.parts
     if all(part.frame is not None for part in parts):
-        return _join_tables(held, label, categories, by)
+        return _join_tables(held, label_columns(label), categories, by, task)
     for key, value in (("label", label), ("categories", categories), ("by", by)):
         if value:
             raise FedpflError(f"dataset.{key} is for data frames, and data is none; leave it out")
@@ -280,7 +283,11 @@ def _number_clients(held: HeldData) -> tuple[np.ndarray | None, tuple[str, ...]]
 
 
 def _join_tables(
-    held: HeldData, label: str | None, categories: tuple[str, ...], by: str | None
+    held: HeldData,
+    label: tuple[str, ...],
+    categories: tuple[str, ...],
+    by: str | None,
+    task: Task,
 ) -> Raw:
     """Join data frames, by their own clients or by a column's values."""
     frames = [part.frame for part in held.parts if part.frame is not None]
@@ -297,8 +304,10 @@ def _join_tables(
         groups, group_names = number_groups(frames[0][by].map(str).to_numpy(np.str_))
         frames = [frames[0].drop(columns=by)]
     tables = [Table(part.origin, frame) for part, frame in zip(held.parts, frames, strict=True)]
-    encoded = encode_tables(tables, label, categories)
+    encoded = encode_tables(tables, label, categories, task)
     labels = [Part("", y=y) for _, y in encoded]
     numbers, class_names = _number_labels(labels)
+    if task is MULTILABEL:
+        class_names = label
     x = np.concatenate([features for features, _ in encoded])
     return Raw(x, numbers, groups, group_names, class_names=class_names)

@@ -13,10 +13,11 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.archive import read_archive
 from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
-from fedpfl.data.datasets.shared.samples import Raw, to_finite_floats
+from fedpfl.data.datasets.shared.samples import Raw, convert_labels, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.tables import Table, encode_tables
+from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task, require_classification
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,9 +46,10 @@ def sites(
     source: Source,
     *,
     path: Path | None = None,
-    label: str | None = None,
+    label: str | tuple[str, ...] | None = None,
     categories: tuple[str, ...] = (),
     size: Side = 64,
+    task: Task = CLASSIFICATION,
 ) -> Raw:
     """Read a folder of sites, all of one kind: archives, tables or folders of images.
 
@@ -55,9 +57,10 @@ def sites(
         source: Not used; sites lie where `path` says.
         path: The folder. An `.npz` archive holds `x`, `y` and perhaps `test_from`; a `.csv` or
             `.parquet` table has a sample a row; a folder has a folder of images per class.
-        label: The column of a table that holds the labels.
+        label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         size: Pixels each way to which images are scaled.
+        task: What the labels are for.
 
     Returns:
         The samples of all sites, in the order of their names; groups are the sites, classes the
@@ -70,13 +73,19 @@ def sites(
         raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
     entries = list_sites(path)
     kind = _common_kind(entries)
+    labels = label_columns(label)
     if kind == "table":
-        read_sites = _read_tables(entries, label, categories)
+        read_sites = _read_tables(entries, labels, categories, task)
     else:
-        _refuse_table_options(kind, label, categories)
-        read_sites = _read_archives(entries) if kind == "archive" else _read_folders(entries, size)
+        _refuse_table_options(kind, labels, categories)
+        if kind == "archive":
+            read_sites = _read_archives(entries, task)
+        else:
+            require_classification(task, "a site of images", "its folders are classes")
+            read_sites = _read_folders(entries, size)
     _require_equal_samples(read_sites)
-    return _merge_sites(read_sites)
+    raw = _merge_sites(read_sites, task)
+    return raw._replace(class_names=labels) if task is MULTILABEL else raw
 
 
 def list_sites(folder: Path) -> list[Path]:
@@ -142,7 +151,7 @@ def _common_kind(entries: Sequence[Path]) -> str:
     return kind
 
 
-def _refuse_table_options(kind: str, label: str | None, categories: tuple[str, ...]) -> None:
+def _refuse_table_options(kind: str, label: tuple[str, ...], categories: tuple[str, ...]) -> None:
     for key, value in (("label", label), ("categories", categories)):
         if value:
             raise FedpflError(
@@ -153,19 +162,14 @@ def _refuse_table_options(kind: str, label: str | None, categories: tuple[str, .
 # ---- archives
 
 
-def _read_archives(entries: Sequence[Path]) -> list[Site]:
+def _read_archives(entries: Sequence[Path], task: Task) -> list[Site]:
     """Read one .npz archive per site."""
     read_sites = []
     for entry in entries:
         raw = read_archive(entry)
         if raw.groups is not None:
             raise FedpflError(f"{entry} has an array groups, and a site is one group; leave it out")
-        labels = raw.y[:, 0] if raw.y.ndim == 2 and raw.y.shape[1] == 1 else raw.y
-        if labels.ndim != 1 or labels.dtype.kind not in "iuU":
-            raise FedpflError(
-                f"{entry}: y must be integers or texts [samples], "
-                f"got {labels.dtype} {list(labels.shape)}"
-            )
+        labels = _archive_labels(entry, raw.y, task)
         if len(labels) != len(raw.x):
             raise FedpflError(f"{entry}: x has {len(raw.x)} samples, and y has {len(labels)}")
         if raw.test_from is not None and raw.test_from not in range(1, len(labels)):
@@ -182,15 +186,32 @@ def _read_archives(entries: Sequence[Path]) -> list[Site]:
     return read_sites
 
 
+def _archive_labels(entry: Path, y: np.ndarray, task: Task) -> np.ndarray:
+    """Return an archive's labels: integers or texts, or in the form of another task."""
+    if task is not CLASSIFICATION:
+        try:
+            return convert_labels(y, task)
+        except ValueError as error:
+            raise FedpflError(f"{entry}: {error}") from None
+    labels = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+        raise FedpflError(
+            f"{entry}: y must be integers or texts [samples], got {labels.dtype} "
+            f"{list(labels.shape)}; floats are for task=regression, 0 and 1 [samples, labels] for "
+            "task=multilabel"
+        )
+    return labels
+
+
 # ---- tables
 
 
 def _read_tables(
-    entries: Sequence[Path], label: str | None, categories: tuple[str, ...]
+    entries: Sequence[Path], label: tuple[str, ...], categories: tuple[str, ...], task: Task
 ) -> list[Site]:
     """Read one table per site."""
     tables = [Table(str(entry), _read_table(entry)) for entry in entries]
-    encoded = encode_tables(tables, label, categories)
+    encoded = encode_tables(tables, label, categories, task)
     return [
         Site(site_name(entry), entry, x, labels)
         for entry, (x, labels) in zip(entries, encoded, strict=True)
@@ -279,6 +300,11 @@ def _require_equal_samples(read_sites: Sequence[Site]) -> None:
                 f"{site.path}: labels are {_label_kind(site)}, and those of "
                 f"{reference.path.name} are {_label_kind(reference)}"
             )
+        if site.labels.shape[1:] != reference.labels.shape[1:]:
+            raise FedpflError(
+                f"{site.path}: samples have {site.labels.shape[1]} labels, and those of "
+                f"{reference.path.name} have {reference.labels.shape[1]}"
+            )
         if (site.test_from is None) != (reference.test_from is None):
             without, other = (site, reference) if site.test_from is None else (reference, site)
             raise FedpflError(
@@ -291,17 +317,19 @@ def _label_kind(site: Site) -> str:
     return "texts" if site.labels.dtype.kind == "U" else "whole numbers"
 
 
-def _merge_sites(read_sites: Sequence[Site]) -> Raw:
+def _merge_sites(read_sites: Sequence[Site], task: Task) -> Raw:
     """Join sites to one data set: training parts in the order of the sites, then test parts."""
     names = tuple(site.name for site in read_sites)
-    values, codes = np.unique(
-        np.concatenate([site.labels for site in read_sites]), return_inverse=True
-    )
+    codes = np.concatenate([site.labels for site in read_sites])
+    class_names: tuple[str, ...] = ()
+    if task is CLASSIFICATION:
+        values, codes = np.unique(codes, return_inverse=True)
+        class_names = tuple(map(str, values.tolist()))
     sizes = [len(site.labels) for site in read_sites]
     groups = np.repeat(np.arange(len(read_sites)), sizes)
     x = np.concatenate([site.x for site in read_sites])
     if read_sites[0].test_from is None:
-        return Raw(x, codes, groups, names, class_names=tuple(map(str, values.tolist())))
+        return Raw(x, codes, groups, names, class_names=class_names)
     is_test = np.concatenate(
         [np.arange(len(site.labels)) >= (site.test_from or 0) for site in read_sites]
     )
@@ -312,7 +340,7 @@ def _merge_sites(read_sites: Sequence[Site]) -> Raw:
         groups[order],
         names,
         test_from=int((~is_test).sum()),
-        class_names=tuple(map(str, values.tolist())),
+        class_names=class_names,
     )
 
 

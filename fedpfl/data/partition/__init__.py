@@ -10,7 +10,7 @@ says.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpfl.data.datasets import Samples
@@ -29,6 +29,7 @@ __all__ = [
     "call_scheme",
     "check_partition",
     "deal_samples",
+    "deals_by_class",
 ]
 
 SCHEMES: dict[str, Callable[..., Partition]] = {
@@ -48,6 +49,27 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
 }
 SUPPLIED_ARGUMENTS = ("y", "clients", "seed", "groups", "group_names", "test_from")
 """Arguments of schemes that are no configuration keys."""
+
+
+DEALING_BY_CLASS = {
+    scheme.__name__
+    for scheme in (
+        dirichlet,
+        published,
+        shards,
+        extended_dirichlet,
+        shuffled_shards,
+        fixed_dirichlet,
+    )
+}
+"""Schemes that ask for classes. `quantity` does with alpha."""
+
+
+def deals_by_class(scheme: str | None, options: Mapping[str, Any]) -> bool:
+    """Return whether a scheme goes by the classes of samples."""
+    if scheme == quantity.__name__:
+        return options.get("alpha") is not None
+    return scheme in DEALING_BY_CLASS
 
 
 def deal_samples(

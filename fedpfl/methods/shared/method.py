@@ -119,6 +119,9 @@ class Method(Checked):
     own_steps: ClassVar[bool] = False
     """Whether `phases` has a `Phase.step`: the run's optimiser and schedule then have no part."""
 
+    needs_classes: ClassVar[str] = ""
+    """Why labels must be classes, as a clause; other tasks are refused. Empty: any task will do."""
+
     validates: ClassVar[bool] = False
     """Whether hooks look at `Shard.validation`: a run without validation samples is then refused."""
 

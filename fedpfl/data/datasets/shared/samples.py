@@ -12,6 +12,14 @@ from torch import Tensor
 
 from fedpfl.data.fingerprint import FINGERPRINTED_IF_SET
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import (
+    CLASSIFICATION,
+    MULTILABEL,
+    REGRESSION,
+    Task,
+    find_task,
+    require_classification,
+)
 
 # Counts per client and class, and a classifier, must fit into memory.
 MAX_CLASSES = 2**16
@@ -25,15 +33,15 @@ class Samples:
         name: Of the data set.
         x: uint8 images `[samples, channels, height, width]`, int32 token ids `[samples, length]`,
             or float32 signals `[samples, channels or features, ...]`.
-        y: int64 labels `[samples]`.
-        classes: Number of classes.
+        y: int64 classes `[samples]`, bools `[samples, labels]` or float32 `[samples]`, by task.
+        classes: Number of classes, or of what else a network answers: labels, or 1 number.
         mean: Per channel or feature of x, of images of x / 255; empty: x is not scaled; None: of
             the training samples.
         std: As mean.
         groups: int64 `[samples]`, the domain or person that each sample is from.
         group_names: The names of the groups.
         test_from: The first sample of the original test part, if there is one.
-        class_names: The names of the classes, empty where they are numbers alone.
+        class_names: The names of the classes or labels, empty where they are numbers alone.
     """
 
     name: str
@@ -82,7 +90,7 @@ def number_groups(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str,
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
-def check_samples(
+def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
     *,
     name: str,
     raw: Raw,
@@ -91,6 +99,7 @@ def check_samples(
     std: Sequence[float] | None,
     classes: int | None,
     normalize: bool,
+    task: Task = CLASSIFICATION,
 ) -> Samples:
     """Check what a reader returned, and bring it into its final form.
 
@@ -102,14 +111,14 @@ def check_samples(
         std: As of `load_samples`.
         classes: As of `load_samples`.
         normalize: As of `load_samples`.
+        task: What the labels are for.
 
     Raises:
         FedpflError: If the samples have another form, or the constants do not fit them.
     """
     try:
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
-        y = _check_labels(raw)
-        classes = _count_classes(y, classes)
+        y, classes = _check_labels(raw, task, classes)
         groups = _check_groups(raw)
         for class_name in raw.class_names:
             if not class_name.isprintable():
@@ -142,8 +151,9 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
     """Return the samples of some classes, numbered anew in the order of `labels`.
 
     Raises:
-        FedpflError: If a label is given twice or no sample has it.
+        FedpflError: If a label is given twice or no sample has it, or labels are no classes.
     """
+    require_classification(find_task(samples.y), "dataset.only", "it keeps classes")
     if not labels or len(set(labels)) < len(labels):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
     new_labels = torch.full((MAX_CLASSES,), -1)
@@ -237,20 +247,71 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
     return x.transpose(0, 3, 1, 2) if is_last else x
 
 
-def _check_labels(raw: Raw) -> np.ndarray:
-    """Return labels as int64 `[samples]`."""
-    y = raw.y
-    samples = len(raw.x)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1 or y.dtype.kind not in "iu":
+def _check_labels(raw: Raw, task: Task, classes: int | None) -> tuple[np.ndarray, int]:
+    """Return labels in the form of their task, and the number of a network's outputs."""
+    y = convert_labels(raw.y, task)
+    if len(raw.x) != len(y):
         raise ValueError(
-            f"y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels"
+            f"x has {len(raw.x)} samples but y has {len(y)}; they must be of one length"
         )
-    if samples != len(y):
-        raise ValueError(f"x has {samples} samples but y has {len(y)}; they must be of one length")
     if not len(y):
         raise ValueError("there are no samples; x and y must hold at least one")
+    if task is CLASSIFICATION:
+        y = _check_classes(y)
+        return y, _count_classes(y, classes)
+    outputs = y.shape[1] if task is MULTILABEL else 1
+    if classes not in (None, outputs):
+        raise ValueError(
+            f"dataset.classes={classes} does not fit task={task.name}, of which this is {outputs}; "
+            "leave it out"
+        )
+    return y, outputs
+
+
+def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
+    """Return integers `[samples]`, bools `[samples, labels]` or float32 `[samples]`.
+
+    Raises:
+        ValueError: The labels are of another form than their task's.
+    """
+    is_column = y.ndim == 2 and y.shape[1] == 1
+    flat = y[:, 0] if is_column and task is not MULTILABEL else y
+    problem = f"y must be {task.labels}, got {y.dtype} {list(y.shape)}"
+    if task is CLASSIFICATION:
+        if flat.ndim == 1 and flat.dtype.kind in "iu":
+            return flat
+        raise ValueError(f"{problem}; {_suggest_task(y)}")
+    if task is REGRESSION:
+        if flat.ndim != 1 or flat.dtype.kind not in "iuf":
+            raise ValueError(f"{problem}; {_suggest_task(y)}")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            flat = flat.astype(np.float32)
+        if not np.isfinite(flat).all():
+            raise ValueError("y holds values that are not finite (or not as float32)")
+        return flat
+    if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
+        raise ValueError(f"{problem}; {_suggest_task(y)}")
+    others = y[(y != 0) & (y != 1)]
+    if len(others):
+        raise ValueError(f"y must be {task.labels}, found {others[0]}; convert the labels")
+    return y.astype(bool)
+
+
+def _suggest_task(y: np.ndarray) -> str:
+    """Say which task labels of this form are for, if they are for any."""
+    width = y.shape[1] if y.ndim == 2 else 1
+    is_vector = y.ndim == 1 or (y.ndim == 2 and width == 1)
+    if is_vector and y.dtype.kind in "iu":
+        return "these are for task=classification"
+    if is_vector and y.dtype.kind == "f":
+        return "convert the labels, or set task=regression"
+    if y.ndim == 2 and y.dtype.kind in "biuf" and len(y) and np.isin(y, (0, 1)).all():
+        return "convert the labels, or set task=multilabel"
+    return "convert the labels"
+
+
+def _check_classes(y: np.ndarray) -> np.ndarray:
+    """Return classes as int64 `[samples]`."""
     if y.min() < 0:
         raise ValueError(f"labels must be 0..C-1, found {y.min()}; number the classes from 0")
     if y.max() >= MAX_CLASSES:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpfl.data.datasets.shared.samples import convert_labels
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,33 +33,43 @@ class Table:
 
 
 def encode_tables(
-    tables: Sequence[Table], label: str | None, categories: Sequence[str]
+    tables: Sequence[Table],
+    labels: Sequence[str],
+    categories: Sequence[str],
+    task: Task = CLASSIFICATION,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return features and labels of tables that have the same columns.
 
     Args:
         tables: In whatever order of their columns; those of the first one rule.
-        label: The column of the labels.
+        labels: The columns of the labels: one, or of task=multilabel one per label.
         categories: Columns that become one feature per value, the same ones in all tables.
+        task: What the labels are for.
 
     Returns:
-        Float32 `[samples, features]` and integers or texts `[samples]` of each table.
+        Float32 `[samples, features]`, and labels of each table: integers or texts `[samples]`, or
+        in the form of another task.
 
     Raises:
         FedpflError: A column is absent, has no value in a row, or is no number.
     """
     columns = list(tables[0].frame.columns)
-    if label is None:
+    if not labels:
         examples = ", ".join(map(str, columns[:NAMES_SHOWN]))
         raise FedpflError(f"dataset.label must name the column of the labels, such as {examples}")
     for table in tables:
-        _require_columns(table, label, categories)
+        _require_columns(table, labels, categories)
         if set(table.frame.columns) != set(columns):
             raise FedpflError(
                 f"{table.origin} differs in its columns from {Path(tables[0].origin).name}: "
                 f"{_describe_difference(table.frame.columns, columns)}"
             )
-    names = [name for name in columns if name != label]
+    if len(labels) > 1 and task is not MULTILABEL:
+        raise FedpflError(
+            f"dataset.label names {len(labels)} columns, which task={task.name} has no use for; "
+            "name one, or set task=multilabel"
+        )
+    names = [name for name in columns if name not in labels]
     levels = {name: _common_levels(tables, name) for name in names if name in categories}
     encoded = []
     for table in tables:
@@ -65,14 +77,27 @@ def encode_tables(
         for name in names:
             features += _feature_columns(table, name, levels.get(name))
         if not features:
-            raise FedpflError(f"{table.origin} has no column besides dataset.label={label}")
-        encoded.append((np.stack(features, 1).astype(np.float32), _label_column(table, label)))
+            raise FedpflError(
+                f"{table.origin} has no column besides dataset.label={', '.join(labels)}"
+            )
+        if task is CLASSIFICATION:
+            y = _label_column(table, labels[0])
+        else:
+            y = _label_numbers(table, labels, task)
+        encoded.append((np.stack(features, 1).astype(np.float32), y))
     return encoded
 
 
-def _require_columns(table: Table, label: str, rest: Sequence[str]) -> None:
+def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns that `dataset.label` names."""
+    if isinstance(label, str):
+        return (label,)
+    return tuple(label or ())
+
+
+def _require_columns(table: Table, labels: Sequence[str], rest: Sequence[str]) -> None:
     """Raise FedpflError where a column that the user names is absent."""
-    for key, names in (("label", (label,)), ("categories", rest)):
+    for key, names in (("label", labels), ("categories", rest)):
         for name in names:
             if name not in table.frame.columns:
                 there = ", ".join(map(str, table.frame.columns[:NAMES_SHOWN]))
@@ -131,6 +156,23 @@ def _feature_columns(table: Table, name: str, levels: list[str] | None) -> list[
     return [values]
 
 
+def _label_numbers(table: Table, labels: Sequence[str], task: Task) -> np.ndarray:
+    """Return labels of a task without classes, from columns of numbers."""
+    for name in labels:
+        column = table.frame[name]
+        _refuse_missing(table.origin, column, name)
+        if column.dtype.kind not in "biuf":
+            raise FedpflError(
+                f"{table.origin}: column {name!r} holds {str(column.iloc[0])[:40]!r}, and labels "
+                f"of task={task.name} are numbers"
+            )
+    values = table.frame[list(labels)].to_numpy(np.float64)
+    try:
+        return convert_labels(values, task)
+    except ValueError as error:
+        raise FedpflError(f"{table.origin}: {', '.join(labels)}: {error}") from None
+
+
 def _label_column(table: Table, label: str) -> np.ndarray:
     """Return the labels, integers or texts."""
     column = table.frame[label]
@@ -141,7 +183,7 @@ def _label_column(table: Table, label: str) -> np.ndarray:
             row = _row_number(values != values.round())
             raise FedpflError(
                 f"{table.origin}: label {values[row - 1]} in row {row} is no class; "
-                "labels are whole numbers or texts"
+                "labels are whole numbers or texts, or floats with task=regression"
             )
         return values.astype(np.int64)
     return column.to_numpy() if column.dtype.kind in "iu" else column.map(str).to_numpy(np.str_)
