@@ -3,11 +3,13 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from fedpfl.engine import measures
 from fedpfl.engine.calls import Counts
 from fedpfl.engine.evaluate import summarize_scores
+from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 from fedpfl.record.columns import (
     MEASURES,
     METRICS,
@@ -16,6 +18,7 @@ from fedpfl.record.columns import (
     column_name,
     column_names,
     round_columns,
+    task_of_columns,
     validation_column,
 )
 from fedpfl.report.table import format_number
@@ -61,7 +64,8 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     }
     assert told[told.index("loss") :][:4] == ("loss", "f1", "ece", "ft_accuracy")
     assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
-    assert round_columns(True, True, (*MEASURES, "common", "privacy", "system")) == tuple(METRICS)
+    of_classes = [name for name, metric in METRICS.items() if CLASSIFICATION.name in metric.tasks]
+    assert round_columns(True, True, (*MEASURES, "common", "privacy", "system")) == (*of_classes,)
     assert (
         round_columns(options=["system"])
         == (*round_columns(), *column_names("system"))
@@ -82,7 +86,11 @@ def test_names_choose_by_split_and_by_fine_tuning():
         == "val_accuracy"
     )
     assert column_names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
-    assert len(column_names("test")) == 2 * len(column_names("test", fine_tuned=True)) == 18
+    assert (
+        len(column_names("test"))
+        == 2 * len(column_names("test", fine_tuned=True))
+        == 2 * (5 + 4 + 2 + 6)
+    )
 
 
 def test_every_label_is_one_metrics_and_says_what_it_is_about():
@@ -96,12 +104,28 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
             name.startswith("val_"),
         )
         assert metric.label.endswith("(%)") == (metric.unit == "%") == (metric.kind == "percent")
-        assert (metric.best == "min") == name.endswith(("loss", "ece"))
-        assert (metric.best == "max") == (metric.unit == "%" and not name.endswith(("_std", "ece")))
+        is_error = any(word in name for word in ("loss", "ece", "rmse"))
+        is_spread = name.endswith("_std")
+        assert (metric.best == "min") == (is_error and not is_spread)
+        is_share = metric.unit == "%" or "r2" in name
+        assert (metric.best == "max") == (is_share and not is_spread and not is_error)
         assert (
             format_number(metric.kind, 12.345678) != format_number("unknown", 12.345678)
             or metric.kind == "number"
         )
+
+
+@pytest.mark.parametrize("task", TASKS.values())
+def test_each_task_has_columns_of_its_own_score_alone(task):
+    columns = round_columns(True, True, task=task)
+    assert task_of_columns(columns) is task
+    others = [other.score for other in TASKS.values() if other is not task]
+    assert not [name for name in columns if any(score in name for score in others)]
+    tested = [name for name in columns if name.startswith(task.score)]
+    assert {task.score, f"{task.score}_std", f"{task.score}_worst10"} <= {*tested}
+    assert {f"{prefix}{name}" for name in tested for prefix in ("val_", "unseen_ft_")} <= {*columns}
+    assert METRICS[task.score].best == ("max" if task.is_higher_better else "min")
+    assert METRICS[task.score].unit == task.unit
 
 
 def test_neither_columns_nor_the_reader_load_torch():
