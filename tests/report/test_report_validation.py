@@ -63,10 +63,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_round_is_chosen_by_validation_accuracy() -> None:
     rows = pd.DataFrame({"round": [1, 2, 3, 4], "val_accuracy": [1.0, None, 9.0, 9.0]})
-    assert best_round(rows)["round"] == 3
-    assert best_round(rows[rows["round"] == 2]).empty
-    assert best_round(rows[["round"]]).empty
-    assert best_round(rows[rows["round"] > 4]).empty
+    assert best_round(rows, "val_accuracy")["round"] == 3
+    assert best_round(rows[rows["round"] == 2], "val_accuracy").empty
+    assert best_round(rows[["round"]], "val_accuracy").empty
+    assert best_round(rows[rows["round"] > 4], "val_accuracy").empty
 
 
 def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:

@@ -344,7 +344,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(others, worlds):
         assert [line[:15] for line in lines[5:]] == final
     row = pd.read_csv(folder / "tuned.csv").set_index("method").loc["fedprox"]
     paths = sorted((folder / "final").rglob("fedprox/*/*/rounds.csv"))
-    accuracies = [best_round(pd.read_csv(path))["accuracy"] for path in paths]
+    accuracies = [best_round(pd.read_csv(path), "val_accuracy")["accuracy"] for path in paths]
     assert len(paths) == 2
     assert row["accuracy"] == pytest.approx(np.mean(accuracies))
     assert row["accuracy_seed_std"] == pytest.approx(np.std(accuracies, ddof=1))
@@ -410,7 +410,7 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
     assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
     (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
-    assert row["accuracy"] == best_round(pd.read_csv(path))["accuracy"]
+    assert row["accuracy"] == best_round(pd.read_csv(path), "val_accuracy")["accuracy"]
     broken = mock.Mock(status="interrupted")
     with (
         mock.patch.object(tuning.load, "read_started_run", return_value=broken),
