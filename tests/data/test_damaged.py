@@ -69,14 +69,6 @@ def no_network(monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", offline)
 
 
-def one_line(action: Callable[[], object]) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 1_000
-    return str(error.value)
-
-
 # Whole files, small
 
 
@@ -566,16 +558,6 @@ def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
     )
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_array_that_is_there_twice(tmp_path):
-    path = archive(tmp_path / "own.npz")
-    with zipfile.ZipFile(path, "a") as zipped:
-        zipped.writestr("y.npy", array("(4,)", b"\0\1\2\3"))
-    assert "its table of contents is damaged" in attempt(
-        lambda: load_samples("npz", tmp_path, path=path)
-    )
-
-
 def test_names_that_no_terminal_shows(tmp_path):
     with zipfile.ZipFile(tmp_path / "own.npz", "w") as zipped:
         for number in range(500):
@@ -663,12 +645,6 @@ def test_pipes_are_not_waited_for(tmp_path, monkeypatch, name):
         (tmp_path / victim).write_bytes(data)
 
 
-def test_devices_and_folders(tmp_path):
-    for path, what in (("/dev/zero", "not a file"), (tmp_path, "a folder")):
-        said = attempt(lambda p=path: load_samples("npz", tmp_path, path=p))
-        assert f"is {what}; give the path of an .npz archive" in said
-
-
 def test_what_the_system_refuses_is_not_called_corrupt(tmp_path, monkeypatch):
     path = archive(tmp_path / "own.npz")
 
@@ -690,14 +666,6 @@ def test_damage_of_a_png_that_pillow_overlooks(tmp_path, monkeypatch, at, bit):
     assert f"{world.victims[0]} is not as published: broken PNG file" in attempt(
         lambda: world.read(tmp_path)
     )
-
-
-def test_pictures_of_too_many_pixels(tmp_path, monkeypatch):
-    world = png(monkeypatch)
-    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 100)
-    write(tmp_path, world.files)
-    said = attempt(lambda: world.read(tmp_path))
-    assert "1.png is not as published: Image size (256 pixels) exceeds limit of 200 pixels" in said
 
 
 # Readers

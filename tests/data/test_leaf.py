@@ -144,99 +144,54 @@ def first(value: object):
     return lambda x: [[value, *x[0][1:]], *x[1:]]
 
 
-PIXELS = "train_9.json is not as published: pixels are not from 0 to 1; put a good copy there"
-KINDS = "train_9.json is not as published: classes are not whole numbers from 0 to 61"
-NUMBER = "f0001_41 has 6 samples and 5 labels, expected 6 of both"
+WHOLE = "is not as published: "
+ERRORS = f"""
+writer | x=first(1.01) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
+writer | x=first(-0.01) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
+writer | x=first(float("nan")) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
+writer | x=first(None) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
+writer | x=first(0.5) | pixels are not multiples of 1/255
+writer | x=lambda x: [x[0][:-1], *x[1:]] | {WHOLE}setting an a
+writer | x=lambda x: [own[:-1] for own in x] | cannot reshape array of size
+writer | y=lambda y: [62, *y[1:]] | train_9.json {WHOLE}classes are not whole numbers from 0 to 61
+writer | y=lambda y: [0.5, *y[1:]] | train_9.json {WHOLE}classes are not whole numbers from 0 to 61
+writer | y=lambda y: y[1:] | f0001_41 has 6 samples and 5 labels, expected 6 of both
+file | num_samples=[5, 5] | f0001_41 has 6 samples and 6 labels, expected 5 of both
+file | num_samples=[6] | zip() argument 2 is shorter than argument 1
+file | users=["f0001_41", "x"] | {WHOLE}KeyError: 'x'
+file | users=["f0001_41", "a\\nb"] | a user's name is 'a\\nb'
+file | users=["f0001_41", 7] | a user's name is 7
+file | users=["f0001_41", "b" * 10_000] | a user's name is 'bbbb
+file | users=[], num_samples=[] | {WHOLE}it has no users
+role | x=["é" * 80] * 3 | test_9.json {WHOLE}'é' is none of LEAF's 80
+role | y=list("a{{c") | '{{' is none of LEAF's 80 letters
+role | y=["a", "", "c"] | a text has 0 letters, expected 1
+role | x=["a" * 79] * 3 | a text has 79 letters, expected 80
+role | y=[1, 2, 3] | TypeError: object of type 'int' has no len()
+"""
+"""What is changed | how | what is said."""
+CHANGED = {
+    "writer": ("femnist", "train", "f0001_41"),
+    "file": ("femnist", "train", None),
+    "role": ("shakespeare", "test", "HAMLET_HAMLET"),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("femnist", changed("train", "f0001_41", x=first(1.01)), PIXELS),
-        ("femnist", changed("train", "f0001_41", x=first(-0.01)), PIXELS),
-        ("femnist", changed("train", "f0001_41", x=first(float("nan"))), PIXELS),
-        ("femnist", changed("train", "f0001_41", x=first(None)), PIXELS),
-        (
-            "femnist",
-            changed("train", "f0001_41", x=first(0.5)),
-            "pixels are not multiples of 1/255",
-        ),
-        (
-            "femnist",
-            changed("train", "f0001_41", x=lambda x: [x[0][:-1], *x[1:]]),
-            "is not as published: setting an a",
-        ),
-        (
-            "femnist",
-            changed("train", "f0001_41", x=lambda x: [own[:-1] for own in x]),
-            "cannot reshape array of size ",
-        ),
-        ("femnist", changed("train", "f0001_41", y=lambda y: [62, *y[1:]]), KINDS),
-        ("femnist", changed("train", "f0001_41", y=lambda y: [0.5, *y[1:]]), KINDS),
-        ("femnist", changed("train", "f0001_41", y=lambda y: y[1:]), NUMBER),
-        (
-            "femnist",
-            changed("train", num_samples=[5, 5]),
-            "f0001_41 has 6 samples and 6 labels, expected 5 of both",
-        ),
-        (
-            "femnist",
-            changed("train", num_samples=[6]),
-            "zip() argument 2 is shorter than argument 1",
-        ),
-        (
-            "femnist",
-            changed("train", users=["f0001_41", "x"]),
-            "is not as published: KeyError: 'x'",
-        ),
-        ("femnist", changed("train", users=["f0001_41", "a\nb"]), "a user's name is 'a\\nb'"),
-        ("femnist", changed("train", users=["f0001_41", 7]), "a user's name is 7"),
-        ("femnist", changed("train", users=["f0001_41", "b" * 10_000]), "a user's name is 'bbbb"),
-        (
-            "femnist",
-            changed("train", users=[], num_samples=[]),
-            "is not as published: it has no users",
-        ),
-        (
-            "femnist",
-            lambda files, _: files | {next(iter(files)): "[" * 10**6},
-            "train_9.json is not as published: ",
-        ),
-        (
-            "femnist",
-            lambda files, _: files | {next(iter(files)): "[]"},
-            "TypeError: list indices must be integers",
-        ),
-        (
-            "shakespeare",
-            changed("test", "HAMLET_HAMLET", x=["é" * 80] * 3),
-            "test_9.json is not as published: 'é' is none of LEAF's 80",
-        ),
-        (
-            "shakespeare",
-            changed("test", "HAMLET_HAMLET", y=list("a{c")),
-            "'{' is none of LEAF's 80 letters",
-        ),
-        (
-            "shakespeare",
-            changed("test", "HAMLET_HAMLET", y=["a", "", "c"]),
-            "a text has 0 letters, expected 1",
-        ),
-        (
-            "shakespeare",
-            changed("test", "HAMLET_HAMLET", x=["a" * 79] * 3),
-            "a text has 79 letters, expected 80",
-        ),
-        (
-            "shakespeare",
-            changed("test", "HAMLET_HAMLET", y=[1, 2, 3]),
-            "TypeError: object of type 'int' has no len()",
-        ),
-    ],
-)
-def test_errors(tmp_path, name, change, message):
+@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
+def test_errors(line, tmp_path):
+    what, values, message = line.split(" | ")
+    name, part, user = CHANGED[what]
+    change = changed(part, user, **eval(f"dict({values})", {"first": first}))
     write(tmp_path, change(written(name)[0], name))
     assert message in one_line(lambda: load_samples(name, tmp_path))
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, "[]"], ids=["deep", "a list"])
+def test_json_of_another_form(text, tmp_path):
+    files = written("femnist")[0]
+    write(tmp_path, files | {next(iter(files)): text})
+    said = one_line(lambda: load_samples("femnist", tmp_path))
+    assert f"train_9.json {WHOLE}" in said
 
 
 def test_users_twice_and_folders_without_files(tmp_path):

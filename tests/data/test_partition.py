@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,12 +251,6 @@ def test_shards_of_unequal_classes_fill_up_from_the_larger():
     assert [np.bincount(y[index]).tolist() for index in owned(parts)] == [[5, 35], [5, 35]]
 
 
-def test_iid_sizes_differ_by_at_most_one():
-    parts = partition.iid(Y, 7, 3)
-    check(parts, 7, len(Y))
-    assert np.ptp(sizes(parts)) <= 1
-
-
 def test_alpha_sets_the_skew():
     def classes_seen(alpha: float, **options) -> float:
         parts = partition.dirichlet(Y, 20, 1, alpha=alpha, min_samples=1, **options)
@@ -318,75 +313,38 @@ def test_one_client_holds_everything(name):
 # Errors: each one line that names the key and the value
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("dirichlet", {"alpha": -1}, "partition.alpha must be above 0 and at most 1000000, got -1"),
-        ("dirichlet", {"alpha": 0}, "partition.alpha must be above 0 and at most 1000000, got 0"),
-        ("dirichlet", {"alpha": float("nan")}, "partition.alpha must be a finite number, got nan"),
-        ("dirichlet", {"alpha": "0.1"}, "partition.alpha must be a number, got '0.1'"),
-        ("dirichlet", {"alpha": True}, "partition.alpha must be a number, got True"),
-        (
-            "dirichlet",
-            {"alpha": 1e7},
-            "partition.alpha must be above 0 and at most 1000000, got 10000000.0",
-        ),
-        (
-            "published",
-            {"alpha": -0.5},
-            "partition.alpha must be above 0 and at most 1000000, got -0.5",
-        ),
-        (
-            "iid",
-            {"test_fraction": 1.0},
-            "partition.test_fraction must be at least 0 and below 1, got 1.0",
-        ),
-        (
-            "shards",
-            {"test_fraction": -0.1},
-            "partition.test_fraction must be at least 0 and below 1, got -0.1",
-        ),
-        ("dirichlet", {"min_samples": 0}, "partition.min_samples must be 1 or more, got 0"),
-        ("dirichlet", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
-        ("published", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
-        ("published", {"max_attempts": 0}, "partition.max_attempts must be 1 or more, got 0"),
-        (
-            "dirichlet",
-            {"samples_per_client": 0},
-            "partition.samples_per_client must be 1 or more, or null, got 0",
-        ),
-        (
-            "dirichlet",
-            {"samples_per_client": 201},
-            "partition.samples_per_client=201 need 2010 samples",
-        ),
-        ("iid", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
-        (
-            "shards",
-            {"samples_per_client": 201},
-            "partition.samples_per_client=201 need 2010 samples",
-        ),
-        (
-            "shards",
-            {"samples_per_client": 199, "classes_per_client": 1},
-            "partition.samples_per_client=199 is more than",
-        ),
-        (
-            "shards",
-            {"classes_per_client": 0},
-            "partition.classes_per_client must be 1 or more, got 0",
-        ),
-        (
-            "shards",
-            {"classes_per_client": 11},
-            "partition.classes_per_client must be at most the number of classes, 10",
-        ),
-        ("shards", {"clients": 2_000}, "lower clients or partition.classes_per_client"),
-    ],
-)
-def test_errors(name, options, message):
+ERRORS = """
+dirichlet | alpha: -1 | partition.alpha must be above 0 and at most 1000000, got -1
+dirichlet | alpha: 0 | partition.alpha must be above 0 and at most 1000000, got 0
+dirichlet | alpha: .nan | partition.alpha must be a finite number, got nan
+dirichlet | alpha: "0.1" | partition.alpha must be a number, got '0.1'
+dirichlet | alpha: true | partition.alpha must be a number, got True
+dirichlet | alpha: 10000000.0 | partition.alpha must be above 0 and at most 1000000, got 10000000.0
+published | alpha: -0.5 | partition.alpha must be above 0 and at most 1000000, got -0.5
+iid | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, got 1.0
+shards | test_fraction: -0.1 | partition.test_fraction must be at least 0 and below 1, got -0.1
+dirichlet | min_samples: 0 | partition.min_samples must be 1 or more, got 0
+dirichlet | min_samples: 201 | need 2010 samples, the data set has 2000
+published | min_samples: 201 | need 2010 samples, the data set has 2000
+published | max_attempts: 0 | partition.max_attempts must be 1 or more, got 0
+dirichlet | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
+dirichlet | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
+iid | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
+shards | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
+shards | {samples_per_client: 199, classes_per_client: 1} | partition.samples_per_client=199 is more than
+shards | classes_per_client: 0 | partition.classes_per_client must be 1 or more, got 0
+shards | classes_per_client: 11 | partition.classes_per_client must be at most the number of classes, 10
+shards | clients: 2000 | lower clients or partition.classes_per_client
+"""
+"""Scheme | options, as YAML | what is said."""
+
+
+@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
+def test_errors(line):
+    name, options, message = line.split(" | ")
+    given = {"y": Y, "clients": 10, "seed": 0} | DEFAULTS[name] | yaml.safe_load(options)
     with pytest.raises(FedpflError) as error:
-        configured(name, {"y": Y, "clients": 10, "seed": 0} | DEFAULTS[name] | options)
+        configured(name, given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert "np." not in str(error.value)
@@ -481,55 +439,30 @@ def test_to_moves_images_and_labels_and_leaves_the_indices():
 
 
 ONE = np.arange(4)
+NONE, OWN = ONE[:0], "partition=own"
+SO_MANY = f"as {OWN} deals to so many, got 2"
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "partition=own must answer with a fedpfl.data.partition.Partition, got NoneType"),
-        (
-            Partition((ONE,), (ONE + 4,)),
-            "clients must be 1, as partition=own deals to so many, got 2",
-        ),
-        (
-            Partition((ONE, ONE), (ONE + 4,)),
-            "clients must be 1, as partition=own deals to so many, got 2",
-        ),
-        (
-            Partition((ONE, ONE), (ONE + 4,) * 2, validation=(ONE + 4,) * 3),
-            "clients must be 3, as partition=own deals",
-        ),
-        (
-            Partition((ONE, ONE), (ONE[:0], ONE + 9)),
-            "partition=own: client 1 has sample 12, and the data set has 12",
-        ),
-        (
-            Partition((ONE, ONE - 1), (ONE + 4,) * 2),
-            "partition=own: client 1 has sample -1, and the data set has 12",
-        ),
-        (
-            Partition((ONE, ONE[:0]), (ONE + 4,) * 2),
-            "partition=own: client 1 has no training samples; leave it out",
-        ),
-        (
-            Partition((ONE, [1]), (ONE + 4,) * 2),
-            "partition=own: client 1 has train samples that are no array of whole",
-        ),
-        (
-            Partition((ONE, ONE), (ONE + 4, ONE > 4)),
-            "partition=own: client 1 has test samples that are no array of",
-        ),
-        (
-            Partition((ONE, ONE // 2), (ONE + 4,) * 2),
-            "partition=own: client 1 has a train sample twice; mend its code",
-        ),
-        (
-            Partition((ONE, ONE + 4), (ONE + 7,) * 2),
-            "partition=own: sample 7 is for training and for testing or valid",
-        ),
+        (None, f"{OWN} must answer with a fedpfl.data.partition.Partition, got NoneType"),
+        (((ONE,), (ONE + 4,)), f"clients must be 1, {SO_MANY}"),
+        (((ONE, ONE), (ONE + 4,)), f"clients must be 1, {SO_MANY}"),
+        (((ONE, ONE), (ONE + 4,) * 2, (ONE + 4,) * 3), f"clients must be 3, {SO_MANY}"),
+        (((ONE, ONE), (NONE, ONE + 9)), f"{OWN}: client 1 has sample 12, and the data set has 12"),
+        (((ONE, ONE - 1), (NONE, NONE)), f"{OWN}: client 1 has sample -1, and the data set has 12"),
+        (((ONE, NONE), (NONE, NONE)), f"{OWN}: client 1 has no training samples; leave it out"),
+        (((ONE, [1]), (NONE, NONE)), f"{OWN}: client 1 has train samples that are no array of"),
+        (((ONE, ONE), (NONE, ONE > 4)), f"{OWN}: client 1 has test samples that are no array of"),
+        (((ONE, ONE // 2), (NONE, NONE)), f"{OWN}: client 1 has a train sample twice; mend its"),
+        (((ONE, ONE + 4), (ONE + 7,) * 2), f"{OWN}: sample 7 is for training and for testing or"),
     ],
 )
 def test_what_a_scheme_of_ones_own_must_not_deal_is_one_line(answer, message, monkeypatch):
+    if answer is not None:
+        train, test, validation = (*answer, ())[:3]
+        answer = Partition(train, test, validation=validation)
     monkeypatch.setitem(SCHEMES, "own", lambda y, clients, seed: answer)
     with pytest.raises(FedpflError) as error:
         deal_samples(SCHEMES["own"], small_images(), 2, 0)

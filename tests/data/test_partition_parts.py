@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,61 +117,6 @@ def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(
     assert clients < 5 or len(everything(parts)) == len(Y)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"groups": None},
-            "partition=groups needs a data set whose samples are from several domains or persons",
-        ),
-        (
-            {"clients": 7},
-            "clients to be at most the 5 groups or a multiple of them, got 7; set clients=5",
-        ),
-        ({"clients": 13}, "set clients=10"),
-        (
-            {"min_samples": 300, "clients": 5},
-            "groups of at least 300 samples or a multiple of them, got 5; set clients=",
-        ),
-        ({"min_samples": 3_000}, "no group has partition.min_samples=3000 samples; lower it"),
-        ({"min_samples": 0}, "partition.min_samples must be 1 or more, got 0"),
-        (
-            {"samples_per_client": 0},
-            "partition.samples_per_client must be 1 or more, or null, got 0",
-        ),
-        ({"samples_per_client": 400}, "too few for 1 clients of 400; lower clients"),
-        (
-            {"group_names": tuple("abcde"), "samples_per_client": 400},
-            "partition=groups: group a has ",
-        ),
-        (
-            {"test_fraction": 1.0},
-            "partition.test_fraction must be at least 0 and below 1, or null, got 1.0",
-        ),
-        (
-            {"test_fraction": None},
-            "tests clients on the data set's original test part, and this one has none; set part",
-        ),
-        (
-            {
-                "clients": 10,
-                "test_fraction": None,
-                "test_from": 1_000,
-                "groups": np.repeat(range(5), 400),
-                "group_names": tuple("abcde"),
-            },
-            (
-                "partition=groups: group d leaves client 6 no training samples, as the data set's"
-                " own split has it"
-            ),
-        ),
-    ],
-)
-def test_errors_of_groups(options, message):
-    usual = {"y": Y, "clients": 5, "seed": 0, "groups": GROUPS}
-    assert message in one_line(lambda: configured("groups", usual | options))
-
-
 # Shards dealt at random
 
 
@@ -226,39 +172,6 @@ def test_shuffled_shards_without_an_original_test_part():
         assert set(Y[train]) == set(Y[test])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"test_from": None},
-            "splits the data set's original test part, and this one has none; set partition.test_f",
-        ),
-        (
-            {"clients": 7},
-            "to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number",
-        ),
-        ({"clients": 1_000}, "into 200 shards; lower clients or partition.classes_per_client"),
-        ({"classes_per_client": 0}, "partition.classes_per_client must be 1 or more, got 0"),
-        (
-            {"test_samples_per_client": -1},
-            "partition.test_samples_per_client must be 1 or more, or null, got -1",
-        ),
-        (
-            {"samples_per_client": 0},
-            "partition.samples_per_client must be 1 or more, or null, got 0",
-        ),
-        ({"samples_per_client": 900}, "partition.samples_per_client=900 is more than the "),
-        (
-            {"test_samples_per_client": 900},
-            "partition.test_samples_per_client=900 is more than the ",
-        ),
-    ],
-)
-def test_errors_of_shuffled_shards(options, message):
-    usual = {"y": Y, "clients": 10, "seed": 0, "classes_per_client": 2, "test_from": TEST_FROM}
-    assert message in one_line(lambda: configured("shuffled_shards", usual | options))
-
-
 # Fixed sizes by one draw of proportions
 
 
@@ -309,30 +222,55 @@ def test_the_last_class_takes_the_rest(proportions, total, counts):
     assert allot_counts(np.array(proportions), total).tolist() == counts
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 0}, "partition.alpha must be above 0 and at most 1000000, got 0"),
-        ({"train_samples": 0}, "partition.train_samples must be 1 or more, got 0"),
-        ({"test_samples": -1}, "partition.test_samples must be 0 or more, got -1"),
-        (
-            {"train_samples": 10**18},
-            f"partition.train_samples={10**18} is more than the 2000 samples of the data set",
-        ),
-        (
-            {"test_samples": 2_001},
-            "partition.test_samples=2001 is more than the 2000 samples of the data set; lower it",
-        ),
-        ({"alpha": 1e-3}, "a client is to have 500 samples of a class that has "),
-        (
-            {"alpha": 1e-3, "train_samples": 10},
-            "lower partition.test_samples, or raise partition.alpha",
-        ),
-    ],
-)
-def test_errors_of_fixed_dirichlet(options, message):
-    usual = {"y": Y, "clients": 10, "seed": 0, "alpha": 0.1, "test_from": TEST_FROM}
-    assert message in one_line(lambda: configured("fixed_dirichlet", usual | options))
+ASKED = {
+    "groups": {"clients": 5, "groups": GROUPS},
+    "shuffled_shards": {"clients": 10, "classes_per_client": 2, "test_from": TEST_FROM},
+    "fixed_dirichlet": {"clients": 10, "alpha": 0.1, "test_from": TEST_FROM},
+}
+LIMIT = "partition.alpha must be above 0 and at most 1000000"
+ERRORS = f"""
+groups | groups: null | partition=groups needs a data set whose samples are from several domains or persons
+groups | clients: 7 | clients to be at most the 5 groups or a multiple of them, got 7; set clients=5
+groups | clients: 13 | set clients=10
+groups | min_samples: 300 | groups of at least 300 samples or a multiple of them, got 5; set clients=
+groups | min_samples: 3000 | no group has partition.min_samples=3000 samples; lower it
+groups | min_samples: 0 | partition.min_samples must be 1 or more, got 0
+groups | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
+groups | samples_per_client: 400 | too few for 1 clients of 400; lower clients
+groups | {{group_names: [a, b, c, d, e], samples_per_client: 400}} | partition=groups: group a has
+groups | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, or null, got 1.0
+groups | test_fraction: null | tests clients on the data set's original test part, and this one has none; set part
+shuffled_shards | test_from: null | splits the data set's original test part, and this one has none; set partition.test_f
+shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
+shuffled_shards | clients: 1000 | into 200 shards; lower clients or partition.classes_per_client
+shuffled_shards | classes_per_client: 0 | partition.classes_per_client must be 1 or more, got 0
+shuffled_shards | test_samples_per_client: -1 | partition.test_samples_per_client must be 1 or more, or null, got -1
+shuffled_shards | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
+shuffled_shards | samples_per_client: 900 | partition.samples_per_client=900 is more than the
+shuffled_shards | test_samples_per_client: 900 | partition.test_samples_per_client=900 is more than the
+fixed_dirichlet | alpha: 0 | {LIMIT}, got 0
+fixed_dirichlet | train_samples: 0 | partition.train_samples must be 1 or more, got 0
+fixed_dirichlet | test_samples: -1 | partition.test_samples must be 0 or more, got -1
+fixed_dirichlet | train_samples: {10**18} | partition.train_samples={10**18} is more than the 2000 samples of the data set
+fixed_dirichlet | test_samples: 2001 | partition.test_samples=2001 is more than the 2000 samples of the data set; lower it
+fixed_dirichlet | alpha: 0.001 | a client is to have 500 samples of a class that has
+fixed_dirichlet | {{alpha: 0.001, train_samples: 10}} | lower partition.test_samples, or raise partition.alpha
+"""
+"""Scheme | options, as YAML | what is said."""
+
+
+@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
+def test_errors(line):
+    name, options, message = line.split(" | ")
+    given = {"y": Y, "seed": 0} | ASKED[name] | yaml.safe_load(options)
+    assert message in one_line(lambda: configured(name, given))
+
+
+def test_a_group_whose_own_split_leaves_no_training_samples_is_named():
+    persons = {"groups": np.repeat(range(5), 400), "group_names": tuple("abcde")}
+    given = {"y": Y, "seed": 0, "clients": 10, "test_fraction": None, "test_from": 1_000}
+    told = one_line(lambda: configured("groups", given | persons))
+    assert "partition=groups: group d leaves client 6 no training samples, as the data" in told
 
 
 # Anything that can be typed

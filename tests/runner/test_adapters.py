@@ -121,43 +121,23 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said():
         ]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    keep_quick(
-        [
-            (
-                ("method=fedsa_lora",),
-                "method=fedsa_lora is about low-rank pairs; choose adapter=lora",
-            ),
-            (
-                ("method=fedalt", *LORA),
-                "method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2",
-            ),
-            (
-                ("adapter=lora",),
-                "model=cnn4: adapter.layers: the network has no q; it has conv, linear",
-            ),
-            (("adapter=lora", "adapter.rank=0"), "adapter.rank must be 1 or more, got 0"),
-            (("adapter=lora", "adapter.rang=3"), "adapter.rang"),
-            (
-                ("adapter=loro",),
-                "adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?",
-            ),
-            (
-                ("adapter=head", "method=fjord"),
-                "a network of which parts are frozen has no sub-models; set adapter=none",
-            ),
-            (("model=timm", "model.arch=nothing"), "timm"),
-            (
-                ("model=vit", "model.patch=9"),
-                "images must be square, 9 (model.patch) a divisor of their sides",
-            ),
-        ],
-        4,
-    ),
-)
-def test_bad_words_are_one_line(words, told, tmp_path):
-    result = run_command(*TINY, *words, cwd=tmp_path)
+REFUSALS = f"""
+method=fedsa_lora | method=fedsa_lora is about low-rank pairs; choose adapter=lora
+method=fedalt {" ".join(LORA)} | method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2
+adapter=lora | model=cnn4: adapter.layers: the network has no q; it has conv, linear
+adapter=lora adapter.rank=0 | adapter.rank must be 1 or more, got 0
+adapter=lora adapter.rang=3 | adapter.rang
+adapter=loro | adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?
+adapter=head method=fjord | a network of which parts are frozen has no sub-models; set adapter=none
+model=timm model.arch=nothing | timm
+model=vit model.patch=9 | images must be square, 9 (model.patch) a divisor of their sides
+"""
+
+
+@pytest.mark.parametrize("line", keep_quick(REFUSALS.strip().splitlines(), 4))
+def test_bad_words_are_one_line(line, tmp_path):
+    words, told = line.split(" | ")
+    result = run_command(*TINY, *words.split(), cwd=tmp_path)
     assert result.code == 2, result.out
     assert len(result.complaints) == 1, result.err
     assert told in result.complaints[0], result.complaints

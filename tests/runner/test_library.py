@@ -276,46 +276,36 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "keys", "line"),
-    [
-        (("method=fedavgg",), {}, "method must be .* did you mean fedavg"),
-        (("local.lrr=1",), {}, "local.lrr is not a key here; did you mean local.lr"),
-        ((), {"rounds": 0}, "rounds must be 1 or more"),
-        ((), {"rounds": "5"}, "rounds must be a whole number, got '5'"),
-        ((), {"local": {"lr": float("nan")}}, "local.lr must be a finite number"),
-        (
-            ("method=fedavg,fedper",),
-            {},
-            "method=fedavg,fedper is a sweep, .* give method one value",
-        ),
-        (("experiment=demo",), {}, "method=.* is a sweep, .* give method one value"),
-        (("-m",), {}, "-m is no option; here are no options, only words such as 'rounds=5'"),
-        (
-            ("-participation=1.0",),
-            {},
-            "-participation=1.0 is no option; .*; keys have no dash: participation=1.0",
-        ),
-        (("–m",), {}, "–m begins with a dash that is not the keyboard's; write -m"),
-        (("",), {}, "the command has an empty word"),
-        ((), {"dataset": "a\nb"}, r"dataset must be one of .*, got 'a\\nb'"),
-        (
-            (),
-            {"metrics": "f1"},
-            r"each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1\]\?",
-        ),
-        (("rounds",), {}, "cannot be read as key=value"),
-        (({"rounds": 1}, "seed=1"), {}, "stands alone"),
-        (({"rounds": 1},), {"seed": 1}, "stands alone"),
-        (({"rounds": 1},), {}, "has no value"),
-        (({"rounds": "???"},), {}, "rounds has no value"),
-        ((3,), {}, "stands alone"),
-    ],
-)
-def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path, monkeypatch):
+MISTAKES = r"""
+"method=fedavgg" | method must be .* did you mean fedavg
+"local.lrr=1" | local.lrr is not a key here; did you mean local.lr
+rounds=0 | rounds must be 1 or more
+rounds="5" | rounds must be a whole number, got '5'
+local={"lr": float("nan")} | local.lr must be a finite number
+"method=fedavg,fedper" | method=fedavg,fedper is a sweep, .* give method one value
+"experiment=demo" | method=.* is a sweep, .* give method one value
+"-m" | -m is no option; here are no options, only words such as 'rounds=5'
+"-participation=1.0" | -participation=1.0 is no option; .*; keys have no dash: participation=1.0
+"–m" | –m begins with a dash that is not the keyboard's; write -m
+"" | the command has an empty word
+dataset="a\nb" | dataset must be one of .*, got 'a\\nb'
+metrics="f1" | each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1\]\?
+"rounds" | cannot be read as key=value
+{"rounds": 1}, "seed=1" | stands alone
+{"rounds": 1}, seed=1 | stands alone
+{"rounds": 1} | has no value
+{"rounds": "???"} | rounds has no value
+3 | stands alone
+"""
+"""Arguments of `fedpfl.run` | what is said."""
+
+
+@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
+def test_mistakes_are_one_line_and_leave_nothing(case, tmp_path, monkeypatch):
+    arguments, line = case.split(" | ")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(fedpfl.FedpflError, match=line) as told:
-        fedpfl.run(*settings, **keys)
+        eval(f"fedpfl.run({arguments})", {"fedpfl": fedpfl})
     assert "\n" not in str(told.value)
     assert not list(tmp_path.iterdir())
 
