@@ -44,7 +44,7 @@ class FedDBE(Method):
         return server, {"u": zero, "mean": zero}
 
     def turns(self, played, cohort, clients, generator):
-        """Ask all clients for their means first."""
+        """Survey the means of all clients before the first round."""
         if played:
             return [Turn(cohort)]
         everyone = list(range(clients))
@@ -53,20 +53,24 @@ class FedDBE(Method):
 
     def _average_means(self, server, clients, uploads):
         """Average the means by samples: zbar."""
-        found = uploads["found"].values
-        samples = found["samples"]
-        zbar = tree.mean(found["mean"], samples / samples.sum().clamp(min=1))
+        survey = uploads["found"].values
+        samples = survey["samples"]
+        shares = samples / samples.sum().clamp(min=1)
+        zbar = tree.mean(survey["mean"], shares)
         clients = {**clients, "mean": tree.repeat(zbar, len(samples))}
         return {**server, "mean": zbar, "known": ~server["known"]}, clients
 
     def before_training(self, server, client, net, shard):
         """Begin the running mean s at zero.
 
-        Before round 1 count samples, and find what `mean=data` wants.
+        Before round 1 the client counts its samples, and with `mean=data` averages its features.
         """
         ((name, u),) = client["u"].items()
         mean = torch.zeros_like(u)
-        samples = 0 if server["known"] else len(shard.data.y)
+        if server["known"]:  # zbar: the survey is over
+            samples = 0
+        else:
+            samples = len(shard.data.y)
         if self.mean == "data" and samples:
             mean = shard.features(net.still(), server["model"]).mean(0)
         elif samples == 1:
@@ -74,7 +78,7 @@ class FedDBE(Method):
         return {"running": {name: mean}, "samples": u.new_full((), samples)}
 
     def download(self, server, client):
-        """Return the model, and once the consensual mean zbar."""
+        """Return the model, and in a client's first participation the consensual mean zbar."""
         needs_mean = server["known"] & ~client["participated"]
         return {"model": server["model"], "mean": _send_if(needs_mean, server["mean"])}
 
@@ -97,8 +101,12 @@ class FedDBE(Method):
         model = params["model"]
         probe = params["probe"]
         logits, z = net.features(model, batch.x)
+
+        # ---- CE(head(z + u_i), y)
         u = tree.map(torch.add, client["u"], probe["u"])
         loss = batch.loss(logits + _shift_logits(model, u))
+
+        # ---- kappa/2 mean((s - zbar)^2), once zbar is known
         batch_mean = (z * batch.samples[:, None]).sum(0) / batch.samples.sum()
         for name, zbar in client["mean"].items():
             # The gradient of this product, which is zero, is the batch's mean.
@@ -112,19 +120,19 @@ class FedDBE(Method):
     def _advance(self, server, client, params, grads, batch, loss, aux):
         """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
         rate = torch.where(server["known"], self.bias_lr, 0.0)
-        slope = grads["probe"]
-        u = tree.map(lambda u, g: u - rate * g, client["u"], slope["u"])
+        u = tree.map(lambda u, g: u - rate * g, client["u"], grads["probe"]["u"])
+        batch_mean = grads["probe"]["mean"]
         running = tree.map(
-            lambda old, new: (1 - self.rho) * old + self.rho * new, client["running"], slope["mean"]
+            lambda s, mean: (1 - self.rho) * s + self.rho * mean, client["running"], batch_mean
         )
         return {**client, "u": u, "running": running}
 
     def finish(self, server, client, start, params):
         """Send the model up, or before round 1 the mean; keep u_i."""
-        found = {"mean": client["running"], "samples": client["samples"]}
+        survey = {"mean": client["running"], "samples": client["samples"]}
         upload = {
             "model": _send_if(server["known"], params["model"]),
-            "found": _send_if(~server["known"], found),
+            "found": _send_if(~server["known"], survey),
         }
         return upload, client
 
@@ -148,5 +156,5 @@ def _shift_logits(model, u):
 
 
 def _send_if(condition, values):
-    """Return values that travel where a condition holds which both sides know."""
+    """Return values that travel if a condition holds, which both sides can tell."""
     return Agreed(values, tree.map(lambda leaf: condition.expand(leaf.shape), values))

@@ -63,7 +63,7 @@ class FedPHP(Method):
         return {"w": self.statistics or "aggregate", "q": "local"}
 
     def before_training(self, server, client, net, shard):
-        """Return the teacher's statistics, and by which the client is evaluated."""
+        """Return the teacher's statistics, and those by which the client is evaluated."""
         evaluation = self.before_evaluation(server, client, net, shard)
         return {"teacher": net.buffers["q"], **evaluation}
 
@@ -87,6 +87,8 @@ class FedPHP(Method):
         loss = batch.loss(logits)
         if not self.lam:
             return loss
+
+        # ---- The private model q_i teaches: R(q_i, w)
         teacher = net.still({"q": client["teacher"]})
         teacher_logits, teacher_z = teacher.features(client["hpm"], batch.x, "q")
         if self.transfer == "kd":
@@ -97,7 +99,7 @@ class FedPHP(Method):
         return (1 - self.lam) * loss + self.lam * transfer
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Tell that training is over; mix the private model's statistics."""
+        """Mark training as done, and mix the private model's statistics as its weights."""
         inherited = _inherit(client["mu"], client["teacher"], net.buffers["w"])
         return {"done": ~flag(params), "statistics": {**net.buffers, "q": inherited}}
 
@@ -129,7 +131,9 @@ def _inherit(mu: Tensor, old: Tree, new: Tree) -> Tree:
     """Return mu q + (1 - mu) w; the counters of BatchNorm are those of w."""
 
     def mix(q: Tensor, w: Tensor) -> Tensor:
-        return mu * q + (1 - mu) * w if w.is_floating_point() else w
+        if not w.is_floating_point():
+            return w
+        return mu * q + (1 - mu) * w
 
     return tree.map(mix, old, new)
 
@@ -143,11 +147,16 @@ def squared_mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
     rows = torch.cat([f, g]).double()
     weight = torch.cat([samples, samples]).double()
     n = weight.sum()
-    pair_weight = weight[:, None] * weight
+
+    # ---- Squared distances between all pairs of rows; rounding may make them negative.
     squares = rows.square().sum(1)
     distance = (squares[:, None] + squares - 2 * rows @ rows.T).clamp(min=0)
-    # Five kernels around the mean squared distance.
+
+    # ---- Five kernels around the mean squared distance.
+    pair_weight = weight[:, None] * weight
     width = (distance * pair_weight).sum().detach() / (n * n - n) + 1e-8
     kernel = sum(torch.exp(-distance / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
+
+    # ---- Mean kernel within f and within g, less twice that between them.
     sign = torch.cat([samples, -samples]).double() / (n / 2)
     return (kernel * sign[:, None] * sign).sum().float()

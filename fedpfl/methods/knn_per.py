@@ -56,7 +56,7 @@ class KNNPer(Method):
         return self.lam is None
 
     def before_training(self, server, client, net, shard):
-        """Lay samples by under the received model."""
+        """Store the client's samples under the received model."""
         return self._memory(net.still(), server, shard)
 
     def loss(self, server, client, net, params, batch):
@@ -64,11 +64,11 @@ class KNNPer(Method):
         return batch.loss(net(params, batch.x))
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Lay samples by under the trained model."""
+        """Store the client's samples under the trained model."""
         return self._memory(net, params, shard)
 
     def before_evaluation(self, server, client, net, shard):
-        """Lay samples by under the present model."""
+        """Store the client's samples under the current model."""
         return self._memory(net.still(), server, shard)
 
     def _memory(self, net: Bound, params: Tree, shard: Shard) -> dict[str, Tree]:
@@ -87,17 +87,19 @@ class KNNPer(Method):
         """
         # For each lam its hits, and the negative cross-entropy: more of either is better.
         results = torch.zeros(len(LAM_GRID), 2, dtype=torch.float64, device=shard.data.y.device)
-        real = torch.ones_like(memory["y"], dtype=torch.bool)
+        no_padding = torch.ones_like(memory["y"], dtype=torch.bool)
         with torch.no_grad():
             for batch in shard.validation.chunks():
                 logits, z = net.features(params, batch.x)
-                votes = self._votes(z, memory, real, logits.shape[1])
+                votes = self._neighbour_votes(z, memory, no_padding, logits.shape[1])
                 for row, lam in enumerate(torch.tensor(LAM_GRID, device=z.device)):
                     mixture = self._mix_votes(logits, votes, lam)
                     hits = (mixture.argmax(1) == batch.y).sum()
                     loss = F.cross_entropy(mixture, batch.y, reduction="sum")
                     results[row] += torch.stack([hits, -loss])
-        best = max(range(len(LAM_GRID)), key=lambda row: (*results[row].tolist(), -row))
+        scores = results.tolist()
+        # Most hits first, then least cross-entropy, then the least lam.
+        best = max(range(len(LAM_GRID)), key=lambda row: (scores[row], -row))
         return LAM_GRID[best]
 
     def evaluated(self, server, client, params):
@@ -107,23 +109,25 @@ class KNNPer(Method):
     def predict(self, net, params, batch):
         """Return the logarithms of the mixed probabilities (or the mixed logits)."""
         logits, z = net.features(params["model"], batch.x)
-        memory, real = params["memory"]
-        votes = self._votes(z, memory, real, logits.shape[1])
-        lam = torch.where(real.any(), params["lam"], 0.0)  # without samples nobody votes
+        memory, is_sample = params["memory"]  # `is_sample` is False for padding
+        votes = self._neighbour_votes(z, memory, is_sample, logits.shape[1])
+        lam = torch.where(is_sample.any(), params["lam"], 0.0)  # without samples nobody votes
         return self._mix_votes(logits, votes, lam)
 
-    def _votes(self, z: Tensor, memory: Tree, real: Tensor, classes: int) -> Tensor:
+    def _neighbour_votes(self, z: Tensor, memory: Tree, is_sample: Tensor, classes: int) -> Tensor:
         """Return p_knn `[batch, classes]`, in float64, which no autocast rounds."""
         z = z.double()
         keys = memory["z"].double()
         # ---- Distances to all samples of the memory; padding is farthest.
-        squared = z.square().sum(1, keepdim=True) - 2 * z @ keys.T + keys.square().sum(1)
+        # |z - z_j|^2 = |z|^2 - 2 z z_j + |z_j|^2, which rounding may make negative
+        z_square = z.square().sum(1, keepdim=True)
+        squared = z_square - 2 * z @ keys.T + keys.square().sum(1)
         squared = squared.clamp(min=0)
         if self.distance == "squared":
             distance = squared / (self.scale * z.shape[1])
         else:
             distance = squared.sqrt() / self.scale
-        distance = torch.where(real, distance, torch.finfo(distance.dtype).max)
+        distance = torch.where(is_sample, distance, torch.finfo(distance.dtype).max)
         # ---- The k nearest vote with exp(-distance).
         nearest, rows = distance.topk(min(self.k, len(keys)), largest=False)
         shares = (-nearest).softmax(1)  # which sets the least distance to 0: no underflow
@@ -131,7 +135,7 @@ class KNNPer(Method):
         return no_votes.scatter_add(1, memory["y"][rows], shares)
 
     def _mix_votes(self, logits: Tensor, votes: Tensor, lam: Tensor) -> Tensor:
-        """Return log(lam p_knn + (1 - lam) softmax(logits)), or what `mix` says."""
+        """Return log(lam p_knn + (1 - lam) softmax(logits)), or the mixed logits."""
         if self.mix == "logits":
             return (lam * votes + (1 - lam) * logits).float()
         probabilities = lam * votes + (1 - lam) * logits.double().softmax(1)

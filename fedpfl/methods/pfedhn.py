@@ -65,12 +65,12 @@ class PFedHN(Method):
         private = tree.select(params, parts.head) if self.variant == "pc" else {}
         generated = tree.drop(params, private)
 
-        # ---- The last layer has a linear map for each tensor that h makes.
+        # ---- The last layer of h has a linear map for each tensor that it makes.
         output_layers = {}
         for name, leaf in generated.items():
             output_layers[name] = init_linear(self.hidden, leaf.numel(), generator)
 
-        # ---- Embeddings, and the layers before.
+        # ---- The embeddings v_i, and h's layers before the last.
         embedding_size = self.embedding or int(1 + clients / 4)
         embeddings = torch.randn(clients, embedding_size, generator=generator)
         widths = [embedding_size, *[self.hidden] * (1 + self.depth)]
@@ -78,21 +78,18 @@ class PFedHN(Method):
         for number, (inputs, outputs) in enumerate(pairwise(widths)):
             mlp[str(number)] = init_linear(inputs, outputs, generator)
 
-        learned = {
-            "v": embeddings,
-            "mlp": mlp,
-            "weight": {name: layer["weight"] for name, layer in output_layers.items()},
-            "bias": {
-                name: layer["bias"].view(generated[name].shape)
-                for name, layer in output_layers.items()
-            },
-        }
+        weights = {}
+        biases = {}
+        for name, layer in output_layers.items():
+            weights[name] = layer["weight"]
+            biases[name] = layer["bias"].view(generated[name].shape)
+        learned = {"v": embeddings, "mlp": mlp, "weight": weights, "bias": biases}
         learned = tree.to(learned, tree.leaves(params)[0].device)
         momentum = tree.full_like(learned, 0.0)
         return {"learned": learned, "momentum": momentum}, {"head": private}
 
     def turns(self, played, cohort, clients, generator):
-        """Take one client after another, or all at once."""
+        """Train one client after another, or the whole cohort at once."""
         if self.order == "sequential":
             return [Turn([client]) for client in cohort]
         return [Turn(cohort)]
@@ -106,7 +103,7 @@ class PFedHN(Method):
         return tree.take(_generate_models(server["learned"], embedding), 0)
 
     def start(self, received, client):
-        """Return it beside the client's classifier, if that is private."""
+        """Return the received model beside the client's classifier, if that is private."""
         return {**received, **client["head"]}
 
     def finish(self, server, client, start, params):
@@ -127,20 +124,25 @@ class PFedHN(Method):
 
         grads = torch.func.grad(inner_product)(learned)
         if self.clip:
+            # As torch's clip_grad_norm_.
             norm = sum(leaf.square().sum() for leaf in tree.leaves(grads)).sqrt()
-            grads = tree.map(lambda g: g * (self.clip / (norm + 1e-6)).clamp(max=1.0), grads)
+            factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+            grads = tree.map(lambda g: g * factor, grads)
 
         # ---- torch's SGD: weight decay in the gradient, then momentum.
         grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, learned)
         momentum = tree.map(lambda m, g: self.momentum * m + g, server["momentum"], grads)
-        stepped = tree.map(lambda p, m: p - self.lr * m, learned, momentum)
-        stepped["v"] = learned["v"] - (self.embedding_lr or self.lr) * momentum["v"]
+        updated = tree.map(lambda p, m: p - self.lr * m, learned, momentum)
+        embedding_lr = self.embedding_lr or self.lr
+        updated["v"] = learned["v"] - embedding_lr * momentum["v"]
+
+        # ---- Embeddings of clients that were not sampled stay, their momenta too.
         if self.rows == "sampled":
             nobody = torch.zeros(len(learned["v"]), dtype=torch.bool, device=numbers.device)
             is_sampled = nobody.index_fill(0, numbers, True)
             momentum["v"] = tree.by_row(is_sampled, momentum["v"], server["momentum"]["v"])
-            stepped["v"] = tree.by_row(is_sampled, stepped["v"], learned["v"])
-        return {"learned": stepped, "momentum": momentum}, clients
+            updated["v"] = tree.by_row(is_sampled, updated["v"], learned["v"])
+        return {"learned": updated, "momentum": momentum}, clients
 
 
 def _generate_models(learned: Tree, v: Tensor) -> Tree:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above
@@ -52,15 +53,18 @@ class Scaffold(Method):
 
     def loss(self, server, client, net, params, batch):
         """Return cross-entropy and a linear term whose gradient is c - c_i."""
-        terms = tree.map(
-            lambda y, c, c_i: ((c - c_i) * y).sum(), params, server["control"], client["control"]
-        )
+
+        def linear_term(y: Tensor, c: Tensor, c_i: Tensor) -> Tensor:
+            return ((c - c_i) * y).sum()
+
+        terms = tree.map(linear_term, params, server["control"], client["control"])
         correction = sum(tree.leaves(terms))
         return super().loss(server, client, net, params, batch) + correction
 
     @staticmethod
     def _add_gradient(server, client, params, grads, batch, loss, aux):
         """Add up the raw gradients, which are without the correction."""
+        # The loss had the term c - c_i, so g is what is left without it.
         raw = tree.map(lambda g, c, c_i: g - (c - c_i), grads, server["control"], client["control"])
         total = tree.map(torch.add, client["sum"], raw)
         return {**client, "sum": total, "steps": client["steps"] + 1}
@@ -70,8 +74,10 @@ class Scaffold(Method):
 
         A client without a step keeps its control.
         """
+        # ---- c_i^+: the mean of the raw gradients (option II)
         mean_gradient = tree.map(lambda total: total / client["steps"].clamp(min=1), client["sum"])
         control = tree.where(client["steps"] > 0, mean_gradient, client["control"])
+        # ---- Send dy and dc, as Algorithm 1 does.
         changes = {
             "model": tree.map(torch.sub, params, start),
             "control": tree.map(torch.sub, control, client["control"]),

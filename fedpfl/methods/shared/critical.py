@@ -1,4 +1,7 @@
-"""Critical entries of a model, and which clients collaborate as theirs are alike (FedCAC, FedPURIN)."""
+"""Critical entries of a model, and collaboration of clients in which they are alike.
+
+Used by FedCAC and FedPURIN.
+"""
 
 import math
 
@@ -15,10 +18,12 @@ def select_highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
     If this last one is not above `cutoff`: all that are; if there are none, as above.
     """
     values = score.flatten()
+    # ---- The score of rank floor(tau n).
     count = math.floor(tau * len(values) + 1e-9)  # so that 0.29 * 100 counts as 29
     if count == 0:
         return torch.zeros_like(score, dtype=torch.bool)
     threshold = values.kthvalue(len(values) - count + 1).values
+    # ---- Scores at the cutoff or below say nothing: then fewer are selected.
     lowest_above = torch.where(values > cutoff, values, torch.inf).amin()
     is_too_low = (threshold <= cutoff) & lowest_above.isfinite()
     threshold = torch.where(is_too_low, lowest_above, threshold)
@@ -30,9 +35,10 @@ def mask_overlaps(masks: Tree) -> Tensor:
 
     `[clients, clients]`, float64; 0 where m_i is empty.
     """
+    # Inner products are whole numbers, which float32 adds up exactly below 2^24 a tensor.
     flat = [leaf.flatten(1).float() for leaf in tree.leaves(masks)]
-    # Whole numbers, which float32 adds up exactly below 2^24 a tensor.
-    common = torch.stack([(leaf @ leaf.T).double() for leaf in flat]).sum(0)
+    products = [(leaf @ leaf.T).double() for leaf in flat]
+    common = torch.stack(products).sum(0)
     size_i = common.diagonal().unsqueeze(1)
     size_j = common.diagonal()
     distance = size_i + size_j - 2 * common  # |m_i - m_j|

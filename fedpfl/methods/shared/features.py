@@ -51,7 +51,8 @@ def generate_features(generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
     learned = generator["learned"]
     statistics = generator["moved"]
     hidden = _hidden_layer(learned, y, noise)
-    normalised = (hidden - statistics["mean"]) * torch.rsqrt(statistics["variance"] + NORM_EPS)
+    inverse_deviation = torch.rsqrt(statistics["variance"] + NORM_EPS)
+    normalised = (hidden - statistics["mean"]) * inverse_deviation
     return _output_layer(learned, normalised).detach()
 
 
@@ -63,12 +64,12 @@ def generate_in_training(
     Features are normalised over the batch.
     """
     hidden = _hidden_layer(learned, y, noise)
+    # As torch's BatchNorm: this batch's biased variance normalises, the unbiased one is kept.
     variance, mean = torch.var_mean(hidden, 0, correction=0)
     unbiased = variance * len(hidden) / (len(hidden) - 1)
+    batch_statistics = {"mean": mean, "variance": unbiased}
     statistics = tree.map(
-        lambda old, new: 0.9 * old + 0.1 * new.detach(),
-        statistics,
-        {"mean": mean, "variance": unbiased},
+        lambda old, new: 0.9 * old + 0.1 * new.detach(), statistics, batch_statistics
     )
     normalised = (hidden - mean) * torch.rsqrt(variance + NORM_EPS)
     return _output_layer(learned, normalised), statistics
@@ -76,7 +77,9 @@ def generate_in_training(
 
 def _hidden_layer(learned: Tree, y: Tensor, noise: Tensor) -> Tensor:
     """Return the first linear map of noise and one-hot labels, before normalisation."""
-    classes = learned["first"]["weight"].shape[1] - noise.shape[1]
+    inputs = learned["first"]["weight"].shape[1]
+    classes = inputs - noise.shape[1]
+    # Not F.one_hot, which looks at the values, and so does not go with vmap.
     one_hot = (y[:, None] == torch.arange(classes, device=y.device)).to(noise)
     return F.linear(torch.cat([noise, one_hot], 1), **learned["first"])
 
@@ -93,6 +96,7 @@ def draw_labels(shares: Tensor, random: Tensor) -> Tensor:
 
     shares: how often labels are drawn, `[classes]`, of whatever sum.
     """
+    # The inverse of the cumulative distribution; rounding could lead past the last class.
     thresholds = shares.cumsum(0)
     is_below = thresholds <= random[:, None] * shares.sum()
     return is_below.sum(1).clamp(max=len(shares) - 1)
@@ -120,8 +124,8 @@ def adam_step(
     """Take a step of Adam with weight decay in the gradient, as torch.optim.Adam does."""
     beta1, beta2 = ADAM_BETAS
     grads = tree.map(lambda g, p: g + weight_decay * p, grads, learned)
-    first = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
-    second = tree.map(lambda v, g: beta2 * v + (1 - beta2) * g.square(), state["second"], grads)
+    mean = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
+    square = tree.map(lambda v, g: beta2 * v + (1 - beta2) * g.square(), state["second"], grads)
     steps = state["steps"] + 1
     # Both moments began at 0, which these factors correct.
     step_size = lr / (1 - beta1**steps)
@@ -130,5 +134,5 @@ def adam_step(
     def update(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
         return p - step_size * m / (v.sqrt() / scale + ADAM_EPS)
 
-    learned = tree.map(update, learned, first, second)
-    return learned, {"first": first, "second": second, "steps": steps}
+    learned = tree.map(update, learned, mean, square)
+    return learned, {"first": mean, "second": square, "steps": steps}

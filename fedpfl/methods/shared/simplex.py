@@ -8,7 +8,9 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 
-SCALES = (1e-4, 1.0, 1000)  # tried for z: from, to, how many
+MIN_SCALE = 1e-4  # of those tried for z
+MAX_SCALE = 1.0
+SCALE_COUNT = 1000
 MIN_DISTANCE = 1e-4  # distances below this count as this
 PAIRS_AT_ONCE = 2**21  # distances worked out at once, which bounds the memory
 
@@ -31,16 +33,22 @@ def client_centres(points: Tensor, count: int) -> Tensor:
     least_energy = torch.inf
     clients = len(points)
     ordered_pairs = max(1, clients * (clients - 1))
-    all_scales = torch.linspace(*SCALES, dtype=points.dtype, device=points.device)
-    for scales in all_scales.split(1 + PAIRS_AT_ONCE // clients**2):
-        # ---- Project the components at each scale.
+    all_scales = torch.linspace(
+        MIN_SCALE, MAX_SCALE, SCALE_COUNT, dtype=points.dtype, device=points.device
+    )
+    scales_at_once = 1 + PAIRS_AT_ONCE // clients**2
+    for scales in all_scales.split(scales_at_once):
+        # ---- Step 1: project the components at each scale z.
         beta = project_to_simplex(kappa, scales.view(-1, 1, 1))
         beta = beta / beta.sum(-1, keepdim=True)
-        # ---- The Riesz energy of each scale: clients that coincide cost most.
+
+        # ---- Step 2: the Riesz energy of each scale. Clients that coincide cost most.
         distance = torch.cdist(beta, beta, compute_mode="donot_use_mm_for_euclid_dist")
         distance = distance.clamp(min=MIN_DISTANCE)
         distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
         energy = distance.pow(-2).sum((1, 2)).div(ordered_pairs).log()
+
+        # ---- Step 3: keep the centres of least energy.
         row = int(energy.argmin())
         if best_centres is None or float(energy[row]) < least_energy:
             best_centres = beta[row]
@@ -56,9 +64,11 @@ def principal_components(points: Tensor, count: int) -> Tensor:
     """
     centred = points - points.mean(0)
     u, scale, axes = torch.linalg.svd(centred, full_matrices=False)
+    # An axis is as good as its opposite; libraries choose differently, so fix the sign.
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     sign = torch.where(largest < 0, -1.0, 1.0).squeeze(1).to(u)
     scores = (u * scale * sign)[:, :count]
+    # With fewer clients than endpoints the other coordinates are zero.
     missing = scores.new_zeros(len(scores), count - scores.shape[1])
     return torch.cat([scores, missing], 1)
 
@@ -71,6 +81,7 @@ def project_to_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
     # A common shift does not change the projection, but for its rounding.
     points = points - points.amax(-1, keepdim=True)
     descending = points.sort(-1, descending=True).values
+    # The k largest coordinates stay positive, the others become 0; all shift by one threshold.
     excess = descending.cumsum(-1) - total
     ranks = torch.arange(1, points.shape[-1] + 1, device=points.device)
     support = (descending - excess / ranks > 0).sum(-1, keepdim=True)

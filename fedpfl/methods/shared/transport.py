@@ -21,9 +21,9 @@ MatchingMode = Literal["one", "balanced"]
 
 
 def writing_weights(params: Tree, parts: Parts) -> Tensor:
-    """Return for each group of neurons the weight that makes it, as a position in `params`.
+    """Return each group's weight, by which its neurons are compared, as positions in `params`.
 
-    Neurons are compared by this weight.
+    It is the first weight whose output they are.
     """
     device = tree.leaves(params)[0].device
     names = list(params)
@@ -58,11 +58,11 @@ def embed_dense(small: Tree, mask: Tree) -> Tree:
 def align_neurons(
     plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: MatchingMode
 ) -> tuple[Tree, Tree]:
-    """Return `source` with the neurons of `target`, and which entries lie between covered neurons.
+    """Return `source` with the neurons of `target`, and the mask of covered entries.
 
-    A neuron of `target` is covered if some neuron of `source` goes there. Groups are matched from
-    input to output at the first layer that makes them: its weights, their inputs already moved,
-    where those are covered, and its bias.
+    An entry is covered if it lies between covered neurons, a neuron of `target` if some neuron of
+    `source` goes there. Groups are matched from input to output at the first layer that makes
+    them: its weights, their inputs already moved, where those are covered, and its bias.
 
     Args:
         plan: of the full network.
@@ -71,13 +71,17 @@ def align_neurons(
         target: another.
         mode: how neurons are matched.
     """
+    # ---- Step 1: the group of neurons along each axis of each tensor.
     group_of_neuron = [*plan["group"].tolist(), None]  # None: always active
-    axis_groups = {}
+    axis_groups: dict[str, list[int | None]] = {}
     for name in source:
-        sides = [plan[side][name] for side in ("rows", "columns") if name in plan[side]]
-        axis_groups[name] = [group_of_neuron[int(numbers[0])] for numbers in sides]
+        axis_groups[name] = []
+        for side in ("rows", "columns"):
+            if name in plan[side]:
+                first_neuron = int(plan[side][name][0])
+                axis_groups[name].append(group_of_neuron[first_neuron])
 
-    # ---- Match the groups, from input to output.
+    # ---- Step 2: match the groups, from input to output.
     names = list(source)
     moves: list[Tensor] = []
     for group, position in enumerate(writer.tolist()):
@@ -92,7 +96,7 @@ def align_neurons(
         cost = torch.cdist(ours, theirs, compute_mode="use_mm_for_euclid_dist")
         moves.append(match_neurons(cost, mode))
 
-    # ---- Move every tensor along the axes that have neurons.
+    # ---- Step 3: move every tensor along the axes that have neurons.
     aligned = {}
     covered = {}
     for name, leaf in source.items():
@@ -111,19 +115,20 @@ def align_neurons(
 def _neuron_features(
     source: Tree, target: Tree, name: str, axis: int, input_move: Tensor | None
 ) -> list[Tensor]:
-    """Return the entries by which neurons are compared, a row each, of both networks.
+    """Return the weights and bias of each neuron as a row, of both networks.
 
     Args:
         source: the network whose neurons move.
         target: the other one.
-        name: the weight that makes the neurons.
-        axis: the one along which they lie.
-        input_move: where the neurons along the other axis go; None: they are always active.
+        name: the weight whose output the neurons are.
+        axis: the axis along which they lie.
+        input_move: the move along the other axis; None: its neurons are always active.
     """
     sides = [source[name].double(), target[name].double()]
     if input_move is not None:
         sides[0] = move_neurons(sides[0], 1 - axis, input_move)
         is_reached = reached_entries(input_move, sides[0].shape[1 - axis])
+        # An input that nothing reaches would make all neurons alike in it.
         inputs = is_reached.nonzero().flatten()
         sides = [side.index_select(1 - axis, inputs) for side in sides]
     sides = [side.movedim(axis, 0).flatten(1) for side in sides]
@@ -135,15 +140,18 @@ def _neuron_features(
 
 
 def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
-    """Move the neurons along an axis, each a block of entries; whole neurons are not rounded."""
+    """Move the neurons along an axis, each of which is a block of entries."""
     blocks = leaf.unflatten(axis, (len(move), -1))
     share, origin = move.max(0)
-    if bool(((share == 1) | (share == 0)).all()):
-        is_covered = (share == 1).view(-1, *[1] * (blocks.dim() - axis - 1))
-        moved = torch.where(is_covered, blocks.index_select(axis, origin), 0.0)
+    is_whole = share == 1
+    if bool((is_whole | (share == 0)).all()):
+        # Each target neuron gets one source neuron or none: copied, so that nothing is rounded.
+        trailing_axes = [1] * (blocks.dim() - axis - 1)
+        is_covered = is_whole.view(-1, *trailing_axes)
+        moved_blocks = torch.where(is_covered, blocks.index_select(axis, origin), 0.0)
     else:
-        moved = torch.tensordot(blocks, move, ([axis], [0])).movedim(-1, axis)
-    return moved.flatten(axis, axis + 1)
+        moved_blocks = torch.tensordot(blocks, move, ([axis], [0])).movedim(-1, axis)
+    return moved_blocks.flatten(axis, axis + 1)
 
 
 def reached_entries(move: Tensor, size: int) -> Tensor:
@@ -183,14 +191,14 @@ def solve_transport(costs: Tensor) -> Tensor:
     """Return the amounts of least cost between sources and targets.
 
     They are the smallest whole ones with which all sources give the same amount, all targets get
-    the same, and everything arrives. Exact: either an assignment among copies of the neurons, fast
-    if few are needed, or a linear program.
+    the same, and everything arrives. The solution is exact.
     """
     sources, targets = costs.shape
     total = math.lcm(sources, targets)
     give = total // sources
     get = total // targets
     if total <= 4 * max(sources, targets):
+        # Few copies of each neuron are needed, and an assignment among them is fast.
         copies = costs.repeat_interleave(give, 0).repeat_interleave(get, 1)
         pairs = solve_assignment(copies)
         amounts = pairs.view(sources, give, targets, get).sum((1, 3))
@@ -202,7 +210,7 @@ def solve_transport(costs: Tensor) -> Tensor:
 
 
 def _solve_linear_program(costs: Tensor, give: int, get: int) -> Tensor:
-    """Return the amounts of least cost, where each source gives `give` and each target gets `get`."""
+    """Return the amounts of least cost; sources give `give` and targets get `get`."""
     from scipy import optimize, sparse
 
     sources, targets = costs.shape
