@@ -31,6 +31,7 @@ from fedpfl.record import checkpoint, environment, rundir
 from fedpfl.report import load
 from fedpfl.report.__main__ import main as report
 from tests.command import (
+    CLOCKED,
     TINY,
     compose_once,
     format_override,
@@ -44,15 +45,13 @@ from tests.command import (
     start_process,
     wait_for,
 )
-from tests.conftest import assert_same, keep_one_of_each, keep_quick
+from tests.conftest import assert_same, keep_one_of_each, keep_quick, read_cases
 from tests.report.test_listing import HOUR, age
 
 RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
-FLIPS = (
-    4,
-    10,
-)  # one-bit flips of each of the six files, of a finished and of an interrupted run: 48, or 120
+FLIPS = (4, 10)
+"""One-bit flips of each of the six files, of a finished and of an interrupted run."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,10 +100,11 @@ def assert_ends_as(folder: Path, whole: Path) -> None:
     assert read_table(folder / "rounds.csv") == read_table(whole / "rounds.csv")
     for name in ("clients.csv", "config.yaml", "partition.npz"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    mine, theirs = (read_summary(path)["last"] for path in (folder, whole))
-    assert {key: mine[key] for key in mine if key not in ("seconds", "eval_seconds")} == {
-        key: theirs[key] for key in theirs if key not in ("seconds", "eval_seconds")
-    }
+    mine, theirs = (
+        {key: value for key, value in read_summary(path)["last"].items() if key not in CLOCKED}
+        for path in (folder, whole)
+    )
+    assert mine == theirs
 
 
 def refusal(folder: Path, *overrides: str) -> str:
@@ -188,9 +188,8 @@ def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -
     assert f"{run}/state.pt is damaged; restart=true" in refusal(run, *RUN)
 
 
-@pytest.mark.parametrize("status", ["finished", "interrupted"])
-def test_bits_all_over_a_summary(status: str, runs: dict[str, Path], tmp_path: Path) -> None:
-    bytes_, told = (runs[status] / "summary.json").read_bytes(), read_summary(runs[status])
+def test_bits_all_over_a_summary(whole: Path, tmp_path: Path) -> None:
+    bytes_, told = (whole / "summary.json").read_bytes(), read_summary(whole)
     del told["digest"]
     other_run = 0
     for place in range(0, 8 * len(bytes_), 13):
@@ -198,23 +197,19 @@ def test_bits_all_over_a_summary(status: str, runs: dict[str, Path], tmp_path: P
         flipped[place // 8] ^= 1 << place % 8
         (tmp_path / "summary.json").write_bytes(flipped)
         try:
-            found, whole = rundir._read_summary(tmp_path)
+            found, is_whole = rundir._read_summary(tmp_path)
         except FedpflError:
             continue
         other_run += found["identity"] != told["identity"]
-        assert not whole or found == told
+        assert not is_whole or found == told
     assert other_run
 
 
 def test_a_summary_is_old_only_if_nothing_of_it_is_new(whole: Path, tmp_path: Path) -> None:
     """A flip in the digest's own key must not make it a summary without one."""
     run = copied(whole, tmp_path)
-    text = (
-        (run / "summary.json")
-        .read_text()
-        .replace('"digest"', '"dihest"')
-        .replace('"accuracy": 5', '"accuracy": 7')
-    )
+    text = (run / "summary.json").read_text().replace('"digest"', '"dihest"')
+    text = text.replace('"accuracy": 5', '"accuracy": 7')
     (run / "summary.json").write_text(text)
     assert f"{run}/summary.json is damaged; restart=true" in refusal(run, *RUN)
 
@@ -257,7 +252,7 @@ def clean(root: Path, *options: str) -> None:
 
 
 @pytest.mark.parametrize("status", keep_quick(["running", "failed"]))
-@pytest.mark.parametrize(("name", "how"), [*LOST, pytest.param("run.log", "removed", id="nothing")])
+@pytest.mark.parametrize(("name", "how"), keep_quick([*LOST, ("run.log", "removed")], 2))
 def test_clean_leaves_what_the_runs_command_mends(
     name: str,
     how: str,
@@ -281,13 +276,7 @@ def test_clean_leaves_what_the_runs_command_mends(
 
 
 @pytest.mark.parametrize(
-    ("status", "lost"),
-    [
-        ("failed", ["config.yaml", "state.pt"]),
-        ("failed", ["state.pt"]),
-        ("diverged", ["config.yaml"]),
-        ("diverged", []),
-    ],
+    ("status", "lost"), [("failed", ["config.yaml", "state.pt"]), ("diverged", [])]
 )
 def test_clean_removes_what_no_command_goes_on_with(
     status: str, lost: list[str], runs: dict[str, Path], tmp_path: Path
@@ -300,7 +289,7 @@ def test_clean_removes_what_no_command_goes_on_with(
     assert not run.exists()
 
 
-@pytest.mark.parametrize(("name", "how"), LOST)
+@pytest.mark.parametrize(("name", "how"), keep_quick(LOST))
 def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
     name: str, how: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,22 +348,14 @@ def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_
         " fedpfl 0.1.0"
     )
     assert refusal(run, *RUN).startswith(said)
-    assert (
-        said
-        in run_command(
-            *RUN, "rounds=4", format_override("extend", run), "hydra.run.dir=more", cwd=tmp_path
-        ).err
-    )
+    assert said in refusal(tmp_path / "more", *RUN, "rounds=4", format_override("extend", run))
     with pytest.raises(FedpflError, match=re.escape(said)):
         fedpfl.load(run)
     with pytest.raises(FedpflError, match=re.escape(said)):
         load.read_started_run(run)
     assert load.inspect_directory(run).status_text == "broken"
     assert snapshot(run) == before
-    assert (
-        run_command(*RUN, format_override("hydra.run.dir", run), "restart=true", cwd=tmp_path).code
-        == 0
-    )
+    play_run(run, *RUN, "restart=true")
     assert_ends_as(run, whole)
 
 
@@ -399,13 +380,8 @@ def test_what_is_no_regular_file_is_refused(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
-    for number, name in enumerate(
-        (
-            *FILES,
-            *("run.log", "run.lock", "run.sums", "partition.png", ".state.pt.tmp"),
-            ".summary.json.tmp",
-        )
-    ):
+    others = "run.log run.lock run.sums partition.png .state.pt.tmp .summary.json.tmp"
+    for number, name in enumerate((*FILES, *others.split())):
         run = tmp_path / str(number)
         shutil.copytree(runs[status], run) if status in runs else run.mkdir()
         (run / name).unlink(missing_ok=True)
@@ -423,41 +399,23 @@ def test_what_is_no_regular_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("place", "error", "reason"),
+    ("place", "error"),
     keep_quick(
         [
-            ("zipfile.ZipFile", PermissionError(13, "Permission denied"), "Permission denied"),
-            ("zipfile.ZipFile", OSError(5, "Input/output error"), "Input/output error"),
-            ("zipfile.ZipFile", OSError(24, "Too many open files"), "Too many open files"),
-            ("torch.load", MemoryError(), "MemoryError"),
+            ("zipfile.ZipFile", OSError(24, "Too many open files")),
+            ("torch.load", MemoryError()),
             (
                 "torch.load",
-                RuntimeError(
-                    "[enforce fail]\nDefaultCPUAllocator: can't allocate memory: you tried"
-                ),
-                "you tried",
+                RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory"),
             ),
-            (
-                "torch.load",
-                RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)"),
-                "Cannot allocate memory",
-            ),
-            (
-                "torch.load",
-                RuntimeError("unable to open file: Too many open files (24)"),
-                "Too many open files",
-            ),
+            ("torch.load", RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)")),
+            ("torch.load", RuntimeError("unable to open file: Too many open files (24)")),
         ],
-        3,
+        2,
     ),
 )
 def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
-    place: str,
-    error: Exception,
-    reason: str,
-    runs: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, error: Exception, runs: dict[str, Path], tmp_path: Path, monkeypatch
 ) -> None:
     run = copied(runs["interrupted"], tmp_path)
 
@@ -468,17 +426,19 @@ def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
         patch.setattr(place, fails)
         told = refusal(run, *RUN)
     assert told.startswith(f"cannot read {run}/state.pt: ")
-    assert reason in told
+    assert re.search("Too many open files|MemoryError|allocate memory", told)
     assert told.endswith("; once that is mended, give the same command again")
     assert "restart" not in told
+    code = read_summary(run)["code"]
     play_run(run, *RUN)
     assert_ends_as(run, runs["finished"])
+    assert read_summary(run)["code"] == code  # named once
 
 
 # The lock
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("how", keep_quick(["replaced", "removed"]))
 def test_without_its_lock_a_run_writes_nothing_more(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,9 +474,8 @@ def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
         real(self, values)
         if values["round"] == 2 and not results:
             (run / "run.lock").unlink()
-            results.append(
-                wait_for(start_process(*RUN, format_override("hydra.run.dir", run), cwd=tmp_path))
-            )
+            words = (*RUN, format_override("hydra.run.dir", run))
+            results.append(wait_for(start_process(*words, cwd=tmp_path)))
 
     with monkeypatch.context() as patch:
         patch.setattr(rundir.RunDirectory, "row", lost)
@@ -543,12 +502,9 @@ def test_a_lock_that_was_removed_before_it_was_taken_is_none(
 # Other people's folders
 
 
-HOLDS = ("config.yaml", "rounds.csv", "summary.json", "state.pt", "run.log", "notes.txt", "data/")
-
-
 @pytest.mark.parametrize(
     ("holds", "where"),
-    keep_quick([(holds, where) for holds in HOLDS for where in ("own", ".", "''")]),
+    keep_quick([("config.yaml", "own"), ("state.pt", "."), ("notes.txt", "''"), ("data/", "own")]),
 )
 def test_a_folder_that_is_no_run_directory_is_left_alone(
     holds: str, where: str, tmp_path: Path
@@ -565,17 +521,23 @@ def test_a_folder_that_is_no_run_directory_is_left_alone(
 
 def test_an_empty_folder_will_do_also_with_hidden_names_in_it(tmp_path: Path) -> None:
     (tmp_path / "own" / ".hydra").mkdir(parents=True)
-    assert run_command(*RUN, "hydra.run.dir=own", cwd=tmp_path).code == 0
+    assert "finished" in play_run(tmp_path / "own", *RUN)
 
 
 # Data
 
 
-def samples(path: Path, seed: int = 0, count: int = 400, **more: Any) -> Path:
-    g = np.random.default_rng(seed)
-    arrays = {"x": g.integers(0, 256, (count, 8, 8), dtype=np.uint8), "y": np.arange(count) % 4}
-    np.savez(path, **{**arrays, "groups": np.arange(count) % 4, **more})
+def samples(path: Path) -> Path:
+    x = np.random.default_rng(0).integers(0, 256, (400, 8, 8), dtype=np.uint8)
+    np.savez(path, x=x, y=np.arange(400) % 4, groups=np.arange(400) % 4)
     return path
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> tuple[str, ...]:
+    """The words of a run on the samples of `own.npz`."""
+    path = samples(tmp_path / "own.npz")
+    return (*RUN, "dataset=npz", format_override("dataset.path", path))
 
 
 def overwritten(path: Path) -> dict[str, Callable[[], Any]]:
@@ -597,13 +559,11 @@ OTHER = ("a pixel", "two labels", "another order", "fewer samples", "groups", "a
 
 
 @pytest.mark.parametrize("what", keep_quick(OTHER, 2))
-def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) -> None:
-    path = samples(tmp_path / "own.npz")
-    own = (*RUN, "dataset=npz", format_override("dataset.path", path))
+def test_an_interrupted_run_of_other_data_is_refused(what: str, own, tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupt(run, *own)
     before = snapshot(run)
-    overwritten(path)[what]()
+    overwritten(tmp_path / "own.npz")[what]()
     told = refusal(run, *own)
     assert told.startswith(
         f"{run} was begun with other data (samples, labels, groups, scaling, who holds which, or"
@@ -616,10 +576,8 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", keep_quick(OTHER[:4]))
-def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path: Path) -> None:
-    path = samples(tmp_path / "own.npz")
-    own = (*RUN, "dataset=npz", format_override("dataset.path", path))
-    run = tmp_path / "run"
+def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, own, tmp_path: Path) -> None:
+    run, path = tmp_path / "run", tmp_path / "own.npz"
     play_run(run, *own)
     samples(path)  # written again, the same
     assert "already finished" in play_run(run, *own)
@@ -632,12 +590,10 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path:
     assert "already finished" in play_run(run, *own)
 
 
-def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
+def test_a_state_of_other_data_is_refused(own, tmp_path: Path) -> None:
     """Of the same settings: an interrupted run would go on from the other's models."""
-    path = samples(tmp_path / "own.npz")
-    own = (*RUN, "dataset=npz", format_override("dataset.path", path))
     interrupt(tmp_path / "other", *own)
-    overwritten(path)["two labels"]()
+    overwritten(tmp_path / "own.npz")["two labels"]()
     interrupt(tmp_path / "run", *own)
     shutil.copy(tmp_path / "other/state.pt", tmp_path / "run")
     line = f"{tmp_path}/run/state.pt belongs to a run on other data; restart=true"
@@ -680,41 +636,16 @@ def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
 
 def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
     x = torch.arange(6, dtype=torch.uint8)
-    values: list[Any] = [
-        *(
-            x,
-            x.view(2, 3),
-            x.view(3, 2),
-            x.to(torch.int8),
-            x.flip(0),
-            x[:5],
-            x[:0],
-            *(None, 0, 0.0, "0", ""),
-            (),
-            (x,),
-            (x, x),
-        ),
-        *(
-            (x[:3], x[3:]),
-            (x[:2], x[2:]),
-            {"x": x},
-            {"y": x},
-            True,
-            (1, 2),
-            ((1,), 2),
-            ("a", "b"),
-            ("ab",),
-            1.5,
-            1.5001,
-        ),
-    ]
+    reshaped = [x, x.view(2, 3), x.view(3, 2), x.to(torch.int8), x.flip(0), x[:5], x[:0]]
+    grouped = [(), (x,), (x, x), (x[:3], x[3:]), (x[:2], x[2:]), {"x": x}, {"y": x}]
+    plain = [None, 0, 0.0, "0", "", True, (1, 2), ((1,), 2), ("a", "b"), ("ab",), 1.5, 1.5001]
+    values: list[Any] = reshaped + grouped + plain
     found = [data.fingerprint(value) for value in values]
     assert len(set(found)) == len(values)
     assert found == [data.fingerprint(value) for value in values]
     assert data.fingerprint(x.view(2, 3).T) == data.fingerprint(x.view(2, 3).T.contiguous())
-    assert data.fingerprint(0.1 + 0.2) == data.fingerprint(
-        0.3
-    )  # means are computed, and may round differently elsewhere
+    # Means are computed, and may round differently elsewhere
+    assert data.fingerprint(0.1 + 0.2) == data.fingerprint(0.3)
 
 
 @pytest.mark.cuda
@@ -733,7 +664,7 @@ def test_a_sweep_in_lockstep_looks_at_its_samples_once(
         return real(*values)
 
     monkeypatch.setattr(data, "fingerprint", counted)
-    assert run_command("-m", "hydra/launcher=lockstep", *RUN, "seed=1,2,3", cwd=tmp_path).code == 0
+    assert run_command("-m", "hydra/launcher=lockstep", *RUN, "seed=1,2", cwd=tmp_path).code == 0
     assert len(seen) == 2  # once before the sweep, for what all runs lack
 
 
@@ -804,13 +735,6 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     assert CHANGED in play_run(run, *RUN)  # it is of two codes for good
 
 
-def test_code_that_goes_on_is_named_once(runs: dict[str, Path], tmp_path: Path) -> None:
-    run = copied(runs["interrupted"], tmp_path)
-    (code,) = read_summary(run)["code"]
-    play_run(run, *RUN)
-    assert read_summary(run)["code"] == [code]
-
-
 def test_code_that_left_no_checkpoint_took_no_part(
     own_method: Callable[[str], None], tmp_path: Path
 ) -> None:
@@ -822,34 +746,34 @@ def test_code_that_left_no_checkpoint_took_no_part(
     assert len(read_summary(run)["code"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "file", "takes_part"),
-    [
-        ("fedobp", "methods/fedobp.py", True),
-        ("fedobp", "methods/shared/fisher.py", True),
-        ("fedobp", "methods/shared/method.py", True),
-        ("fedobp", "methods/shared/importance.py", True),
-        ("fedobp", "methods/__init__.py", False),
-        ("fedobp", "methods/ditto.py", False),
-        ("fedobp", "tree.py", False),
-        ("fedrolex", "methods/heterofl.py", True),
-        ("fedrolex", "methods/shared/submodel.py", True),
-        ("fedrolex", "methods/shared/neurons.py", True),
-        ("fedrolex", "methods/shared/importance.py", False),
-        ("subflot", "methods/shared/transport.py", True),
-        ("hermes", "methods/shared/pruned.py", True),
-        ("hermes", "methods/fedavg.py", False),
-    ],
-)
-def test_what_a_methods_code_is(
-    method: str, file: str, takes_part: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, real = environment.source_fingerprint(METHODS[method]), environment._code
-    changed = f"fedpfl/{file}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
-    monkeypatch.setattr(
-        environment, "_code", lambda module: real(module) + b"#" * (module == changed)
-    )
-    assert (environment.source_fingerprint(METHODS[method]) != before) == takes_part
+TAKES_PART = """
+fedobp: methods/fedobp methods/shared/fisher methods/shared/method methods/shared/importance
+fedrolex: methods/heterofl methods/shared/submodel methods/shared/neurons
+subflot: methods/shared/transport
+hermes: methods/shared/pruned
+"""
+TAKES_NONE = """
+fedobp: methods/__init__ methods/ditto tree
+fedrolex: methods/shared/importance
+hermes: methods/fedavg
+"""
+
+
+@pytest.mark.parametrize(("table", "takes_part"), [(TAKES_PART, True), (TAKES_NONE, False)])
+def test_what_a_methods_code_is(table: str, takes_part: bool, monkeypatch) -> None:
+    real = environment._code
+    for method, names in read_cases(table, ": "):
+        before = environment.source_fingerprint(METHODS[method])
+        for name in names.split():
+            changed = f"fedpfl/{name}".removesuffix("/__init__").replace("/", ".")
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    environment,
+                    "_code",
+                    lambda module, n=changed: real(module) + b"#" * (module == n),
+                )
+                now = environment.source_fingerprint(METHODS[method])
+            assert (now != before) == takes_part, (method, name)
 
 
 # From the beginning
@@ -872,7 +796,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(
     assert "already finished" in play_run(run, *RUN)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", keep_quick(FILES[::-1], 2))
 def test_restart_mends_every_damage(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
     run = copied(runs["interrupted"], tmp_path)
     if name == "summary.json":
@@ -925,17 +849,7 @@ def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     assert len(first) == 2
     result = run_command(*sweep, "restart=true", cwd=tmp_path)
     assert (result.code, result.err.count("already finished")) == (0, 0)
-    assert {
-        path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")
-    }.keys() == first.keys()
+    assert {*tmp_path.rglob("state.pt")} == first.keys()
     assert all(path.stat().st_mtime_ns > then for path, then in first.items())
     again = run_command(*sweep, cwd=tmp_path)
     assert (again.code, again.err.count("already finished")) == (0, 2)
-
-
-def test_restart_is_no_part_of_what_a_run_is() -> None:
-    plain, anew = (
-        check_config(compose_once(*RUN, f"restart={value}")) for value in ("false", "true")
-    )
-    assert (plain.identity, plain.config) == (anew.identity, anew.config)
-    assert (plain.settings.restart, anew.settings.restart) == (False, True)

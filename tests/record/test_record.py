@@ -29,6 +29,7 @@ from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
 from fedpfl.record.picture import draw_partition, partition_png
 from fedpfl.record.rundir import PartitionRecord, RunDirectory
+from tests.command import snapshot
 from tests.conftest import keep_quick
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
@@ -44,11 +45,8 @@ def done(row: dict) -> SimpleNamespace:
 
 
 def row(number: int, accuracy: float | None = None) -> dict:
-    return dict(
-        zip(
-            COLUMNS, (number, 0.1 * number, 50 / 3, 200 / 3, accuracy, 10**12 + number), strict=True
-        )
-    )
+    values = (number, 0.1 * number, 50 / 3, 200 / 3, accuracy, 10**12 + number)
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def payload(number: int) -> dict:
@@ -91,21 +89,13 @@ def test_new_directory_holds_config_and_identity(tmp_path):
     assert told == {"identity": "abc", "data": None, "files": {}}
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        ("running", "interrupted"),
-        ("finished", "finished"),
-        ("diverged", "diverged"),
-        ("failed", "failed"),
-    ],
-)
-def test_status_of_a_reopened_directory(tmp_path, written, read):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-        directory.write_summary(status=written)
-    with opened(tmp_path) as directory:
-        assert directory.status == read
+def test_status_of_a_reopened_directory(tmp_path):
+    for written in ("running", "finished", "diverged", "failed"):
+        with opened(tmp_path / written) as directory:
+            directory.row(row(1))
+            directory.write_summary(status=written)
+        with opened(tmp_path / written) as directory:
+            assert directory.status == ("interrupted" if written == "running" else written)
 
 
 def test_summary_merges_and_stays_valid_json(tmp_path):
@@ -137,20 +127,11 @@ def test_another_identity_is_refused_and_changes_nothing(tmp_path):
     with opened(tmp_path) as directory:
         directory.row(row(1))
         directory.write_summary(status="finished")
-    before = {
-        file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"
-    }
-    with pytest.raises(
-        FedpflError,
-        match=(
-            r"holds a different run \(.* there, .* here\); choose another with"
-            r" hydra\.run\.dir=\.\.\. or remove"
-        ),
-    ):
+    before = snapshot(tmp_path)
+    message = r"holds a different run \(.* there, .* here\); choose another with hydra\.run\.dir="
+    with pytest.raises(FedpflError, match=message):
         opened(tmp_path, "xyz", "other: 1\n")
-    assert before == {
-        file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"
-    }
+    assert before == snapshot(tmp_path)
     opened(tmp_path).close()  # the refusal let go of the lock
 
 
@@ -172,34 +153,42 @@ def test_a_finished_run_keeps_its_config(tmp_path):
     assert (tmp_path / "config.yaml").read_text() == "device: cuda\n"
 
 
-def test_lock_held_by_another_process(tmp_path):
-    code = (
-        "import sys\nfrom fedpfl.record.rundir import PartitionRecord, RunDirectory\ndirectory ="
-        " RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held',"
-        " flush=True)\nsys.stdin.read()"
-    )
-    holder = python(code, tmp_path, stdin=subprocess.PIPE)
+OPENING = """
+import sys
+from fedpfl.record.rundir import RunDirectory
+for _ in sys.stdin:
     try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(FedpflError) as error:
+        directory = RunDirectory.open(sys.argv[1], "", "abc")
+        print("held", flush=True)
+    except Exception as error:
+        print(error, flush=True)
+"""
+
+
+def test_a_lock_is_held_by_one_process(tmp_path):
+    """Killed with -9 it goes with the process."""
+    other = python(OPENING, tmp_path, stdin=subprocess.PIPE)
+
+    def answer() -> str:
+        other.stdin.write("\n")
+        other.stdin.flush()
+        return other.stdout.readline()
+
+    try:
+        with opened(tmp_path):
+            with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
+                opened(tmp_path)
+            # The refusal must not have lost the lock, as closing a second file would with POSIX
+            # locks.
+            told = answer()
+            assert str(tmp_path) in told
+            assert f"in use by process {os.getpid()};" in told
+        assert answer() == "held\n"
+        with pytest.raises(FedpflError, match=f"in use by process {other.pid};"):
             opened(tmp_path)
-        assert str(tmp_path) in str(error.value)
-        assert f"process {holder.pid};" in str(error.value)
-        assert "\n" not in str(error.value)
     finally:
-        holder.kill()
-        holder.communicate()
-    opened(tmp_path).close()  # killed -9: the lock went with it
-
-
-def test_lock_held_by_this_process(tmp_path):
-    with opened(tmp_path):
-        with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
-            opened(tmp_path)
-        # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
-        code = "import sys\nfrom fedpfl.record.rundir import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
-        other = python(code, tmp_path)
-        assert "in use by process" in other.communicate()[1]
+        other.kill()
+        other.communicate()
     opened(tmp_path).close()
 
 
@@ -209,13 +198,6 @@ def test_unusable_places_are_one_line(tmp_path):
         with pytest.raises(FedpflError, match="cannot write") as error:
             opened(place)
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_read_only_directory(tmp_path):
-    tmp_path.chmod(0o555)
-    with pytest.raises(FedpflError, match="Permission denied"):
-        opened(tmp_path)
 
 
 def test_unreadable_summary_is_named(tmp_path):
@@ -293,14 +275,13 @@ def test_restore_cuts_rows_back_to_the_checkpoint(tmp_path):
     assert restored["best"] == {"accuracy": 1 / 3}
 
 
-@pytest.mark.parametrize("cut", range(1, 30, 4))
+@pytest.mark.parametrize("cut", [1, 20])
 def test_a_torn_last_line_is_dropped(tmp_path, cut):
     with opened(tmp_path) as directory:
         directory.row(row(1))
-        directory.row(row(2))
-        directory.checkpoint(payload(2))
+        directory.checkpoint(payload(1))
         kept = (tmp_path / "rounds.csv").read_bytes()
-        directory.row(row(3))
+        directory.row(row(2))
     file = tmp_path / "rounds.csv"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(kept) + cut])
@@ -308,7 +289,7 @@ def test_a_torn_last_line_is_dropped(tmp_path, cut):
     with opened(tmp_path) as directory:
         directory.restore()
         assert file.read_bytes() == kept
-        directory.row(row(3))
+        directory.row(row(2))
     assert file.read_bytes() == whole
 
 
@@ -334,7 +315,7 @@ def test_without_a_checkpoint_rows_start_over(tmp_path):
     assert read_rows(tmp_path) == [{"round": "1", "other": "2"}]
 
 
-@pytest.mark.parametrize("text", [None, "", "round\n1\n", "garbage", "round,seconds\n1,2\n2,x\n3"])
+@pytest.mark.parametrize("text", [None, "", "round,seconds\n1,2\n2,x\n3"])
 def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text):
     with opened(tmp_path) as directory:
         directory.row(row(1))
@@ -351,24 +332,16 @@ def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text
     assert [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")] == before
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"text"])
-def test_an_unreadable_checkpoint_is_named(tmp_path, content):
-    with opened(tmp_path) as directory:
-        (tmp_path / "state.pt").write_bytes(content)
-        with pytest.raises(
-            FedpflError, match=r"state\.pt is damaged; restart=true removes the run's files"
-        ):
-            directory.restore()
-
-
-def test_a_truncated_checkpoint_is_named(tmp_path):
+def test_an_unreadable_checkpoint_is_named(tmp_path):
     with opened(tmp_path) as directory:
         directory.row(row(1))
         directory.checkpoint(payload(1))
         state = tmp_path / "state.pt"
-        state.write_bytes(state.read_bytes()[:-200])
-        with pytest.raises(FedpflError, match="is damaged"):
-            directory.restore()
+        for content in (state.read_bytes()[:-200], b"", b"PK\x03\x04 torn", b"text"):
+            state.write_bytes(content)
+            message = r"state\.pt is damaged; restart=true removes the run's files"
+            with pytest.raises(FedpflError, match=message):
+                directory.restore()
 
 
 def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
@@ -437,11 +410,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
                 lambda: directory.write_clients([{"client": number} for number in range(9999)]),
                 lambda: directory.write_summary(text="x" * 9999),
             ):
-                with pytest.raises(
-                    FedpflError, match=r"^cannot write .*: File too large; "
-                ) as error:
+                with pytest.raises(FedpflError, match=r"^cannot write .*: File too large; .*$"):
                     write()
-                assert "\n" not in str(error.value)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert (tmp_path / "rounds.csv").read_bytes() == rows  # no half line in front of the next
@@ -511,19 +481,15 @@ def test_partition_files(tmp_path):
             for name, parts in (("train", train), ("test", test)):
                 indices, offsets = stored[f"{name}_indices"], stored[f"{name}_offsets"]
                 assert offsets.tolist() == [0, *np.cumsum([len(part) for part in parts])]
-                assert [part.tolist() for part in np.split(indices, offsets[1:-1])] == [
-                    part.tolist() for part in parts
-                ]
+                split = np.split(indices, offsets[1:-1])
+                assert [part.tolist() for part in split] == [part.tolist() for part in parts]
             assert np.array_equal(stored["label_counts"], counts)
         picture = (tmp_path / "partition.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
-        times = [
-            (tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")
-        ]
+        files = [tmp_path / name for name in ("partition.npz", "partition.png")]
+        times = [file.stat().st_mtime_ns for file in files]
         directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
-        assert times == [
-            (tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")
-        ]
+        assert times == [file.stat().st_mtime_ns for file in files]
         arrays = (tmp_path / "partition.npz").read_bytes()
         (tmp_path / "partition.png").unlink()
         (tmp_path / "partition.npz").write_bytes(arrays[:-1])
@@ -532,9 +498,7 @@ def test_partition_files(tmp_path):
         assert (tmp_path / "partition.npz").read_bytes() == arrays
 
 
-@pytest.mark.parametrize(
-    ("clients", "classes"), keep_quick([(1, 1), (100, 10), (2, 2), (1000, 200)], 2)
-)
+@pytest.mark.parametrize(("clients", "classes"), keep_quick([(100, 10), (1, 1), (1000, 200)], 2))
 def test_picture_of_any_size(tmp_path, clients, classes):
     from matplotlib import image
 
@@ -596,16 +560,12 @@ def test_commit_of_tracked_source_only(tmp_path):
 
 
 def test_import_stays_light():
-    code = (
-        "import sys, fedpfl.record\nprint([m for m in ('matplotlib', 'wandb', 'pandas', 'rich',"
-        " 'hydra', 'omegaconf') "
-    )
-    code += "if m in sys.modules])\nprint([m for m in sys.modules if m.startswith('fedpfl.')])"
-    out = python(code).communicate()[0].splitlines()
-    assert out[0] == "[]"
-    assert not [
-        name for name in eval(out[1]) if not name.startswith(("fedpfl.record", "fedpfl.ground"))
-    ]
+    code = "import sys, fedpfl.record\nprint(*sys.modules)"
+    loaded = python(code).communicate()[0].split()
+    heavy = {"matplotlib", "wandb", "pandas", "rich", "hydra", "omegaconf"}
+    assert not heavy & {*loaded}
+    own = [name for name in loaded if name.startswith("fedpfl.")]
+    assert all(name.startswith(("fedpfl.record", "fedpfl.ground")) for name in own)
 
 
 # ---- callbacks
@@ -663,9 +623,8 @@ def test_console_plain_lines(tmp_path):
     assert tuned in lines
     assert lines[-3] == "round 20/20  cohort 16.67 -> 66.67 %  2.00 s"
     assert lines[-2] == "a [bold]note[/bold]"
-    assert (
-        lines[-1] == "finished after round 20 in 0:00:54, all clients 90.00 % (fine-tuned 91.50 %)"
-    )
+    ended = "finished after round 20 in 0:00:54, all clients 90.00 % (fine-tuned 91.50 %)"
+    assert lines[-1] == ended
 
 
 def test_console_resumed_counts_only_what_is_left(tmp_path):
@@ -688,11 +647,8 @@ def test_an_evaluation_that_is_known_to_be_short_has_no_line(tmp_path):
         console.on_round(done({**row(number, 50.0), "eval_seconds": 1.0}))
     told = stream.getvalue().splitlines()[1:]
     assert told[0] == "round 10/35  evaluating all clients"
-    assert [line.rpartition("  ")[2] for line in told[1:]] == [
-        "ETA 0:01:18",
-        "ETA 0:00:47",
-        "ETA 0:00:16",
-    ]
+    ends = [line.rpartition("  ")[2] for line in told[1:]]
+    assert ends == ["ETA 0:01:18", "ETA 0:00:47", "ETA 0:00:16"]
 
 
 def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkeypatch):
@@ -701,11 +657,8 @@ def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkey
     runs = {own: Console(stream=stream, clock=clock) for own in ("seed=1", "seed=2")}
     for own, run in runs.items():
         before = run_label.set(own)
-        run.on_begin(
-            info(
-                tmp_path, rounds=36, notes=("slow: use another",), start_round=int(own == "seed=2")
-            )
-        )
+        start = int(own == "seed=2")
+        run.on_begin(info(tmp_path, rounds=36, notes=("slow: use another",), start_round=start))
         run_label.reset(before)
     for number in range(2, 37):
         clock.now += 4.0
@@ -744,14 +697,6 @@ def test_console_bar_on_a_terminal(tmp_path, monkeypatch):
     assert "all clients 90.00 %" in text.split("round 2/20")[-1]  # the last known stays in view
     assert "ETA" in text
     assert "[in brackets] stays" in text
-
-
-def test_console_quiet(tmp_path, capsys):
-    console = Console(quiet=True)
-    console.on_begin(info(tmp_path))
-    console.on_round(done(row(1, 90.0)))
-    console.on_end("finished", {})
-    assert capsys.readouterr() == ("", "")
 
 
 def test_log_file_appends_over_resumes(tmp_path):
@@ -803,8 +748,7 @@ class Probe(Callback):
         self._call(f"end {status}")
 
 
-@pytest.mark.parametrize("fails", ["begin", "round", "end"])
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("fails", "place"), [("begin", 0), ("round", 1), ("end", 0), ("end", 1)])
 def test_a_failing_callback_is_dropped_and_ended_once(tmp_path, fails, place):
     good, bad = Probe(), Probe(fails)
     with Callbacks([bad, good] if place == 0 else [good, bad]) as callbacks:
@@ -833,38 +777,18 @@ def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
     assert probe.notes == ["loop is taken", "a step could not be captured"]
 
 
-def test_all_callbacks_may_fail(tmp_path):
-    with Callbacks([Probe("note"), Probe("note"), Probe("round")]) as callbacks:
-        callbacks.on_begin(info(tmp_path))
-        callbacks.on_round(done(row(1)))
-        callbacks.on_round(done(row(2)))
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")]
-)
-def test_callbacks_end_when_the_run_did_not(error, status):
+def test_callbacks_end_when_the_run_did_not():
     probe = Probe()
-
-    def work() -> None:
-        with Callbacks([probe]):
-            raise error
-
-    with pytest.raises(type(error)):
-        work()
-    assert probe.calls == [f"end {status}"]
+    with pytest.raises(KeyboardInterrupt), Callbacks([probe]):
+        raise KeyboardInterrupt
+    assert probe.calls == ["end interrupted"]
 
 
 def test_the_log_says_how_a_run_failed(tmp_path):
-    log = LogFile()
-
-    def work() -> None:
-        with Callbacks([log]) as callbacks:
-            callbacks.on_begin(info(tmp_path))
-            raise ValueError("two\nlines")
-
-    with pytest.raises(ValueError, match="two"):
-        work()
+    callbacks = Callbacks([LogFile()])
+    callbacks.on_begin(info(tmp_path))
+    with pytest.raises(ValueError, match="two"), callbacks:
+        raise ValueError("two\nlines")
     text = (tmp_path / "run.log").read_text()
     assert "failed: ValueError: two lines\nTraceback" in text
     assert text.endswith("ValueError: two\nlines\n")
@@ -893,9 +817,8 @@ def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch
         try:
             raise KeyboardInterrupt
         finally:
-            raise RuntimeError(
-                "unexpected pos"
-            )  # what torch's writer says when it is closed half written
+            # What torch's writer says when it is closed half written
+            raise RuntimeError("unexpected pos")
 
     with opened(tmp_path) as directory:
         directory.restore()
