@@ -105,7 +105,7 @@ class Draws:
         """Return the generator of what the server draws for a client (`Method.sample`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")
 
-    def own(self, client: int | None = None) -> tuple[Key, ...]:
+    def hook_key(self, client: int | None = None) -> tuple[Key, ...]:
         """Return the key of what hooks draw globally, for a client or for all of a call."""
         owner = "all" if client is None else client
         return self.seed, self.purpose, self.round, owner, "process"

@@ -237,7 +237,7 @@ class Models(ABC):
                 before_evaluation=make_adaptation(run, state),
             )
         )
-        key, network_draws = call.draws.own(number), run.net.traits.draws
+        key, network_draws = call.draws.hook_key(number), run.net.traits.draws
         with (
             reproducible_arithmetic(run.device, run.engine.precision),
             track_global_draws(run.method, *key, network_draws=network_draws),

@@ -228,7 +228,7 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     shard = make_shard(federation, client, LOCAL.batch_size, draws)
     (phase,) = trial.method.phases({}, {}, net.params, 1)
     losses = []
-    with seeded_by_key(*draws.own(client)):
+    with seeded_by_key(*draws.hook_key(client)):
         with torch.no_grad():  # a client is evaluated before it trains, which moves no buffer
             copy.deepcopy(module).eval()(gather_data(federation, federation.test[client]).x.clone())
         module.train()

@@ -84,7 +84,7 @@ class BatchedBackend(Backend):
     def _drawing(self, call: Call) -> Answer:
         """Answer one call, with random numbers of its own."""
         with track_global_draws(
-            call.method, *call.draws.own(), network_draws=self.net.traits.draws
+            call.method, *call.draws.hook_key(), network_draws=self.net.traits.draws
         ):
             return self._answers([call])[0]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -60,7 +60,8 @@ class LoopBackend(Backend):
             torch.set_num_threads(1)
             keep_freed_memory()
         self.engine = engine
-        self.net, self._local = net, threading.local()
+        self.net = net
+        self._local = threading.local()
         self._autocast = partial(
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
         )
@@ -69,136 +70,147 @@ class LoopBackend(Backend):
         # A network that draws from torch's generator alone has one for each client, so that clients
         # go side by side.
         traits = net.traits
-        self._side_by_side = (
+        has_generator_per_client = (
             traits.draws <= {"torch"} and not traits.recomputes and device.type == "cpu"
         )
-        self._alone: threading.Lock | None = (
-            None  # held by the one client that is computed, where one draws
-        )
-        if traits.draws and not self._side_by_side:
-            self._alone = threading.Lock()
+        # Where somebody draws from the process's generators, the one client that is computed holds
+        # this lock.
+        self._client_lock: threading.Lock | None = None
+        if traits.draws and not has_generator_per_client:
+            self._client_lock = threading.Lock()
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """See Backend. The clients of all calls share the pool, largest first, so that its threads
-        end together.
+        """See Backend. All calls share the pool, which takes the largest clients first.
+
+        So its threads end together.
         """
         with self._arithmetic():
-            if self._alone is None:
-                with seeded_by_key("loop") as drawn:
-                    answers = self._answers(calls)
-                    if not drawn():
-                        return answers
-                del answers
-                self._alone = threading.Lock()
-            return self._answers(calls)
+            if self._client_lock is None:
+                with seeded_by_key("loop") as drawn_from:
+                    results = self._run_calls(calls)
+                    if not drawn_from():
+                        return results
+                del results
+                self._client_lock = threading.Lock()
+            return self._run_calls(calls)
 
-    def _answers(self, calls: Sequence[Call]) -> list[Answer]:
-        units = sorted(
+    def _run_calls(self, calls: Sequence[Call]) -> list[Answer]:
+        """Run all clients of all calls in the pool, and stack each call's results."""
+        # ---- Step 1: the pool is given all clients, those with most work first.
+        clients_by_work = sorted(
             (-estimate_work(call, client), number, client)
             for number, call in enumerate(calls)
             for client in call.clients
         )
-        stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
-        found: list[AnswerForms] = [{} for _ in calls]
+        stops = [threading.Event() for _ in calls]
+        shared_models: list[dict[str, Any]] = [{} for _ in calls]
+        answer_forms: list[AnswerForms] = [{} for _ in calls]
+        run_client = self._run_client if self._client_lock is None else self._run_client_alone
         futures: dict[tuple[int, int], Future] = {}
-        for _, number, client in units:
-            row = OneClient(client, common[number], found[number])
-            answer = self._answer if self._alone is None else self._drawing
-            futures[number, client] = self._pool.submit(answer, calls[number], row, stops[number])
-        answers: list[Answer] = []
+        for _, number, client in clients_by_work:
+            row = OneClient(client, shared_models[number], answer_forms[number])
+            futures[number, client] = self._pool.submit(
+                run_client, calls[number], row, stops[number]
+            )
+
+        # ---- Step 2: results are stacked; an error is the answer of its own call.
+        results: list[Answer] = []
         try:
             for number, call in enumerate(calls):
                 try:
-                    ended = [futures[number, client].result() for client in call.clients]
-                    for hook, forms in found[number].items():
+                    client_results = [futures[number, client].result() for client in call.clients]
+                    for hook, forms in answer_forms[number].items():
                         require_equal_forms(hook, forms)
-                    answers.append(tree.stack(ended))
+                    results.append(tree.stack(client_results))
                 except (Exception, SystemExit) as error:
                     stops[number].set()  # its other clients end within a step, or are not begun
                     for client in call.clients:
                         futures[number, client].cancel()
-                    answers.append(as_exception(error))
+                    results.append(as_exception(error))
         except BaseException:  # Ctrl-C: all end within a step
             for stop in stops:
                 stop.set()
             for future in futures.values():
                 future.cancel()
             raise
-        return answers
+        return results
 
-    def _drawing(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
-        """Do `_answer` for one client at a time, with random numbers of its own: no order and no
-        cohort matters.
+    def _run_client_alone(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
+        """Run one client at a time, the process's generators seeded for it.
+
+        So neither the order nor the cohort matters to what is drawn.
         """
-        assert self._alone
-        drawn = self.net.traits.draws
-        with (
-            self._alone,
-            track_global_draws(call.method, *call.draws.own(row.clients[0]), network_draws=drawn),
-        ):
-            return self._answer(
-                call, OneClient(row.clients[0], answer_forms=row.answer_forms), stop
-            )
+        assert self._client_lock
+        client = row.clients[0]
+        key = call.draws.hook_key(client)
+        draws = track_global_draws(call.method, *key, network_draws=self.net.traits.draws)
+        with self._client_lock, draws:
+            # What clients share is drawn anew by each.
+            unshared_row = OneClient(client, answer_forms=row.answer_forms)
+            return self._run_client(call, unshared_row, stop)
 
-    def _answer(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
+    def _run_client(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
         if not hasattr(self._local, "net"):
             self._local.net = self.net.copy()
-        net, follow = (
-            self._local.net,
-            run_participation if isinstance(call, TrainCall) else run_evaluation,
-        )
-        if net.traits.draws and self._alone is None:
-            net.generator = generator(*call.draws.own(row.clients[0]))
+        net = self._local.net
+        net.generator = None
+        if net.traits.draws and self._client_lock is None:
+            net.generator = generator(*call.draws.hook_key(row.clients[0]))
+        jobs: Generator[TrainJob | EvalJob, Any, Any]
+        if isinstance(call, TrainCall):
+            jobs = run_participation(call, row, net, self._autocast)
         else:
-            net.generator = None
-        work = follow(call, row, net, self._autocast)  # type: ignore[arg-type]
-        answer = None
+            jobs = run_evaluation(call, row, net, self._autocast)
+        result: Counts | TrainResult | None = None
         while True:
             try:
-                job = work.send(answer)
-            except StopIteration as done:
-                return done.value
-            answer = (
-                self._evaluate(net, job)
-                if isinstance(job, EvalJob)
-                else self._train(net, job, stop)
-            )
+                job = jobs.send(result)
+            except StopIteration as stop_iteration:
+                return stop_iteration.value
+            if isinstance(job, EvalJob):
+                result = self._evaluate(net, job)
+            else:
+                result = self._train(net, job, stop)
 
     def _evaluate(self, net: Net, job: EvalJob) -> Counts:
+        """Evaluate one client's model, batch by batch."""
         ((federation, client),) = job.rows
-        data, bound = (
-            gather_data(federation, getattr(federation, job.split)[client]),
-            net.bind(job.buffers),
-        )
-        barred = federation.excluded_classes
-        correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
-        loss = torch.zeros((), device=data.y.device)
         (random,) = job.random()
-        kept = list[Tensor]()
+        data = gather_data(federation, getattr(federation, job.split)[client])
+        device = data.y.device
+        bound = net.bind(job.buffers)
+        excluded_classes = federation.excluded_classes
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        loss = torch.zeros((), device=device)
+        logits_of_batches: list[Tensor] = []
         with torch.no_grad(), self._autocast():
-            for batch in data.chunks(random=tree.send(random, data.y.device)):
+            for batch in data.chunks(random=tree.send(random, device)):
                 logits = job.method.predict(bound, job.params, batch.without_labels())
-                allowed = (
-                    logits if barred is None else logits.masked_fill(barred[client], -torch.inf)
-                )
-                correct += batch.find_hits(allowed).sum()
+                allowed_logits = logits
+                if excluded_classes is not None:
+                    allowed_logits = logits.masked_fill(excluded_classes[client], -torch.inf)
+                correct += batch.find_hits(allowed_logits).sum()
                 loss += batch.summed_loss(logits)
-                kept += [allowed] if job.metrics else []
-        more = compute_measures(job.metrics, torch.cat(kept), data.y) if kept else {}
-        return Counts(correct, loss, torch.tensor(len(data.y), device=data.y.device), more)
+                if job.metrics:
+                    logits_of_batches.append(allowed_logits)
+        measures: dict[str, Tensor] = {}
+        if logits_of_batches:
+            measures = compute_measures(job.metrics, torch.cat(logits_of_batches), data.y)
+        total = torch.tensor(len(data.y), device=device)
+        return Counts(correct=correct, loss=loss, total=total, measures=measures)
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
-        training = _Training(net, job, self._autocast, stop)
+        training = _ClientTraining(net, job, self._autocast, stop)
         for phase, epochs in with_epoch_numbers(job.plan.phases):
-            flag = clients_without_trainable_entries(phase)
-            if flag is None or not bool(flag):
-                training.play(phase, epochs)
-        return training.end()
+            is_idle = clients_without_trainable_entries(phase)
+            if is_idle is None or not bool(is_idle):
+                training.train_phase(phase, epochs)
+        return training.make_result()
 
 
-class _Training:
+class _ClientTraining:
     """Hold a client's trained tree, state and buffers on the way through its phases."""
 
     def __init__(
@@ -208,100 +220,117 @@ class _Training:
         autocast: Callable[[], AbstractContextManager],
         stop: threading.Event,
     ):
-        self._net, self._job, self._autocast, self._stop = net, job, autocast, stop
-        ((federation, number),) = job.rows
-        self._data = gather_data(federation, federation.train[number])
-        self._params, self._client, self._buffers = (
-            tree.map(working_copy, job.start),
-            job.client,
-            job.buffers,
-        )
-        self._memory, self._uneven = (
-            initial_moments(job.plan, self._params),
-            streams_with_differing_masks(job.plan.phases),
-        )
-        self._total, self._by_sample, self._samples = torch.zeros(
-            3, device=self._data.y.device
-        ).unbind()
-        self._steps, self._records = 0, list[Tree]()
+        self._net = net
+        self._job = job
+        self._autocast = autocast
+        self._stop = stop
+        ((federation, client),) = job.rows
+        self._data = gather_data(federation, federation.train[client])
+        self._params = tree.map(working_copy, job.start)
+        self._client = job.client
+        self._buffers = job.buffers
+        self._moments = initial_moments(job.plan, self._params)
+        self._streams_with_differing_masks = streams_with_differing_masks(job.plan.phases)
+        sums = torch.zeros(3, device=self._data.y.device)
+        self._loss_sum, self._sample_loss_sum, self._sample_count = sums.unbind()
+        self._step_count = 0
+        self._records: list[Tree] = []
 
-    def play(self, phase: Phase, epochs: range) -> None:
+    def train_phase(self, phase: Phase, epochs: range) -> None:
         """Take the steps of a phase."""
-        job, leaves = self._job, tree.leaves(self._params)
-        moves, local = find_trainable_leaves(phase, self._params), job.plan.local.for_phase(phase)
+        # ---- Step 1: which leaves move, and where in them
+        job = self._job
+        local = job.plan.local.for_phase(phase)
+        leaves = tree.leaves(self._params)
+        trainable = find_trainable_leaves(phase, self._params)
         for i, leaf in enumerate(leaves):
-            leaf.requires_grad_(i in moves.moving)
-        moving, moments = (
-            [leaves[i] for i in moves.moving],
-            self._memory[phase.stream].of(moves.moving),
-        )
-        masks = [
+            leaf.requires_grad_(i in trainable.indices)
+        trainable_leaves = [leaves[i] for i in trainable.indices]
+        moments = self._moments[phase.stream].of(trainable.indices)
+        bitmasks = [
             None if mask is None else as_bitmask(mask, leaf)
-            for mask, leaf in zip(moves.masks, moving, strict=True)
+            for mask, leaf in zip(trainable.masks, trainable_leaves, strict=True)
         ]
-        with (
-            masked_moments(moments, moves.masks, local)
-            if phase.stream in self._uneven
-            else nullcontext()
-        ):
-            for batches in _batches(job, self._data, phase, epochs, local):
+        masking: AbstractContextManager = nullcontext()
+        if phase.stream in self._streams_with_differing_masks:
+            masking = masked_moments(moments, trainable.masks, local)
+
+        # ---- Step 2: the steps
+        with masking:
+            for batches in _training_batches(job, self._data, phase, epochs, local):
                 if self._stop.is_set():
                     raise CancelledError
                 bound = self._net.bind(self._buffers, training=True)
                 if phase.step:
-                    loss = self._stepped(phase, bound, batches)
+                    loss = self._phase_step(phase, bound, batches)
                 else:
-                    loss, grads = self._gradient(phase, bound, batches[0], leaves, moves.moving)
+                    loss, grads = self._compute_gradient(
+                        phase=phase,
+                        bound=bound,
+                        batch=batches[0],
+                        leaves=leaves,
+                        indices=trainable.indices,
+                    )
                     with torch.no_grad():
-                        optimizer_step_(moving, moments, grads, masks, local)
+                        optimizer_step_(trainable_leaves, moments, grads, bitmasks, local)
                 self._buffers = bound.buffers
-                self._count(loss, len(batches[0].y))
+                self._add_loss(loss, len(batches[0].y))
 
-    def end(self) -> TrainResult:
-        """Return what is left after the last phase."""
-        params = tree.map(detached_copy, self._params)
-        joined = tree.map(lambda *parts: torch.cat(parts), *self._records) if self._records else {}
-        loss, by_sample = (
-            self._total / max(1, self._steps),
-            self._by_sample / self._samples.clamp(min=1),
+    def make_result(self) -> TrainResult:
+        """Return what the phases have made of the client."""
+        loss = self._loss_sum / max(1, self._step_count)
+        records: Tree = {}
+        if self._records:
+            records = tree.map(lambda *parts: torch.cat(parts), *self._records)
+        return TrainResult(
+            params=tree.map(detached_copy, self._params),
+            client=self._client,
+            buffers=self._buffers,
+            loss=loss,
+            sample_loss=self._sample_loss_sum / self._sample_count.clamp(min=1),
+            has_stepped=torch.full_like(loss, self._step_count > 0, dtype=torch.bool),
+            records=[records],
         )
-        stepped = torch.full_like(loss, self._steps > 0, dtype=torch.bool)
-        return TrainResult(params, self._client, self._buffers, loss, by_sample, stepped, [joined])
 
-    def _stepped(self, phase: Phase, bound: Bound, batches: list[Batch]) -> Tensor:
-        """Take a step of the phase's own; return the loss."""
+    def _phase_step(self, phase: Phase, bound: Bound, batches: list[Batch]) -> Tensor:
+        """Take a step by `Phase.step`; return the loss."""
         assert phase.step is not None
-        given = tuple(batches) if len(batches) > 1 else batches[0]
+        batch = tuple(batches) if len(batches) > 1 else batches[0]
         with torch.no_grad(), self._autocast():
             self._params, loss = phase.step(
-                self._job.server, self._client, bound, self._params, given
+                self._job.server, self._client, bound, self._params, batch
             )
         return loss.detach()
 
-    def _gradient(
-        self, phase: Phase, bound: Bound, batch: Batch, leaves: list[Tensor], moving: list[int]
+    def _compute_gradient(
+        self, phase: Phase, bound: Bound, batch: Batch, leaves: list[Tensor], indices: list[int]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss and its gradient at the leaves `moving`, which the phase may look at
-        first.
+        """Return the loss and its gradient at the leaves `indices`.
+
+        `Phase.after_gradient` sees both first.
         """
-        server, objective = self._job.server, phase.loss or self._job.plan.loss
+        # ---- Step 1: the loss, and what a method's loss leaves beside it
+        server = self._job.server
+        objective = phase.loss or self._job.plan.loss
         with self._autocast():
             loss = objective(server, self._client, bound, self._params, batch)
-        loss, kept = loss if isinstance(loss, tuple) else (loss, {})
-        kept = tree.map(Tensor.detach, kept)
-        if kept and self._job.records:
-            self._records.append(kept)
-        grads = self._differentiate(loss, [leaves[i] for i in moving])
+        record: Tree = {}
+        if isinstance(loss, tuple):
+            loss, record = loss
+        record = tree.map(Tensor.detach, record)
+        if record and self._job.wants_records:
+            self._records.append(record)
+
+        # ---- Step 2: the gradient
+        grads = self._differentiate(loss, [leaves[i] for i in indices])
         loss = loss.detach()
         if phase.after_gradient:
-            now, gradient = (
-                tree.map(Tensor.detach, self._params),
-                complete_gradients(grads, leaves, moving),
-            )
+            params = tree.map(Tensor.detach, self._params)
+            all_grads = complete_gradients(grads, leaves, indices)
             with torch.no_grad():
-                whole = tree.rebuild(self._params, gradient)
+                gradient = tree.rebuild(self._params, all_grads)
                 self._client = phase.after_gradient(
-                    server, self._client, now, whole, batch, loss, kept
+                    server, self._client, params, gradient, batch, loss, record
                 )
         return loss, grads
 
@@ -316,57 +345,66 @@ class _Training:
         loss.backward()
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
-    def _count(self, loss: Tensor, samples: int) -> None:
-        self._steps += 1
-        self._total += loss
+    def _add_loss(self, loss: Tensor, samples: int) -> None:
+        """Add a step's loss to the sums that mean losses are made of."""
+        self._step_count += 1
+        self._loss_sum += loss
         if self._job.plan.by_sample:
-            self._by_sample += loss * samples
-            self._samples += samples
+            self._sample_loss_sum += loss * samples
+            self._sample_count += samples
 
 
-def _batches(
+def _training_batches(
     job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local
 ) -> Iterator[list[Batch]]:
-    """Give the minibatches of each step of a client whose training data are `data`, planned epoch
-    by epoch.
-    """
-    ((federation, client),), (draws,), device = job.rows, job.draws, data.y.device
+    """Yield the minibatches of each step of a client whose training data are `data`."""
+    ((federation, client),) = job.rows
+    (draws,) = job.draws
+    device = data.y.device
+    # Steps are planned epoch by epoch, so that no more than one epoch's plan is held.
     for epoch in epochs:
-        now = range(epoch, epoch + 1)
         plan = plan_steps(
-            phase, now, local.batch_size, draws, federation, client, local.steps, job.randoms
+            phase=phase,
+            epochs=range(epoch, epoch + 1),
+            batch_size=local.batch_size,
+            draws=draws,
+            federation=federation,
+            client=client,
+            fixed=local.steps,
+            randoms=job.randoms,
         )
-        sizes = (plan.positions >= 0).sum(-1).tolist()
-        for *minibatches, counts in zip(*plan, sizes, strict=True):
-            step = []
-            for rows, seen, random, count in zip(*minibatches, counts, strict=True):
-                batch = data.rows(tree.send(rows[:count], device))._replace(
-                    random=tree.send(random[:count], device)
-                )
+        batch_sizes = (plan.positions >= 0).sum(-1).tolist()
+        steps = zip(plan.positions, plan.views, plan.random, batch_sizes, strict=True)
+        for step_positions, step_views, step_random, step_sizes in steps:
+            batches = []
+            minibatches = zip(step_positions, step_views, step_random, step_sizes, strict=True)
+            for positions, views, random, size in minibatches:
+                batch = data.rows(tree.send(positions[:size], device))
+                batch = batch._replace(random=tree.send(random[:size], device))
                 if federation.augment:
-                    x = federation.apply_augmentation(batch.x, tree.send(seen[:count], device))
+                    x = federation.apply_augmentation(batch.x, tree.send(views[:size], device))
                     batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
-                step.append(batch)
-            yield step
+                batches.append(batch)
+            yield batches
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory: the next step asks for the same sizes, and fresh pages cost up
-    to a fifth of it.
+    """Have glibc keep freed memory, as the next step asks for the same sizes.
 
-    Does nothing with another C library.
+    Fresh pages cost up to a fifth of a step. Does nothing with another C library.
     """
-    if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+    if sys.platform != "linux":
         return
-    libc.malloc_trim(
-        0
-    )  # of earlier runs in this process: thousands would fill the memory with gaps
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return
+    # Memory of earlier runs in this process: thousands of runs would fill it with gaps.
+    libc.malloc_trim(0)
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # malloc.h
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 2**31 - 1)
-    libc.mallopt(
-        top_pad, 64 * 2**20
-    )  # a thread's heap, which glibc would otherwise give back as a whole
+    # A thread's heap, which glibc would otherwise give back as a whole.
+    libc.mallopt(top_pad, 64 * 2**20)
 
 
 def working_copy(leaf: Tensor) -> Tensor:

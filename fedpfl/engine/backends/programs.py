@@ -82,7 +82,7 @@ class ProgramCache:
             own for own, total in zip(kept, held, strict=True) if total <= self._room
         ] or kept[:1]
         end = program.run(job)
-        client = end.client if job.plain else tree.clone(end.client)
+        client = end.client if job.is_plain else tree.clone(end.client)
         return replace(
             end, params=tree.clone(end.params), client=client, buffers=tree.clone(end.buffers)
         )
@@ -120,7 +120,7 @@ class Program:
         self._net, self._autocast, self._capture = net, autocast, capture
         watched = any(phase.after_gradient for phase in job.plan.phases)
         self._own = replace(job, start=tree.clone(job.start), buffers=tree.clone(job.buffers))
-        if job.plain:
+        if job.is_plain:
             self._own = replace(self._own, client={}, server={})
         elif capture or watched:
             self._own = replace(self._own, client=tree.clone(job.client))
@@ -170,7 +170,7 @@ class Program:
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
         parts = (
-            ["start", "buffers"] if self._own.plain else ["start", "buffers", "client", "server"]
+            ["start", "buffers"] if self._own.is_plain else ["start", "buffers", "client", "server"]
         )
         for part in parts:
             tree.map(Tensor.copy_, getattr(self._own, part), getattr(job, part))
@@ -227,7 +227,7 @@ class Program:
                     part.new_zeros(part.shape[1:], device=device) for part in inputs
                 ]
                 self._graphs.clear()
-            moments = self._moments[given.stream].of(moves.moving)
+            moments = self._moments[given.stream].of(moves.indices)
             with (
                 masked_moments(moments, moves.masks, local)
                 if given.stream in parks
@@ -249,7 +249,7 @@ class Program:
                     self._step((slot, wide, some_idle), make)
                 for part, values in ended:
                     part.copy_(values)
-        client = job.client if own.plain else own.client  # which a plain job has not read
+        client = job.client if own.is_plain else own.client  # which a plain job has not read
         loss, by_sample = (
             self._total / self._steps.clamp(min=1),
             self._by_sample / self._samples.clamp(min=1),
@@ -310,12 +310,12 @@ class Program:
     ) -> Callable[[], None]:
         own, now, inputs = self._own, slice(rows), self._inputs[slot]
         leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
-        moments = self._moments[phase.stream].of(moves.moving, now)
-        moving = [leaves[i] for i in moves.moving]
+        moments = self._moments[phase.stream].of(moves.indices, now)
+        moving = [leaves[i] for i in moves.indices]
         masks = [None if mask is None else mask[now] for mask in moves.masks]
         # A graph would repeat the number it was captured with.
         rates = self._rates[now] if local.has_schedule and "lr" not in phase.sgd else None
-        one = self._own_step if phase.step else self._gradient(moves.moving)
+        one = self._own_step if phase.step else self._gradient(moves.indices)
         one = partial(one, phase)
 
         def step() -> None:
@@ -351,7 +351,7 @@ class Program:
                 optimizer_step_(moving, moments, grads, masks, local, stacked=True, rates=rates)
                 if phase.after_gradient:
                     tree.put_(own.client, now, moved(seen, client))
-                if kept and own.records:
+                if kept and own.wants_records:
                     self._keeping.add(slot)
                     real = weight[:, 0] if takes is None else weight[:, 0] * takes[:, None]
                     self._kept.append((kept, real.clone()))

@@ -78,7 +78,7 @@ class TrainJob:
     Attributes:
         servers: `{"server": stacked}` where the rows have different servers; else None, and
             `server` is everyone's.
-        joined: The rows' learning rates where they may differ, else that of the plan is everyone's.
+        row_rates: Learning rates where they may differ; else that of the plan is everyone's.
     """
 
     method: Method
@@ -90,25 +90,25 @@ class TrainJob:
     client: dict[str, Tree]
     buffers: dict[str, Tree]
     servers: dict[str, Tree] | None = None
-    joined: list[float] | None = None
+    row_rates: list[float] | None = None
 
     @property
     def rates(self) -> list[float]:
         """Return the learning rate of each row."""
-        return self.joined or [self.plan.local.lr] * len(self.rows)
+        return self.row_rates or [self.plan.local.lr] * len(self.rows)
 
     @property
     def randoms(self) -> int:
         """Return how many numbers each sample is given: none where nobody looks at them."""
-        return 0 if self.plain else self.method.randoms
+        return 0 if self.is_plain else self.method.randoms
 
     @property
-    def records(self) -> bool:
+    def wants_records(self) -> bool:
         """Return whether anybody asks for what the losses keep of all steps."""
         return not self.plan.tuned and type(self.method).after_training is not Method.after_training
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Return whether the loss looks at the trained tree alone, whatever the method."""
         method = type(self.method)
         if method.loss is not Method.loss or method.predict is not Method.predict:
@@ -128,9 +128,9 @@ class TrainJob:
         if local.has_schedule:  # runs of one program may be in different rounds
             local = replace(local, lr=1.0)
         # What is Ragged in a client's state has a length of its own.
-        client = {} if self.plain else self.client
+        client = {} if self.is_plain else self.client
         return (
-            None if self.plain else self.method,
+            None if self.is_plain else self.method,
             (self.plan.tuned, self.plan.by_sample, local),
             _image_key(self.rows),
             phases,
@@ -147,8 +147,8 @@ class TrainResult:
     Attributes:
         loss: Mean over each client's steps.
         sample_loss: Mean over the samples of these steps; 0 unless the plan asks for it.
-        stepped: Whether a client has made a step.
-        kept: What each row's losses left beside the loss, of all its steps in turn; {} where it
+        has_stepped: Whether a client has made a step.
+        records: What each row's losses left beside the loss, of all its steps in turn; {} where it
             took none.
     """
 
@@ -157,8 +157,8 @@ class TrainResult:
     buffers: dict[str, Tree]
     loss: Tensor
     sample_loss: Tensor
-    stepped: Tensor
-    kept: list[Tree]
+    has_stepped: Tensor
+    records: list[Tree]
 
 
 def run_by_kind(work: Callable[[list[Any]], list[Any]], jobs: Sequence[Any]) -> list[Any]:
@@ -200,7 +200,7 @@ def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     # ---- Servers and clients' states, where the loss looks at them
     servers: dict[str, Tree] | None = None
     client: dict[str, Tree] = {}
-    if not template.plain:
+    if not template.is_plain:
         repeated = [tree.repeat(job.server, len(job.rows)) for job in jobs]
         servers = {"server": join_trees(repeated)}
         client = join_trees([job.client for job in jobs])
@@ -214,7 +214,7 @@ def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
         client=client,
         buffers=join_trees([job.buffers for job in jobs]),
         servers=servers,
-        joined=[rates[i] for i in positions],
+        row_rates=[rates[i] for i in positions],
     )
     return joined_job, order.argsort()
 
@@ -238,16 +238,16 @@ def _join_phases(jobs: list[TrainJob], join_trees: Callable[[Sequence[Tree]], Tr
 
 def split_result(result: TrainResult, positions: Tensor, jobs: list[TrainJob]) -> list[TrainResult]:
     """Undo `join_jobs`: return each job's own rows. The states of plain jobs have not changed."""
-    stacked = {name: value for name, value in vars(result).items() if name != "kept"}
-    records = [result.kept[position] for position in positions.tolist()]
+    stacked = {name: value for name, value in vars(result).items() if name != "records"}
+    records = [result.records[position] for position in positions.tolist()]
     counts = [len(job.rows) for job in jobs]
     results = []
     end = 0
     for job, fields in zip(jobs, divide_rows(tree.take(stacked, positions), counts), strict=True):
         start, end = end, end + len(job.rows)
-        if job.plain:
+        if job.is_plain:
             fields = {**fields, "client": job.client}
-        results.append(TrainResult(**fields, kept=records[start:end]))
+        results.append(TrainResult(**fields, records=records[start:end]))
     return results
 
 

@@ -91,7 +91,7 @@ def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation)
     that is zero and never moves computes nothing, as outside a sub-model.
     """
     trainable = find_trainable_leaves(phase, start)
-    masks = dict(zip(trainable.moving, trainable.masks, strict=True))
+    masks = dict(zip(trainable.indices, trainable.masks, strict=True))
     if all(mask is None for mask in trainable.masks):
         return float(bool(masks))
     if not any(mask is None or bool(mask.any()) for mask in trainable.masks):
@@ -204,7 +204,7 @@ class _Step:
         params = tree.map(lambda leaf: leaf.detach().clone(), self.start)
         leaves = tree.leaves(params)
         trainable = find_trainable_leaves(phase, self.start)
-        moving = [leaves[i].requires_grad_() for i in trainable.moving]
+        moving = [leaves[i].requires_grad_() for i in trainable.indices]
         batch = self._zero_batch()
         with FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
             if phase.step:

@@ -78,7 +78,7 @@ def run_participation(
     trained: TrainResult = yield hooks.make_train_job(plan, start, client, buffers)
 
     # ---- Step 4: they see what training has made of them.
-    facts |= {"trained": facts["trained"] | trained.stepped, "statistics": trained.buffers}
+    facts |= {"trained": facts["trained"] | trained.has_stepped, "statistics": trained.buffers}
     client, updated_buffers = hooks.update_buffers({**trained.client, **facts}, trained, buffers)
     client = hooks.overlay_after_training(client, trained)
     params = clients.each(hooks.evaluated, client, trained.params)
@@ -313,7 +313,7 @@ class _TrainingHooks:
             client,
             client["statistics"],
             trained.params,
-            records=trained.kept,
+            records=trained.records,
         )
         return apply_overlay(client, overlay)
 

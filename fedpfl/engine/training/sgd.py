@@ -167,8 +167,8 @@ def _initial_moments_of_stream(
     for phase in phases:
         if is_adam or local.for_phase(phase).momentum:
             trainable = find_trainable_leaves(phase, start)
-            trained.update(trainable.moving)
-            for i, mask in zip(trainable.moving, trainable.masks, strict=True):
+            trained.update(trainable.indices)
+            for i, mask in zip(trainable.indices, trainable.masks, strict=True):
                 if mask is not None:
                     masked.add(i)
     leaves = tree.leaves(start)
@@ -370,20 +370,20 @@ class TrainableLeaves:
     """Hold which leaves of a trained tree a phase differentiates, and their element-wise masks.
 
     Attributes:
-        moving: The leaves, by position.
+        indices: The leaves, by position.
         masks: Of these leaves; None where all entries move.
     """
 
-    moving: list[int]
+    indices: list[int]
     masks: list[Tensor | None]
 
 
 def find_trainable_leaves(phase: Phase, trained: Tree) -> TrainableLeaves:
     """Return the leaves that a phase trains. Those masked with a plain False are left out."""
     mask = tree.leaves(tree.expand(True if phase.mask is None else phase.mask, trained))
-    moving = [i for i, leaf in enumerate(mask) if leaf is not False]
-    masks = [mask[i] if isinstance(mask[i], Tensor) else None for i in moving]
-    return TrainableLeaves(moving=moving, masks=masks)
+    indices = [i for i, leaf in enumerate(mask) if leaf is not False]
+    masks = [mask[i] if isinstance(mask[i], Tensor) else None for i in indices]
+    return TrainableLeaves(indices=indices, masks=masks)
 
 
 def clients_without_trainable_entries(phase: Phase, rows: int | None = None) -> Tensor | None:
