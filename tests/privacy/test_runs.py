@@ -2,18 +2,28 @@
 extending.
 """
 
-import csv
+import functools
 import json
 import shutil
 import stat
+from unittest import mock
 
 import pytest
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.privacy import Account
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import read_checkpoint, run_command, wait_for
+from tests.command import (
+    format_override,
+    play_run,
+    read_checkpoint,
+    read_table,
+    run_command,
+    wait_for,
+)
 from tests.conftest import keep_quick
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
@@ -29,184 +39,146 @@ OWN = (
     "privacy.count_noise=2",
 )
 SEEDED = (*OWN, "privacy.seed=1")
-LINES = [
-    ("method=fedobp method.q=0.9", "its server would see what clients keep, not a mean of uploads"),
-    ("method=fedproto", "its server would see each client's upload, not a mean of uploads"),
-    ("method=heterofl", "its server would see each client's upload"),
-    ("method=pfedfda", "nobody knows what an upload without training would be"),
-    ("method=local_only", "send nothing up"),
-    ("privacy.epsilon=null", "privacy.epsilon must be given, or else noise"),
-    ("privacy.noise=1", "privacy.epsilon must be given, or else noise"),
-    ("privacy.epsilon=0", "privacy.epsilon must be"),
-    ("privacy.epsilon=-1", "privacy.epsilon must be"),
-    ("privacy.epsilon=much", "privacy.epsilon must be"),
-    ("privacy.delta=0", "privacy.delta must be"),
-    ("privacy.delta=1", "privacy.delta must be"),
-    ("privacy.clip=0", "privacy.clip must be"),
-    ("privacy.clip=null", "privacy.clip must be a number where there is noise"),
-    (
-        "privacy.epsilon=null privacy.noise=0 privacy.clip=null privacy.quantile=0.5",
-        "privacy.clip must be a number",
-    ),
-    ("privacy.epsilon=null privacy.noise=-1", "privacy.noise must be"),
-    ("privacy.quantile=1", "privacy.quantile must be"),
-    ("privacy.count_noise=1", "privacy.count_noise must be null"),
-    ("privacy.quantile=0.5 privacy.rate=0", "privacy.rate must be"),
-    ("privacy.quantile=0.5 privacy.epsilon=0.5", "out of reach in 3 rounds of 3 of 6 clients"),
-    ("privacy.sampling=uniform", "privacy.sampling must be"),
-    ("privacy.accounting=gdp", "privacy.accounting must be"),
-    ("privacy.accounting=pld", "privacy.accounting must be rdp"),
-    (
-        "privacy.epsilon=null privacy.noise=1 privacy.accounting=pld",
-        "privacy.accounting must be rdp",
-    ),
-    ("privacy.sampling=poisson method=scaffold", "use fixed"),
-    ("privacy.epsilon=101", "privacy.epsilon must be above 0 and at most 100"),
-    ("privacy.epsilon=null privacy.noise=0.01", "protects nobody"),
-    (
-        "privacy.epsilon=null privacy.noise=2 privacy.quantile=0.5 privacy.count_noise=0.01",
-        "protects nobody",
-    ),
-    ("privacy.epsilon=1e-9 privacy.quantile=0.5", "out of reach"),
-    ("privacy.delta=0.9999999", "privacy.delta must be"),
-    ("privacy.delta=0.2", "privacy.delta must be"),
-    ("clients=20 privacy.delta=0.05", "privacy.delta must be below 1 / clients, here 0.05"),
-    (
-        "clients=40 unseen=0.5 privacy.delta=0.05",
-        "privacy.delta must be below 1 / clients, here 0.05",
-    ),
-    ("clients=1 privacy.delta=1e-5", "one has nobody to be hidden among"),
-    ("clients=2 unseen=0.5", "one has nobody to be hidden among"),
-    ("privacy.epsilon=null privacy.noise=1e10", "privacy.noise must be between 0 and 10000"),
-    (
-        "privacy.quantile=0.5 privacy.count_noise=1e12",
-        "privacy.count_noise must be above 0 and at most",
-    ),
-    ("privacy.seed=-1", "privacy.seed must be"),
-    ("privacy.sigma=1", "privacy.sigma is not a key here"),
-    ("privacy.epsilon=inf", "privacy.epsilon must be"),
-    ("privacy.delta=-1e-5", "privacy.delta must be"),
-    ("privacy.clip=-0.1", "privacy.clip must be"),
-    ("privacy.clip=nan", "privacy.clip must be"),
-    ("privacy.quantile=0", "privacy.quantile must be"),
-    ("privacy.quantile=0.5 privacy.count_noise=-1", "privacy.count_noise must be"),
-    ("privacy.epsilon=null privacy.noise=loud", "privacy.noise must be"),
-    ("privacy.sampling=null", "privacy.sampling must be"),
-    ("privacy=server", "privacy"),
-    ("stopping.early=true", "stopping.early would tell the server"),
-    ("system=simulated", "use system=none"),
-    ("validation=0.2", "use validation=0"),
-    ("model=resnet8 model.norm=batch dataset=digits", "method.statistics=local"),
-]
+LINES = """
+method=fedobp method.q=0.9 | its server would see what clients keep, not a mean of uploads
+method=fedproto | its server would see each client's upload, not a mean of uploads
+method=pfedfda | nobody knows what an upload without training would be
+method=local_only | send nothing up
+privacy.epsilon=null | privacy.epsilon must be given, or else noise
+privacy.epsilon=0 | privacy.epsilon must be
+privacy.epsilon=much | privacy.epsilon must be
+privacy.delta=0 | privacy.delta must be
+privacy.clip=0 | privacy.clip must be
+privacy.clip=null | privacy.clip must be a number where there is noise
+privacy.epsilon=null privacy.noise=0 privacy.clip=null privacy.quantile=0.5 | privacy.clip must be a number
+privacy.epsilon=null privacy.noise=-1 | privacy.noise must be
+privacy.quantile=1 | privacy.quantile must be
+privacy.count_noise=1 | privacy.count_noise must be null
+privacy.quantile=0.5 privacy.rate=0 | privacy.rate must be
+privacy.quantile=0.5 privacy.epsilon=0.5 | out of reach in 3 rounds of 3 of 6 clients
+privacy.sampling=uniform | privacy.sampling must be
+privacy.accounting=gdp | privacy.accounting must be
+privacy.accounting=pld | privacy.accounting must be rdp
+privacy.epsilon=null privacy.noise=1 privacy.accounting=pld | privacy.accounting must be rdp
+privacy.sampling=poisson method=scaffold | use fixed
+privacy.epsilon=101 | privacy.epsilon must be above 0 and at most 100
+privacy.epsilon=null privacy.noise=0.01 | protects nobody
+privacy.epsilon=null privacy.noise=2 privacy.quantile=0.5 privacy.count_noise=0.01 | protects nobody
+privacy.epsilon=1e-9 privacy.quantile=0.5 | out of reach
+privacy.delta=0.9999999 | privacy.delta must be
+clients=20 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
+clients=40 unseen=0.5 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
+clients=1 privacy.delta=1e-5 | one has nobody to be hidden among
+clients=2 unseen=0.5 | one has nobody to be hidden among
+privacy.epsilon=null privacy.noise=1e10 | privacy.noise must be between 0 and 10000
+privacy.quantile=0.5 privacy.count_noise=1e12 | privacy.count_noise must be above 0 and at most
+privacy.seed=-1 | privacy.seed must be
+privacy.clip=nan | privacy.clip must be
+privacy.quantile=0.5 privacy.count_noise=-1 | privacy.count_noise must be
+privacy.epsilon=null privacy.noise=loud | privacy.noise must be
+stopping.early=true | stopping.early would tell the server
+system=simulated | use system=none
+validation=0.2 | use validation=0
+model=resnet8 model.norm=batch dataset=digits | method.statistics=local
+"""
+"""Words | what is said."""
 
 
-@pytest.mark.parametrize(("words", "told"), keep_quick(LINES, 4))
-def test_a_bad_configuration_is_one_line(words, told, tmp_path):
-    given = words.split()
-    method = [] if any(word.startswith("method=") for word in given) else ["method=fedavg"]
-    epsilon = (
-        [] if any(word.startswith("privacy.epsilon=") for word in given) else ["privacy.epsilon=8"]
-    )
-    result = run_command(*SMALL, *method, *epsilon, *given, "hydra.run.dir=run", cwd=tmp_path)
-    assert result.code == 2
-    assert len(result.complaints) == 1, result.err
-    assert told in result.complaints[0]
+@pytest.fixture(scope="module", autouse=True)
+def one_account():
+    """Reckon an epsilon once: each takes a seventh of a second."""
+    with mock.patch.object(Account, "epsilon", functools.cache(Account.epsilon)):
+        yield
+
+
+@pytest.mark.parametrize("line", keep_quick(LINES.strip().splitlines(), 4))
+def test_a_bad_configuration_is_one_line(line, tmp_path):
+    text, told = line.split(" | ")
+    given = text.split()
+    usual = {"method": "fedavg", "privacy.epsilon": "8"}
+    keys = {word.partition("=")[0] for word in given}
+    more = [f"{key}={value}" for key, value in usual.items() if key not in keys]
+    with pytest.raises(FedpflError) as error:
+        play_run(tmp_path / "run", *SMALL, *more, *given)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "run/rounds.csv").exists()
 
 
 def rows(path):
-    with open(path / "rounds.csv") as file:
-        seconds = ("seconds", "eval_seconds")
-        return [
-            {key: cell for key, cell in row.items() if key not in seconds}
-            for row in csv.DictReader(file)
-        ]
+    return read_table(path / "rounds.csv")
+
+
+def play(folder, *words):
+    """Play a run of these words; returns its rows and what it says."""
+    told = play_run(folder, *SMALL, *words)
+    return rows(folder), told
 
 
 def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     """Going on from its second round it gives away as much, by noise of its own."""
-    whole = run_command(*SMALL, *OWN, "hydra.run.dir=whole", cwd=tmp_path)
-    assert whole.code == 0, whole.err
+    found, said = play(tmp_path / "whole", *OWN)
     promise = json.loads((tmp_path / "whole/summary.json").read_text())["privacy"]
     assert "-differentially private after 3 rounds (RDP, noise 2)" in promise
-    assert promise in " ".join(whole.err.split())
-    told = rows(tmp_path / "whole")
-    spent = [float(row["epsilon"]) for row in told]
+    assert promise in " ".join(said.split())
+    spent = [float(row["epsilon"]) for row in found]
     assert spent == sorted(spent)
     assert spent[0] > 0
-    assert all(
-        0 <= float(row["clipped_share"]) <= 1 and float(row["update_norm"]) > 0 for row in told
-    )
-    assert len({row["clip"] for row in told}) == 3
+    for row in found:
+        assert 0 <= float(row["clipped_share"]) <= 1 < 1 + float(row["update_norm"])
+    assert len({row["clip"] for row in found}) == 3
     assert any(promise in note for note in accuracy_table(runs(tmp_path / "whole")).notes)
 
-    assert run_command(*SMALL, *OWN, "rounds=2", "hydra.run.dir=two", cwd=tmp_path).code == 0
-    longer = run_command(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
-    assert longer.code == 0, longer.err
-    told_longer, told_two = rows(tmp_path / "longer"), rows(tmp_path / "two")
-    assert told_longer[:2] == told_two
-    assert told_longer[2] != told[2]
-    assert [row["epsilon"] for row in told_longer] == [row["epsilon"] for row in told]
-    calibrated = (*OWN[:1], "privacy.epsilon=40", "privacy.clip=0.05")
-    assert run_command(*SMALL, *calibrated, "rounds=2", "hydra.run.dir=c", cwd=tmp_path).code == 0
-    refused = run_command(*SMALL, *calibrated, "extend=c", "hydra.run.dir=d", cwd=tmp_path)
-    assert (refused.code, len(refused.complaints)) == (2, 1)
-    assert "extend is not for privacy.epsilon" in refused.complaints[0]
+    two, _ = play(tmp_path / "two", *OWN, "rounds=2")
+    word = format_override("extend", tmp_path / "two")
+    longer, _ = play(tmp_path / "longer", *OWN, word)
+    assert longer[:2] == two
+    assert longer[2] != found[2]
+    assert [row["epsilon"] for row in longer] == [row["epsilon"] for row in found]
+    with pytest.raises(FedpflError, match=r"extend is not for privacy\.epsilon"):
+        play(tmp_path / "d", OWN[0], "privacy.epsilon=40", "privacy.clip=0.05", word)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A private run's rows."""
-    place = tmp_path_factory.mktemp("alone")
-    assert run_command(*SMALL, *SEEDED, "hydra.run.dir=run", cwd=place).code == 0
-    return rows(place / "run")
+    return play(tmp_path_factory.mktemp("alone") / "run", *SEEDED)[0]
 
 
 @pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
     interrupt(tmp_path / "run", *SMALL, *SEEDED, after=2)
     assert len(rows(tmp_path / "run")) == 2
-    result = run_command(*SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path)
-    assert result.code == 0
-    assert "no guarantee: whoever knows privacy.seed can take the noise off" in result.err
-    assert rows(tmp_path / "run") == alone
+    found, said = play(tmp_path / "run", *SEEDED)
+    assert "no guarantee: whoever knows privacy.seed can take the noise off" in said
+    assert found == alone
 
 
 def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
     """Two copies of a run that was stopped end alike, by noise that no other run has."""
-    interrupt(tmp_path / "run", *SMALL, *OWN, after=2)
-    key = tmp_path / "run/privacy.key"
-    secret = key.read_bytes()
+    run = tmp_path / "run"
+    interrupt(run, *SMALL, *OWN, after=2)
+    secret = (run / "privacy.key").read_bytes()
     assert len(secret) == 32
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    for path in (tmp_path / "run").iterdir():
+    assert stat.S_IMODE((run / "privacy.key").stat().st_mode) == 0o600
+    for path in run.iterdir():
         content = path.read_bytes()
-        assert path == key or not (secret in content or secret.hex().encode() in content), path
-    for copy in ("copy", "lost", "other"):
-        shutil.copytree(tmp_path / "run", tmp_path / copy)
+        is_key = path.name == "privacy.key"
+        assert is_key or not (secret in content or secret.hex().encode() in content), path
+    for name in ("copy", "lost", "other"):
+        shutil.copytree(run, tmp_path / name)
     (tmp_path / "lost/privacy.key").unlink()
     (tmp_path / "other/privacy.key").write_bytes(secret[::-1])
-    for broken in ("lost", "other"):
-        before = {
-            path.name: path.read_bytes()
-            for path in (tmp_path / broken).iterdir()
-            if path.name != "run.log"
-        }
-        result = run_command(*SMALL, *OWN, f"hydra.run.dir={broken}", cwd=tmp_path)
-        assert (result.code, len(result.complaints)) == (2, 1)
-        assert "privacy.key is not what the run began with" in result.complaints[0]
-        after = {
-            path.name: path.read_bytes()
-            for path in (tmp_path / broken).iterdir()
-            if path.name != "run.log"
-        }
-        assert after["state.pt"] == before["state.pt"]
-    for run in ("run", "copy", "anew"):
-        assert run_command(*SMALL, *OWN, f"hydra.run.dir={run}", cwd=tmp_path).code == 0
-        assert not (tmp_path / run / "privacy.key").exists()
-    assert rows(tmp_path / "run") == rows(tmp_path / "copy")
-    assert rows(tmp_path / "run")[0] != rows(tmp_path / "anew")[0]
-    assert run_command(*SMALL, *OWN, "hydra.run.dir=lost", "restart=true", cwd=tmp_path).code == 0
+    for broken in (tmp_path / "lost", tmp_path / "other"):
+        before = (broken / "state.pt").read_bytes()
+        with pytest.raises(FedpflError, match=r"privacy\.key is not what the run began with"):
+            play(broken, *OWN)
+        assert (broken / "state.pt").read_bytes() == before
+    one, same, other = (play(tmp_path / name, *OWN)[0] for name in ("run", "copy", "anew"))
+    assert not list(tmp_path.glob("*[ywn]/privacy.key"))
+    assert one == same
+    assert one[0] != other[0]
+    play(tmp_path / "lost", *OWN, "restart=true")
 
 
 @pytest.mark.full
@@ -219,17 +191,8 @@ def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, t
         *("method=fedavg", "privacy.noise=2", "privacy.clip=0.05", "rounds=1", "-m"),
         "local.lr=1e-30,2e-30",
     )
-    assert (
-        run_command(
-            *SMALL,
-            *words,
-            *seeded,
-            "hydra.sweep.dir=.",
-            "hydra.sweep.subdir=${local.lr}",
-            cwd=tmp_path,
-        ).code
-        == 0
-    )
+    places = "hydra.sweep.dir=.", "hydra.sweep.subdir=${local.lr}"
+    assert run_command(*SMALL, *words, *seeded, *places, cwd=tmp_path).code == 0
     servers = [read_checkpoint(tmp_path / rate)["server"] for rate in ("1e-30", "2e-30")]
     difference = tree.ravel(tree.map(torch.sub, *servers)).double()
     assert float(difference.std()) == pytest.approx(2**0.5 * 2 * 0.05 / 3, rel=0.02)
@@ -239,21 +202,16 @@ def test_cohorts_are_secret_too(tmp_path):
     """Whoever knows the seed does not know who took part, of which the guarantee makes use."""
     words = (*SMALL, "method=fedavg", "rounds=1", "clients=30", "participation=0.3")
     private = ("privacy.noise=2", "privacy.clip=0.05")
+    cases = {
+        **dict.fromkeys(("one", "two"), private),
+        "loud": ("privacy.noise=0",),
+        "none": ("privacy=none",),
+    }
     cohorts = []
-    for name, more in (
-        ("one", private),
-        ("two", private),
-        ("loud", ("privacy.noise=0",)),
-        ("none", ("privacy=none",)),
-    ):
-        assert run_command(*words, *more, f"hydra.run.dir={name}", cwd=tmp_path).code == 0
-        cohorts.append(
-            sorted(
-                int(who)
-                for block in read_checkpoint(tmp_path / name)["rows"]
-                for who in block["who"]
-            )
-        )
+    for name, more in cases.items():
+        play_run(tmp_path / name, *words, *more)
+        blocks = read_checkpoint(tmp_path / name)["rows"]
+        cohorts.append(sorted(int(who) for block in blocks for who in block["who"]))
     one, two, loud, none = cohorts
     assert len(one) == len(two) == 9
     assert one not in (two, none)
@@ -273,9 +231,7 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
         *("privacy.sampling=poisson", "participation=0.17", "rounds=12", "eval.every=6"),
         "privacy.seed=3",
     )
-    result = run_command(*SMALL, *words, *rare, "hydra.run.dir=run", cwd=tmp_path)
-    assert result.code == 0, result.err
-    told = rows(tmp_path / "run")
+    told, _ = play(tmp_path / "run", *words, *rare)
     counts = [int(row["participants"]) for row in told]
     assert len(counts) == 12
     assert 0 in counts

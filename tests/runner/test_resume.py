@@ -348,17 +348,14 @@ def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert written == [1, 4]
 
 
-@pytest.mark.parametrize("fault", ["garbage", "cut short", "empty"])
 def test_a_corrupt_checkpoint_is_one_line_and_kept(
-    fault: str, tmp_path: Path, uninterrupted: dict[str, Path]
+    tmp_path: Path, uninterrupted: dict[str, Path]
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted["fedobp"], run)
     rewrite_summary(run, status="running")
     whole = (run / "state.pt").read_bytes()
-    (run / "state.pt").write_bytes(
-        {"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault]
-    )
+    (run / "state.pt").write_bytes(whole[: len(whole) // 2])
     before = snapshot(tmp_path)
     result = run_command(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
